@@ -550,6 +550,7 @@ _encoder = msgspec.msgpack.Encoder()
 _messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _commits = msgspec.msgpack.Decoder(Commit)
 _openings = msgspec.msgpack.Decoder(Opening)
+_signatures: msgspec.msgpack.Decoder[Signatures] = msgspec.msgpack.Decoder(Signatures)
 
 
 def encode(message: Message) -> bytes:
@@ -649,6 +650,18 @@ def link_claim(topic: bytes, fragment: int, link: Link) -> bytes:
     """Return what a peer signs that stands on this version of a fragment."""
     said = (topic, fragment, link.version, link.lineage, link.tokens)
     return b"shoal link 1 " + _encoder.encode(said)
+
+
+def encode_signatures(signatures: Signatures) -> bytes:
+    return _encoder.encode(signatures)
+
+
+def decode_signatures(data: bytes) -> Signatures:
+    """Decode signatures under a ``link_claim``. Raises ``BadMessage``, whatever the bytes are."""
+    try:
+        return _signatures.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(f"not signatures: {error}") from error
 
 
 def encode_opening(opening: Opening) -> bytes:

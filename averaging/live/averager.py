@@ -41,7 +41,7 @@ from averaging.live.settings import (
     topic_of,
 )
 from averaging.live.threads import Threads
-from averaging.messages import BadMessage
+from averaging.messages import BadMessage, Head, Signatures
 from averaging.round.catching_up import UnreliableSources
 from averaging.round.effects import refusal
 from averaging.round.inputs import (
@@ -261,12 +261,22 @@ class Averager:
                 )
             self._works[state.fragment].set_state(state)
 
+    def shown(self, state: FragmentState) -> Head:
+        """The head of a state as other peers are shown it: with the signatures under it."""
+        head, machine = Standing.of(state).head(), self._works[state.fragment].machine
+        if machine is None:
+            return head
+        return machine.certificates.show(head, machine.standing, self.now())
+
     # ``fetch.Library``
 
     def state(self, fragment: int) -> FragmentState | None:
         if fragment >= len(self._works) or self._works[fragment].changing:
             return None
         return self._works[fragment].state
+
+    def signatures(self, state: FragmentState) -> Signatures:
+        return self.shown(state).signatures
 
     def replay(self, fragment: int, version: int, lineage: Lineage) -> Sequence[ReplayEntry] | None:
         if fragment >= len(self._works):

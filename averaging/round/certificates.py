@@ -101,6 +101,10 @@ class Certificates:
         signed = len(electorate.intersection(known))
         return signed >= (1 if by_one else self._needed(len(electorate)))
 
+    def signers(self, link: Link) -> tuple[PeerId, ...]:
+        """Return the other peers that are known to have signed a link."""
+        return tuple(sorted(peer for peer in self._kept.get(link, {}) if peer != self._id.me))
+
     def _needed(self, others: int) -> int:
         """The number of peers that must have signed a link, of so many that count."""
         roster = min(others + self._peers.trains, self._peers.group_size)

@@ -22,7 +22,7 @@ from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance
 from averaging.history.rewind import rewound
 from averaging.history.standing import Standing, with_merged_map
 from averaging.history.state import FragmentState
-from averaging.messages import MERGED, OWN, Commit, Link, Message, Opening, Signatures
+from averaging.messages import MERGED, OWN, Commit, Head, Link, Message, Opening, Signatures
 from averaging.numbers.arithmetic import (
     MeldNumbers,
     Numbers,
@@ -825,8 +825,7 @@ class FragmentNode:
             size = self.wires.bulk(state.theta.nbytes + state.momentum.nbytes)
             size += MARK_BYTES * len(state.merged)
             self.fetched_bytes += size
-            head = Standing.of(state).head()
-            shown = other.machine.certificates.show(head, other.machine.standing, other.owner.now())
+            shown = other.shown(state)
             network.transfer(
                 source,
                 self.name,
@@ -838,6 +837,10 @@ class FragmentNode:
         network.transfer(self.name, source, REQUEST_BYTES, asked, failed)
         wait_s = fetch_timeout_s(self.machine.policy, before.theta.nbytes + before.momentum.nbytes)
         self.wires.heap.call_in(wait_s, self.owner.when_awake, failed)
+
+    def shown(self, state: FragmentState) -> Head:
+        machine, head = self.machine, Standing.of(state).head()
+        return machine.certificates.show(head, machine.standing, self.owner.now())
 
     def _replayed(self, before: FragmentState, entries: tuple[ReplayEntry, ...]) -> None:
         assert self.replay is not None

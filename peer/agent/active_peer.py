@@ -10,7 +10,6 @@ from typing import Any
 
 from averaging import messages
 from averaging.errors import AveragingError
-from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from averaging.live.fetcher import FetchProgress
@@ -363,7 +362,7 @@ def lacks(theirs: Sequence[int], mine: Sequence[int]) -> bool:
 
 def send_standing(averager: Averager, peer: PeerId, state: FragmentState) -> None:
     """Send the standing of one fragment to ``peer``, for it to compare with its own."""
-    compare = messages.Compare(state.fragment, Standing.of(state).head())
+    compare = messages.Compare(state.fragment, averager.shown(state))
     averager.transport.send(peer, messages.encode(compare))
 
 
