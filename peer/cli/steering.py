@@ -34,9 +34,11 @@ def show_status(
 
     Example: shoal status 'shoal://RUN_ID?seed=...' --watch
     """
+    from peer.errors import NobodyMet, RunOver
     from peer.event_loop import run_until_stopped, unless_stopped
     from peer.joining.link import parse_link
     from peer.joining.visit import status_lines, visit
+    from peer.storage.last_seen import date_text, recall
 
     start_logging(logging.ERROR)
     wanted = parse_link(link)
@@ -46,13 +48,25 @@ def show_status(
             while True:
                 with report_if_slow("still searching for peers of the run (Ctrl-C to stop)"):
                     seen = await visitor.look(timeout_s=timeout)
+                if seen.ended_at is not None and not as_json:
+                    print(RunOver("", date_text(seen.ended_at), seen.global_tokens, f"'{link}'"))
                 text = json.dumps(seen.plain()) if as_json else "\n".join(status_lines(seen))
                 print(text, flush=True)
                 if not watch:
                     return
                 await asyncio.sleep(WATCH_EVERY_S)
 
-    run_until_stopped(lambda stop: unless_stopped(stop, look()))
+    try:
+        run_until_stopped(lambda stop: unless_stopped(stop, look()))
+    except NobodyMet as error:
+        known = recall(wanted.run_id)
+        if known is None:
+            raise
+        if known.ended_at is None:
+            raise NobodyMet(error.where, f"{known.sentence}; {error.reason}") from error
+        over = RunOver("", date_text(known.ended_at), known.tokens, f"'{link}'")
+        record = {"run_id": wanted.run_id, "ended_at": known.ended_at, "peers": []}
+        print(json.dumps(record) if as_json else over)
     return 0
 
 

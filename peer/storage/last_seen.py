@@ -6,6 +6,7 @@ be asked, ``shoal start`` finds out that a run has existed, and a run that has e
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ import msgspec
 from dht.identity import RunId
 from dht.membership.peer_cache import PeerCache
 from dht.presence.kept_peers import load_cache, write_whole
-from peer.errors import CheckpointDamaged, RunFileError
+from peer.errors import RunFileError
 from peer.quantities import count_text
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import RunFile
@@ -81,13 +82,15 @@ def load_last_seen(folder: Path, run_id: RunId) -> LastSeen | None:
 
 def _from_checkpoint(folder: Path, run_id: RunId) -> LastSeen | None:
     """The run of a folder in which an older version, or one that was killed, left a checkpoint."""
-    try:
-        checkpoint = CheckpointFolder(folder / "outer").load_latest()
-    except (OSError, CheckpointDamaged):
-        return None
-    if checkpoint is None or checkpoint.meta.get("run_id") != run_id:
-        return None
-    return LastSeen(run=checkpoint.meta["run"], at=checkpoint.path.stat().st_mtime)
+    for number in reversed(CheckpointFolder(folder / "outer").numbers()):
+        path = folder / "outer" / f"{number:012d}" / "meta.json"
+        try:  # not verified as for use: the folder may be that of a peer which is running
+            meta, at = json.loads(path.read_bytes())["meta"], path.stat().st_mtime
+            if meta["run_id"] == run_id:
+                return LastSeen(run=str(meta["run"]), at=at)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue
+    return None
 
 
 def _from_peers(folder: Path, run_id: RunId) -> LastSeen | None:
