@@ -1,4 +1,4 @@
-"""What this machine knows of a run that is not on line: when it was last seen, by whom, how far.
+"""Memory of a run whose peers are not on line: when it was last seen, by whom, how far.
 
 A peer keeps this beside its checkpoints. ``shoal join`` reads the run file from it when nobody can
 be asked, ``shoal start`` finds out that a run has existed, and a run that has ended is known to.
@@ -24,6 +24,7 @@ from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import default_directory, keeper_directory
 
 FILE = "last_seen.json"
+STATE_FILE = "state.json"
 NAMES_MAX = 8
 
 
@@ -56,6 +57,29 @@ class LastSeen(msgspec.Struct, frozen=True, kw_only=True):
             return None
 
 
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What a peer is doing, for commands of its owner."""
+
+    name: str
+    """The phase that it is in."""
+    text: str
+    at: float
+    """Wall-clock time at which it entered the phase."""
+
+
+def save_state(folder: Path, state: State) -> None:
+    """Replace what is kept in a peer's folder. Raises ``OSError``."""
+    write_whole(folder / STATE_FILE, msgspec.json.encode(state))
+
+
+def load_state(folder: Path) -> State | None:
+    """The last state that a peer has kept."""
+    try:
+        return msgspec.json.decode((folder / STATE_FILE).read_bytes(), type=State)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
 def _listed(names: tuple[str, ...]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
@@ -70,7 +94,7 @@ def save_last_seen(folder: Path, seen: LastSeen) -> None:
 
 
 def load_last_seen(folder: Path, run_id: RunId) -> LastSeen | None:
-    """What the peer of this folder knew of the run; ``None`` if it never was in it."""
+    """The memory of the peer of this folder; ``None`` if it never was in the run."""
     try:
         seen = msgspec.json.decode((folder / FILE).read_bytes(), type=LastSeen)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from peer.rules.ending import Ending
 from peer.run_file.presets import preset
 from peer.run_file.reading import parse
 from peer.run_file.sections import SIZES, GptModel, RunFile
-from peer.storage.last_seen import LastSeen, save_last_seen
+from peer.storage.home import occupied
+from peer.storage.last_seen import LastSeen, State, save_last_seen, save_state
 from peer.trainer.needs import needs_of
 from peer.trainer.settings import JoinSettings
 
@@ -391,6 +393,24 @@ def test_a_link_that_nobody_answers_is_asked_again_until_somebody_does(
     assert (code, began[0][0].run) == (0, OLD)
     assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 300]
     assert errors.count("is on line (never seen from this machine): nobody answers") == 9
+
+
+def test_status_without_a_link_shows_the_peers_of_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert said(["status"], capsys) == (0, "none of your peers is running on this machine\n", "")
+    folder = tmp_path / "anna"
+    with occupied(folder, OLD, "learner"):
+        assert "old, learner for 0:00: starting\n" in said(["status"], capsys)[1]
+        save_state(folder, State(name="ready", text="in the run", at=time.time()))
+        save_last_seen(folder, LastSeen(run=OLD.canonical().decode(), at=0.0, tokens=2_000_000))
+        code, output, _ = said(["status"], capsys)
+        assert code == 0
+        assert "old, learner for 0:00: in the run\n" in output
+        assert f"  0 tokens of this peer, 2 M merged in the run; {folder}\n" in output
+        (row,) = json.loads(said(["status", "--json"], capsys)[1])["peers"]
+        assert (row["run_id"], row["merged_tokens"]) == (OLD.run_id, 2_000_000)
 
 
 @pytest.mark.parametrize(
