@@ -311,8 +311,8 @@ class Following:
     # Another founding
 
     async def state_of(self, source: PeerId) -> FragmentState:
-        """The state that one peer has. Raises ``FetchFailed``."""
-        return await self._fetch_state([source])
+        """The certified state that one peer has. Raises ``FetchFailed``."""
+        return await self._fetch_state([source], _Trust(self._work, lambda theirs: True))
 
     async def replace(self, state: FragmentState, *, reason: str) -> None:
         """Take a state of another history instead of the own one; pending work is given up."""

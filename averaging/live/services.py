@@ -85,13 +85,13 @@ class Services(Protocol):
     transport: Transport
     fetcher: Fetcher
     workshop: Workshop
-    catching: asyncio.Semaphore
-    """Bounds how many fragments are fetched at once."""
 
     @property
     def bytes_per_s(self) -> float: ...
 
     def now(self) -> float: ...
+
+    def catching_up(self) -> AbstractAsyncContextManager[None]: ...
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
 

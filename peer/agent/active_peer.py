@@ -25,7 +25,7 @@ from peer.agent.policies import averager_settings, round_policy
 from peer.errors import DiskFull, PeerError
 from peer.guest.enforcement import trim_log
 from peer.rules.ending import Ending, LastRounds, who_differs
-from peer.rules.foundings import founding_of
+from peer.rules.foundings import Founding, founding_of
 from peer.rules.ledger import APART
 from peer.status import Status
 from peer.storage.checkpoint import CheckpointFolder
@@ -271,9 +271,9 @@ class ActivePeer:
         except AveragingError as error:
             local.log.write("give_way_failed", {"reason": str(error)})
             return
-        if founding_name(states) != answer.founding or not local.founding.gives_way_to(
-            founding_of(answer)
-        ):
+        # What is weighed is what was fetched: its answer says what it likes.
+        theirs = Founding(global_tokens(states), founding_name(states))
+        if theirs.name != answer.founding or not local.founding.gives_way_to(theirs):
             return  # it went over itself meanwhile, or was overtaken
         await self._save()  # the last checkpoint of what is given up
         await self._averager.replace_states(states, reason=APART)

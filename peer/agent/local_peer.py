@@ -8,6 +8,7 @@ trainer, a keeper without one. Each of them is the ``Delegate`` of its peer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Iterable, Mapping
@@ -38,7 +39,7 @@ from peer.rules.reach import Reach, Untested
 from peer.run_file.sections import RunFile
 from peer.status import HeldOut
 from peer.storage.checkpoint import CheckpointFolder
-from peer.storage.last_seen import load_last_seen
+from peer.storage.last_seen import State, load_last_seen, save_state
 from peer.storage.outer_state import OUTER, founding_name, model_name
 from peer.views.event_log import EventLog
 
@@ -263,6 +264,8 @@ class LocalPeer:
 
     def enter_phase(self, phase: PhaseName, text: str, done: float) -> None:
         self.phase = phase
+        with contextlib.suppress(OSError):  # only `shoal status` misses it
+            save_state(self.directory, State(name=phase, text=text, at=time.time()))
         self.log.write("phase", {"name": phase, "text": text})
         self.delegate.on_phase(phase, text, done)
 

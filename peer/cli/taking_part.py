@@ -22,10 +22,11 @@ from typer.models import ArgumentInfo
 from dht.errors import DhtError
 from peer.cli.application import EXIT_REFUSED, complain, log_to, report_if_slow, start_logging
 from peer.cli.options import JsonLines, Plain, RelayBulk
-from peer.errors import PeerError
+from peer.errors import PeerError, RunOver
 
 if TYPE_CHECKING:
     from peer.joining.link import FoundRun
+    from peer.joining.visit import RunStatus
     from peer.run_file.sections import RunFile
     from peer.trainer.settings import JoinSettings
 
@@ -370,7 +371,7 @@ def join(link: str, options: Options) -> int:
 
     Example: shoal join 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
-    from peer.errors import NobodyToAsk, RunOver
+    from peer.errors import NobodyToAsk
     from peer.storage.home import default_directory
     from peer.storage.last_seen import date_text, recall
 
@@ -386,29 +387,39 @@ def join(link: str, options: Options) -> int:
     return _take_part(found, own, options)
 
 
-def _find_patiently(where: str, directory: Path | None) -> FoundRun:
-    """The run behind a link, a file or an address. Of a link that nobody answers, ask again.
+def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
+    """The run behind a link, a file or an address.
 
-    The run file of an earlier participation is used at once.
+    The run file of an earlier participation is used at once. Raises what ``find_run`` raises.
     """
-    from peer.errors import RunNotFound, SeedsElsewhere
     from peer.joining.find import ask_peers
     from peer.joining.link import SCHEME, FoundRun, find_run, parse_link
     from peer.storage.last_seen import recall
 
+    if where.strip().lower().startswith(SCHEME):
+        link = parse_link(where)
+        known = recall(link.run_id, [directory])
+        run = None if known is None else known.run_file(link.run_id)
+        if run is not None:
+            source = "an earlier participation"
+            return FoundRun(run, link.seeds, source, invite=link.invite, by_link=True)
+    with report_if_slow(SEARCHING):
+        return find_run(where, ask_peers=ask_peers)
+
+
+def _find_patiently(where: str, directory: Path | None) -> FoundRun:
+    """``find_known_run``; of a link that nobody answers, ask again until somebody does."""
+    from peer.errors import RunNotFound, SeedsElsewhere
+    from peer.joining.link import SCHEME, parse_link
+    from peer.storage.last_seen import recall
+
     if not where.strip().lower().startswith(SCHEME):
-        with report_if_slow(SEARCHING):
-            return find_run(where, ask_peers=ask_peers)
+        return find_known_run(where, directory)
     link = parse_link(where)
     known = recall(link.run_id, [directory])
-    run = None if known is None else known.run_file(link.run_id)
-    if run is not None:
-        source = "an earlier participation"
-        return FoundRun(run, link.seeds, source, invite=link.invite, by_link=True)
     for pause_s in itertools.chain(ASK_AGAIN_S, itertools.repeat(ASK_AGAIN_S[-1])):
         try:
-            with report_if_slow(SEARCHING):
-                return find_run(where, ask_peers=ask_peers)
+            return find_known_run(where, directory)
         except RunNotFound as error:
             if isinstance(error, SeedsElsewhere) or not link.seeds:
                 raise
@@ -630,14 +641,16 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     if options.weights is not None:
         check_there(options.weights)
     check_data(found.run, own.data_directory or where / "data")
+    asks = not options.as_json and bool(own.seeds) and not own.found  # there are peers to ask
+    seen = _look_at_run(found, own.seeds) if asks else None
     with report_if_slow("still measuring what this machine can do (remembered for the next time)"):
         look = look_at(
             found.run, settings, devices=len(devices), pace_s=own.pace_s, directory=where
         )
     if not options.as_json:
         print("\n".join(look.lines), flush=True)
-        if own.seeds and own.found_after_s is None:  # there are peers to ask
-            print(_expectation(found, own.seeds, look.step_time_s), flush=True)
+        if seen is not None:
+            print(_expectation(seen, look.step_time_s), flush=True)
     if not options.yes and not _confirmed("Take part?", default=True):
         return EXIT_REFUSED
     output = Output(
@@ -665,14 +678,15 @@ def _is_desktop() -> bool:
     )
 
 
-def _expectation(found: FoundRun, seeds: Sequence[str], step_time_s: float) -> str:
-    """The share of the run's speed that this machine would add, as its peers report theirs."""
+def _look_at_run(found: FoundRun, seeds: Sequence[str]) -> RunStatus | str:
+    """The run as its peers report it, or why that is not known. Raises ``RunOver``."""
     from multiaddr import Multiaddr
 
     from peer.event_loop import run_until_stopped, unless_stopped
     from peer.joining.link import Link
-    from peer.joining.visit import RunStatus, visit
-    from peer.trainer.preflight import expected_share
+    from peer.joining.visit import visit
+    from peer.rules.ending import ended
+    from peer.storage.last_seen import date_text
 
     async def look() -> RunStatus:
         wanted = Link(found.run.run_id, tuple(Multiaddr(seed) for seed in seeds), found.invite)
@@ -682,7 +696,20 @@ def _expectation(found: FoundRun, seeds: Sequence[str], step_time_s: float) -> s
     try:
         seen = run_until_stopped(lambda stop: unless_stopped(stop, look()))
     except (PeerError, DhtError) as error:
-        return f"Expect   unknown: {error}"
+        return str(error)
+    over = ended(found.run.end, seen.peers, now=datetime.now(UTC))
+    if over is not None:
+        link = Link(found.run.run_id, tuple(Multiaddr(seed) for seed in seeds))
+        raise RunOver(found.run.name, date_text(over[0]), over[1], f"'{link}'")
+    return seen
+
+
+def _expectation(seen: RunStatus | str, step_time_s: float) -> str:
+    """The share of the run's speed that this machine would add, as its peers report theirs."""
+    from peer.trainer.preflight import expected_share
+
+    if isinstance(seen, str):
+        return f"Expect   unknown: {seen}"
     if not seen.peers:  # without an invite in the link it is told nothing
         return "Expect   unknown: " + "; ".join(
             sorted({each.reason for each in seen.silent.values()})

@@ -1,4 +1,4 @@
-"""What this machine knows of a run that is not on line: when it was last seen, by whom, how far.
+"""Memory of a run whose peers are not on line: when it was last seen, by whom, how far.
 
 A peer keeps this beside its checkpoints. ``shoal join`` reads the run file from it when nobody can
 be asked, ``shoal start`` finds out that a run has existed, and a run that has ended is known to.
@@ -6,6 +6,7 @@ be asked, ``shoal start`` finds out that a run has existed, and a run that has e
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ import msgspec
 from dht.identity import RunId
 from dht.membership.peer_cache import PeerCache
 from dht.presence.kept_peers import load_cache, write_whole
-from peer.errors import CheckpointDamaged, RunFileError
+from peer.errors import RunFileError
 from peer.quantities import count_text
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import RunFile
@@ -23,6 +24,7 @@ from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import default_directory, keeper_directory
 
 FILE = "last_seen.json"
+STATE_FILE = "state.json"
 NAMES_MAX = 8
 
 
@@ -55,6 +57,29 @@ class LastSeen(msgspec.Struct, frozen=True, kw_only=True):
             return None
 
 
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What a peer is doing, for commands of its owner."""
+
+    name: str
+    """The phase that it is in."""
+    text: str
+    at: float
+    """Wall-clock time at which it entered the phase."""
+
+
+def save_state(folder: Path, state: State) -> None:
+    """Replace what is kept in a peer's folder. Raises ``OSError``."""
+    write_whole(folder / STATE_FILE, msgspec.json.encode(state))
+
+
+def load_state(folder: Path) -> State | None:
+    """The last state that a peer has kept."""
+    try:
+        return msgspec.json.decode((folder / STATE_FILE).read_bytes(), type=State)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
 def _listed(names: tuple[str, ...]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
@@ -69,7 +94,7 @@ def save_last_seen(folder: Path, seen: LastSeen) -> None:
 
 
 def load_last_seen(folder: Path, run_id: RunId) -> LastSeen | None:
-    """What the peer of this folder knew of the run; ``None`` if it never was in it."""
+    """The memory of the peer of this folder; ``None`` if it never was in the run."""
     try:
         seen = msgspec.json.decode((folder / FILE).read_bytes(), type=LastSeen)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -81,13 +106,15 @@ def load_last_seen(folder: Path, run_id: RunId) -> LastSeen | None:
 
 def _from_checkpoint(folder: Path, run_id: RunId) -> LastSeen | None:
     """The run of a folder in which an older version, or one that was killed, left a checkpoint."""
-    try:
-        checkpoint = CheckpointFolder(folder / "outer").load_latest()
-    except (OSError, CheckpointDamaged):
-        return None
-    if checkpoint is None or checkpoint.meta.get("run_id") != run_id:
-        return None
-    return LastSeen(run=checkpoint.meta["run"], at=checkpoint.path.stat().st_mtime)
+    for number in reversed(CheckpointFolder(folder / "outer").numbers()):
+        path = folder / "outer" / f"{number:012d}" / "meta.json"
+        try:  # not verified as for use: the folder may be that of a peer which is running
+            meta, at = json.loads(path.read_bytes())["meta"], path.stat().st_mtime
+            if meta["run_id"] == run_id:
+                return LastSeen(run=str(meta["run"]), at=at)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue
+    return None
 
 
 def _from_peers(folder: Path, run_id: RunId) -> LastSeen | None:

@@ -184,6 +184,12 @@ def export(folder: CheckpointFolder, out: Path, *, apart: str = "") -> OuterStat
     outer = load_outer(folder)
     if outer is None:
         raise NothingToExport(str(folder.folder))
+    write_model(outer, out, apart=apart)
+    return outer
+
+
+def write_model(outer: OuterState, out: Path, *, apart: str = "") -> None:
+    """Write parameters, by name and in fp32, as one safetensors file. Raises ``NotWritten``."""
     metadata = {
         "format": "pt",
         "shoal_run": outer.run.name,
@@ -204,7 +210,6 @@ def export(folder: CheckpointFolder, out: Path, *, apart: str = "") -> OuterStat
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-    return outer
 
 
 def named_tensors(layout: Layout, states: Sequence[FragmentState]) -> dict[str, Tensor]:
