@@ -66,8 +66,8 @@ def run_new(
     data: Annotated[
         str | None,
         Option(
-            help="What it is trained on: python_stdlib, fineweb-edu, or the name of a dataset on "
-            "the Hugging Face hub. [default: python_stdlib]",
+            help="What it is trained on: python_stdlib, fineweb-edu, or a dataset on the Hugging "
+            "Face hub: owner/name, or owner/name@COMMIT. [default: python_stdlib]",
             show_default=False,
         ),
     ] = None,
@@ -90,11 +90,30 @@ def run_new(
     from peer.trainer.needs import needs_of
 
     with usage_errors():
-        run = preset(size, STDLIB if data is None else data)
+        run = _with_commit(preset(size, STDLIB if data is None else data))
     parse(to_toml(run), source="--data")  # the name of a dataset may be none
     notes = needs_of(run).lines
     print("\n".join(notes), file=sys.stderr)
     print(to_toml(run, notes=notes), end="")
+
+
+def _with_commit(run: RunFile) -> RunFile:
+    """The run with the newest commit of its dataset, if it is on the hub and has none."""
+    import re
+
+    import msgspec
+
+    from peer.data.hub import commit_of
+    from peer.run_file.sections import OWNED_HUB_NAME, HfData
+
+    data = run.data
+    if not isinstance(data, HfData) or data.revision is not None:
+        return run
+    if not re.fullmatch(OWNED_HUB_NAME, data.dataset):
+        return run  # it is refused for its name
+    return msgspec.structs.replace(
+        run, data=msgspec.structs.replace(data, revision=commit_of(data.dataset))
+    )
 
 
 def _read_data(run: RunFile, folder: Path) -> str:
