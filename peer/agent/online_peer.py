@@ -29,7 +29,7 @@ from dht.membership.table import Member
 from dht.presence.events import PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
-from dht.records import ContributionCounters
+from dht.records import ContributionCounters, KeeperLimits, RecordKeeper
 from peer import description
 from peer.agent.account import global_tokens, merged_of
 from peer.agent.local_peer import LocalPeer, PeerSettings, TrainerStatus
@@ -60,6 +60,9 @@ ASKED_FOR_OTHERS_S = 2.0
 ASKED_FOR_OTHERS_MAX = 16
 """Limit of members that are asked for their status at once, on behalf of other peers."""
 PORT_FREE_WITHIN_S = 2.0
+KEEPS = KeeperLimits(records_max=8192, bytes_max=8 << 20)
+"""Limits of the records that a member keeps for the swarm. Records of other runs are free to make:
+at a bootstrap peer's limit, strangers could make each member larger by more than its model."""
 
 
 @asynccontextmanager
@@ -70,7 +73,9 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
     local.enter_phase("connecting", "starting the network daemon", 0.0)
     async with AsyncExitStack() as stack:
         listen = await _listen_as_before(local)
-        host = await HivemindHost.open(settings.identity, _host_settings(settings, listen))
+        host = await HivemindHost.open(
+            settings.identity, _host_settings(settings, listen), keeper=RecordKeeper(limits=KEEPS)
+        )
         stack.push_async_callback(host.close)
         if len(host.listen) == 1 and (port := address_rules.port_of(host.listen[0])):
             keep_port(local.directory, port)

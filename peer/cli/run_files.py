@@ -19,6 +19,7 @@ from peer.cli.showing import progress, usage_errors
 from peer.cli.taking_part import check_new, no_peers
 
 if TYPE_CHECKING:
+    from peer.run_file.sections import RunFile
     from peer.storage.outer_state import OuterState
 
 commands = typer.Typer()
@@ -106,8 +107,8 @@ def run_new(
     data: Annotated[
         str | None,
         Option(
-            help="What it is trained on: python_stdlib, fineweb-edu, or the name of a dataset on "
-            "the Hugging Face hub. [default: python_stdlib]",
+            help="What it is trained on: python_stdlib, fineweb-edu, or a dataset on the Hugging "
+            "Face hub: owner/name, or owner/name@COMMIT. [default: python_stdlib]",
             show_default=False,
         ),
     ] = None,
@@ -134,11 +135,30 @@ def run_new(
     from peer.trainer.needs import needs_of
 
     with usage_errors():
-        run = preset(size, STDLIB if data is None else data)
+        run = _with_commit(preset(size, STDLIB if data is None else data))
     parse(to_toml(run), source="--data")  # the name of a dataset may be none
     notes = needs_of(run).lines
     print("\n".join(notes), file=sys.stderr)
     print(to_toml(run, notes=notes, every_recipe=every), end="")
+
+
+def _with_commit(run: RunFile) -> RunFile:
+    """The run with the newest commit of its dataset, if it is on the hub and has none."""
+    import re
+
+    import msgspec
+
+    from peer.data.hub import commit_of
+    from peer.run_file.sections import OWNED_HUB_NAME, HfData
+
+    data = run.data
+    if not isinstance(data, HfData) or data.revision is not None:
+        return run
+    if not re.fullmatch(OWNED_HUB_NAME, data.dataset):
+        return run  # it is refused for its name
+    return msgspec.structs.replace(
+        run, data=msgspec.structs.replace(data, revision=commit_of(data.dataset))
+    )
 
 
 @runs.command("check")

@@ -8,6 +8,7 @@ import socket
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,6 +33,8 @@ from peer.trainer.needs import needs_of
 from peer.trainer.settings import JoinSettings
 
 PEER = Identity.from_seed(bytes(32)).peer_id
+
+COMMIT = "0123456789" * 4
 
 
 def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -60,7 +63,7 @@ def test_a_new_run_file_has_every_default_and_is_valid(
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("data", ["python_stdlib", "fineweb-edu", "Owner/some_Text"])
+@pytest.mark.parametrize("data", ["python_stdlib", "fineweb-edu", f"Owner/some_Text@{COMMIT}"])
 def test_a_new_run_file_for_a_size_is_valid_and_says_what_the_run_needs(
     size: str, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,6 +83,23 @@ def test_a_new_run_file_for_a_size_is_valid_and_says_what_the_run_needs(
     for line in told.splitlines():
         assert f"\n# {line}\n" in text
     assert max(len(line) for line in text.splitlines()) <= 100
+
+
+def test_a_new_run_file_names_the_newest_commit_of_its_dataset(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="the extra 'hf' is not installed")
+    monkeypatch.setattr(hub.HfApi, "dataset_info", lambda *_: SimpleNamespace(sha=COMMIT))
+    code, text, _ = said(["run", "new", "--size", "124m", "--data", "a/b"], capsys)
+    assert code == 0 and parse(text) == preset("124m", f"a/b@{COMMIT}")
+
+    def unreachable(*_: object) -> None:
+        raise OSError("no route to the hub")
+
+    monkeypatch.setattr(hub.HfApi, "dataset_info", unreachable)
+    code, text, errors = said(["run", "new", "--size", "124m", "--data", "a/b"], capsys)
+    assert (code != 0, text) == (True, "")
+    assert "no route to the hub; name it as a/b@COMMIT" in errors
 
 
 @pytest.mark.parametrize(
