@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -310,7 +310,7 @@ def join(link: str, options: Options) -> int:
     from peer.errors import NobodyToAsk
     from peer.joining.find import ask_peers
     from peer.joining.link import find_run
-    from peer.storage.home import default_directory, has_been_there
+    from peer.storage.home import default_directory, free_directory, has_been_there
 
     with report_if_slow(SEARCHING):
         found = find_run(link, ask_peers=ask_peers)
@@ -318,6 +318,8 @@ def join(link: str, options: Options) -> int:
     if not own.seeds and not has_been_there(own.directory or default_directory(found.run.run_id)):
         # Without a seed this peer would found a second run with the same id.
         raise NobodyToAsk(found.run.name, link)
+    if own.directory is None and own.seeds:
+        own = replace(own, directory=free_directory(found.run.run_id))
     return _take_part(found, own, options)
 
 
