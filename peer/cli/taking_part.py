@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -372,7 +372,7 @@ def join(link: str, options: Options) -> int:
     Example: shoal join 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
     from peer.errors import NobodyToAsk
-    from peer.storage.home import default_directory
+    from peer.storage.home import default_directory, free_directory
     from peer.storage.last_seen import date_text, recall
 
     if options.anew:
@@ -384,6 +384,8 @@ def join(link: str, options: Options) -> int:
         raise NobodyToAsk(found.run.name, link)  # it would wait for ever
     if known is not None and known.ended_at is not None:
         raise RunOver(found.run.name, date_text(known.ended_at), known.tokens, f"'{link}'")
+    if own.directory is None and own.seeds:
+        own = replace(own, directory=free_directory(found.run.run_id))
     return _take_part(found, own, options)
 
 

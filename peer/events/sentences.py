@@ -104,18 +104,20 @@ def reachability(event: Event) -> str:
 
 def peer_joined(event: Event) -> str:
     """The name of the peer, or its id, and ``joined``."""
-    return f"{_name(event)} joined"
+    return _about_peer(event, "joined")
 
 
 def peer_left(event: Event) -> str:
     """The name of the peer, or its id, and ``left``."""
-    return f"{_name(event)} left"
+    return _about_peer(event, "left")
 
 
 def peer_lost(event: Event) -> str:
     """The name of the peer, or its id, and ``lost``."""
-    return f"{_name(event)} lost: no message from it for a while"
+    return _about_peer(event, "lost: no message from it for a while")
 
 
-def _name(event: Event) -> str:
-    return str(event.get("name") or event["peer"])
+def _about_peer(event: Event, what: str) -> str:
+    if not event.get("name") and event.get("text"):
+        return str(event["text"])  # a bootstrap peer knows the name only here
+    return f"{event.get('name') or event['peer']} {what}"

@@ -21,8 +21,8 @@ class JoinSettings:
     """Settings of this peer that are not part of the run."""
 
     directory: Path | None = None
-    """Folder for key, checkpoints and logs of this peer; unset: the user's data folder, one per
-    run."""
+    """Folder for key, checkpoints and logs of this peer; unset: a folder of the run in the user's
+    data folder, and another one for each further peer that joins the run on this machine."""
     data_directory: Path | None = None
     """Folder where the file patterns of the ``text`` recipe begin; unset: the folder of a local run
     file, else ``data`` in ``directory``. A run file from the network therefore cannot name other
