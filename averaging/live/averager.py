@@ -266,7 +266,7 @@ class Averager:
         head, machine = Standing.of(state).head(), self._works[state.fragment].machine
         if machine is None:
             return head
-        return machine.certificates.show(head, machine.standing, self.now())
+        return machine.certificates.show(head, self.now())
 
     # ``fetch.Library``
 

@@ -256,7 +256,7 @@ class FragmentRounds:
         self.joining = Joining(identity, self.peers, self.pace)
         self.leading = Leading(identity, self.peers, self.pace)
         sources = sources or UnreliableSources(self.policy)
-        self.certificates = Certificates(identity, self.peers)
+        self.certificates = Certificates(identity, self.peers, standing)
         self.catching_up = CatchingUp(identity, self.peers, sources, self.certificates)
         self.doubting = Doubting(identity, self.peers)
         self.phase = Phase.IDLE
@@ -817,7 +817,7 @@ class FragmentRounds:
         if before is None or standing.lineage != before.lineage:
             self.joining.forget_failed_joins()
             self.catching_up.stands()
-        self.standing = standing
+        self.standing = self.certificates.standing = standing
         self._consider_end(link_of(standing.head()), now)
         self._apply(self.doubting.standing_changed(standing), now)
 
@@ -958,7 +958,7 @@ class FragmentRounds:
             return
         head: Head | None = getattr(message, "head", None)
         if head is not None:
-            shown = self.certificates.show(head, self.standing, now)
+            shown = self.certificates.show(head, now)
             message = msgspec.structs.replace(message, head=shown)
         self._effects.append(Send(to, message))
 

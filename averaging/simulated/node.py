@@ -839,8 +839,7 @@ class FragmentNode:
         self.wires.heap.call_in(wait_s, self.owner.when_awake, failed)
 
     def shown(self, state: FragmentState) -> Head:
-        machine, head = self.machine, Standing.of(state).head()
-        return machine.certificates.show(head, machine.standing, self.owner.now())
+        return self.machine.certificates.show(Standing.of(state).head(), self.owner.now())
 
     def _replayed(self, before: FragmentState, entries: tuple[ReplayEntry, ...]) -> None:
         assert self.replay is not None
