@@ -405,6 +405,8 @@ class FragmentRounds:
                 self.bytes_per_s = bytes_per_s
             case inputs.AnswerEveryCall():
                 self.due_time.eager = True
+            case inputs.FoldWhenAlone():
+                self.joining.folds_at_once = True
             case inputs.GatherEverybody():
                 self.peers.group_size = messages.ROSTER_MAX
 
