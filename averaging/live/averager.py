@@ -47,6 +47,7 @@ from averaging.round.effects import refusal
 from averaging.round.inputs import (
     AnswerEveryCall,
     Due,
+    FoldWhenAlone,
     GatherEverybody,
     GiveWay,
     Leave,
@@ -485,6 +486,13 @@ class Averager:
         for work in self._works:
             if work.machine is not None:
                 work.machine.handle(AnswerEveryCall(), self.now())
+
+    def fold_when_alone(self) -> None:
+        """Make the learner's pending work part of the state now, if nobody else trains."""
+        for work in self._works:
+            if work.machine is not None:
+                work.machine.handle(FoldWhenAlone(), self.now())
+        self.make_due(range(len(self._works)))
 
     def gather_everybody(self) -> None:
         """Put all peers into one group from now on, up to the longest possible roster.

@@ -409,6 +409,8 @@ class FragmentRounds:
                 self._consider_line(now)
             case inputs.AnswerEveryCall():
                 self.due_time.eager = True
+            case inputs.FoldWhenAlone():
+                self.joining.folds_at_once = True
             case inputs.GatherEverybody():
                 self.peers.group_size = messages.ROSTER_MAX
 
