@@ -83,8 +83,10 @@ class Services(Protocol):
     transport: Transport
     fetcher: Fetcher
     workshop: Workshop
-    catching: asyncio.Semaphore
-    """Bounds how many fragments are fetched at once."""
+
+    def catching_up(self) -> AbstractAsyncContextManager[None]:
+        """A turn to fetch a fragment: few are fetched at once, and one on a slow line."""
+        ...
 
     @property
     def bytes_per_s(self) -> float: ...
