@@ -314,6 +314,47 @@ class Averager:
         assert self._tasks is not None
         return self._tasks.create_task(work, name=name)
 
+    async def merge_pending(self, *, timeout_s: float) -> bool:
+        """Have the work up to now merged before this peer leaves. ``False``: not all was.
+
+        It offers every fragment at once and answers every call, and counts as any other member: its
+        tokens are merged under its own name, so once per lineage holds as in every round. The
+        others join as soon as they have half a cycle of steps, so most of a leaver's work is merged
+        within as long. A keeper or another peer that offered the work in its place would need a
+        right to do so that outlives the leaver, and a merge that is decided after the leaver has
+        counted its tokens: two fates for one token. So a peer waits instead of handing over.
+        """
+        if self.port is None:
+            return True
+        step = self.port.progress().step
+        self.answer_every_call()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while lacking := self._lacking(step):
+                    if not self._others_train():
+                        return False
+                    self.make_due(lacking)
+                    await asyncio.sleep(self.settings.progress_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def _lacking(self, step: int) -> list[int]:
+        """The fragments that do not contain this peer's work up to its own step."""
+        return [
+            work.index
+            for work in self._works
+            if work.state is not None and self.life.mark_in(work.state.merged) < step
+        ]
+
+    def _others_train(self) -> bool:
+        now = self.now()
+        return any(
+            seen.trains and seen.is_live(now)
+            for peer, seen in self.view.items()
+            if peer != self.life.peer
+        )
+
     async def drain(self, *, timeout_s: float) -> bool:
         """Begin no round any more and let those under way end. ``False``: not all did."""
         self._draining = True

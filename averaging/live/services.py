@@ -86,12 +86,14 @@ class Services(Protocol):
     fetcher: Fetcher
     workshop: Workshop
 
+    def catching_up(self) -> AbstractAsyncContextManager[None]:
+        """A turn to fetch a fragment: few are fetched at once, and one on a slow line."""
+        ...
+
     @property
     def bytes_per_s(self) -> float: ...
 
     def now(self) -> float: ...
-
-    def catching_up(self) -> AbstractAsyncContextManager[None]: ...
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
 

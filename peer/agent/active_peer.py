@@ -39,6 +39,9 @@ SAVE_FIRST_S = 2.0
 ASKED_LAST = 32
 """Number of peers that are asked at most before this peer goes."""
 
+PENDING_SHARE = 0.4
+"""Share of the time to leave in which a leaving peer offers what it has not merged yet."""
+
 KEEP_HOUSE_EVERY_S = 15.0
 LOOK_AT_END_EVERY_S = 0.25
 FOLD_SHARE = 0.2
@@ -117,7 +120,9 @@ class ActivePeer:
                 await self._until_others_agree(ending.timeout_s)
             elif ending.timeout_s > 0:
                 await self._fold_the_rest(FOLD_SHARE * ending.timeout_s)
-            if not await averager.drain(timeout_s=0.5 * ending.timeout_s):
+                if local.others_who_train():
+                    await self._merge_pending(PENDING_SHARE * ending.timeout_s)
+            if not await averager.drain(timeout_s=0.4 * ending.timeout_s):
                 local.event("drain_cut_short", in_flight=averager.in_flight)
             if ending.timeout_s > 0:
                 await self._hand_over(HAND_OVER_SHARE * ending.timeout_s)
@@ -133,6 +138,12 @@ class ActivePeer:
         with contextlib.suppress(DhtError):
             await self._online.presence.leave()
         return ending
+
+    async def _merge_pending(self, timeout_s: float) -> None:
+        """Wait for one more round of each fragment, so that less work is lost with this peer."""
+        began = time.monotonic()
+        merged = await self._averager.merge_pending(timeout_s=timeout_s)
+        self._local.event("last_offers", merged=merged, seconds=time.monotonic() - began)
 
     # --- files ----------------------------------------------------------------------------------
 
