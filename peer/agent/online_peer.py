@@ -172,7 +172,7 @@ class OnlinePeer:
         """The host for everything that only peers of the run may use."""
         self._dialled = dialled
         self._asking_for_others = 0
-        self._meetings = Meetings(presence, members=self._dialable_members)
+        self._meetings = Meetings(presence, me=local.me, members=self._dialable_members)
         if host.lane is not None:
             host.lane.relay.judge = self._judge_circuit
             host.lane.relay.meter = local.guest.meter_relayed
