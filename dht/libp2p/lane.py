@@ -159,8 +159,9 @@ class LaneSettings:
     """Limit of those whose peer has not yet proved that it has a ticket's keys."""
     greet_timeout_s: float = 5.0
     ticket_life_s: float = 30.0
-    meeting_s: float = 6.0
-    """Time for two peers behind routers to meet, once they know each other's outer addresses."""
+    meeting_s: float = 4.0
+    """Time for two peers behind routers to meet, once they know each other's outer addresses. It
+    is spent in vain before a relay is tried."""
 
     meetings_max: int = 16
     """Limit of meetings at once to which other peers have called."""
@@ -313,7 +314,7 @@ class _Peer:
     """Number of meetings in a row that failed."""
 
     meet_after: float = 0.0
-    """Time before which no meeting with it is tried, as the last one failed."""
+    """Time before which no meeting with it is tried, as there is a relay."""
 
 
 Ask = Callable[[PeerId], Awaitable[bytes]]
@@ -785,12 +786,11 @@ class Lane:
                     await self._meet(peer, known, outside)
             except (OSError, TimeoutError, ValueError, PeerUnreachable, CallRefused) as error:
                 apart = str(error) or f"silent for {self.settings.dial_timeout_s:g} s"
-                pause_s = self.settings.retry_first_s * 2**known.apart
-                known.meet_after = self._now + min(pause_s, self.settings.retry_max_s)
                 known.apart = min(known.apart + 1, 16)
             else:
-                known.apart, known.meet_after = 0, 0.0
+                known.apart = 0
                 return
+        known.meet_after = 0.0
         try:
             async with asyncio.timeout(self.settings.relay_s):
                 await self._go_through_a_relay(peer, known, outside)
@@ -798,6 +798,9 @@ class Lane:
             raise OSError(f"{apart}; no relay within {self.settings.relay_s:g} s") from None
         except OSError as error:
             raise OSError(f"{apart}; {error}") from error
+        # There is a path now: a better one is looked for later, and not for each connection.
+        pause_s = self.settings.retry_first_s * 2 ** max(0, known.apart - 1)
+        known.meet_after = self._now + min(pause_s, self.settings.retry_max_s)
 
     async def _go_through_a_relay(self, peer: PeerId, known: _Peer, outside: Outside) -> None:
         """Open a connection through a third peer. Raises ``OSError``."""

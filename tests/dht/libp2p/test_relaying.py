@@ -348,6 +348,19 @@ def test_the_connection_that_was_not_used_for_longest_makes_room() -> None:
     run(scenario())
 
 
+def test_meetings_are_tried_each_time_as_long_as_there_is_no_other_path() -> None:
+    async def scenario() -> None:
+        homes = Homes(LaneSettings(meeting_s=1.0, wait_s=0.0))
+        homes.relay.set_rate(None)
+        assert "its router lets nothing through" in str(await homes.anna.lane.reach(BORIS))
+        homes.routers[0].closed = False
+        assert await homes.anna.lane.reach(BORIS) is None
+        assert homes.anna.lane.paths() == {BORIS: Path.PUNCHED}
+        await homes.close()
+
+    run(scenario())
+
+
 def test_a_relay_that_was_out_of_reach_or_refused_another_peer_is_asked_again() -> None:
     async def scenario() -> None:
         homes = Homes()
