@@ -188,8 +188,14 @@ class Commit(_Part, frozen=True, kw_only=True):
         return None
 
     @property
+    def voters(self) -> tuple[int, ...]:
+        """Indices of the members whose votes count, ascending: the acceptors of its seal."""
+        return tuple(range(len(self.members)))
+
+    @property
     def majority(self) -> int:
-        return len(self.members) // 2 + 1
+        """Number of voters that must agree."""
+        return len(self.voters) // 2 + 1
 
 
 # Gathering

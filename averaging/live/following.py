@@ -24,6 +24,7 @@ from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.fetcher import FetchFailed
 from averaging.live.services import FragmentServices
+from averaging.messages import Commit
 from averaging.numbers.codecs import codec_named
 from averaging.round.catching_up import fetch_timeout_s
 from averaging.round.effects import CatchUp, Rebase
@@ -308,17 +309,19 @@ class Following:
 
     # Silent divergence
 
-    async def take_digest(self, state: FragmentState, members: Sequence[PeerId]) -> None:
+    async def take_digest(self, state: FragmentState, commit: Commit) -> None:
+        """Tell the members of the round that made this state its digest, and hear the voters'."""
         averager = self._averager
         async with averager.pinned():
             if self._work.state is not state:
                 return  # too late: its momentum may have moved on
             digest = await averager.threads.run(state.digest)
         bits = said.encode(said.Bits(self._work.index, state.lineage, digest))
-        for peer in members:
-            if peer != averager.life.peer:
-                averager.transport.send(peer, bits)
-        self._judge(self._audit.took(state.lineage, digest, members))
+        for entry in commit.members:
+            if entry.peer != averager.life.peer:
+                averager.transport.send(entry.peer, bits)
+        voters = [commit.members[index].peer for index in commit.voters]
+        self._judge(self._audit.took(state.lineage, digest, voters))
 
     def heard_bits(self, sender: PeerId, bits: said.Bits) -> None:
         self._judge(self._audit.heard(sender, bits.lineage, bits.digest))

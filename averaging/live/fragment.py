@@ -474,9 +474,8 @@ class FragmentWork:
         self.do(self.machine.handle(Applied(effect.round, merged, dispersion), averager.now()))
         if state.version % averager.settings.audit_versions == 0:
             # A peer that merges without mixing has a lineage of its own: nothing to compare.
-            members = [entry.peer for entry in effect.commit.members]
             averager.spawn(
-                self.following.take_digest(state, members), f"digest of fragment {self.index}"
+                self.following.take_digest(state, effect.commit), f"digest of fragment {self.index}"
             )
 
     def _report(self, round_id: bytes, apply: Apply | None, reason: str) -> None:

@@ -142,9 +142,11 @@ class Doubting:
         if several and message.head and message.head.version >= doubt.commit.version:
             return []  # an earlier incarnation of it may have finished
         doubt.forsworn.add(sender)
-        if len(doubt.forsworn) == len(doubt.commit.members):
+        commit = doubt.commit
+        if len(doubt.forsworn) == len(commit.members):
             return self._settle(doubt, "everybody has forsworn the round")
-        if len(doubt.forsworn) >= doubt.commit.majority:
+        vowed = sum(commit.members[index].peer in doubt.forsworn for index in commit.voters)
+        if vowed >= commit.majority:
             return self.void("a majority has forsworn the round", now, forsworn=True)
         return []
 

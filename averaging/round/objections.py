@@ -64,11 +64,12 @@ def _not_of_its_joins(commit: Commit, identity: Identity) -> str | None:
 
 
 def _strange_roster(commit: Commit, peers: Neighbourhood) -> str | None:
-    """Without members that I know there would be no majority: strangers cannot be one."""
-    known = sum(peers.knows(entry.peer) for entry in commit.members)
+    """Without voters that I know there would be no majority: strangers cannot be one."""
+    voters = commit.voters
+    known = sum(peers.knows(commit.members[index].peer) for index in voters)
     if known >= commit.majority:
         return None
-    return f"I know {known} of its {len(commit.members)} members; a majority is {commit.majority}"
+    return f"I know {known} of its {len(voters)} voters; a majority is {commit.majority}"
 
 
 def _broken_promise(

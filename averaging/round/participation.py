@@ -226,8 +226,9 @@ class Participation:
             return self.entry in self.seal
         if self.acceptor.accepted_ballot is not None and self.acceptor.accepted != VOID:
             return True
-        absent = len(self.lead.absent) if self.lead is not None else 0
-        return len(self.commit.members) - absent - 1 >= self.commit.majority
+        absent = self.lead.absent if self.lead is not None else set()
+        others = set(self.commit.voters) - absent - {self.entry}
+        return len(others) >= self.commit.majority
 
     def next_at(self) -> float | None:
         waits = self.stage in (Stage.UPLOADING, Stage.SEALED)
@@ -526,7 +527,7 @@ class Participation:
         return True
 
     def _prepare(self, sender: PeerId, message: messages.Prepare, now: float) -> bool:
-        if owner_of(message.ballot, self.commit) != sender or self.entry is None:
+        if owner_of(message.ballot, self.commit) != sender or self.entry not in self.commit.voters:
             return False
         if not self.acceptor.prepare(message.ballot):
             self._outbid(sender, message.ballot)
@@ -553,7 +554,7 @@ class Participation:
         return True
 
     def _proposed(self, sender: PeerId, message: messages.Propose, now: float) -> bool:
-        if owner_of(message.ballot, self.commit) != sender or self.entry is None:
+        if owner_of(message.ballot, self.commit) != sender or self.entry not in self.commit.voters:
             return False
         if not self._is_possible(message.seal):
             return False
@@ -792,19 +793,21 @@ class Participation:
 
     def _take_over(self, now: float) -> None:
         self.takeover_at = None
-        if self.entry is None or not self.commit.members[self.entry].reachable or self.leads:
+        voters = self.commit.voters
+        if self.entry not in voters or not self.commit.members[self.entry].reachable or self.leads:
             return
         above = max(self.ballot, self.acceptor.promised)
-        ballot = ballot_of(self.entry, members=len(self.commit.members), above=above)
+        ballot = ballot_of(voters.index(self.entry), voters=len(voters), above=above)
         self._note("took_over", ballot=ballot, stage=str(self.stage))
         self.ballot = ballot
         self.lead = self._coordinate(ballot, now)
         self._plan_takeover(4 * self._policy.margin_s + self.commit.upload_s, now)
 
     def _plan_takeover(self, wait_s: float, now: float, *, sooner: bool = False) -> None:
-        """Set the time of the own takeover. Members take over in the order of the roster, after
+        """Set the time of the own takeover. Voters take over in the order of the roster, after
         the one that coordinates."""
-        if self.entry is None or not self.commit.members[self.entry].reachable:
+        voters = self.commit.voters
+        if self.entry not in voters or not self.commit.members[self.entry].reachable:
             return
         count = len(self.commit.members)
         start = self.commit.index(self.coordinator)
@@ -814,7 +817,8 @@ class Participation:
             if index == self.entry:
                 break
             entry = self.commit.members[index]
-            if entry.reachable and not self._peers.is_down(entry.peer, now):
+            able = index in voters and entry.reachable
+            if able and not self._peers.is_down(entry.peer, now):
                 ahead += 1
         at = now + wait_s + ahead * self._policy.margin_s
         if sooner and self.takeover_at is not None:

@@ -1,12 +1,12 @@
-"""Agreeing on the contributors of a round: single-decree Paxos among its roster.
+"""Agreeing on the contributors of a round: single-decree Paxos among the voters of its roster.
 
 The value is a **seal**: the roster indices whose contributions are merged, ascending, or nothing at
-all, which means that the round is void. ``Acceptor`` is the memory of one roster member.
+all, which means that the round is void. ``Acceptor`` is the memory of one voter.
 ``Coordinator`` is the leader, or the member that took its place. ``averaging.round.machine`` says
 why this is safe.
 
 Ballot 0 is the leader's and needs no promises, because there is no lower one. Ballot
-``1 + attempt * n + i`` belongs to roster member i. The next in rank begins one when the member
+``1 + attempt * n + i`` belongs to the i-th of n voters. The next in rank begins one when the voter
 before it is dead.
 """
 
@@ -41,32 +41,33 @@ REASSIGNMENTS_MAX = 2
 """How often one slice may change its reducer before the seal, and again after it."""
 
 
-def ballot_of(index: int, *, members: int, above: int) -> int:
-    """The lowest ballot of roster member ``index`` that is higher than ``above``."""
-    attempt = max(0, (above - index) // members)
-    ballot = 1 + attempt * members + index
-    return ballot if ballot > above else ballot + members
+def ballot_of(place: int, *, voters: int, above: int) -> int:
+    """The lowest ballot of the voter at this place that is higher than ``above``."""
+    attempt = max(0, (above - place) // voters)
+    ballot = 1 + attempt * voters + place
+    return ballot if ballot > above else ballot + voters
 
 
 def owner_of(ballot: int, commit: Commit) -> PeerId:
     """The only peer that may use this ballot."""
     if ballot == 0:
         return commit.leader
-    return commit.members[(ballot - 1) % len(commit.members)].peer
+    voters = commit.voters
+    return commit.members[voters[(ballot - 1) % len(voters)]].peer
 
 
 def is_chosen(
     commit: Commit, message: Sealed | Void, verify: Callable[[PeerId, bytes, bytes], bool]
 ) -> bool:
-    """True if a message shows the votes of a majority of the roster for its seal."""
+    """True if a message shows the votes of a majority of the voters for its seal."""
     seal = message.seal if isinstance(message, Sealed) else VOID
-    members, said = commit.members, vote(message.round, message.ballot, seal)
-    voters = {
+    said = vote(message.round, message.ballot, seal)
+    voted = {
         index
         for index, signature in message.votes
-        if index < len(members) and verify(members[index].peer, said, signature)
+        if index in commit.voters and verify(commit.members[index].peer, said, signature)
     }
-    return len(voters) >= commit.majority
+    return len(voted) >= commit.majority
 
 
 def is_void(
@@ -76,9 +77,9 @@ def is_void(
     said_by: set[PeerId],
     verify: Callable[[PeerId, bytes, bytes], bool],
 ) -> bool:
-    """True if a round is void: a majority's votes, its coordinator or two members say so.
+    """True if a round is void: a majority's votes, its coordinator or two voters say so.
 
-    A coordinator can make a round void as it likes; a plain member cannot. ``said_by``: the members
+    A coordinator can make a round void as it likes; a plain member cannot. ``said_by``: the peers
     that have said so, to which the sender is added.
     """
     if message.votes:
@@ -86,11 +87,11 @@ def is_void(
     if owner_of(message.ballot, commit) == sender:
         return True
     said_by.add(sender)
-    return len(said_by) >= min(2, len(commit.members) - 1)
+    return len(said_by) >= min(2, len(commit.voters) - 1)
 
 
 class Acceptor:
-    """The promises and votes of one roster member. They end with its incarnation."""
+    """The promises and votes of one voter. They end with its incarnation."""
 
     __slots__ = ("accepted", "accepted_ballot", "forsworn", "promised")
 
@@ -99,7 +100,7 @@ class Acceptor:
         self.accepted_ballot: int | None = None
         self.accepted: tuple[int, ...] = VOID
         self.forsworn = False
-        """This member has vowed never to finish the round: it accepts a void seal and no other."""
+        """This voter has vowed never to finish the round: it accepts a void seal and no other."""
 
     def prepare(self, ballot: int) -> bool:
         """Promise to ignore lower ballots. ``False``: a higher one has the promise."""
@@ -225,6 +226,8 @@ class Coordinator:
     def promised(self, sender: int, promise: Promise, now: float) -> None:
         if self.phase is not Phase.PREPARING or promise.ballot != self.ballot:
             return
+        if sender not in self.commit.voters:
+            return
         self.promises[sender] = promise
         if len(self.promises) < self.commit.majority:
             return
@@ -280,9 +283,10 @@ class Coordinator:
             self.gone[index] = reason
             if absent:
                 self.absent.add(index)
-        left = len(self.commit.members) - len(self.absent)
-        if left < self.commit.majority and self.phase not in _CHOSEN:
-            self._give_up(f"{len(self.absent)} of {len(self.commit.members)} members declined")
+        voters = self.commit.voters
+        away = self.absent.intersection(voters)
+        if len(voters) - len(away) < self.commit.majority and self.phase not in _CHOSEN:
+            self._give_up(f"{len(away)} of {len(voters)} voters declined")
         elif self.phase is Phase.GATHERING:
             for slice_index, reducer in enumerate(self.reducers):
                 if reducer == peer:
@@ -290,8 +294,10 @@ class Coordinator:
             self.consider(now)
 
     def accepted_by(self, sender: int, ballot: int, signature: bytes, now: float) -> None:
-        """A member accepted the proposed seal."""
+        """A voter accepted the proposed seal."""
         if self.phase is not Phase.PROPOSING or ballot != self.ballot:
+            return
+        if sender not in self.commit.voters:
             return
         assert self.value is not None
         said = vote(self.round, ballot, self.value)
@@ -351,9 +357,9 @@ class Coordinator:
         return len(self.finished.keys() | self.gone.keys()) >= len(self.commit.members)
 
     def forsworn_by(self, peer: PeerId) -> None:
-        """A member will never finish this round. A majority of vows voids it."""
+        """A voter will never finish this round. A majority of vows voids it."""
         index = self.commit.index(peer)
-        if index is None or self.phase is not Phase.FORSWEARING:
+        if index not in self.commit.voters or self.phase is not Phase.FORSWEARING:
             return
         self.forsworn.add(index)
         if len(self.forsworn) < self.commit.majority:
@@ -520,16 +526,17 @@ class Coordinator:
     # Messages to send
 
     def _send_prepare(self) -> None:
-        for index, entry in enumerate(self.commit.members):
+        for index in self.commit.voters:
             if index not in self.promises:
-                self._send(entry.peer, Prepare(self.commit.fragment, self.round, self.ballot))
+                peer = self.commit.members[index].peer
+                self._send(peer, Prepare(self.commit.fragment, self.round, self.ballot))
 
     def _send_propose(self) -> None:
         assert self.value is not None
         message = Propose(self.commit.fragment, self.round, self.ballot, self.value)
-        for index, entry in enumerate(self.commit.members):
+        for index in self.commit.voters:
             if index not in self.accepted:
-                self._send(entry.peer, message)
+                self._send(self.commit.members[index].peer, message)
 
     def _send_reassigned(self, slice_index: int) -> None:
         message = Reassign(

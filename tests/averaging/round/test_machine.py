@@ -781,7 +781,7 @@ def test_a_roster_in_which_strangers_are_a_majority_is_declined() -> None:
 
     (answer,) = sent(effects, leader)
     assert isinstance(answer, said.Declined)
-    assert answer.reason == "I know 2 of its 4 members; a majority is 3"
+    assert answer.reason == "I know 2 of its 4 voters; a majority is 3"
 
 
 def test_a_commit_with_larger_batches_than_the_runs_is_declined() -> None:

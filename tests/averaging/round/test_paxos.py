@@ -55,7 +55,7 @@ def test_every_ballot_has_one_owner_and_they_rise() -> None:
     for index in range(4):
         above = 0
         for _ in range(5):
-            ballot = ballot_of(index, members=4, above=above)
+            ballot = ballot_of(index, voters=4, above=above)
             assert ballot > above
             assert owner_of(ballot, commit) == f"p{index}"
             assert ballot not in used
@@ -125,7 +125,7 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
         above = 0
         if me in coordinators or index or rng.random() < 0.3:
             above = max([acceptors[index].promised] + [c.ballot for c in coordinators.values()])
-            ballot = ballot_of(index, members=count, above=above)
+            ballot = ballot_of(index, voters=count, above=above)
         else:
             ballot = 0
         changes[me] = []
@@ -214,7 +214,7 @@ def test_a_round_is_void_at_once_when_no_majority_is_left() -> None:
     coordinator.declined(PeerId("p3"), "I stand elsewhere now", 1.0, absent=True)
 
     assert voids(taken(changes)) == [f"p{index}" for index in range(5)]
-    assert "3 of 5 members declined" in coordinator.why
+    assert "3 of 5 voters declined" in coordinator.why
 
 
 def test_a_restarted_member_may_have_voted_so_its_decline_voids_nothing() -> None:
