@@ -212,7 +212,7 @@ class OnlinePeer:
         self._kept_link = ""
         self._told_frozen = False
         """A peer with other frozen parameters was reported."""
-        self._meetings = Meetings(presence, members=self._dialable_members)
+        self._meetings = Meetings(presence, me=local.me, members=self._dialable_members)
         if host.lane is not None:
             host.lane.relay.judge = self._judge_circuit
             host.lane.relay.meter = local.guest.meter_relayed
