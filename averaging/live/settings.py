@@ -139,6 +139,9 @@ class Surroundings:
     may_train: Callable[[PeerId], bool] = lambda peer: True
     """True if the run admits a peer as a learner (``dht.membership.admission``); the joins of other
     peers are refused."""
+    trusted: Callable[[PeerId], bool] = lambda peer: False
+    """True if the run's owner vouches for a peer: it is never on probation
+    (``averaging.rules.probation``)."""
     on_event: EventHandler = lambda event, fields: None
     """Hears every transition that a person or a log may want; must not raise and must not wait."""
     on_fetched: Callable[[FetchProgress], None] = lambda progress: None

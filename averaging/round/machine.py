@@ -178,6 +178,7 @@ from averaging.rules import final_mix, plausible
 from averaging.rules.due import DueTime
 from averaging.rules.mixing import Measured
 from averaging.rules.peer_view import PeerView
+from averaging.rules.probation import Probation
 from averaging.rules.sites import carries
 from dht.identity import PeerId
 
@@ -234,12 +235,13 @@ class FragmentRounds:
         view: Mapping[PeerId, PeerView],
         standing: Standing | None,
         sources: UnreliableSources | None = None,
+        probation: Probation | None = None,
         step: int = 0,
         now: float = 0.0,
     ) -> None:
         """``view``: kept up to date by the owner. ``standing``: ``None`` for an auxiliary peer
-        without state. ``sources``: shared with the peer's other fragments. ``step``: the learner's
-        own step now.
+        without state. ``sources``, ``probation``: shared with the peer's other fragments. ``step``:
+        the learner's own step now.
         """
         circumstances = circumstances or Circumstances()
         self._id = identity
@@ -247,7 +249,9 @@ class FragmentRounds:
         self.standing = standing
         version = standing.version if standing else 0
         self.bytes_per_s = circumstances.bytes_per_s
-        self.peers = Neighbourhood(identity, circumstances, view, now=now)
+        self.peers = Neighbourhood(identity, circumstances, view, now=now, probation=probation)
+        if version or standing is None:
+            self.peers.probation.saw_all = False
         """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
         self.pace = Pace(self.policy.due, self.peers, fragment=identity.fragment, step=step)
         self._begun_at_step = step
@@ -522,14 +526,14 @@ class FragmentRounds:
     def _answer(self, sender: PeerId, message: Message, now: float) -> Changes:
         match message:
             case messages.Join():
-                self._consider_end(message.head, now)
+                self._hear_of_end(sender, message.head, now)
                 return self.leading.joined(sender, message, self._situation(now), now)
             case messages.Noted():
                 return self.joining.noted(sender, message, self._situation(now), now)
             case messages.Redirect():
                 return self.joining.redirected(sender, message, self._situation(now), now)
             case messages.Call():
-                self._consider_end(message.head, now)
+                self._hear_of_end(sender, message.head, now)
                 return self.joining.called(sender, message, self._situation(now), now)
             case messages.Coming():
                 return self.leading.coming(sender, message, self._situation(now), now)
@@ -552,15 +556,15 @@ class FragmentRounds:
                     self.counters["commit_refused"] += 1
                 return []
             case messages.Behind():
-                self._consider_end(message.head, now)
+                self._hear_of_end(sender, message.head, now)
                 return self.catching_up.receive_behind(message, self._situation(now), now)
             case messages.Compare():
-                self._consider_end(message.head, now)
+                self._hear_of_end(sender, message.head, now)
                 return [transitions.Compare(sender, message.head)]
             case messages.Bits():
                 return [transitions.Count("bits_are_the_owners")]
             case messages.Finished():
-                self._consider_end(message.head, now)
+                self._hear_of_end(sender, message.head, now)
         self._about_round(sender, message, now)
         return []
 
@@ -660,7 +664,8 @@ class FragmentRounds:
             return str(error)
         commit = signed.commit
         for parent in commit.parents:
-            self._consider_end(Head(parent.version, parent.lineage, (parent,)), now)
+            head = Head(parent.version, parent.lineage, (parent,))
+            self._hear_of_end(commit.leader, head, now)
         reason = self._objection(signed.round, commit, now)
         if reason is None:
             self._enter(signed, now, leads=False)
@@ -688,7 +693,7 @@ class FragmentRounds:
         if len(self.rounds) >= ROUNDS_MAX * (1 if self.peers.trains else AUXILIARY_ROUNDS):
             return "too many rounds at once"
         situation = self._situation(now)
-        reason = objection(commit, self._id, situation, self.peers)
+        reason = objection(commit, self._id, situation, self.peers, now=now)
         if reason is not None or self.standing is None or commit.index(self._id.me) is None:
             return reason
         behind = members_behind(commit, self.standing)
@@ -732,6 +737,7 @@ class FragmentRounds:
         self._apply([transitions.Stand(standing, fresh=contained)], now)
         head = standing.head()
         self.outcomes[part.id] = head
+        self._saw_merged(part, now)
         self._note(
             "finished",
             version=standing.version,
@@ -745,6 +751,11 @@ class FragmentRounds:
         self._apply(part.finished(head), now)
         self._apply(self.leading.tell_late(part.id, head), now)
         self._apply(self.catching_up.take_hint(self._situation(now), now), now)
+
+    def _saw_merged(self, part: Participation, now: float) -> None:
+        if part.seal and part.commit.kind != "mix":
+            members = part.commit.members
+            self.peers.saw_merged([members[index].peer for index in part.seal], now)
 
     def _part(self, round_id: bytes) -> Participation | None:
         part = self.rounds.get(round_id)
@@ -779,6 +790,8 @@ class FragmentRounds:
     def _drop(self, part: Participation, now: float) -> None:
         if part.id not in self.outcomes:
             self.outcomes[part.id] = part.head
+        if part.entry is None and part.stage is Stage.FINISHED:
+            self._saw_merged(part, now)  # this peer has only led it, or reduced
         del self.rounds[part.id]
         self._apply(part.forget(), now)
 
@@ -800,6 +813,10 @@ class FragmentRounds:
     def _has_tokens(self, standing: Standing) -> bool:
         tokens_end = self.policy.tokens_end
         return tokens_end is not None and standing.merged.tokens >= tokens_end
+
+    def _hear_of_end(self, sender: PeerId, head: Head | None, now: float) -> None:
+        if self.peers.is_established(sender, now):
+            self._consider_end(head, now)
 
     def _consider_end(self, head: Head | None, now: float) -> None:
         """Close ranks when a peer has the run's tokens on one of several lineages."""
