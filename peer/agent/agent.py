@@ -66,7 +66,7 @@ from peer.bridge.messages import (
 )
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine, hear_doorbell
-from peer.errors import PeerError
+from peer.errors import REFUSALS, PeerError
 from peer.guest.enforcement import Guest
 from peer.quantities import peers_text
 from peer.rules.ending import Ending
@@ -118,6 +118,7 @@ class Agent(Delegate):
             lane=begin.lane,
             credential=begin.credential,
             page=begin.page,
+            frozen=begin.frozen,
         )
         codec = codec_named(run.outer.codec)
         encoded = sum(codec.encoded_size(fragment.unit_sizes) for fragment in layout.fragments)
@@ -389,7 +390,9 @@ def _fail(line: TrainerLine, error: BaseException, *, under_way: bool) -> int:
     logger.error("agent_cannot_go_on reason=%s", error)
     exit_code = getattr(error, "exit_code", 3)
     if not (under_way and isinstance(error, PASSING)):
-        line.say(Over(str(error), exit_code, finished=False))
+        kind = type(error).__name__ if type(error) in REFUSALS else ""
+        arguments = error.args if kind else ()
+        line.say(Over(str(error), exit_code, finished=False, kind=kind, arguments=arguments))
     return int(exit_code)
 
 

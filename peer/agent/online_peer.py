@@ -29,12 +29,14 @@ from dht.membership.table import Member
 from dht.presence.events import PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
-from dht.records import ContributionCounters
+from dht.records import ContributionCounters, KeeperLimits, RecordKeeper
+from peer import description
 from peer.agent.account import global_tokens, merged_of
 from peer.agent.local_peer import LocalPeer, PeerSettings, TrainerStatus
 from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
-from peer.errors import NotAdmitted
+from peer.description import Difference
+from peer.errors import ModelMismatch, NotAdmitted
 from peer.joining.link import short_link
 from peer.rules.ending import seconds_left
 from peer.rules.reach import Untested
@@ -58,6 +60,9 @@ ASKED_FOR_OTHERS_S = 2.0
 ASKED_FOR_OTHERS_MAX = 16
 """Limit of members that are asked for their status at once, on behalf of other peers."""
 PORT_FREE_WITHIN_S = 2.0
+KEEPS = KeeperLimits(records_max=8192, bytes_max=8 << 20)
+"""Limits of the records that a member keeps for the swarm. Records of other runs are free to make:
+at a bootstrap peer's limit, strangers could make each member larger by more than its model."""
 
 
 @asynccontextmanager
@@ -68,7 +73,9 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
     local.enter_phase("connecting", "starting the network daemon", 0.0)
     async with AsyncExitStack() as stack:
         listen = await _listen_as_before(local)
-        host = await HivemindHost.open(settings.identity, _host_settings(settings, listen))
+        host = await HivemindHost.open(
+            settings.identity, _host_settings(settings, listen), keeper=RecordKeeper(limits=KEEPS)
+        )
         stack.push_async_callback(host.close)
         if len(host.listen) == 1 and (port := address_rules.port_of(host.listen[0])):
             keep_port(local.directory, port)
@@ -119,6 +126,11 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
         online = OnlinePeer(local, host, presence, dialled)
         await online.guarded.serve_calls(
             STATUS_PROTOCOL, online.answer_status, request_max_bytes=REQUEST_MAX_BYTES
+        )
+        await online.guarded.serve_calls(
+            description.PROTOCOL,
+            online.answer_description,
+            request_max_bytes=description.REQUEST_MAX_BYTES,
         )
         await presence.start()
         stack.push_async_callback(presence.close)
@@ -198,7 +210,12 @@ class OnlinePeer:
         self._dialled = dialled
         self._asking_for_others = 0
         self._kept_link = ""
+        self._told_frozen = False
+        """A peer with other frozen parameters was reported."""
         self._meetings = Meetings(presence, members=self._dialable_members)
+        if host.lane is not None:
+            host.lane.relay.judge = self._judge_circuit
+            host.lane.relay.meter = local.guest.meter_relayed
 
     def __repr__(self) -> str:
         return f"OnlinePeer({self.local!r})"
@@ -227,6 +244,15 @@ class OnlinePeer:
         if self.host.lane is not None:
             await self._meetings.run(self.host.lane, changed)
 
+    async def _judge_circuit(self, peer: PeerId, other: PeerId) -> str | None:
+        """Reason why nothing is relayed between two peers; ``None`` for members of the run."""
+        for end in (peer, other):
+            if self.presence.table.get(end) is None:
+                return f"{end} is no member of this run"
+            if (reason := await self.presence.door.refusal(end)) is not None:
+                return reason
+        return None
+
     def _dialable_members(self) -> Mapping[PeerId, bool | None]:
         followers = set(self.followers())
         return {m.peer: m.reachable for m in self.live_members() if m.peer in followers}
@@ -244,6 +270,8 @@ class OnlinePeer:
         for peer in view.keys() - live.keys():
             del view[peer]
         view.update(live)
+        if self.host.lane is not None:
+            self.host.lane.relay.set_rate(self.local.guest.relay_bytes_s)
         self.local.notice_company(
             reachable=True if self.can_serve else self.presence.reachable,
             connected=bool(self.presence.connected),
@@ -297,6 +325,7 @@ class OnlinePeer:
         self.presence.update(
             trains=trains,
             step_time_s=step_time_s,
+            link_bytes_s=self.local.averaging.bytes_per_s or None,
             versions=self.local.versions(),
             counters=ContributionCounters(
                 rounds=stats.contributed,
@@ -310,7 +339,7 @@ class OnlinePeer:
 
     def status(self) -> Status:
         local, part = self.local, self.local.delegate.trainer_status()
-        stats = local.averaging.stats
+        stats, lane = local.averaging.stats, self.host.lane
         return Status(
             peer=local.me,
             name=local.settings.name,
@@ -334,9 +363,14 @@ class OnlinePeer:
             up_s=asyncio.get_running_loop().time() - local.began_at,
             reachable=self.presence.reachable,
             layout=local.layout.hash.hex(),
+            frozen=local.description.frozen_hash,
             model=local.model,
+            founding=local.founding.name,
+            ended_at=local.ended_at,
             rest=part.rest and part.rest[:TEXT_MAX],
             limits=tuple(words[:TEXT_MAX] for words in local.guest.words()),
+            paths=lane.paths_by_name() if lane is not None else {},
+            relayed_bytes=lane.relay.counters["bytes"] if lane is not None else 0,
         )
 
     async def answer_status(self, peer: PeerId, request: bytes) -> bytes:
@@ -377,7 +411,12 @@ class OnlinePeer:
                 return None
 
         answers = await asyncio.gather(*(ask(peer) for peer in peers))
-        return [answer for answer in answers if answer is not None]
+        found = [answer for answer in answers if answer is not None]
+        foundings = self.local.foundings
+        foundings.update((PeerId(each.peer), each.founding) for each in found if each.founding)
+        for peer in foundings.keys() - self.local.view.keys() - {each.peer for each in found}:
+            del foundings[peer]  # as many as there are live peers
+        return found
 
     async def ask_others(self) -> None:
         """Ask a few peers after the other, for ever, so that the newest held-out loss spreads."""
@@ -389,6 +428,36 @@ class OnlinePeer:
             turn += len(chosen)
             for answer in await self.statuses(chosen):
                 self.local.take_held_out(answer.held_out)
+                await self._tell_frozen_difference(answer)
+
+    # --- the model -----------------------------------------------------------------------------
+
+    async def answer_description(self, peer: PeerId, request: bytes) -> bytes:
+        """Answer another peer's call of ``peer.description``."""
+        return description.answer(self.local.description, self.local.run_id, request)
+
+    async def differences_to(self, peer: PeerId) -> tuple[Difference, ...]:
+        """The tensors that differ here and at ``peer``; empty if it does not say."""
+        try:
+            theirs = await description.ask(
+                self.host, peer, self.local.run_id, timeout_s=STATUS_WITHIN_S
+            )
+        except (DhtError, ValueError) as error:
+            logger.info("description_not_had peer=%s reason=%s", peer, error)
+            return ()
+        return self.local.description.differences(theirs)
+
+    async def _tell_frozen_difference(self, answer: Status) -> None:
+        """Report the first peer whose frozen parameters are not this peer's."""
+        ours = self.local.description.frozen_hash
+        if self._told_frozen or not ours or answer.frozen in ("", ours):
+            return
+        self._told_frozen = True
+        found = await self.differences_to(PeerId(answer.peer))
+        names = [name for name, _, _ in found[: ModelMismatch.SHOWN]]
+        self.local.event(
+            "frozen_differs", peer=answer.peer, name=answer.name, parameters=", ".join(names)
+        )
 
     # --- the page -------------------------------------------------------------------------------
 

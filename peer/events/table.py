@@ -203,6 +203,7 @@ _REST_OF_A_ROUND = _rows(
         "no_majority_left": ("ballot, reason", "ended the round: {reason}"),
         "sealed_void": ("ballot, contributors, reason", "sealed the round as void: {reason}"),
         "skipped": ("in_flight", "skipped fragment {fragment}: rounds under way: {in_flight}"),
+        "takes_part": ("every:int, reason", "takes part in one version of {every}: {reason}"),
         "stale": ("versions:int", "its work began {versions} versions ago, which is too long"),
         "closed_ranks": (
             "version",
@@ -278,6 +279,20 @@ _SHOWN_PROBLEMS_OF_A_ROUND = _rows(
 )
 
 _ROUNDS = (
+    _row(
+        ROUND | Audience.SCREEN | Audience.TROUBLE | Audience.NAMED,
+        "founded_apart",
+        "fragment, peer, mine:tokens, theirs:tokens",
+        "the run was founded twice: the history of {peer} has other first weights ({theirs} tokens "
+        "there, {mine} here); the two are not averaged, and the one with more tokens goes on",
+    ),
+    _row(
+        PROBLEM | Audience.NAMED,
+        "went_over",
+        "peer, tokens, theirs:tokens",
+        "went over to the history of {peer}, which was founded apart and has {theirs} tokens; its "
+        "own work of {tokens} tokens is given up, and counted as discarded (apart)",
+    ),
     _row(
         ROUND | Audience.SCREEN,
         "alone",
@@ -388,6 +403,10 @@ _OTHER_PEERS = (
             "identity_in_use": ("", "{text}"),
             "directive": ("signer, number, bans", "{text}"),
             "not_admitted": ("", "{text}"),
+            "frozen_differs": (
+                "peer, name, parameters:text",
+                "{name} trains with other frozen parameters than this peer: {parameters}",
+            ),
             "cache_unreadable": ("path", "{text}"),
             "cache_unwritable": ("path", "{text}"),
         },
@@ -427,6 +446,7 @@ _THIS_PEER = (
             "agent_started": ("pid, restarts", "started"),
             "agent_ended": ("reason, finished", "ended: {reason}"),
             "founded": ("fragments:int", "began the run"),
+            "ended_here": ("reason", "stays and serves the run's final state: {reason}"),
             "last_round": ("versions, peers", "makes the last rounds with {peers} other peers"),
         },
     ),

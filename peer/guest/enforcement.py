@@ -155,6 +155,16 @@ class Guest:
                 self._disk_used = await asyncio.to_thread(folder_bytes, self._folder)
             await asyncio.sleep(LOOK_AT_MACHINE_S)
 
+    @property
+    def relay_bytes_s(self) -> float | None:
+        """Rate at which bulk data of other peers is passed on now; ``None``: not at all."""
+        return None if isinstance(self.verdict, Rest) else self.limits.relay_bytes_s
+
+    async def meter_relayed(self, count: int) -> None:
+        """Count bytes that are passed on, within the limits of both directions."""
+        await self.down.pass_through(count)
+        await self.up.pass_through(count)
+
     def line_max(self) -> float:
         """Bytes per second allowed in the direction with the lower limit."""
         rates = (self.limits.up_bytes_s, self.limits.down_bytes_s)

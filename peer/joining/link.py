@@ -79,6 +79,8 @@ class FoundRun:
     """Folder of a local file, which its relative paths refer to."""
     invite: InviteKey | None = None
     """Invite in the link."""
+    by_link: bool = False
+    """A link led to it: the run has been founded."""
 
 
 def parse_link(text: str) -> Link:
@@ -181,7 +183,7 @@ def find_run(
         # The private half of an invite stays here: a link may be passed to another process.
         data = ask_peers(replace(link, invite=None))
         run = from_canonical(data, link.run_id)
-        return FoundRun(run, link.seeds, "peers", invite=link.invite)
+        return FoundRun(run, link.seeds, "peers", invite=link.invite, by_link=True)
     if scheme in ("http", "https") and "://" in where:
         text = _download(where.strip(), timeout_s=timeout_s, tls=tls)
         return _found(text, where.strip())

@@ -20,6 +20,7 @@ from peer.run_file.places import (
     place_of,
 )
 from peer.run_file.sections import (
+    HUB_COMMIT,
     HUB_NAME,
     CustomData,
     FilesData,
@@ -38,6 +39,7 @@ Contradiction: TypeAlias = tuple[str, str]
 def contradictions(run: RunFile) -> Iterator[Contradiction]:
     yield from _of_model(run)
     yield from _of_data_files(run)
+    yield from _without_commit(run)
     yield from _of_thresholds(run)
     yield from _of_token_counts(run)
     yield from _of_rounds(run)
@@ -121,11 +123,33 @@ def _of_tokenizer(data: FilesData) -> Iterator[Contradiction]:
             yield "data.tokenizer", f"is {data.tokenizer!r}: {fault}"
         if data.end_token is None:
             yield "data.end_token", "is missing; a tokenizer.json does not say what ends a document"
-    elif not re.fullmatch(HUB_NAME, data.tokenizer):
+    else:
+        name, at, commit = data.tokenizer.partition("@")
+        if not re.fullmatch(HUB_NAME, name) or (at and not re.fullmatch(HUB_COMMIT, commit)):
+            yield (
+                "data.tokenizer",
+                f"is {data.tokenizer!r}; it must be 'bytes', a name with a commit such as "
+                "'owner/name@' and 40 hex digits, or a tokenizer.json with '#sha256=' and its hash",
+            )
+
+
+def _without_commit(run: RunFile) -> Iterator[Contradiction]:
+    """What the hub serves under a name alone changes with time: a commit fixes it."""
+    data = run.data
+    if not isinstance(data, HfData | FilesData):
+        return
+    if isinstance(data, HfData) and not re.fullmatch(HUB_COMMIT, data.revision or ""):
+        yield (
+            "data.revision",
+            f"is {data.revision!r}; it must be a commit of {data.dataset}, 40 hex digits: `shoal "
+            f"run new` writes the newest, and https://huggingface.co/datasets/{data.dataset}"
+            "/commits/main lists all",
+        )
+    if data.tokenizer != "bytes" and re.fullmatch(HUB_NAME, data.tokenizer):
         yield (
             "data.tokenizer",
-            f"is {data.tokenizer!r}; it must be 'bytes', a name such as 'owner/name', or a "
-            "tokenizer.json with '#sha256=' and its hash",
+            f"is {data.tokenizer!r}; add its commit, '{data.tokenizer}@' and 40 hex digits: "
+            f"https://huggingface.co/{data.tokenizer}/commits/main lists them",
         )
 
 

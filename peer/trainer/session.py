@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -31,6 +32,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from peer.bridge.messages import Device, Measured, Other
 from peer.data.sequences import Data
@@ -42,7 +44,7 @@ from peer.storage.inner_state import Optimizers, several
 from peer.trainer.news import News
 from peer.trainer.observed_run import Fields, Speed, Stats
 from peer.trainer.parts import Conditions, Parts, arrive, open_parts
-from peer.trainer.rank import Agreed, Plan, Rank, entered
+from peer.trainer.rank import Agreed, Plan, Rank, check_finished, entered
 from peer.trainer.settings import JoinSettings, settings_from
 from peer.trainer.speed import first_merges, steps_to_merge, time_left_s
 
@@ -149,7 +151,10 @@ class Run(Rank):
             self._ranks.abandon()
         try:
             if calm:
-                self._drain(self._parts.plan.settings.drain_s)
+                settings = self._parts.plan.settings
+                self._drain(settings.drain_s)
+                if self._news.finished and settings.final == "run":
+                    self._set_to_final()
         finally:
             self._open.close()
 
@@ -166,6 +171,27 @@ class Run(Rank):
             self._tell()
         parts.inner.finish()
         parts.progress.end()
+
+    def adopt_final(self) -> None:
+        check_finished(self.finished)
+        self._set_to_final()
+        self._agree()
+
+    def _set_to_final(self) -> None:
+        """Set the parameters to those that the agent has exported at the run's end."""
+        problem = "this peer could not export them (see the event export_failed)"
+        if self._news.exported is not None:
+            try:
+                with safe_open(self._news.exported, "pt") as file:
+                    self._parts.learner.set_parameters(file.get_tensor)
+                return
+            except (OSError, SafetensorError) as error:
+                problem = f"{self._news.exported}: {error}"
+        warnings.warn(
+            f"the model holds this peer's own parameters and not the run's final ones: {problem}; "
+            "`shoal export` fetches the final ones",
+            stacklevel=3,
+        )
 
     def read_ahead(self) -> None:
         """Read the run's data recipe while the block is being entered, for loops that use it."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dht import addresses
 from dht.libp2p.lane import parse_lane
@@ -42,6 +42,10 @@ class JoinSettings:
     invite: InviteKey | None = None
     """Invite to a run that admits invited peers, if it is not in the link; kept for later starts.
     """
+    found: bool | None = None
+    """Whether this peer founds the run if nobody has its state. Without it this peer waits for the
+    others. Unset: it does, unless it was given a ``shoal://`` link or knows that the run has
+    existed."""
     found_after_s: float | None = None
     """Time without meeting anybody after which this peer founds the run. Unset: 30 s, or at once if
     there is no seed."""
@@ -62,6 +66,12 @@ class JoinSettings:
     started_at: float = field(default_factory=time.time)
     """Wall-clock time of this start. An older ``shoal leave`` was meant for an earlier trainer."""
     line: LineSettings = field(default_factory=LineSettings)
+    final: Literal["run", "own"] = "run"
+    """What the model holds after a run that is over: the run's final parameters, or this peer's
+    own, which have the steps since its last merge as well."""
+    allow_frozen_differences: bool = False
+    """Train together with peers whose frozen parameters are others than here. By default a peer
+    whose frozen parameters differ from those of all others is refused."""
     agent_command: tuple[str, ...] | None = None
     """Command that starts an agent. For tests."""
 
@@ -72,6 +82,8 @@ class JoinSettings:
             raise ValueError(problem)
         if self.site is not None and (problem := site_problem(self.site)) is not None:
             raise ValueError(problem)
+        if self.final not in ("run", "own"):
+            raise ValueError(f"final is {self.final!r}; it is 'run' or 'own'")
         parse_lane(self.lane)
         for seed in self.seeds:
             addresses.parse_seed(seed)

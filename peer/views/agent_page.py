@@ -62,12 +62,17 @@ def figures(status: Status) -> Iterator[Metric]:
         ("received_bytes", status.bytes_received, "Bytes received in rounds"),
         ("blocked_seconds", status.blocked_s, "Time that rounds blocked the trainer"),
         ("global_tokens", status.global_tokens, "Merged tokens of all peers"),
+        ("relayed_bytes", status.relayed_bytes, "Bulk data passed on between other peers"),
     ):
         yield CounterMetricFamily(f"shoal_{name}", text, value=float(count))
     versions = GaugeMetricFamily("shoal_version", "Version of each fragment", labels=["fragment"])
     for fragment, version in enumerate(status.versions):
         versions.add_metric([str(fragment)], version)
     yield versions
+    paths = GaugeMetricFamily("shoal_paths", "Peers by path of bulk data", labels=["path"])
+    for name in ("direct", "punched", "relayed"):
+        paths.add_metric([name], status.paths.get(name, 0))
+    yield paths
     tokens = GaugeMetricFamily("shoal_tokens", "Tokens of this peer by fate", labels=["fate"])
     for name, amount in sorted(status.fates.items()):
         tokens.add_metric([name], amount)

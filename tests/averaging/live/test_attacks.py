@@ -22,7 +22,7 @@ from averaging.live.fetch_server import FetchServer
 from averaging.live.learner_port import Snapshot
 from averaging.live.threads import Threads
 from averaging.live.uploading import Uploading
-from averaging.messages import Join, Message
+from averaging.messages import Join, Message, Signatures
 from averaging.round import leading
 from averaging.round.machine import FragmentRounds
 from averaging.round.neighbourhood import Neighbourhood
@@ -258,11 +258,17 @@ def test_strangers_that_join_everything_and_never_vote_cost_no_round() -> None:
 class Forged:
     """The library of a peer that serves states of its own making."""
 
-    def __init__(self, states: dict[int, FragmentState]) -> None:
+    def __init__(
+        self, states: dict[int, FragmentState], signed: dict[int, Signatures] | None = None
+    ) -> None:
         self.states = states
+        self.signed = signed or {}
 
     def state(self, fragment: int) -> FragmentState:
         return self.states[fragment]
+
+    def signatures(self, state: FragmentState) -> Signatures:
+        return self.signed.get(state.fragment, ())
 
     def replay(self, *_: Any) -> None:
         return None
@@ -407,7 +413,7 @@ def test_a_member_that_says_void_of_every_round_costs_no_round(
         if self._id.me == MALLORY.peer_id and is_lying:
             for entry in signed.commit.members:
                 void = said.Void(self.fragment, signed.round, "because", forsworn=True)
-                self._send(entry.peer, void)
+                self._send(entry.peer, void, now)
 
     monkeypatch.setattr(FragmentRounds, "_enter", entered)
 

@@ -43,6 +43,7 @@ def arguments() -> argparse.Namespace:
         help="kind of router of a home; repeatable; by default two that are port-restricted",
     )
     parser.add_argument("--loss", type=float, default=0.0, help="share of packets that are lost")
+    parser.add_argument("--relay", help="rate at which the bootstrap host relays, such as 10M")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--cycle", type=int, default=200, help="steps between merges")
@@ -72,6 +73,7 @@ def main() -> int:
                 processes,
                 folder,
                 loss=options.loss,
+                relay=options.relay,
                 tell=lambda line: say(line, sys.stderr),
                 layers=options.layers,
                 width=options.width,

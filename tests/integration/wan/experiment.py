@@ -62,13 +62,25 @@ def sites(public: int, homes: Sequence[Nat]) -> list[Site]:
 class Trial:
     """One learner on each site but the bootstrap host's."""
 
-    def __init__(self, net: Internet, processes: Processes, directory: Path, text: str) -> None:
-        """``text``: a run file without seeds, as from ``run_text``."""
+    def __init__(
+        self,
+        net: Internet,
+        processes: Processes,
+        directory: Path,
+        text: str,
+        relay: str | None = None,
+    ) -> None:
+        """``text``: a run file without seeds, as from ``run_text``.
+
+        ``relay``: rate at which the bootstrap host relays bulk data, as for ``--relay-bulk``.
+        """
         self.net = net
         self.swarm = Swarm(processes, directory)
         at = net.address(BOOTSTRAP)
         self.bootstrap: Command = self.swarm.bootstrap(
-            listen=f"/ip4/{at}/tcp/{PORT}", prefix=net.at(BOOTSTRAP)
+            listen=f"/ip4/{at}/tcp/{PORT}",
+            prefix=net.at(BOOTSTRAP),
+            options=() if relay is None else ("--relay-bulk", relay),
         )
         text = text.replace("seeds = []", f'seeds = ["{address_of(self.bootstrap)}"]')
         self.learners: dict[str, Learner] = {}
@@ -352,6 +364,7 @@ def conduct(
     directory: Path,
     *,
     loss: float = 0.0,
+    relay: str | None = None,
     tell: Callable[[str], None] = lambda _: None,
     **changes: Any,
 ) -> Outcome:
@@ -361,7 +374,7 @@ def conduct(
     180 s at most. ``changes`` are those of ``run_text``. ``tell`` gets a line for each phase.
     """
     with internet(where, loss=loss) as net:
-        trial = Trial(net, processes, directory, run_text(**changes))
+        trial = Trial(net, processes, directory, run_text(**changes), relay)
         trial.wait_until_all_merge()
         course = _Course(trial)
         for name, seconds in happenings:

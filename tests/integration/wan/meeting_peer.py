@@ -1,6 +1,7 @@
 """One host of ``test_meetings``, started as a process of its own.
 
-``relay ADDRESS LANE`` relays control messages, and has a lane if LANE is ``on``.
+``relay ADDRESS LANE`` relays control messages, has a lane if LANE is ``on`` or ``relaying``, and
+relays bulk data if it is ``relaying``.
 ``home NUMBER RELAY OTHERS...`` can be reached only through the relay. It opens a direct connection
 to each of the others, one after the other, and sends a megabyte over it.
 Each step is a line on stdout.
@@ -18,6 +19,7 @@ from multiaddr import Multiaddr
 from dht.addresses import peer_of
 from dht.errors import DhtError
 from dht.host import FRAME_MAX_BYTES, Stream
+from dht.identity import PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane import LaneSettings
@@ -26,14 +28,22 @@ from tests.integration.namespace_peer import say
 
 BULK = "/test/bulk"
 CONNECT_WITHIN_S = 30.0
+RELAY_RATE = 10e6
+
+
+async def everybody(peer: PeerId, other: PeerId) -> str | None:
+    return None
 
 
 async def relay(address: str, lane: str) -> None:
     daemon = DaemonSettings(
         listen=(Multiaddr(address),), serve_as_relay=True, reachability="public", port_mapping=False
     )
-    settings = HostSettings(daemon=daemon, lane=LaneSettings() if lane == "on" else None)
+    settings = HostSettings(daemon=daemon, lane=None if lane == "off" else LaneSettings())
     host = await HivemindHost.open(identity(1), settings)
+    if host.lane is not None and lane == "relaying":
+        host.lane.relay.judge = everybody
+        host.lane.relay.set_rate(RELAY_RATE)
     say("relay", (await host.addresses())[0])
     await asyncio.Event().wait()
 
@@ -90,7 +100,7 @@ async def meet(host: HivemindHost, number: int, through: Multiaddr) -> None:
     await stream.send(bytes(FRAME_MAX_BYTES), timeout_s=10)
     await stream.finish(timeout_s=10)
     stream.abort()
-    say("met", number, f"{took_s:.2f}", f"relayed={stream.relayed}")
+    say("met", number, f"{took_s:.2f}", host.lane.paths()[other].name, f"relayed={stream.relayed}")
 
 
 def main() -> None:

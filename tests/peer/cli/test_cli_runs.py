@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import socket
+import time
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,17 +18,23 @@ from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer import cli
 from peer.cli import taking_part
+from peer.errors import RunNotFound
+from peer.joining.link import FoundRun, Link
 from peer.rules.ending import Ending
 from peer.run_file.presets import preset
 from peer.run_file.reading import parse
 from peer.run_file.sections import SIZES, End, GptModel, RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.earlier import look_at_checkpoints
-from peer.storage.home import default_directory
+from peer.storage.home import default_directory, occupied
+from peer.storage.last_seen import LastSeen, State, save_last_seen, save_state
 from peer.storage.outer_state import OUTER, save_outer
 from peer.trainer.needs import needs_of
+from peer.trainer.settings import JoinSettings
 
 PEER = Identity.from_seed(bytes(32)).peer_id
+
+COMMIT = "0123456789" * 4
 
 
 def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -55,7 +63,7 @@ def test_a_new_run_file_has_every_default_and_is_valid(
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("data", ["python_stdlib", "fineweb-edu", "Owner/some_Text"])
+@pytest.mark.parametrize("data", ["python_stdlib", "fineweb-edu", f"Owner/some_Text@{COMMIT}"])
 def test_a_new_run_file_for_a_size_is_valid_and_says_what_the_run_needs(
     size: str, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,6 +83,23 @@ def test_a_new_run_file_for_a_size_is_valid_and_says_what_the_run_needs(
     for line in told.splitlines():
         assert f"\n# {line}\n" in text
     assert max(len(line) for line in text.splitlines()) <= 100
+
+
+def test_a_new_run_file_names_the_newest_commit_of_its_dataset(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="the extra 'hf' is not installed")
+    monkeypatch.setattr(hub.HfApi, "dataset_info", lambda *_: SimpleNamespace(sha=COMMIT))
+    code, text, _ = said(["run", "new", "--size", "124m", "--data", "a/b"], capsys)
+    assert code == 0 and parse(text) == preset("124m", f"a/b@{COMMIT}")
+
+    def unreachable(*_: object) -> None:
+        raise OSError("no route to the hub")
+
+    monkeypatch.setattr(hub.HfApi, "dataset_info", unreachable)
+    code, text, errors = said(["run", "new", "--size", "124m", "--data", "a/b"], capsys)
+    assert (code != 0, text) == (True, "")
+    assert "no route to the hub; name it as a/b@COMMIT" in errors
 
 
 @pytest.mark.parametrize(
@@ -235,7 +260,7 @@ def test_a_run_with_a_custom_model_cannot_be_kept(
 def test_a_keeper_without_a_checkpoint_says_so_at_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def kept(*_: object) -> Ending:
+    async def kept(*_: object, **__: object) -> Ending:
         return Ending("asked to end", 130, finished=False, timeout_s=0.0)
 
     monkeypatch.setattr("peer.agent.keeper.keep", kept)
@@ -403,3 +428,145 @@ def test_an_invalid_seed_is_reported_before_anything_starts(
     code, output, errors = said([command, str(path), *where], capsys)
     assert (code, output) == (2, "")
     assert "seed.example.org:7700" in errors
+
+
+# --- a run that has existed -------------------------------------------------------------------
+
+OLD = RunFile(name="old")
+LINK = f"shoal://{OLD.run_id}"
+SEED = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGVBEgkHzjFQg5VNNCdTSh3MPQbYUsFKVpLLUwz3kk2fu"
+
+
+@pytest.fixture
+def began(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[FoundRun, JoinSettings]]:
+    """What a command would take part with."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    taken: list[tuple[FoundRun, JoinSettings]] = []
+
+    def take_part(found: FoundRun, own: JoinSettings, options: object) -> int:
+        taken.append((found, own))
+        return 0
+
+    monkeypatch.setattr(taking_part, "_take_part", take_part)
+    return taken
+
+
+def remember(tmp_path: Path, **changes: float) -> Path:
+    """Leave what a keeper of this machine knew of the run, and write its run file."""
+    seen = LastSeen(run=OLD.canonical().decode(), at=0.0, tokens=2_000_000, **changes)
+    save_last_seen(tmp_path / "shoal" / "keepers" / OLD.run_id[:16], seen)
+    path = tmp_path / "old.toml"
+    path.write_text('name = "old"\n', encoding="utf-8")
+    return path
+
+
+def test_a_run_that_has_existed_is_founded_anew_only_when_that_is_meant(
+    tmp_path: Path,
+    began: list[tuple[FoundRun, JoinSettings]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = str(remember(tmp_path))
+    code, output, errors = said(["start", path], capsys)
+    assert (code, output, began) == (4, "", [])
+    assert "the run 'old' has existed: last seen here on 1970-01-01" in errors
+    assert "at 2 M tokens" in errors and "`shoal start --anew` founds it anew" in errors
+    for answer in ("--anew", "--yes"):
+        code, _, errors = said(["start", path, answer], capsys)
+        assert code == 0 and "has existed" in errors
+        assert began.pop()[1].found is True
+
+
+def test_starting_in_the_folder_of_an_earlier_start_goes_on_without_a_question(
+    tmp_path: Path,
+    began: list[tuple[FoundRun, JoinSettings]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, folder = remember(tmp_path), tmp_path / "anna"
+    (folder / "outer" / "000000000001").mkdir(parents=True)
+    assert said(["start", str(path), "--directory", str(folder)], capsys) == (0, "", "")
+    assert len(began) == 1
+
+
+def test_joining_never_founds_and_needs_nobody_to_know_the_run_file(
+    tmp_path: Path,
+    began: list[tuple[FoundRun, JoinSettings]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    remember(tmp_path)
+    assert said(["join", LINK], capsys) == (0, "", "")
+    ((found, own),) = began
+    assert (found.run, found.by_link) == (OLD, True)
+    assert (own.found, own.found_after_s) == (False, None)
+    code, _, errors = said(["join", LINK, "--anew"], capsys)
+    assert code == 2 and "never founds" in errors
+
+
+def test_a_run_that_has_ended_says_so_to_those_who_join_and_those_who_ask(
+    tmp_path: Path,
+    began: list[tuple[FoundRun, JoinSettings]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    remember(tmp_path, ended_at=86_400.0)
+    sentence = (
+        "this run has ended on 1970-01-02 00:00 UTC at 2,000,000 tokens; "
+        f"`shoal export '{LINK}' OUT.safetensors` fetches its model\n"
+    )
+    assert said(["join", LINK], capsys) == (4, "", f"shoal: {sentence}")
+    assert said(["status", LINK], capsys) == (0, sentence, "")
+    assert began == []
+
+
+def test_a_link_that_nobody_answers_is_asked_again_until_somebody_does(
+    began: list[tuple[FoundRun, JoinSettings]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+
+    def ask_peers(link: Link) -> bytes:
+        if len(pauses) < 9:
+            raise RunNotFound("the link's seeds", "nobody answers")
+        return OLD.canonical()
+
+    monkeypatch.setattr("peer.joining.find.ask_peers", ask_peers)
+    monkeypatch.setattr("time.sleep", pauses.append)
+    code, _, errors = said(["join", f"{LINK}?seed={SEED}"], capsys)
+    assert (code, began[0][0].run) == (0, OLD)
+    assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 300]
+    assert errors.count("is on line (never seen from this machine): nobody answers") == 9
+
+
+def test_status_without_a_link_shows_the_peers_of_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert said(["status"], capsys) == (0, "none of your peers is running on this machine\n", "")
+    folder = tmp_path / "anna"
+    with occupied(folder, OLD, "learner"):
+        assert "old, learner for 0:00: starting\n" in said(["status"], capsys)[1]
+        save_state(folder, State(name="ready", text="in the run", at=time.time()))
+        save_last_seen(folder, LastSeen(run=OLD.canonical().decode(), at=0.0, tokens=2_000_000))
+        code, output, _ = said(["status"], capsys)
+        assert code == 0
+        assert "old, learner for 0:00: in the run\n" in output
+        assert f"  0 tokens of this peer, 2 M merged in the run; {folder}\n" in output
+        (row,) = json.loads(said(["status", "--json"], capsys)[1])["peers"]
+        assert (row["run_id"], row["merged_tokens"]) == (OLD.run_id, 2_000_000)
+
+
+@pytest.mark.parametrize(
+    ("out", "why"), [("no/out.safetensors", "its folder does not exist"), (".", "it is a folder")]
+)
+def test_a_place_that_cannot_be_written_to_is_refused_before_a_download(
+    out: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output, errors = said(["export", LINK, str(tmp_path / out)], capsys)
+    assert (code, output) == (2, "")
+    assert why in errors and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("until", ["soon", "2027-13-01", ""])
+def test_a_keeper_needs_a_date_or_a_word(until: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, output, errors = said(["keep", LINK, "--until", until], capsys)
+    assert (code, output) == (2, "")
+    assert "'forever', 'end' or a date" in errors

@@ -29,6 +29,7 @@ class Seen:
     step_time_s: float
     reachable: bool = True
     site: str | None = None
+    bytes_per_s: float | None = None
 
 
 class Table(dict[PeerId, PeerView]):
@@ -103,6 +104,7 @@ class Membership:
                     heard_at=self._heap.now,
                     step_time_s=seen.step_time_s,
                     site=seen.site,
+                    bytes_per_s=seen.bytes_per_s,
                 )
             table.changed()
 
@@ -131,6 +133,7 @@ class Membership:
                         reachable=seen.reachable,
                         step_time_s=seen.step_time_s,
                         site=seen.site,
+                        bytes_per_s=seen.bytes_per_s,
                     )
                 else:
                     if known not in heard:
