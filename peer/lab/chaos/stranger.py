@@ -66,7 +66,7 @@ HOST = HostSettings(
 
 
 def streams_of(run: RunId) -> tuple[str, ...]:
-    return (f"shoal/{run}/control/1", f"shoal/{run}/bulk/1", fetch_protocol(run))
+    return (f"shoal/{run}/control/1", f"shoal/{run}/bulk/2", fetch_protocol(run))
 
 
 async def garbage(

@@ -23,8 +23,8 @@ from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from dht.records import RUN_FILE_MAX_BYTES, RecordKeeper, Rejected, RunRecord, file_key, seal
-from peer.agent.active_peer import ActivePeer, make_averager
-from peer.agent.keeper import Keeper
+from peer.agent.active_peer import ActivePeer, lacks, make_averager
+from peer.agent.keeper import Keeper, behind
 from peer.agent.local_peer import PeerSettings
 from peer.agent.online_peer import OnlinePeer, go_online
 from peer.guest.enforcement import Guest
@@ -194,3 +194,19 @@ def test_a_verdict_reaches_rounds_although_the_daemon_is_just_down(
             assert averager.reachable
 
     run(main())
+
+
+def test_a_keeper_is_behind_by_the_versions_that_others_tell_of() -> None:
+    assert behind((3, 4), [(3, 4), (3, 9), ()]) == 5
+    assert behind((3, 4), [(2, 4)]) == 0
+    assert behind((), [(2, 4)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("theirs", "is_lacking"),
+    [((3, 4), False), ((4, 4), False), ((3, 3), True), ((), True), ((3,), True)],
+)
+def test_who_leaves_waits_for_those_who_lack_a_version(
+    theirs: tuple[int, ...], is_lacking: bool
+) -> None:
+    assert lacks(theirs, (3, 4)) is is_lacking
