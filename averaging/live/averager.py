@@ -41,12 +41,13 @@ from averaging.live.settings import (
     topic_of,
 )
 from averaging.live.threads import Threads
-from averaging.messages import BadMessage
+from averaging.messages import BadMessage, Head, Signatures
 from averaging.round.catching_up import UnreliableSources
 from averaging.round.effects import refusal
 from averaging.round.inputs import (
     AnswerEveryCall,
     Due,
+    FoldWhenAlone,
     GatherEverybody,
     GiveWay,
     Leave,
@@ -104,6 +105,7 @@ class Averager:
         self._line_max = around.line_max
         self._may_train = around.may_train
         self._on_event = around.on_event
+        self.begins_from = around.begins_from
         self.topic = topic_of(terms.run, terms.layout)
         self.threads = Threads(self.settings.threads)
         # Enough for what one round of the largest fragment lets go: an old theta, three payloads.
@@ -260,12 +262,22 @@ class Averager:
                 )
             self._works[state.fragment].set_state(state)
 
+    def shown(self, state: FragmentState) -> Head:
+        """The head of a state as other peers are shown it: with the signatures under it."""
+        head, machine = Standing.of(state).head(), self._works[state.fragment].machine
+        if machine is None:
+            return head
+        return machine.certificates.show(head, self.now())
+
     # ``fetch.Library``
 
     def state(self, fragment: int) -> FragmentState | None:
         if fragment >= len(self._works) or self._works[fragment].changing:
             return None
         return self._works[fragment].state
+
+    def signatures(self, state: FragmentState) -> Signatures:
+        return self.shown(state).signatures
 
     def replay(self, fragment: int, version: int, lineage: Lineage) -> Sequence[ReplayEntry] | None:
         if fragment >= len(self._works):
@@ -516,6 +528,13 @@ class Averager:
             if work.machine is not None:
                 work.machine.handle(AnswerEveryCall(), self.now())
 
+    def fold_when_alone(self) -> None:
+        """Make the learner's pending work part of the state now, if nobody else trains."""
+        for work in self._works:
+            if work.machine is not None:
+                work.machine.handle(FoldWhenAlone(), self.now())
+        self.make_due(range(len(self._works)))
+
     def gather_everybody(self) -> None:
         """Put all peers into one group from now on, up to the longest possible roster.
 
@@ -524,6 +543,19 @@ class Averager:
         for work in self._works:
             if work.machine is not None:
                 work.machine.handle(GatherEverybody(), self.now())
+
+    async def states_of(self, source: PeerId) -> tuple[FragmentState, ...]:
+        """Every fragment's state at one peer, for ``replace_states``. Raises ``FetchFailed``."""
+        return tuple([await work.following.state_of(source) for work in self._works])
+
+    async def replace_states(self, states: Sequence[FragmentState], *, reason: str) -> None:
+        """Go over to another history of the run, founded apart from the own one.
+
+        All fragments go over: a model is of one founding. What the learner has not merged is given
+        up, because it grew from other first weights.
+        """
+        for state in states:
+            await self._works[state.fragment].following.replace(state, reason=reason)
 
     def make_due(self, fragments: Iterable[int]) -> None:
         """Make these fragments due now. Rounds that are under way go on."""

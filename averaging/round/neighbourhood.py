@@ -183,6 +183,23 @@ class Neighbourhood:
         """True if this is a peer of the run, as far as this one sees: what it says may count."""
         return peer == self._id.me or peer in self.view
 
+    def electorate(self, now: float) -> frozenset[PeerId]:
+        """The other peers whose signatures certify a version for this one.
+
+        They are the established ones; a swarm in which nobody is established has none yet, and
+        there all live peers are meant; a peer that was cut off, and has yet to hear who is live,
+        means all that it knew. Keepers count where no other peer trains.
+        """
+        known = {
+            peer: seen
+            for peer, seen in self.view.items()
+            if peer != self._id.me and not seen.arrives
+        }
+        live = {peer: seen for peer, seen in known.items() if seen.is_live(now)}
+        long_here = {peer: seen for peer, seen in live.items() if seen.is_established(now)}
+        able = long_here or live or known
+        return frozenset(peer for peer, seen in able.items() if seen.trains) or frozenset(able)
+
     def may_lead(self, peer: PeerId, now: float) -> bool:
         """True if a peer that says that it leads may do so, whoever else may.
 

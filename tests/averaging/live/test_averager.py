@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from averaging.history.state import FragmentState
 from averaging.live.reducing import Reducing
 from averaging.live.settings import AveragerSettings
 from averaging.numbers.arrays import Float32s
@@ -97,6 +98,36 @@ def test_who_missed_rounds_replays_them_and_loses_no_work() -> None:
                 for version in range(a["from_version"] + 1, a["version"] + 1)
             ]
             check_tokens(peers)
+
+    run(main())
+
+
+def test_histories_that_were_founded_apart_are_never_averaged_and_one_goes_over_whole() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna, boris = await made.add("anna"), await made.add("boris")
+            other = [
+                FragmentState.founded(made.layout.hash, state.fragment, state.theta + np.float32(1))
+                for state in made.start
+            ]
+            clara = await made.add("clara", states=other)
+            await made.live(60.0)
+            made.check()
+            assert clara.versions() == [0] * len(made.layout.fragments)
+            assert {told["peer"] for told in clara.told("founded_apart")} >= {anna.id}
+            assert {told["peer"] for told in anna.told("founded_apart")} == {clara.id}
+            assert all(told["kind"] == "merge" for told in anna.told("round"))
+            assert all(set(told["members"]) <= {anna.id, boris.id} for told in anna.told("round"))
+
+            states = await clara.averager.states_of(anna.id)
+            await clara.averager.replace_states(states, reason="founded_apart")
+            await made.live(60.0)
+            made.check()
+            assert clara.averager.stats.contributed > 0
+            assert clara.versions() == anna.versions()
+            check_tokens([anna, boris, clara])
+            assert clara.learner is not None
+            assert clara.learner.discarded(0) > 0
 
     run(main())
 

@@ -30,6 +30,7 @@ from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import LAYOUT, POLICY, RUN, Peer, Swarm, start_of, swarm
+from tests.averaging.live.served_states import EVERYBODY
 from tests.dht.membership.signers import only
 
 MALLORY = identity_of("mallory").peer_id
@@ -494,7 +495,9 @@ def test_a_peer_that_is_not_listed_gets_no_weights() -> None:
             for peer in peers:
                 await stranger.connect(peer.id, await peer.host.addresses(), timeout_s=5.0)
                 with pytest.raises(FetchFailed, match="admits only the peers it lists"):
-                    await fetcher.state(0, LAYOUT.fragments[0].size, [peer.id], timeout_s=10.0)
+                    await fetcher.state(
+                        0, LAYOUT.fragments[0].size, [peer.id], trust=EVERYBODY, timeout_s=10.0
+                    )
                 assert isinstance(peer.host, GuardedHost) and peer.host.refused == 1
                 assert peer.averager.counters()["manifests_served"] == 0
             await stranger.close()
