@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C or SIGTERM has ended, as in shells."""
@@ -119,6 +119,50 @@ class RunRefused(PeerError):
 
     def __str__(self) -> str:
         return f"{self.what} does not match: here it is {self.ours}, the run has {self.theirs}"
+
+
+class ModelMismatch(RunRefused):
+    """This peer's model is not that of the run. ``differences`` are the first ones, by name.
+
+    ``ours`` and ``theirs`` are the hashes of the layouts, or of the frozen parameters.
+    """
+
+    SHOWN: ClassVar[int] = 10
+
+    def __init__(
+        self,
+        run: str,
+        ours: str,
+        theirs: str,
+        differences: Sequence[Sequence[str]] = (),
+        count: int = 0,
+        frozen: bool = False,
+    ) -> None:
+        """``differences``: name, shape here, shape there. ``count``: the number of all of them."""
+        shown = tuple((name, here, there) for name, here, there in differences[: self.SHOWN])
+        count = max(count, len(differences))
+        super().__init__("the layout of the model", ours, theirs)
+        self.args = (run, ours, theirs, shown, count, frozen)  # so that it survives pickling
+        self.run = run
+        self.differences: tuple[tuple[str, str, str], ...] = shown
+        self.count = count
+        self.frozen = frozen
+
+    def __str__(self) -> str:
+        if not self.differences:
+            return super().__str__()
+        told = "; ".join(f"{name}: {a} here, {b} there" for name, a, b in self.differences)
+        if self.count > len(self.differences):
+            told += f"; and {self.count - len(self.differences)} more"
+        if self.frozen:
+            return (
+                f"frozen parameters are not those of run {self.run!r}: {told}; load the same "
+                "weights as the other peers, or pass allow_frozen_differences=True"
+            )
+        return (
+            f"the model is not that of run {self.run!r}: {told}; build the model as the other "
+            "peers do"
+        )
 
 
 class NotAdmitted(PeerError):
@@ -417,3 +461,19 @@ class CheckpointDamaged(PathError):
 
     def __str__(self) -> str:
         return f"checkpoint {self.path} is damaged: {self.reason}"
+
+
+REFUSALS: tuple[type[PeerError], ...] = (
+    ModelMismatch,
+    RunRefused,
+    FolderOfAnotherRun,
+    NotAdmitted,
+    RunEnded,
+)
+"""Errors with which an agent ends, and which its trainer raises again."""
+
+
+def remade(kind: str, arguments: Sequence[Any]) -> PeerError | None:
+    """The error of an agent in its trainer's process; ``None`` if it is none of ``REFUSALS``."""
+    made = {each.__name__: each for each in REFUSALS}.get(kind)
+    return None if made is None else made(*arguments)

@@ -108,7 +108,7 @@ def relate(mine: Head, chain: Chain | None, theirs: Head) -> Relation:
     known = chain if chain is not None else Chain(map(_link, mine.links))
     if known.find(theirs.version, theirs.lineage) is not None:
         return TheyAreBehind()
-    if any(link.lineage == mine.lineage for link in theirs.links):
+    if theirs.version > mine.version and any(link.lineage == mine.lineage for link in theirs.links):
         return IAmBehind()
     ancestor = known.common_ancestor(theirs.links)
     since = ancestor.tokens if ancestor is not None else 0

@@ -211,7 +211,8 @@ class Leading:
             case Same():
                 return None
             case TheyAreBehind():
-                behind = messages.Behind(self._id.fragment, mine, self._source(mine, situation))
+                source, found = self._source(mine, situation), join.head.lineage
+                behind = messages.Behind(self._id.fragment, mine, source, found)
                 return [Note("told_behind", {"peer": sender}), Send(sender, behind)]
             case IAmBehind():
                 if standing is not None:
@@ -262,7 +263,9 @@ class Leading:
         """Count this join once this peer has caught up with it, if it leads."""
         sender, join = held.sender, held.join
         gave_up = held.must_be_catching and situation.phase is not Phase.CATCHING
-        if gave_up or not self._leads(sender, join, now):
+        since = situation.catching_since
+        takes_long = since is not None and now - since >= self._policy.answer_s
+        if gave_up or takes_long or not self._leads(sender, join, now):
             return [self._refusal(sender, join, held.reason, behind=True)]
         changes = self._open(sender, join, situation, now)
         assert self.gathering is not None

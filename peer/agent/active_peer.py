@@ -10,7 +10,6 @@ from typing import Any
 
 from averaging import messages
 from averaging.errors import AveragingError
-from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from averaging.live.fetcher import FetchProgress
@@ -26,7 +25,7 @@ from peer.agent.policies import averager_settings, round_policy
 from peer.errors import DiskFull, PeerError
 from peer.guest.enforcement import trim_log
 from peer.rules.ending import Ending, LastRounds, who_differs
-from peer.rules.foundings import founding_of
+from peer.rules.foundings import Founding, founding_of
 from peer.rules.ledger import APART
 from peer.status import Status
 from peer.storage.checkpoint import CheckpointFolder
@@ -39,6 +38,9 @@ SAVE_EVERY_S = 60.0
 SAVE_FIRST_S = 2.0
 ASKED_LAST = 32
 """Number of peers that are asked at most before this peer goes."""
+
+PENDING_SHARE = 0.4
+"""Share of the time to leave in which a leaving peer offers what it has not merged yet."""
 
 KEEP_HOUSE_EVERY_S = 15.0
 LOOK_AT_END_EVERY_S = 0.25
@@ -118,7 +120,9 @@ class ActivePeer:
                 await self._until_others_agree(ending.timeout_s)
             elif ending.timeout_s > 0:
                 await self._fold_the_rest(FOLD_SHARE * ending.timeout_s)
-            if not await averager.drain(timeout_s=0.5 * ending.timeout_s):
+                if local.others_who_train():
+                    await self._merge_pending(PENDING_SHARE * ending.timeout_s)
+            if not await averager.drain(timeout_s=0.4 * ending.timeout_s):
                 local.event("drain_cut_short", in_flight=averager.in_flight)
             if ending.timeout_s > 0:
                 await self._hand_over(HAND_OVER_SHARE * ending.timeout_s)
@@ -134,6 +138,12 @@ class ActivePeer:
         with contextlib.suppress(DhtError):
             await self._online.presence.leave()
         return ending
+
+    async def _merge_pending(self, timeout_s: float) -> None:
+        """Wait for one more round of each fragment, so that less work is lost with this peer."""
+        began = time.monotonic()
+        merged = await self._averager.merge_pending(timeout_s=timeout_s)
+        self._local.event("last_offers", merged=merged, seconds=time.monotonic() - began)
 
     # --- files ----------------------------------------------------------------------------------
 
@@ -276,9 +286,9 @@ class ActivePeer:
         except AveragingError as error:
             local.log.write("give_way_failed", {"reason": str(error)})
             return
-        if founding_name(states) != answer.founding or not local.founding.gives_way_to(
-            founding_of(answer)
-        ):
+        # What is weighed is what was fetched: its answer says what it likes.
+        theirs = Founding(global_tokens(states), founding_name(states))
+        if theirs.name != answer.founding or not local.founding.gives_way_to(theirs):
             return  # it went over itself meanwhile, or was overtaken
         await self._save()  # the last checkpoint of what is given up
         await self._averager.replace_states(states, reason=APART)
@@ -385,7 +395,7 @@ def lacks(theirs: Sequence[int], mine: Sequence[int]) -> bool:
 
 def send_standing(averager: Averager, peer: PeerId, state: FragmentState) -> None:
     """Send the standing of one fragment to ``peer``, for it to compare with its own."""
-    compare = messages.Compare(state.fragment, Standing.of(state).head())
+    compare = messages.Compare(state.fragment, averager.shown(state))
     averager.transport.send(peer, messages.encode(compare))
 
 

@@ -26,7 +26,7 @@ from peer.agent.online_peer import OnlinePeer
 from peer.agent.slots import SlotPort
 from peer.bridge.messages import Begin
 from peer.bridge.shared_memory import SharedTensors
-from peer.errors import RunEnded, RunOver, RunRefused
+from peer.errors import ModelMismatch, RunEnded, RunOver, RunRefused
 from peer.quantities import duration_text
 from peer.rules.ending import ended
 from peer.rules.foundings import heaviest
@@ -144,7 +144,11 @@ class Entrance:
         while not local.ending.done():
             live = [member.peer for member in online.live_members()]
             answers = await online.statuses(live[:ASKED_FIRST])
-            others = other_layouts(local.layout.hash.hex(), answers)
+            others = other_models(
+                local.layout.hash.hex(),
+                None if self._begin.allow_frozen_differences else local.description.frozen_hash,
+                answers,
+            )
             if others is None:
                 self._follow_one_founding(answers)
                 return True
@@ -152,8 +156,7 @@ class Entrance:
                 # To found the run once more would split it, whatever the patience.
                 misfit_since = loop.time() if misfit_since is None else misfit_since
                 if loop.time() - misfit_since >= REFUSE_AFTER_S:
-                    own = local.layout.hash.hex()
-                    raise RunRefused("the layout of the model", own, others[0])
+                    raise await self._mismatch(others[0])
                 await asyncio.sleep(0.2)
                 continue
             out_of_patience = found_at is not None and loop.time() >= found_at
@@ -201,6 +204,16 @@ class Entrance:
             "somebody comes",
             0.0,
         )
+
+    async def _mismatch(self, other: Status) -> ModelMismatch:
+        """The error that says how this peer's model differs from that of ``other``."""
+        local = self._local
+        frozen = other.layout == local.layout.hash.hex()
+        ours, theirs = local.layout.hash.hex(), other.layout
+        if frozen:
+            ours, theirs = local.description.frozen_hash, other.frozen
+        found = await self._online.differences_to(PeerId(other.peer))
+        return ModelMismatch(local.run_file.name, ours, theirs, found, len(found), frozen)
 
     def _check_who_answered(self, *, out_of_patience: bool) -> None:
         seeds = {address_rules.peer_of(Multiaddr(seed)) for seed in self._begin.seeds}
@@ -300,13 +313,21 @@ def is_catching_up(averager: Averager, fragments: Iterable[int]) -> bool:
     return any(averager.phases[fragment] is RoundPhase.CATCHING for fragment in fragments)
 
 
-def other_layouts(own: str, answers: Sequence[Status]) -> tuple[str, ...] | None:
-    """The layouts of all answers with a state, if none of them is ``own``; ``None`` if one is.
+def other_models(
+    layout: str, frozen: str | None, answers: Sequence[Status]
+) -> tuple[Status, ...] | None:
+    """The answers with a state, if none of them is of this peer's model; ``None`` if one is.
 
-    Empty while no answer has a state.
+    Empty while no answer has a state. ``frozen``: the hash of the own frozen parameters, empty if
+    it is not known; ``None``: they may differ.
     """
-    layouts = tuple(answer.layout for answer in answers if answer.versions)
-    return None if own in layouts else layouts
+    holders = tuple(answer for answer in answers if answer.versions)
+    for each in holders:
+        same_frozen = not frozen or each.frozen in ("", frozen)
+        if each.layout == layout and same_frozen:
+            return None
+    # One with the same layout first: it says how the frozen parameters differ.
+    return tuple(sorted(holders, key=lambda each: each.layout != layout))
 
 
 def wrong_peer(

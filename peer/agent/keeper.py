@@ -35,7 +35,7 @@ from peer.agent.local_peer import (
 from peer.agent.online_peer import OnlinePeer, go_online
 from peer.errors import INTERRUPTED
 from peer.guest.enforcement import Guest
-from peer.joining.link import only_from
+from peer.joining.link import is_news, only_from
 from peer.rules.ending import Ending
 from peer.rules.foundings import heaviest
 from peer.rules.limits import Go, Rest
@@ -124,7 +124,7 @@ class Keeper(Delegate):
         """True if it went off line only to rest, and comes back."""
         self._on_event = on_event
         self._until = until
-        self._link = ""
+        self._link: str | None = None
         self._behind = 0
 
     def __repr__(self) -> str:
@@ -203,11 +203,13 @@ class Keeper(Delegate):
                 local.enter_phase("ready", "keeping the run's state", 1.0)
             online.update_record(trains=False, step_time_s=None, merged=0.0)
             self._ask_those_ahead(online)
-            link = str(online.link())
-            # Without an address of its own this keeper is missing from the link.
-            if online.presence.addresses and link != self._link:
+            link = online.link()
+            if link and is_news(link, self._link):
                 self._link = link
-                self._on_event("link", {"link": link, "limit": only_from(link)})
+                limit = only_from(link)
+                self._on_event("link", {"link": link, "limit": limit})
+                if limit is not None:
+                    self._on_event("link_limited", {"text": limit})
             await asyncio.sleep(1.0)
 
     def _ask_those_ahead(self, online: OnlinePeer) -> None:

@@ -25,6 +25,8 @@ from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
 from dht.records import Role
 from peer.agent.account import global_tokens
+from peer.bridge.messages import Device
+from peer.description import Described, Description
 from peer.events.board import Board
 from peer.events.names import Names
 from peer.events.table import REPORTED, audience_of
@@ -38,7 +40,7 @@ from peer.run_file.sections import RunFile
 from peer.status import HeldOut
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.last_seen import State, load_last_seen, save_state
-from peer.storage.outer_state import founding_name, model_name
+from peer.storage.outer_state import OUTER, founding_name, model_name
 from peer.views.event_log import EventLog
 
 T = TypeVar("T")
@@ -90,6 +92,8 @@ class PeerSettings:
     """Proof that the run admits this peer (``dht.membership.credentials``)."""
     stays: bool = False
     """True if the peer serves the state and the history of the run after its end, too."""
+    frozen: tuple[Described, ...] | None = None
+    """The trainer's parameters that are not exchanged; ``None`` if they are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +110,8 @@ class TrainerStatus:
     fates: Mapping[str, float] = field(default_factory=dict)
     rest: str | None = None
     """The reason why it makes no steps for now."""
+    device: Device | None = None
+    """The state of its device, if it has told it."""
 
 
 class Delegate:
@@ -140,6 +146,7 @@ class NotAveraging:
     phases: tuple[RoundPhase | None, ...] = ()
     final_fragments: frozenset[int] = frozenset()
     in_flight = 0
+    bytes_per_s = 0.0
     stats = AveragerStats()
 
     def look(self) -> None: ...
@@ -158,6 +165,7 @@ class LocalPeer:
         loop = asyncio.get_running_loop()
         self.settings = settings
         self.layout = layout
+        self.description = Description.of(layout.specs, settings.frozen)
         self.delegate = delegate
         self.guest = guest
         self.run_file = settings.run
@@ -177,7 +185,7 @@ class LocalPeer:
             },
         )
         self.folder = CheckpointFolder(
-            settings.directory / "outer", allowed_bytes=lambda: guest.disk.outer
+            settings.directory / OUTER, allowed_bytes=lambda: guest.disk.outer
         )
         self.view: dict[PeerId, PeerView] = {}
         """The live peers as averaging sees them. It stays the same object."""
@@ -271,8 +279,9 @@ class LocalPeer:
         elif name == "founded_apart":
             self._met_another_founding(fields)
         elif name == "alone":
-            # Every fragment notes this at each of its rounds; only the first one is news.
-            if not self._is_alone:
+            # Every fragment notes this at each of its rounds; only the first one is news, and not
+            # while another peer is about to train.
+            if not self._is_alone and not any(seen.arrives for seen in self.live_peers):
                 self._is_alone = True
                 self.event("alone", text="nobody else trains here now; training goes on alone")
         elif audience_of(name) & REPORTED:
@@ -305,11 +314,11 @@ class LocalPeer:
         self.delegate.on_round({**fields, "contributed": contributed})
         if finished:
             self.check_the_end()  # at once: no version must follow the final one
-            where = f"{fields['fragment']}/{fields['version']}"
+            where = f"fragment {fields['fragment']}"
             for peer in fields["contributors"]:
-                self._remember_offer(peer, f"merged {where}")
+                self._remember_offer(peer, f"merged, {where}")
             for peer, why in fields["left_out"].items():
-                self._remember_offer(peer, f"left out {where}: {self.board.names.within(why)}")
+                self._remember_offer(peer, f"left out, {where}: {self.board.names.within(why)}")
 
     def _remember_offer(self, peer: PeerId, outcome: str) -> None:
         self.last_offers[peer] = outcome
@@ -354,12 +363,15 @@ class LocalPeer:
         return self.foundings.get(peer, self._followed) == self._followed or not self._followed
 
     def in_flight(self) -> tuple[str, ...]:
-        """Fragments with the work in progress on them, in words: ``0 and 2 exchanging``."""
+        """The work in progress, in words: ``fragments 0 and 2 exchanging``."""
         found: dict[str, list[str]] = {}
         for index, phase in enumerate(self.averaging.phases):
             if phase in WORK_IN_PROGRESS:
                 found.setdefault(WORK_IN_PROGRESS[phase], []).append(str(index))
-        return tuple(f"{' and '.join(each)} {words}" for words, each in found.items())
+        return tuple(
+            f"fragment{'s' * (len(each) > 1)} {' and '.join(each)} {words}"
+            for words, each in found.items()
+        )
 
     @property
     def live_peers(self) -> list[PeerView]:

@@ -1,4 +1,4 @@
-"""``shoal status``, ``ps``, ``explain``, ``pause``, ``resume``, ``leave`` and ``limits``."""
+"""``shoal status``, ``ps``, ``link``, ``explain``, ``pause``, ``resume``, ``leave``, ``limits``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 from typer import Argument, Option
 
 from dht.identity import RunId
-from peer.cli.application import report_if_slow, start_logging
+from peer.cli.application import complain, report_if_slow, start_logging
 from peer.cli.options import Json, JsonLines
 from peer.storage.home import data_home
 
@@ -177,6 +177,50 @@ def show_peers(as_json: Json = False) -> None:
         print("none of your peers is running on this machine")
 
 
+@commands.command("link")
+def show_link(
+    folder: Annotated[
+        Path | None,
+        Argument(
+            metavar="RUN_DIR",
+            help="Folder of one peer; by default all your running peers, see `shoal ps`.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the link by which others join the run of a peer of yours.
+
+    Example: shoal link
+    """
+    from peer.joining.link import only_from
+    from peer.storage.address import kept_link
+    from peer.storage.home import is_in_use, running_peers
+
+    folders = sorted(running_peers()) if folder is None else [folder]
+    found: dict[Path, str] = {}
+    for each in folders:
+        link = kept_link(each)
+        if link is not None:
+            found[each] = link
+    if not found:
+        raise typer.BadParameter(
+            "none of your peers is running on this machine; name the folder of one"
+            if not folders
+            else f"there is no link of a peer in {', '.join(map(str, folders))}; "
+            "`shoal ps` lists the folders, and a peer that has just started needs a moment"
+        )
+    if as_json:
+        print(json.dumps({"links": {str(each): link for each, link in found.items()}}))
+        return
+    for each, link in found.items():
+        print(link)
+        if not is_in_use(each):
+            complain(f"the peer of {each} does not run now; others find it when it does")
+        elif (limit := only_from(link)) is not None:
+            complain(limit)
+
+
 @commands.command()
 def pause(directory: Folder = None, as_json: Json = False) -> None:
     """Pause peers of this machine: they offer their last work, then stop without delaying others.
@@ -234,6 +278,10 @@ def limits(
         str | None,
         Option(help="Maximum size of a peer's folder with checkpoints and logs, such as 20G."),
     ] = None,
+    relay_bulk: Annotated[
+        str | None,
+        Option(help="Bytes per second to pass on between peers behind routers, such as 2M."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show or change what peers of this machine may use; running peers follow within a second.
@@ -266,6 +314,9 @@ def limits(
         changes["idle_below"] = share
     if disk is not None:
         changes["disk_bytes"] = None if disk == "off" else rules.parse_disk(disk)
+    if relay_bulk is not None:
+        rate = None if relay_bulk == "off" else rules.parse_rate("--relay-bulk", relay_bulk)
+        changes["relay_bytes_s"] = rate
     _change_limits(directory, as_json=as_json, **changes)
 
 

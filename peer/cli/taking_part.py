@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -20,13 +20,14 @@ from typer import Argument, Option
 from typer.models import ArgumentInfo
 
 from dht.errors import DhtError
-from peer.cli.application import EXIT_REFUSED, complain, report_if_slow, start_logging
-from peer.cli.options import JsonLines, Plain
+from peer.cli.application import EXIT_REFUSED, complain, log_to, report_if_slow, start_logging
+from peer.cli.options import JsonLines, Plain, RelayBulk
 from peer.errors import PeerError, RunOver
 
 if TYPE_CHECKING:
     from peer.joining.link import FoundRun
     from peer.joining.visit import RunStatus
+    from peer.run_file.sections import RunFile
     from peer.trainer.settings import JoinSettings
 
 commands = typer.Typer()
@@ -262,6 +263,7 @@ class Options:
             found_after_s=found_after_s,
             lane=self.lane,
             page=_page(self.page),
+            quiet=True,  # a screen or lines show it
             pace_s=self.pace,
             **_addresses(self.listen, self.announce),
         )
@@ -304,29 +306,59 @@ def start(file: str, options: Options) -> int:
     Example: shoal start examples/tiny_gpt/run.toml
     """
     from peer.cli.owning import sign_if_owner_is_missing
-    from peer.errors import RunHasExisted
     from peer.joining.link import find_run
-    from peer.storage.checkpoint import CheckpointFolder
+    from peer.storage.earlier import told_if_edited
     from peer.storage.home import default_directory
-    from peer.storage.last_seen import recall
 
     sign_if_owner_is_missing(Path(file))
     found = find_run(file, ask_peers=no_peers)
     if found.run.policy.admission == "invited":
         complain("the run admits invited peers only; for each, or for all: shoal invite LINK")
-    folder = options.directory or default_directory(found.run.run_id)
-    known = recall(found.run.run_id, [folder])
-    if known is not None and not CheckpointFolder(folder / "outer").numbers():
-        anew = RunHasExisted(found.run.name, known.sentence)
-        asks = sys.stdin.isatty() and not (options.yes or options.anew)
-        if not (asks or options.yes or options.anew):
-            raise anew
-        complain(str(anew))
-        if asks and not typer.confirm("Found it anew?", default=False):
-            return EXIT_REFUSED
-    has_friends = bool(found.seeds or options.seed or (folder / "peers.json").exists())
+    where = options.directory or default_directory(found.run.run_id)
+    if not _may_found(found.run, where, options):
+        return EXIT_REFUSED
+    if (edited := told_if_edited(found.run, where)) is not None:
+        complain(edited)
+    _check_first_start(found, file, options, where)
+    has_friends = bool(found.seeds or options.seed or (where / "peers.json").exists())
     own = options.settings(found, seeds=(), found_after_s=LOOKS_FIRST_S if has_friends else 0.0)
     return _take_part(found, own, options)
+
+
+def _may_found(run: RunFile, where: Path, options: Options) -> bool:
+    """Ask about a run that existed and of which nothing is here. Raises ``RunHasExisted``."""
+    from peer.errors import RunHasExisted
+    from peer.storage.checkpoint import CheckpointFolder
+    from peer.storage.last_seen import recall
+    from peer.storage.outer_state import OUTER
+
+    known = recall(run.run_id, [where])
+    if known is None or CheckpointFolder(where / OUTER).numbers():
+        return True
+    anew = RunHasExisted(run.name, known.sentence)
+    agreed = options.yes or options.anew
+    if not (agreed or sys.stdin.isatty()):
+        raise anew
+    complain(str(anew))
+    return agreed or typer.confirm("Found it anew?", default=False)
+
+
+def _check_first_start(found: FoundRun, file: str, options: Options, where: Path) -> None:
+    """Find mistakes in the run file, and read its data, before anything of a new run starts."""
+    from peer.data.sources import read_once
+    from peer.run_file.sections import HfData, TextData
+    from peer.storage.home import data_home, has_been_there
+
+    if has_been_there(where):
+        return
+    check_new(found, file)
+    if isinstance(found.run.data, TextData | HfData):
+        with report_if_slow("still reading the data"):
+            read_once(
+                found.run,
+                cache_dir=data_home(os.environ) / "data",
+                data_dir=options.data or found.folder or where / "data",
+            )
 
 
 @commands.command()
@@ -340,7 +372,7 @@ def join(link: str, options: Options) -> int:
     Example: shoal join 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
     from peer.errors import NobodyToAsk
-    from peer.storage.home import default_directory
+    from peer.storage.home import default_directory, free_directory
     from peer.storage.last_seen import date_text, recall
 
     if options.anew:
@@ -352,6 +384,8 @@ def join(link: str, options: Options) -> int:
         raise NobodyToAsk(found.run.name, link)  # it would wait for ever
     if known is not None and known.ended_at is not None:
         raise RunOver(found.run.name, date_text(known.ended_at), known.tokens, f"'{link}'")
+    if own.directory is None and own.seeds:
+        own = replace(own, directory=free_directory(found.run.run_id))
     return _take_part(found, own, options)
 
 
@@ -411,6 +445,7 @@ def keep(
     listen: Listen = None,
     announce: Announce = None,
     lane: Lane = "auto",
+    relay_bulk: RelayBulk = None,
     page: Page = "auto",
     until: Until = "forever",
     as_json: JsonLines = False,
@@ -421,14 +456,20 @@ def keep(
 
     Example: shoal keep 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
+    import msgspec
+
     from dht.identity import Identity
     from peer.agent import keeper
     from peer.agent.local_peer import PeerSettings
     from peer.event_loop import run_until_stopped
+    from peer.guest.enforcement import read_limits, write_limits
     from peer.joining.nickname import default_name
+    from peer.rules.limits import parse_rate
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.credentials import own_credential
+    from peer.storage.earlier import look_at_checkpoints
     from peer.storage.home import keeper_directory, occupied
+    from peer.storage.outer_state import OUTER
     from peer.trainer.parameters import recipe_layout
     from peer.trainer.preflight import check_keeper
     from peer.views.watch import sentence
@@ -438,6 +479,8 @@ def keep(
     found = _find_patiently(link, directory)
     where = directory or keeper_directory(found.run.run_id)
     check_keeper(found.run, where)
+    for text in look_at_checkpoints(where).told:
+        complain(text)
     layout = recipe_layout(found.run)
 
     def show(event: str, fields: Mapping[str, Any]) -> None:
@@ -447,6 +490,10 @@ def keep(
             print(text, flush=True)
 
     with occupied(where, found.run, "keeper"):
+        if relay_bulk is not None:
+            rate = None if relay_bulk == "off" else parse_rate("--relay-bulk", relay_bulk)
+            write_limits(where, msgspec.structs.replace(read_limits(where), relay_bytes_s=rate))
+        log_to(where / "keeper.log")
         identity = Identity.load_or_create(where / "identity.key")
         credential = own_credential(where, identity, found.run, role="keeper", invite=found.invite)
         settings = PeerSettings(
@@ -466,7 +513,7 @@ def keep(
             lambda stop: keeper.keep(settings, layout, stop, show, until=ends)
         )
     if not as_json:
-        saved = CheckpointFolder(where / "outer").numbers()
+        saved = CheckpointFolder(where / OUTER).numbers()
         kept = (
             f"the checkpoint is in {where}"
             if saved
@@ -506,6 +553,19 @@ def no_peers(link: object) -> bytes:
     )
 
 
+def check_new(found: FoundRun, source: str) -> None:
+    """Check a run that is still to begin. Raises ``RunFileError``."""
+    from datetime import UTC, datetime
+
+    from peer.errors import RunFileError
+    from peer.joining.link import read_text
+    from peer.run_file.reading import faults_of_new
+
+    text = None if found.folder is None else read_text(Path(source))
+    if faults := faults_of_new(found.run, now=datetime.now(UTC), text=text):
+        raise RunFileError(source, faults)
+
+
 def _addresses(listen: list[str] | None, announce: list[str] | None) -> dict[str, Any]:
     """Check the addresses before anything starts; without those that the user left out."""
     from multiaddr import Multiaddr
@@ -540,7 +600,8 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     from peer.model.weights import check_there
     from peer.rules.limits import manners
     from peer.storage.credentials import own_credential
-    from peer.storage.home import check_folder, default_directory, peer_folder
+    from peer.storage.earlier import look_at_checkpoints
+    from peer.storage.home import check_folder, claim, default_directory, peer_folder
     from peer.trainer.choices import wishes_from
     from peer.trainer.loop import TrainerSettings, check_wishes
 
@@ -570,6 +631,11 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         raise typer.BadParameter(str(error)) from error
     where = own.directory or default_directory(found.run.run_id)
     check_folder(where, found.run)
+    earlier = look_at_checkpoints(where)
+    for text in earlier.told:
+        complain(text)
+    if earlier.lost and not options.yes and not _confirmed("Go on without them?", default=False):
+        return EXIT_REFUSED
     if found.run.policy.admission != "open":  # nobody waits long to be told that it is refused
         with peer_folder(where):
             identity = Identity.load_or_create(where / "identity.key")
@@ -587,7 +653,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         print("\n".join(look.lines), flush=True)
         if seen is not None:
             print(_expectation(seen, look.step_time_s), flush=True)
-    if not options.yes and sys.stdin.isatty() and not typer.confirm("Take part?", default=True):
+    if not options.yes and not _confirmed("Take part?", default=True):
         return EXIT_REFUSED
     output = Output(
         as_json=options.as_json,
@@ -595,9 +661,16 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         tensorboard=options.tensorboard,
         wandb=options.wandb,
     )
+    claim(where, found.run)
+    log_to(where / "trainer.log")
     if look.engine is None:
         return train_on_devices(found.run, own, output, settings, look.choices, devices)
     return train_here(found.run, own, output, settings, look)
+
+
+def _confirmed(question: str, *, default: bool) -> bool:
+    """The answer of the person at the terminal; ``default`` if there is none."""
+    return typer.confirm(question, default=default) if sys.stdin.isatty() else default
 
 
 def _is_desktop() -> bool:

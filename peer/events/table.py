@@ -66,7 +66,7 @@ TYPES: Mapping[str, str] = {
     for kind, fields in {
         "int": "addresses agent_restarts ballot bans contributors exit_code fragment from_version "
         "group in_flight live members number parted_at peers pid promised promises restarts "
-        "missed rounds rounds_missed schema since slice slices step steps version with_me",
+        "missed port rounds rounds_missed schema since slice slices step steps version with_me",
         "text": "codec how kind left_out link model name ours outcome phase reason role run "
         "run_name stage text theirs url",
         "s": "blocked_s encoded_s lasts_s merged_s offset_s restart_in_s seconds silent_s "
@@ -203,6 +203,7 @@ _REST_OF_A_ROUND = _rows(
         "no_majority_left": ("ballot, reason", "ended the round: {reason}"),
         "sealed_void": ("ballot, contributors, reason", "sealed the round as void: {reason}"),
         "skipped": ("in_flight", "skipped fragment {fragment}: rounds under way: {in_flight}"),
+        "takes_part": ("every:int, reason", "takes part in one version of {every}: {reason}"),
         "stale": ("versions:int", "its work began {versions} versions ago, which is too long"),
         "closed_ranks": (
             "version",
@@ -394,17 +395,21 @@ _OTHER_PEERS = (
         "peer, seconds",
         "{peer} answered about no fragment for {seconds:.0f} s, and others did",
     ),
+    _row(PEER | Audience.RUN, "connected", "peer, name, text", "{text}"),
+    _row(SHOWN, "reachability", "reachable, text", "{text}", on_screen=sentences.reachability),
     *_rows(
         SHOWN,
         "text",
         {
-            "connected": ("peer, name", "{text}"),
-            "reachability": ("reachable", "{text}"),
             "untested": ("", "{text}"),
             "hello_refused": ("peer, name, ours, theirs", "{text}"),
             "identity_in_use": ("", "{text}"),
             "directive": ("signer, number, bans", "{text}"),
             "not_admitted": ("", "{text}"),
+            "frozen_differs": (
+                "peer, name, parameters:text",
+                "{name} trains with other frozen parameters than this peer: {parameters}",
+            ),
             "cache_unreadable": ("path", "{text}"),
             "cache_unwritable": ("path", "{text}"),
         },
@@ -454,10 +459,19 @@ _THIS_PEER = (
         {
             "resumed": ("text", sentences.resumed),
             "trainer_steps_again": ("silent_s", "its trainer steps again"),
+            "last_offers": (
+                "merged, seconds",
+                "offered what was pending before it left; all of it merged: {merged}",
+            ),
             "drain_cut_short": ("in_flight", "left with rounds under way: {in_flight}"),
             "exported": ("path, versions, model", "wrote {path}, model {model}"),
             "export_failed": ("text", "could not write the model: {text}"),
             "page_not_served": ("text", "{text}"),
+            "port_taken": (
+                "port",
+                "another program uses port {port}, where this peer listened before: "
+                "links from before no longer lead to it, `shoal link` prints the new one",
+            ),
             "left_apart": (
                 "text, versions, model",
                 "the run ended with several models; this peer's is {model}, others differ: {text}",
@@ -481,7 +495,8 @@ _TRAINING_PROCESS = (
         Audience.SCREEN,
         "",
         {
-            "link": ("link, limit:text", sentences.link_with_limit),
+            "link": ("link, limit:text", "others join with: shoal join '{link}'"),
+            "link_limited": ("text", "{text}"),
             "page": ("url", "web page: {url}"),
             "over": ("reason, finished", "{reason}"),
             "agent_died": (
@@ -504,7 +519,8 @@ _TRAINING_PROCESS = (
         {
             "progress": (
                 "peer, peers, versions, tokens_per_s:float, share_of_peak:float, "
-                "time_left_s, next_merge_s, device_bytes, temperature_c:float",
+                "time_left_s, next_merge_s, device_bytes, temperature_c:float, "
+                "processor_share:float",
                 "step {steps}, loss {loss}",
             ),
             "done": ("finished, stopped, directory", "ended at step {steps}, loss {loss}"),

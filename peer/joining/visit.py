@@ -41,7 +41,7 @@ from peer.errors import NobodyMet
 from peer.events.printable import printable
 from peer.joining.fetch import SeedFailures, check_seeds_run, observer
 from peer.joining.link import Link
-from peer.quantities import bytes_text, count_text, duration_text
+from peer.quantities import bytes_text, count_text, duration_text, fates_text, peers_text
 from peer.run_file.reading import from_canonical
 
 FOLLOWING = ("learner", "keeper")
@@ -294,27 +294,34 @@ def status_lines(seen: RunStatus) -> list[str]:
     held_out = "" if seen.held_out is None else f"   held-out loss {seen.held_out.loss:.3f}"
     lines = [
         f"run {seen.run_id[:16]}...   {count_text(seen.global_tokens)} tokens merged   "
-        f"{len(seen.peers)} peers{held_out}",
-        f"{'peer':18} {'phase':10} {'steps':>7} {'s/step':>7} {'loss':>7} "
+        f"{peers_text(len(seen.peers))}{held_out}",
+        f"{'peer':18} {'state':10} {'steps':>7} {'s/step':>7} {'loss':>7} "
         f"{'version':>8} {'behind':>6} {'merged':>8}",
     ]
     for peer in seen.peers:
         loss = "-" if peer.loss is None else f"{peer.loss:.3f}"
         version = str(min(peer.versions)) if peer.versions else "-"
+        state = status.state_in_words(peer.role, peer.phase, rests=peer.rest is not None)
+        trains = peer.role == LEARNER
+        steps = str(peer.steps) if trains else "-"
+        step_time = f"{peer.step_time_s:.2f}" if peer.step_time_s else "-"
+        merged = count_text(peer.fates.get("merged", 0.0)) if trains else "-"
         lines.append(
-            f"{peer.name[:18]:18} {peer.phase[:10]:10} {peer.steps:7} {peer.step_time_s:7.2f} "
-            f"{loss:>7} {version:>8} {peer.staleness:6} "
-            f"{count_text(peer.fates.get('merged', 0.0)):>8}"
+            f"{peer.name[:18]:18} {state[:10]:10} {steps:>7} {step_time:>7} {loss:>7} "
+            f"{version:>8} {peer.staleness:6} {merged:>8}"
         )
-        fates = ", ".join(f"{name} {count_text(value)}" for name, value in peer.fates.items())
         if peer.rest is not None or peer.limits:
             resting = [] if peer.rest is None else [f"resting: {peer.rest}"]
             allowed = [f"limits: {', '.join(peer.limits)}"] if peer.limits else []
             lines.append("  " + "; ".join(resting + allowed))
-        lines.append(
-            f"  up {duration_text(peer.up_s)}   sent {bytes_text(peer.bytes_sent)}   "
-            f"blocked {peer.blocked_s:.2f} s   tokens: {fates}"
-        )
+        if peer.paths:
+            paths = ", ".join(f"{count} {name}" for name, count in peer.paths.items())
+            passed = f"; passed on {bytes_text(peer.relayed_bytes)}" * bool(peer.relayed_bytes)
+            lines.append(f"  bulk data: {paths}{passed}")
+        online = f"  online for {duration_text(peer.up_s)}, sent {bytes_text(peer.bytes_sent)}"
+        if trains:
+            online += f", blocked {peer.blocked_s:.1f} s; tokens: {fates_text(peer.fates)}"
+        lines.append(online)
     for peer_id, silent in seen.silent.items():
         lines.append(f"{silent.name[:18] or peer_id}: no answer: {printable(silent.reason)}")
     for signer, directive in seen.directives.items():

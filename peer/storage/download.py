@@ -8,15 +8,18 @@ is missing, as long as the run stands where it stood.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from averaging.history.chain import Chain, ChainLink
+from averaging.history.manifest import Manifest
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
 from averaging.live.fetcher import Fetcher, FetchFailed, FetchProgress
 from averaging.live.threads import Threads
+from averaging.messages import Signatures
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId
 from peer.errors import CheckpointDamaged, PeerError
@@ -124,10 +127,37 @@ async def _fetch_one(
     reason = ""
     for _ in range(2):  # pieces that have arrived are kept for the second attempt
         try:
-            return await fetcher.state(index, size, sources, timeout_s=FETCH_FRAGMENT_S)
+            return await fetcher.state(
+                index, size, sources, trust=_Agreement(len(sources)), timeout_s=FETCH_FRAGMENT_S
+            )
         except FetchFailed as error:
             reason = str(error)
     raise NotDownloaded(run.name, reason)
+
+
+@dataclass(frozen=True)
+class _Agreement:
+    """Trust of a reader that has seen nobody work: two sources must hold the same bits.
+
+    Where one peer is all there is, its word is all there is.
+    """
+
+    sources: int
+
+    @property
+    def holders_min(self) -> int:
+        return min(2, self.sources)
+
+    def counts(self, peer: PeerId) -> bool:
+        return True
+
+    def hear(self, manifest: Manifest, signatures: Signatures) -> None: ...
+
+    def problem(self, manifest: Manifest) -> str | None:
+        return None
+
+    def signers(self, manifest: Manifest) -> Sequence[PeerId]:
+        return ()
 
 
 def _keep(folder: CheckpointFolder, state: FragmentState) -> None:

@@ -29,6 +29,9 @@ from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import Checkpoint, CheckpointFolder
 from peer.storage.tensor_file import Tensor, write_safetensors
 
+OUTER = "outer"
+"""Folder of an agent's checkpoints, in the peer's folder."""
+
 _LINEAGE_BYTES = 32
 
 
@@ -143,6 +146,17 @@ def load_outer(
             raise FolderOfAnotherRun(what, wanted, found)
         return outer
     return None
+
+
+def kept_run(folder: Path) -> RunFile | None:
+    """The run of the newest checkpoint in a peer's folder; ``None`` if there is none."""
+    meta = CheckpointFolder(folder / OUTER).newest_meta()
+    if meta is None:
+        return None
+    try:
+        return from_canonical(meta["run"].encode(), meta["run_id"])
+    except (KeyError, AttributeError, RunFileError):  # of another program, or another version
+        return None
 
 
 def model_name(states: Iterable[FragmentState]) -> str:

@@ -22,7 +22,7 @@ from averaging.rules.quorum import QuorumPolicy
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import CALM, STORM
 from dht.memory.virtual_loop import run
-from tests.averaging.live.quadratic import POLICY, check_tokens, swarm
+from tests.averaging.live.quadratic import LAYOUT, POLICY, check_tokens, swarm
 
 ROUGH = replace(POLICY, quorum=QuorumPolicy(wait_s=20.0), margin_s=3.0)
 
@@ -343,6 +343,31 @@ def test_a_peer_killed_in_the_middle_of_a_round_does_not_stop_the_others() -> No
             for peer in peers[:3]:
                 assert min(version or 0 for version in peer.versions()) >= before + 5
             check_tokens(peers[:3])
+
+    run(main())
+
+
+def test_a_peer_that_leaves_has_its_pending_work_merged_first() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            for name in ("anna", "boris", "clara", "dora"):
+                await made.add(name)
+            await made.live(61.0)
+            anna = made.peers[0]
+            assert anna.learner is not None
+            step = anna.learner.step
+            assert any(anna.learner.pending(index) for index in range(len(LAYOUT.fragments)))
+
+            assert await anna.averager.merge_pending(timeout_s=15.0)
+
+            for state in anna.averager.states:
+                assert state is not None
+                assert anna.averager.life.mark_in(state.merged) >= step
+            made.check()
+            left = [peer.id for peer in made.peers[1:]]
+            for peer in left:
+                del anna.view[peer]
+            assert not await anna.averager.merge_pending(timeout_s=15.0), "nobody is left"
 
     run(main())
 

@@ -60,6 +60,8 @@ from tests.averaging.round.machines import (
     POLICY,
     TOPIC,
     asks,
+    behind,
+    certified,
     join,
     joined,
     leading,
@@ -212,7 +214,7 @@ def test_a_leader_that_was_passed_over_is_asked_again_at_another_version() -> No
     assert rounds.peers.leader(standing("start").head(), (), 2.0) != first
 
     ahead = standing("start", "one")
-    rounds.handle(Received(BORIS, said.Behind(0, ahead.head(), BORIS)), 2.0)
+    rounds.handle(Received(BORIS, behind(ahead, BORIS)), 2.0)
     rounds.handle(CaughtUp(ahead), 2.0)
 
     assert not rounds.peers.passed_over
@@ -311,7 +313,7 @@ def test_nothing_that_a_stranger_says_counts() -> None:
     claims: list[Message] = [
         said.Call(0, ahead.head(), 10.0),
         said.Compare(0, ahead.head()),
-        said.Behind(0, ahead.head(), ANNA),
+        behind(ahead, ANNA),
         said.Finished(0, bytes(32), ahead.head()),
         said.Ask(0, bytes(32)),
         said.Prepare(0, bytes(32), 1),
@@ -325,8 +327,9 @@ def test_nothing_that_a_stranger_says_counts() -> None:
     effects = rounds.handle(asks(eve, standing("start")), 1.0)
     assert [type(answer) for answer in sent(effects, eve)] == [said.NoQuorum]
     assert rounds.gathering is None
-    behind = said.Behind(0, ahead.head(), eve)
-    assert not rounds.handle(Received(ANNA, behind), 1.0), "nobody is sent to a stranger"
+    assert not rounds.handle(Received(ANNA, behind(ahead, eve)), 1.0), (
+        "nobody is sent to a stranger"
+    )
 
 
 def test_no_identity_ranks_first_on_every_lineage() -> None:
@@ -465,7 +468,7 @@ def test_a_peer_that_hears_of_a_longer_chain_catches_up() -> None:
     rounds = machine()
     ahead = standing("start", "one")
 
-    effects = rounds.handle(Received(ANNA, said.Behind(0, ahead.head(), BORIS)), 1.0)
+    effects = rounds.handle(Received(ANNA, behind(ahead, BORIS)), 1.0)
 
     assert of(effects, CatchUp) == [CatchUp(BORIS, 1, ahead.lineage, "its chain holds my lineage")]
     assert phase(rounds) is Phase.CATCHING
@@ -475,7 +478,7 @@ def test_a_peer_that_hears_of_a_longer_chain_catches_up() -> None:
 
 def test_a_failed_catch_up_leaves_everything_as_it_was_and_has_a_deadline() -> None:
     rounds = machine()
-    rounds.handle(Received(ANNA, said.Behind(0, standing("start", "one").head(), BORIS)), 1.0)
+    rounds.handle(Received(ANNA, behind(standing("start", "one"), BORIS)), 1.0)
     assert rounds.deadline == 1.0 + POLICY.catch_up_s
 
     rounds.handle(Tick(), 1.0 + POLICY.catch_up_s)
@@ -485,14 +488,14 @@ def test_a_failed_catch_up_leaves_everything_as_it_was_and_has_a_deadline() -> N
 
 def test_a_source_that_did_not_deliver_is_not_asked_again_at_once() -> None:
     rounds = machine()
-    ahead = standing("start", "one").head()
-    rounds.handle(Received(ANNA, said.Behind(0, ahead, ANNA)), 1.0)
+    ahead = standing("start", "one")
+    rounds.handle(Received(ANNA, behind(ahead, ANNA)), 1.0)
     rounds.handle(CaughtUp(None), 2.0)
 
-    assert not of(rounds.handle(Received(ANNA, said.Behind(0, ahead, ANNA)), 3.0), CatchUp)
-    assert of(rounds.handle(Received(BORIS, said.Behind(0, ahead, BORIS)), 3.0), CatchUp)
+    assert not of(rounds.handle(Received(ANNA, behind(ahead, ANNA)), 3.0), CatchUp)
+    assert of(rounds.handle(Received(BORIS, behind(ahead, BORIS)), 3.0), CatchUp)
     rounds.handle(CaughtUp(None), 4.0)
-    assert of(rounds.handle(Received(ANNA, said.Behind(0, ahead, ANNA)), 60.0), CatchUp)
+    assert of(rounds.handle(Received(ANNA, behind(ahead, ANNA)), 60.0), CatchUp)
 
 
 def test_the_light_side_rebases_and_the_heavy_one_tells_it_to() -> None:
@@ -500,11 +503,11 @@ def test_the_light_side_rebases_and_the_heavy_one_tells_it_to() -> None:
     light = standing("start", "l0")
 
     rounds = machine(light)
-    (rebase,) = of(rounds.handle(Received(ANNA, said.Compare(0, heavy.head())), 1.0), Rebase)
+    (rebase,) = of(rounds.handle(Received(ANNA, said.Compare(0, certified(heavy))), 1.0), Rebase)
     assert isinstance(rebase, Rebase) and (rebase.source, rebase.ancestor) == (ANNA, 0)
 
     (answer,) = sent(machine(heavy).handle(asks(ANNA, light), 1.0), ANNA)
-    assert answer == said.Compare(0, heavy.head())
+    assert answer == said.Compare(0, certified(heavy, by=(ME,)))
 
 
 def test_a_peer_of_one_of_several_groups_leaves_its_work_to_its_side_when_it_rebases() -> None:
@@ -512,7 +515,7 @@ def test_a_peer_of_one_of_several_groups_leaves_its_work_to_its_side_when_it_reb
     light, heavy = standing("start", "mine", tokens=10), standing("start", "theirs", tokens=1000)
 
     def rebases(rounds: FragmentRounds) -> bool:
-        effects = rounds.handle(Received(ANNA, said.Compare(0, heavy.head())), 2.0)
+        effects = rounds.handle(Received(ANNA, said.Compare(0, certified(heavy))), 2.0)
         (rebase,) = of(effects, Rebase)
         assert isinstance(rebase, Rebase)
         return rebase.others_follow
@@ -561,7 +564,9 @@ def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> Non
     first, second = sorted(rounds.peers.view)
     ahead = standing("start", "one")
 
-    effects = rounds.handle(asks(first, ahead), 1.0)
+    head = certified(ahead, (first, second))
+
+    effects = rounds.handle(asks(first, ahead, head=head), 1.0)
 
     assert [effect.source for effect in of(effects, CatchUp) if isinstance(effect, CatchUp)] == [
         first
@@ -570,7 +575,7 @@ def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> Non
     assert rounds.gathering is not None
     assert not rounds.gathering.joins and list(rounds.gathering.held) == [first]
 
-    rounds.handle(asks(second, ahead), 1.5)
+    rounds.handle(asks(second, ahead, head=head), 1.5)
     assert sorted(rounds.gathering.held) == [first, second]
     rounds.handle(CaughtUp(ahead), 2.0)
 
@@ -578,11 +583,26 @@ def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> Non
     assert sorted(rounds.gathering.joins) == [first, second] and not rounds.gathering.held
 
 
+def test_a_leader_that_has_been_catching_up_for_long_refuses_a_join_from_ahead_at_once() -> None:
+    rounds = leading_at(standing("start"), standing("start", "one"))
+    first, second = sorted(rounds.peers.view)
+    ahead = standing("start", "one")
+    rounds.handle(asks(first, ahead), 1.0)
+    rounds.handle(Tick(), 1.0 + POLICY.answer_s)
+
+    refused = sent(rounds.handle(asks(second, ahead), 1.0 + POLICY.answer_s), second)
+
+    assert [type(message) for message in refused] == [said.Refused]
+    assert isinstance(refused[0], said.Refused) and refused[0].behind
+    assert rounds.gathering is None
+
+
 def test_a_join_from_ahead_is_dropped_when_the_leader_cannot_catch_up() -> None:
     """The version that a join claims may be a lie. It is no reason to refuse other joins."""
     rounds = leading_at(standing("start"), standing("start", "one"))
     first, second = sorted(rounds.peers.view)
-    rounds.handle(asks(first, standing("start", "one")), 1.0)
+    ahead = standing("start", "one")
+    rounds.handle(asks(first, ahead, head=certified(ahead, (first, second))), 1.0)
     rounds.handle(CaughtUp(None), 2.0)
     rounds.handle(asks(second, standing("start")), 2.5)
 
@@ -617,6 +637,19 @@ def test_a_member_that_only_dials_out_comes_last_and_reduces_nothing() -> None:
     assert [entry.peer for entry in commit.members] == ["anna", "boris", "dialler"]
     assert sorted(commit.reducers) == ["anna", "boris"]
     assert dict(zip(commit.reducers, commit.shares, strict=True)) == {"anna": 100, "boris": 300}
+
+
+def test_a_member_on_a_slow_line_reduces_nothing() -> None:
+    joins = [
+        (PeerId(name), join(standing("start"), bytes_per_s=speed))
+        for name, speed in (("anna", 6e6), ("boris", 4e6), ("clara", 0.9e6), ("new", 0.0))
+    ]
+    leader = Leader(peer=PeerId("clara"), incarnation=1, topic=TOPIC, fragment=0, nonce=1)
+
+    commit = compose(leader, joins, POLICY, encoded_bytes=lambda codec: 10 << 20)
+
+    assert len(commit.members) == 4
+    assert sorted(commit.reducers) == ["anna", "boris", "new"]
 
 
 def test_a_codec_that_a_member_lacks_is_not_used() -> None:

@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from averaging import messages as said
 from averaging.live.averager import Averager
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.addresses import with_peer
 from dht.errors import HostClosed
-from dht.identity import Identity
+from dht.identity import Identity, RunId
 from dht.libp2p.hivemind_host import HivemindHost
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
+from dht.records import RUN_FILE_MAX_BYTES, RecordKeeper, Rejected, RunRecord, file_key, seal
 from peer.agent.active_peer import ActivePeer, lacks, make_averager
 from peer.agent.keeper import Keeper, behind
 from peer.agent.local_peer import PeerSettings
@@ -68,8 +70,8 @@ async def keeper_online(
     """A keeper on a simulated network, with the averager that it makes, beside one other peer."""
     network = MemoryNetwork()
 
-    async def opened(identity: Identity, *args: Any) -> MemoryHost:
-        return network.host(identity)
+    async def opened(identity: Identity, *args: Any, keeper: RecordKeeper) -> MemoryHost:
+        return network.host(identity, keeper=keeper)
 
     monkeypatch.setattr(HivemindHost, "open", opened)
     helper = network.host("boris")
@@ -124,6 +126,27 @@ def test_a_keeper_in_a_learners_folder_leaves_its_account_as_it_is(
     after = read_progress(tmp_path / "progress")
     assert after is not None
     assert (after.total_tokens, after.clean) == (300, clean)
+
+
+def test_records_of_other_runs_take_little_of_a_members_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can make run files without end; a bootstrap peer keeps 64 MiB of them."""
+
+    async def main() -> None:
+        async with keeper_online(tmp_path, monkeypatch) as (online, _):
+            keeper, kept = online.host.keeper, 0
+            evicted: list[str] = []
+            keeper.on_evicted = lambda key, peer: evicted.append(key)
+            mallory, size = identity_of("mallory"), RUN_FILE_MAX_BYTES
+            for number in range(1000):
+                content = number.to_bytes(4, "big") * (size // 4)
+                key = file_key(RunId(blake3(content).hexdigest()))
+                record = seal(RunRecord(content=content), mallory, key=key, sequence=1, ttl_s=600)
+                kept += not isinstance(keeper.admit(record, now=0.0), Rejected)
+            assert 100 < kept - len(evicted) <= (8 << 20) // size
+
+    run(main())
 
 
 def test_a_verdict_between_building_the_averager_and_taking_part_is_not_lost(
