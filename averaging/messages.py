@@ -358,7 +358,8 @@ class Void(_Message, frozen=True):
     ballot: Ballot = 0
     """The ballot of the coordinator that found it void."""
     votes: Votes = ()
-    """Votes of a majority for the empty seal; none if it was forsworn, or too few were in it."""
+    """Votes of a majority for the empty seal, or its vows if ``forsworn``; none if too few members
+    were in the round."""
 
 
 # Reducing
@@ -456,6 +457,8 @@ class Forsworn(_Message, frozen=True):
 
     round: Digest
     head: Head | None
+    signature: Signature = b""
+    """Under ``vow``: others are shown it."""
 
 
 class Ask(_Message, frozen=True):
@@ -644,6 +647,11 @@ def _encode_claim(claim: Claim) -> bytes:
 def vote(round_id: bytes, ballot: int, seal: tuple[int, ...]) -> bytes:
     """Return what a member signs when it accepts this seal under this ballot."""
     return b"shoal vote 1 " + _encoder.encode((round_id, ballot, seal))
+
+
+def vow(round_id: bytes) -> bytes:
+    """Return what a member signs when it vows never to finish this round."""
+    return b"shoal vow 1 " + round_id
 
 
 def link_claim(topic: bytes, fragment: int, link: Link) -> bytes:

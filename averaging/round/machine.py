@@ -586,7 +586,8 @@ class FragmentRounds:
                 # Not finished by this incarnation, and from now on never: should the commit still
                 # come, it is declined.
                 mine = self.standing.head() if self.standing else None
-                vow = messages.Forsworn(self.fragment, round_id, mine)
+                signature = self._id.sign(messages.vow(round_id))
+                vow = messages.Forsworn(self.fragment, round_id, mine, signature)
                 self._answer_unknown_round(sender, round_id, vow, now)
             case (
                 messages.Prepare() | messages.Propose() | messages.Reassign() | messages.Forswear()
