@@ -105,7 +105,7 @@ class Head(_Part, frozen=True):
     lineage: Digest
     links: Links
     signatures: Signatures = ()
-    """Of peers that have stood on the newest link: its certificate, if they are enough."""
+    """Signatures of peers that have stood on the newest link: its certificate, if there are enough."""
 
 
 class Entry(_Part, frozen=True):

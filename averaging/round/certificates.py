@@ -47,7 +47,7 @@ class Certificates:
     def __init__(self, identity: Identity, peers: Neighbourhood, standing: Standing | None) -> None:
         self._id = identity
         self.standing = standing
-        """Of this peer; kept up to date by the machine."""
+        """This peer's standing; the machine keeps it up to date."""
         self._peers = peers
         self._kept = BoundedMapping[Link, dict[PeerId, bytes]](LINKS_KEPT)
 
