@@ -105,7 +105,7 @@ class Head(_Part, frozen=True):
     lineage: Digest
     links: Links
     signatures: Signatures = ()
-    """Signatures of peers that have stood on the newest link: its certificate, if there are enough."""
+    """Signatures of peers that have stood on the newest link; enough of them certify it."""
 
 
 class Entry(_Part, frozen=True):

@@ -54,6 +54,7 @@ from averaging.live.fetch_server import (
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage, Signatures, decode_signatures
 from averaging.numbers.arrays import uninitialised
+from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.guarded_host import REASON_MAX_BYTES, REFUSED
 from dht.host import Host, Stream
@@ -331,6 +332,8 @@ class Fetcher:
     on_progress: Callable[[FetchProgress], None] = lambda progress: None
     addresses: Callable[[PeerId], Sequence[Multiaddr]] = lambda peer: ()
     """Addresses at which a peer says it can be dialled, if the network has forgotten it."""
+    line: LineSpeed = field(default_factory=LineSpeed)
+    """Speed of the own line downwards, which downloads help to measure."""
     counters: Counter[str] = field(default_factory=Counter)
     _partials: dict[int, Partial] = field(default_factory=dict)
 
@@ -587,7 +590,9 @@ class Fetcher:
                         partial.verified += 1
                         source.waiting[0].remove(index)
                         self._report(partial, sources_count)
+                    size, began = source.owed * PIECE_BYTES, source.asked_at
                     crew.has_answered(source)
+                    self.line.transferred(size, began=began, ended=_now())
                     if not source.waiting:
                         await request(stream)
                 await stream.finish(timeout_s=stall_max_s)
@@ -635,6 +640,7 @@ class Fetcher:
             while standing.lineage != target:
                 if len(entries) >= self.settings.replays_max:
                     raise BadMessage(f"more than {self.settings.replays_max} rounds to replay")
+                began = _now()
                 head = ReplayHead.decode(bytes(await _next(stream, timeout_s=stall_max_s)))
                 if head.commit.fragment != fragment:
                     raise BadMessage(f"a round of fragment {head.commit.fragment}")
@@ -648,6 +654,7 @@ class Fetcher:
                         raise BadMessage("a payload of another length than the layout says")
                     payload[filled : filled + len(frame)] = frame
                     filled += len(frame)
+                self.line.transferred(filled, began=began, ended=_now())
                 entry = ReplayEntry(head, payload)
                 await self.threads.run(
                     lambda entry=entry: entry.check(sizes, self.threads.scratch())  # type: ignore[misc]
@@ -682,6 +689,10 @@ class Fetcher:
             yield stream
         finally:
             stream.abort()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _next(stream: Stream, *, timeout_s: float) -> memoryview:

@@ -82,7 +82,7 @@ class Following:
         began = asked_at = averager.now()
         how = "replay"
         try:
-            async with averager.catching:
+            async with averager.catching_up():
                 asked_at = averager.now()
                 if not averager.sources.allows(effect.source, asked_at):
                     raise FetchFailed(
@@ -115,6 +115,7 @@ class Following:
             parted = await self._parted(effect, before, state)
             self._work.set_state(state)
         averager.stats.caught_up += 1
+        averager.tell_line_speed()
         self._work.event(
             "state_adopted",
             how=how,
@@ -272,11 +273,11 @@ class Following:
         averager = self._averager
         pause_s = 1.0
         while self._work.state is None:
-            sources = self._sources(None)
+            sources = [peer for peer in self._sources(None) if averager.begins_from(peer)]
             try:
                 if not sources:
                     raise FetchFailed(self._work.index, {})
-                async with averager.catching:
+                async with averager.catching_up():
                     state = await averager.fetcher.state(
                         self._work.index,
                         self._work.fragment.size,
@@ -306,6 +307,23 @@ class Following:
                 peer = sources[turn % len(sources)]
                 compare = said.Compare(self._work.index, averager.shown(self._work.state))
                 averager.transport.send(peer, said.encode(compare))
+
+    # Another founding
+
+    async def state_of(self, source: PeerId) -> FragmentState:
+        """The certified state that one peer has. Raises ``FetchFailed``."""
+        return await self._fetch_state([source], _Trust(self._work, lambda theirs: True))
+
+    async def replace(self, state: FragmentState, *, reason: str) -> None:
+        """Take a state of another history instead of the own one; pending work is given up."""
+        averager, work = self._averager, self._work
+        assert work.machine is not None
+        await averager.until(lambda: work.is_free)
+        await work.stop_encoding()
+        work.set_state(state)
+        if averager.port is not None:
+            averager.port.discard(work.index, state, reason=reason)
+        work.do(work.machine.handle(CaughtUp(Standing.of(state)), averager.now()))
 
     # Silent divergence
 

@@ -78,14 +78,17 @@ class Services(Protocol):
     view: Mapping[PeerId, PeerView]
     topic: bytes
     keeps: bool
+    begins_from: Callable[[PeerId], bool]
     reachable: bool
     sources: UnreliableSources
     threads: Threads
     transport: Transport
     fetcher: Fetcher
     workshop: Workshop
-    catching: asyncio.Semaphore
-    """Bounds how many fragments are fetched at once."""
+
+    def catching_up(self) -> AbstractAsyncContextManager[None]:
+        """A turn to fetch a fragment: few are fetched at once, and one on a slow line."""
+        ...
 
     @property
     def bytes_per_s(self) -> float: ...

@@ -109,12 +109,25 @@ def one_gives_way(mine: Head, theirs: Head, tokens_end: int | None) -> bool:
     )
 
 
+def founded_apart(
+    fragment: int, source: PeerId, mine: Head, relation: Apart, theirs: Head
+) -> Changes:
+    """Two peers have states of different foundings: both are told, and neither is averaged.
+
+    Which side gives way is decided for all fragments at once, by the owner of the averager.
+    """
+    told = Note("founded_apart", {"peer": source, "mine": relation.mine, "theirs": relation.theirs})
+    if (relation.mine, mine.lineage) < (relation.theirs, theirs.lineage):
+        return [told]
+    # Only the heavier side answers, so that two peers do not answer each other for ever.
+    return [told, Send(source, messages.Compare(fragment, mine))]
+
+
 class CatchingUp:
     """One peer as one that may be behind, or on the lighter side of a fork."""
 
     __slots__ = (
         "_asked_at",
-        "_began_at",
         "_certificates",
         "_hint",
         "_id",
@@ -124,6 +137,7 @@ class CatchingUp:
         "_source",
         "_sources",
         "_uncertified_since",
+        "began_at",
     )
 
     def __init__(
@@ -140,7 +154,8 @@ class CatchingUp:
         self._hint: tuple[PeerId, Head] | None = None
         """A peer that showed where it stands in the middle of a round."""
         self._source: PeerId | None = None
-        self._began_at = 0.0
+        self.began_at = 0.0
+        """When the last ``CatchUp`` or ``Rebase`` began."""
         self._certificates = certificates
         self._asked_at = -math.inf
         """When other peers were last asked where they stand."""
@@ -196,6 +211,8 @@ class CatchingUp:
             return [Count("doubted_source")]
         mine = standing.head()
         relation = relate(mine, standing.chain, theirs)
+        if isinstance(relation, Apart) and relation.founded_apart:
+            return founded_apart(self._id.fragment, source, mine, relation, theirs)
         if isinstance(relation, Apart) and one_gives_way(
             mine, theirs, final_tokens(self._policy, situation)
         ):
@@ -317,7 +334,7 @@ class CatchingUp:
 
     def _begin(self, effect: CatchUp | Rebase, now: float) -> Changes:
         self._source = effect.source
-        self._began_at = now
+        self.began_at = now
         deadline = now + self._policy.catch_up_s
         return [Become(Phase.CATCHING), SetTimer(Timer.CATCHING, deadline), effect]
 
@@ -330,5 +347,5 @@ class CatchingUp:
             self._sources.delivered(source)
         else:
             # It may have lied about what it has: ask others before it is believed again.
-            waited_s = now - self._began_at if held_s is None else held_s
+            waited_s = now - self.began_at if held_s is None else held_s
             self._sources.failed(source, held_s=waited_s, now=now)

@@ -206,7 +206,6 @@ class FragmentRounds:
         "_effects",
         "_id",
         "_own_messages",
-        "bytes_per_s",
         "catching_up",
         "certificates",
         "closed_ranks",
@@ -250,7 +249,6 @@ class FragmentRounds:
         self.policy = identity.policy
         self.standing = standing
         version = standing.version if standing else 0
-        self.bytes_per_s = circumstances.bytes_per_s
         self.peers = Neighbourhood(identity, circumstances, view, now=now)
         """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
         self.pace = Pace(self.policy.due, self.peers, fragment=identity.fragment, step=step)
@@ -407,11 +405,24 @@ class FragmentRounds:
             case inputs.ReachabilityChanged(reachable):
                 self.peers.reachable = reachable
             case inputs.LineMeasured(bytes_per_s):
-                self.bytes_per_s = bytes_per_s
+                self.peers.bytes_per_s = bytes_per_s
+                self._consider_line(now)
             case inputs.AnswerEveryCall():
                 self.due_time.eager = True
+            case inputs.FoldWhenAlone():
+                self.joining.folds_at_once = True
             case inputs.GatherEverybody():
                 self.peers.group_size = messages.ROSTER_MAX
+
+    def _consider_line(self, now: float) -> None:
+        """The line has become faster or slower: take part in more versions, or in fewer."""
+        every = self.pace.line_measured(
+            self._id.encoded_bytes(self.policy.codec),
+            versions_max=self.policy.stale_max,
+            now=now,
+        )
+        if every is not None:
+            self._note("takes_part", every=every.versions, reason=every.reason)
 
     def _tick(self, now: float) -> None:
         for timer in sorted(timer for timer, at in self.timers.items() if now >= at):
@@ -722,6 +733,7 @@ class FragmentRounds:
             self.phase = Phase.ENTERED
             if self.peers.has_several_groups(now):
                 self.several_groups_version = commit.version
+            self.pace.took_part(commit.version)
             self._roster_closed(commit.version, now)
         self._apply(part.begin(now, leads=leads), now)
 
@@ -847,7 +859,8 @@ class FragmentRounds:
             standing=self.standing,
             fresh_version=self.fresh_version,
             fresh_at=self.fresh_at,
-            bytes_per_s=self.bytes_per_s,
+            bytes_per_s=self.peers.bytes_per_s,
+            catching_since=self.catching_up.began_at if self.phase is Phase.CATCHING else None,
             attempt=self.joining.attempt,
             roster_until=None if gathering is None else gathering.until,
             under_way=self._under_way(),
