@@ -961,7 +961,10 @@ class FragmentRounds:
             return
         head: Head | None = getattr(message, "head", None)
         if head is not None:
-            shown = self.certificates.show(head, now)
+            tokens_end = self.policy.tokens_end
+            ends = tokens_end is not None and final_mix.has_reached(head, tokens_end)
+            briefly = isinstance(message, messages.Join | messages.Call) and not ends
+            shown = self.certificates.show(head, now, briefly=briefly)
             message = msgspec.structs.replace(message, head=shown)
         self._effects.append(Send(to, message))
 
