@@ -107,7 +107,7 @@ class Head(_Part, frozen=True):
     lineage: Digest
     links: Links
     signatures: Signatures = ()
-    """Of peers that have stood on the newest link: its certificate, if they are enough."""
+    """Signatures of peers that have stood on the newest link; enough of them certify it."""
 
 
 class Entry(_Part, frozen=True):
@@ -368,7 +368,8 @@ class Void(_Message, frozen=True):
     ballot: Ballot = 0
     """The ballot of the coordinator that found it void."""
     votes: Votes = ()
-    """Votes of a majority for the empty seal; none if it was forsworn, or too few were in it."""
+    """Votes of a majority for the empty seal, or its vows if ``forsworn``; none if too few members
+    were in the round."""
 
 
 # Reducing
@@ -466,6 +467,8 @@ class Forsworn(_Message, frozen=True):
 
     round: Digest
     head: Head | None
+    signature: Signature = b""
+    """Under ``vow``: others are shown it."""
 
 
 class Ask(_Message, frozen=True):
@@ -655,6 +658,11 @@ def _encode_claim(claim: Claim) -> bytes:
 def vote(round_id: bytes, ballot: int, seal: tuple[int, ...]) -> bytes:
     """Return what a member signs when it accepts this seal under this ballot."""
     return b"shoal vote 1 " + _encoder.encode((round_id, ballot, seal))
+
+
+def vow(round_id: bytes) -> bytes:
+    """Return what a member signs when it vows never to finish this round."""
+    return b"shoal vow 1 " + round_id
 
 
 def link_claim(topic: bytes, fragment: int, link: Link) -> bytes:
