@@ -125,11 +125,11 @@ def test_a_queue_that_is_not_its_own_slows_it_down_and_does_not_stop_it() -> Non
 
 
 def test_single_long_round_trips_are_no_queue() -> None:
-    """One look in four meets a pause of a wireless network."""
+    """One look in three meets a pause of a wireless network."""
     seen = upload(
         lambda now: 20 * MBIT,
         seconds=40,
-        other_queue_s=lambda now: 0.06 if round(now / LOOK_S) % 4 == 0 else 0.0,
+        other_queue_s=lambda now: 0.15 if round(now / LOOK_S) % 3 == 0 else 0.0,
     )
     assert mean(seen, 10, 1) >= 0.9 * 20 * MBIT
 
