@@ -55,6 +55,8 @@ Indices: TypeAlias = Annotated[tuple[Index, ...], Meta(max_length=ROSTER_MAX)]
 Ballot: TypeAlias = Count
 Votes: TypeAlias = Annotated[tuple[tuple[Index, Signature], ...], Meta(max_length=ROSTER_MAX)]
 """Signatures of members under the same ``vote``, with their indices in the roster."""
+Signatures: TypeAlias = Annotated[tuple[tuple[Peer, Signature], ...], Meta(max_length=ROSTER_MAX)]
+"""Signatures of peers under the same ``link_claim``."""
 
 
 class BadMessage(ValueError):
@@ -102,6 +104,8 @@ class Head(_Part, frozen=True):
     version: Count
     lineage: Digest
     links: Links
+    signatures: Signatures = ()
+    """Of peers that have stood on the newest link: its certificate, if they are enough."""
 
 
 class Entry(_Part, frozen=True):
@@ -172,6 +176,11 @@ class Commit(_Part, frozen=True, kw_only=True):
     upload_s: Seconds
     """Both durations count from when a peer receives the commit, on its own clock."""
     round_s: Seconds
+    on_probation: Indices = ()
+    """Members that do not count for the leader (``averaging.rules.probation``), ascending: their
+    share is bounded, and they neither reduce nor vote. Members check it by their own views. Left
+    out of the bytes if there are none.
+    """
 
     def __post_init__(self) -> None:
         check_incarnation(self.leader_incarnation, name="leader_incarnation")
@@ -190,7 +199,10 @@ class Commit(_Part, frozen=True, kw_only=True):
     @property
     def voters(self) -> tuple[int, ...]:
         """Indices of the members whose votes count, ascending: the acceptors of its seal."""
-        return tuple(range(len(self.members)))
+        everybody = range(len(self.members))
+        if not self.on_probation:
+            return tuple(everybody)
+        return tuple(index for index in everybody if index not in self.on_probation)
 
     @property
     def majority(self) -> int:
@@ -320,6 +332,8 @@ class Behind(_Message, frozen=True):
 
     head: Head
     source: Peer
+    found: Digest
+    """The receiver's lineage; the receiver may stand elsewhere when the message arrives."""
 
 
 class Compare(_Message, frozen=True):
@@ -544,6 +558,7 @@ _encoder = msgspec.msgpack.Encoder()
 _messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _commits = msgspec.msgpack.Decoder(Commit)
 _openings = msgspec.msgpack.Decoder(Opening)
+_signatures: msgspec.msgpack.Decoder[Signatures] = msgspec.msgpack.Decoder(Signatures)
 
 
 def encode(message: Message) -> bytes:
@@ -563,7 +578,8 @@ def decode(data: bytes) -> Message:
 
 def encode_commit(commit: Commit) -> bytes:
     """Return the bytes that are signed, and whose digest names the round."""
-    return _encoder.encode(commit)
+    fields = msgspec.structs.astuple(commit)
+    return _encoder.encode(fields if commit.on_probation else fields[:-1])
 
 
 @lru_cache(maxsize=128)
@@ -639,6 +655,24 @@ def vote(round_id: bytes, ballot: int, seal: tuple[int, ...]) -> bytes:
     return b"shoal vote 1 " + _encoder.encode((round_id, ballot, seal))
 
 
+def link_claim(topic: bytes, fragment: int, link: Link) -> bytes:
+    """Return what a peer signs that stands on this version of a fragment."""
+    said = (topic, fragment, link.version, link.lineage, link.tokens)
+    return b"shoal link 1 " + _encoder.encode(said)
+
+
+def encode_signatures(signatures: Signatures) -> bytes:
+    return _encoder.encode(signatures)
+
+
+def decode_signatures(data: bytes) -> Signatures:
+    """Decode signatures under a ``link_claim``. Raises ``BadMessage``, whatever the bytes are."""
+    try:
+        return _signatures.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(f"not signatures: {error}") from error
+
+
 def encode_opening(opening: Opening) -> bytes:
     return bytes([VERSION]) + _encoder.encode(opening)
 
@@ -677,6 +711,11 @@ def _problem(commit: Commit) -> str | None:
             return "a mix has no delegates: carriers bring states, not contributions"
         if entry.delegate >= members or commit.members[entry.delegate].delegate is not None:
             return "a delegate is not a member, or has a delegate of its own"
+    if commit.on_probation:
+        if list(commit.on_probation) != sorted(set(commit.on_probation)):
+            return "its members on probation are not in order"
+        if commit.on_probation[-1] >= members or not commit.voters:
+            return "a member on probation is not a member, or all are"
     if not (_is_sane(commit.eta) and _is_sane(commit.mu)):
         return f"eta {commit.eta} or mu {commit.mu} is not a number between 0 and 10"
     if commit.kind == "merge":
@@ -689,8 +728,8 @@ def _problem(commit: Commit) -> str | None:
         return None
     if not len(commit.carriers) == len(commit.mix_tokens) == len(commit.ancestors) == parents:
         return "a mix names a carrier, a weight and a chain for each parent"
-    if any(carrier >= members for carrier in commit.carriers):
-        return "a carrier is not a member"
+    if any(carrier not in commit.voters for carrier in commit.carriers):
+        return "a carrier is not a member, or on probation"
     return None
 
 

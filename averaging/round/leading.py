@@ -32,7 +32,7 @@ from averaging.history.standing import (
     tokens_of,
 )
 from averaging.messages import Head, Join
-from averaging.round.catching_up import final_tokens, one_gives_way
+from averaging.round.catching_up import final_tokens, founded_apart, one_gives_way
 from averaging.round.effects import Note, Send
 from averaging.round.identity import Identity
 from averaging.round.neighbourhood import Neighbourhood, median
@@ -192,6 +192,11 @@ class Leading:
             return None
         standing = situation.standing
         relation = relate(mine, standing.chain if standing else None, join.head)
+        if isinstance(relation, Apart) and relation.founded_apart:
+            return [
+                *founded_apart(self._id.fragment, sender, mine, relation, join.head),
+                self._refusal(sender, join, "our histories were founded apart"),
+            ]
         if isinstance(relation, Apart) and one_gives_way(
             mine, join.head, final_tokens(self._policy, situation)
         ):
@@ -206,7 +211,8 @@ class Leading:
             case Same():
                 return None
             case TheyAreBehind():
-                behind = messages.Behind(self._id.fragment, mine, self._source(mine, situation))
+                source, found = self._source(mine, situation), join.head.lineage
+                behind = messages.Behind(self._id.fragment, mine, source, found)
                 return [Note("told_behind", {"peer": sender}), Send(sender, behind)]
             case IAmBehind():
                 if standing is not None:
@@ -214,7 +220,7 @@ class Leading:
                     return [compare, HoldJoin(sender, join, reason, must_be_catching=True)]
                 return None  # an auxiliary has nothing to fetch
             case Apart() as apart:
-                if apart.they_are_light:
+                if apart.they_are_light or not self._peers.is_established(sender, now):
                     return [Send(sender, messages.Compare(self._id.fragment, mine))]
                 if apart.i_am_light and standing is not None:
                     reason = "I rebase on you"
@@ -257,7 +263,9 @@ class Leading:
         """Count this join once this peer has caught up with it, if it leads."""
         sender, join = held.sender, held.join
         gave_up = held.must_be_catching and situation.phase is not Phase.CATCHING
-        if gave_up or not self._leads(sender, join, now):
+        since = situation.catching_since
+        takes_long = since is not None and now - since >= self._policy.answer_s
+        if gave_up or takes_long or not self._leads(sender, join, now):
             return [self._refusal(sender, join, held.reason, behind=True)]
         changes = self._open(sender, join, situation, now)
         assert self.gathering is not None
@@ -276,8 +284,12 @@ class Leading:
         gathering = self.gathering
         if gathering is None:
             return [*self._open(sender, join, situation, now), AdmitJoin(sender, join)]
-        if sender not in gathering.joins and len(gathering.joins) >= self._peers.group_size:
-            return [self._refusal(sender, join, "the group is full")]
+        changes: Changes = []
+        if sender not in gathering.joins:
+            left_out = self._without_room(sender, join, gathering, now)
+            changes = [self._refusal(*late, "the group is full") for late in left_out]
+            if (sender, join) in left_out:
+                return changes
         known = gathering.joins.get(sender)
         if known is None or known.join <= join.join:
             gathering.joins[sender] = join
@@ -285,11 +297,29 @@ class Leading:
             gathering.passed.discard(sender)
             self._did_not_come.pop(sender, None)
         noted = self._noted(sender, join, now)
-        if gathering.quorum_at is None and len(gathering.joins) >= 2:
-            turnout = self._turnout(gathering, now)
-            if turnout.joined >= self._policy.quorum.needed(max(turnout.live, turnout.joined)):
-                gathering.quorum_at = now
-        return [noted, *self.consider_closing(situation, now)]
+        is_first = gathering.quorum_at is None and len(gathering.joins) >= 2
+        if is_first and self._policy.quorum.is_reached(self._turnout(gathering, now)):
+            gathering.quorum_at = now
+        return [*changes, noted, *self.consider_closing(situation, now)]
+
+    def _without_room(
+        self, sender: PeerId, join: Join, gathering: Gathering, now: float
+    ) -> list[tuple[PeerId, Join]]:
+        """The joins for which there is no place if this peer joins too.
+
+        Newcomers have half of the places, and give way to those that count.
+        """
+        size = self._peers.group_size
+        newcomers = sorted(self._peers.newcomers(gathering.joins, now))
+        full = len(gathering.joins) >= size
+        if not self._peers.is_established(sender, now):
+            full = full or len(newcomers) >= size // 2
+            return [(sender, join)] if full else []
+        if not full:
+            return []
+        return (
+            [(newcomers[-1], gathering.joins.pop(newcomers[-1]))] if newcomers else [(sender, join)]
+        )
 
     def _noted(self, sender: PeerId, join: Join, now: float) -> Send:
         assert self.gathering is not None
@@ -313,12 +343,14 @@ class Leading:
         until = now + self._policy.quorum.wait_s
         group = self._peers.group(sender, join.head.version, now)
         look_at = now + self._policy.resend_s
-        self.gathering = Gathering(group, until=until, look_at=look_at, now=now)
+        self.gathering = Gathering(
+            (*group, *self._peers.to_call(group, now)), until=until, look_at=look_at, now=now
+        )
         if not self._peers.trains or situation.standing is None or me not in group:
             self.gathering.passed.add(me)
-        others = [peer for peer in group if peer != sender]
+        others = [peer for peer in self.gathering.group if peer != sender]
         changes: Changes = [
-            Note("gathering", {"group": len(group)}),
+            Note("gathering", {"group": len(self.gathering.group)}),
             *self._call(others, self.gathering, join.head, situation, now),
         ]
         if sender != me and me in group:
@@ -383,6 +415,7 @@ class Leading:
         if self.splits_each_round(situation, now):
             return []
         group = self._group_in_sight(gathering, situation, now)
+        group = (*group, *self._peers.to_call(group, now))
         found = [peer for peer in group if peer not in gathering.group]
         if not found:
             return []
@@ -554,6 +587,7 @@ class Leading:
             lambda peer: self._peers.is_live(peer, now),
             room=self._peers.group_size,
             answer_s=self._policy.suspect_s,
+            on_probation=self._peers.newcomers({*gathering.group, *gathering.joins}, now),
         )
 
     def _median_step_s(self, gathering: Gathering) -> float:
@@ -616,6 +650,7 @@ class Leading:
             self._policy,
             encoded_bytes=self._id.encoded_bytes,
             apart=self._kind_of_lineages_apart(gathering, situation, now),
+            on_probation=self._peers.newcomers(gathering.joins, now),
         )
         encoded = messages.encode_commit(commit)
         return SignedCommit(messages.digest(encoded), commit, encoded, self._id.sign(encoded))

@@ -444,6 +444,11 @@ class HivemindHost:
 
     # --- addresses and connections ---------------------------------------------------------
 
+    @property
+    def listen(self) -> tuple[Multiaddr, ...]:
+        """The addresses that it listens at; port 0 of a single one is the port chosen."""
+        return self._settings.daemon.listen
+
     async def addresses(self) -> tuple[Multiaddr, ...]:
         daemon = self._running()
         try:

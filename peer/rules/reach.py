@@ -45,8 +45,8 @@ class Untested:
 
     def __str__(self) -> str:
         return (
-            "waiting for another peer to test whether this one can be dialled; "
-            "until then it leads no rounds"
+            "asking another peer to test whether others can connect to this one, "
+            "which may then lead rounds"
         )
 
 
