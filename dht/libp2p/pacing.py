@@ -33,7 +33,7 @@ TARGET_S = 0.02
 """The queue that is kept in front of the line: less than half of what a probe may feel."""
 
 TOO_MUCH = 4.0
-"""From this many targets on the queue is drained at half the rate of the line."""
+"""A queue of more targets than this is drained at half the rate of the line."""
 
 FIRST_BYTES_S = 8e6
 LEAST_BYTES_S = 50e3
@@ -66,7 +66,7 @@ SO_MAX_PACING_RATE = 47
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one connection did since the last look."""
+    """Progress and delay of one connection since the last look."""
 
     acked_bytes: int
     rtt_s: float
