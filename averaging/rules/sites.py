@@ -66,7 +66,7 @@ def name_shown(site: str) -> str:
 
 @lru_cache(maxsize=4096)
 def site_pass(label: str | None, peer: PeerId) -> str | None:
-    """What this peer shows to prove that it knows the label."""
+    """The proof that this peer knows the label; ``None`` without one."""
     if label is None:
         return None
     key = _key_of(label)

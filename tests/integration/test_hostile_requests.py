@@ -179,10 +179,12 @@ def attack(tmp_path: Path, requests: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_bootstrap_peer_answers_beside_twenty_thousand_hostile_requests(tmp_path: Path) -> None:
     attack(tmp_path, 20_000)
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(25_000)
 def test_a_bootstrap_peer_answers_beside_a_million_hostile_requests(tmp_path: Path) -> None:
     attack(tmp_path, 1_000_000)

@@ -134,7 +134,7 @@ def judge_goes_on(evidence: Evidence) -> Verdict:
 
 
 def _beside_strangers(evidence: Evidence) -> tuple[bool, str]:
-    """Whether versions come more slowly beside a crowd of strangers than without it, and how many
+    """True if versions come more slowly beside a crowd of strangers than without it, and how many
     a minute. Nothing is said of too short a run, or when other programs used the machine."""
     crowds = [(f.at_s, f.until_s) for f in evidence.faults if f.kind is FaultKind.CROWD]
     if not crowds or len(crowds) < len(evidence.faults):

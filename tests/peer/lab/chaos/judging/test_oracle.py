@@ -359,6 +359,61 @@ def test_memory_growth_in_a_flood_is_bounded(most_bytes: float, kept: bool) -> N
     assert found.kept is kept and f"{most_bytes / 1e6:.0f} MB" in found.reason
 
 
+def among_strangers(*, made_every_s: float, **did: int) -> Evidence:
+    """Strangers from 100 to 160 s of 300, beside whom a version is made at this interval."""
+    crowd = replace(fault(FaultKind.CROWD, None, 100.0, 160.0), did={"frames": 1, **did})
+    times, at_s = [], 0.0
+    while at_s < 300.0:
+        at_s += made_every_s if 100.0 <= at_s < 160.0 else 1.0
+        times.append(at_s)
+    told = tuple(
+        replace(rounds()[0], at_s=at_s, round=f"round-{number}", version=number)
+        for number, at_s in enumerate(times)
+    )
+    lives = (life(ended_s=301.0),)
+    both = [peer(name, rounds=told, lives=lives) for name in ("anna", "boris")]
+    given = evidence(*both, faults=(crowd,))
+    return replace(given, ready_s=0.0, quiet_s=160.0, ended_s=300.0)
+
+
+def test_versions_that_come_more_slowly_beside_strangers_are_found() -> None:
+    slow = verdict(Promise.GOES_ON, among_strangers(made_every_s=1.5))
+    assert slow.kept is False and "versions a minute beside strangers, 60 (" in slow.reason
+    as_fast = verdict(Promise.GOES_ON, among_strangers(made_every_s=1.0))
+    assert as_fast.kept is True and "60 versions a minute beside strangers, 60 (" in as_fast.reason
+    busy = verdict(Promise.GOES_ON, replace(among_strangers(made_every_s=1.5), others_share=0.5))
+    assert busy.kept is True and "beside strangers" in busy.reason
+    assert "beside strangers" not in verdict(Promise.GOES_ON, evidence()).reason
+
+
+@pytest.mark.parametrize("word", ["believed", "states_served"])
+def test_a_stranger_that_was_believed_or_got_a_state_is_found(word: str) -> None:
+    assert verdict(Promise.HYGIENE, among_strangers(made_every_s=1.0)).kept is True
+    found = verdict(Promise.HYGIENE, among_strangers(made_every_s=1.0, **{word: 2}))
+    assert found.kept is False and f"{word}: 2" in found.reason
+
+
+def test_a_peer_that_counts_a_stranger_as_a_member_is_found() -> None:
+    lived = life()
+    reports = (*lived.reports[:-1], replace(lived.reports[-1], peers=3))
+    given = evidence(peer("anna", lives=(replace(lived, reports=reports),)), peer("boris"))
+    found = verdict(Promise.HYGIENE, given)
+    assert found.kept is False and "counted 3 peers in the run; it has 2" in found.reason
+
+
+@pytest.mark.parametrize(("most_bytes", "kept"), [(300e6, True), (350e6, False)])
+def test_a_bootstrap_peer_may_keep_as_much_as_a_full_directory(
+    most_bytes: float, kept: bool
+) -> None:
+    samples = tuple(
+        Sample(at_s=at_s, pid=7, role="bootstrap", descriptors=20, memory_bytes=int(memory))
+        for at_s, memory in ((18.0, 1e8), (24.0, 1e8 + most_bytes))
+    )
+    given = replace(visited(frames=1), bootstraps={"bootstrap-0": samples})
+    found = verdict(Promise.BOUNDED, given)
+    assert found.kept is kept, found.reason
+
+
 def test_leftovers_are_named() -> None:
     left = Leaks(processes=("77: p2pd",), files=("/tmp/x",))
     found = verdict(Promise.CLEAN, evidence(leaks=left))
