@@ -58,7 +58,7 @@ BACK_MIN, BACK_MAX = 0.05, 0.25
 SHARE_THAT_COUNTS = 0.05
 """A connection with less of the acknowledged bytes says nothing about the line."""
 
-LOOKS_TOGETHER = 3
+LOOKS_TOGETHER = 2
 NEAR_S = 0.002
 TCP_INFO_BYTES = 168
 SO_MAX_PACING_RATE = 47
