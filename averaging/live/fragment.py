@@ -169,6 +169,7 @@ class FragmentWork:
             view=averager.view,
             standing=None if self.state is None else Standing.of(self.state),
             sources=averager.sources,
+            probation=averager.probation,
             step=port.progress().step if port is not None else 0,
             now=averager.now(),
         )

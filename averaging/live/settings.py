@@ -142,6 +142,9 @@ class Surroundings:
     begins_from: Callable[[PeerId], bool] = lambda peer: True
     """True if the first state of a fragment may come from a peer. All fragments of a newcomer must
     be of one founding of the run."""
+    trusted: Callable[[PeerId], bool] = lambda peer: False
+    """True if the run's owner vouches for a peer: it is never on probation
+    (``averaging.rules.probation``)."""
     on_event: EventHandler = lambda event, fields: None
     """Hears every transition that a person or a log may want; must not raise and must not wait."""
     on_fetched: Callable[[FetchProgress], None] = lambda progress: None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from averaging.messages import ROSTER_MAX
 from averaging.rules.due import DuePolicy
 from averaging.rules.mixing import MixingPolicy
+from averaging.rules.probation import ProbationPolicy
 from averaging.rules.quorum import QuorumPolicy
 
 _WAITS = (
@@ -31,6 +32,7 @@ class RoundPolicy:
     quorum: QuorumPolicy = field(default_factory=QuorumPolicy)
     due: DuePolicy = field(default_factory=DuePolicy)
     mixing: MixingPolicy = field(default_factory=MixingPolicy)
+    probation: ProbationPolicy = field(default_factory=ProbationPolicy)
     group_size: int = 16
     grouping: str = "halves"
     """How more peers than ``group_size`` are dealt into groups: ``averaging.rules.grouping``."""

@@ -84,10 +84,13 @@ def shares(
     contributors: Sequence[int],
     weights: Sequence[float],
     bundles: Mapping[int, Sequence[int]],
+    *,
+    on_probation: Sequence[int] = (),
 ) -> tuple[Share, ...]:
     """Return the payloads of a sealed merge: a bundle counts as much as all its members together.
 
-    ``bundles`` holds, by delegate, the riders in its bundle.
+    ``bundles`` holds, by delegate, the riders in its bundle. Members on probation stand for nobody:
+    their states do not move those of the others.
     """
     weight_of = dict(zip(contributors, weights, strict=True))
     carried = {rider for riders in bundles.values() for rider in riders}
@@ -96,5 +99,6 @@ def shares(
         if index in carried:
             continue
         inside = [index, *(rider for rider in bundles.get(index, ()) if rider in weight_of)]
-        found.append(Share(index, sum(weight_of[i] for i in inside), len(inside)))
+        count = len(inside) if index not in on_probation else 0
+        found.append(Share(index, sum(weight_of[i] for i in inside), count))
     return tuple(found)
