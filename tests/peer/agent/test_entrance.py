@@ -281,7 +281,7 @@ def search(
     async def main() -> tuple[bool | None, Street]:
         street = Street(answers)
         begin = SimpleNamespace(
-            found_after_s=found_after_s, seeds=(), allow_frozen_differences=False
+            found_after_s=found_after_s, seeds=(), allow_frozen_differences=True
         )
         entrance = Entrance(street, None, None, None, begin)  # type: ignore[arg-type]
         try:
