@@ -16,7 +16,7 @@ from peer.storage.last_seen import load_last_seen
 from tests.integration.swarm_processes import Learner, Swarm, run_text, until
 from tests.processes import Processes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 REFUSED = 4
 
