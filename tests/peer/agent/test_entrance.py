@@ -280,7 +280,9 @@ def search(
 
     async def main() -> tuple[bool | None, Street]:
         street = Street(answers)
-        begin = SimpleNamespace(found_after_s=found_after_s, seeds=())
+        begin = SimpleNamespace(
+            found_after_s=found_after_s, seeds=(), allow_frozen_differences=True
+        )
         entrance = Entrance(street, None, None, None, begin)  # type: ignore[arg-type]
         try:
             return await asyncio.wait_for(entrance._somebody_has_a_state(), seconds), street

@@ -74,6 +74,8 @@ async def keeper_online(
         return network.host(identity, keeper=keeper)
 
     monkeypatch.setattr(HivemindHost, "open", opened)
+    monkeypatch.setattr(MemoryHost, "listen", (), raising=False)
+    monkeypatch.setattr(MemoryHost, "lane", None, raising=False)
     helper = network.host("boris")
     seeds = tuple(str(with_peer(at, helper.peer_id)) for at in await helper.addresses())
     other = Presence(helper, identity_of("boris"), Profile(None))

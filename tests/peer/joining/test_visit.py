@@ -19,7 +19,7 @@ def test_a_resting_peer_tells_the_reason_and_its_limits() -> None:
     )
     heard = status.decode(status.encode(resting))
     lines = status_lines(RunStatus("ab" * 32, (heard, a_status(name="boris")), {}))
-    told = [line for line in lines if "resting" in line or "limits" in line]
+    told = [line for line in lines if "resting:" in line or "limits" in line]
     assert told == [
         "  resting: paused; continue with `shoal resume`; limits: paused, up 2 MB/s, "
         "12.3 GB of 200 GB a month"
