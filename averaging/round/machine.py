@@ -250,8 +250,7 @@ class FragmentRounds:
         version = standing.version if standing else 0
         self.bytes_per_s = circumstances.bytes_per_s
         self.peers = Neighbourhood(identity, circumstances, view, now=now, probation=probation)
-        if version or standing is None:
-            self.peers.probation.saw_all = False
+        self._took_state(None, standing)
         """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
         self.pace = Pace(self.policy.due, self.peers, fragment=identity.fragment, step=step)
         self._begun_at_step = step
@@ -460,6 +459,7 @@ class FragmentRounds:
 
     def _caught_up(self, given: inputs.CaughtUp, now: float) -> None:
         standing = given.standing
+        self._took_state(self.standing, standing)
         if self.phase is not Phase.CATCHING:
             self.counters["caught_up_late"] += 1
             if standing is not None and self.phase is Phase.IDLE:
@@ -751,6 +751,13 @@ class FragmentRounds:
         self._apply(part.finished(head), now)
         self._apply(self.leading.tell_late(part.id, head), now)
         self._apply(self.catching_up.take_hint(self._situation(now), now), now)
+
+    def _took_state(self, before: Standing | None, after: Standing | None) -> None:
+        """This peer begins with a state, or takes one that others have made."""
+        if after is not None and after.version and self.peers.probation.is_on:
+            versions = after.version - (before.version if before is not None else 0)
+            tokens = {peer: mark.tokens for peer, mark in after.merged.items()}
+            self.peers.took_state(versions, tokens)
 
     def _saw_merged(self, part: Participation, now: float) -> None:
         if part.seal and part.commit.kind != "mix":
