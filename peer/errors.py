@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C or SIGTERM has ended, as in shells."""
@@ -102,6 +102,10 @@ class NobodyMet(RunNotFound):
         return f"{self.where}: {self.reason}"
 
 
+class SeedsElsewhere(NobodyMet):
+    """All seeds of a link take part in another run."""
+
+
 class RunRefused(PeerError):
     """This peer does not match the run."""
 
@@ -115,6 +119,50 @@ class RunRefused(PeerError):
 
     def __str__(self) -> str:
         return f"{self.what} does not match: here it is {self.ours}, the run has {self.theirs}"
+
+
+class ModelMismatch(RunRefused):
+    """This peer's model is not that of the run. ``differences`` are the first ones, by name.
+
+    ``ours`` and ``theirs`` are the hashes of the layouts, or of the frozen parameters.
+    """
+
+    SHOWN: ClassVar[int] = 10
+
+    def __init__(
+        self,
+        run: str,
+        ours: str,
+        theirs: str,
+        differences: Sequence[Sequence[str]] = (),
+        count: int = 0,
+        frozen: bool = False,
+    ) -> None:
+        """``differences``: name, shape here, shape there. ``count``: the number of all of them."""
+        shown = tuple((name, here, there) for name, here, there in differences[: self.SHOWN])
+        count = max(count, len(differences))
+        super().__init__("the layout of the model", ours, theirs)
+        self.args = (run, ours, theirs, shown, count, frozen)  # so that it survives pickling
+        self.run = run
+        self.differences: tuple[tuple[str, str, str], ...] = shown
+        self.count = count
+        self.frozen = frozen
+
+    def __str__(self) -> str:
+        if not self.differences:
+            return super().__str__()
+        told = "; ".join(f"{name}: {a} here, {b} there" for name, a, b in self.differences)
+        if self.count > len(self.differences):
+            told += f"; and {self.count - len(self.differences)} more"
+        if self.frozen:
+            return (
+                f"frozen parameters are not those of run {self.run!r}: {told}; load the same "
+                "weights as the other peers, or pass allow_frozen_differences=True"
+            )
+        return (
+            f"the model is not that of run {self.run!r}: {told}; build the model as the other "
+            "peers do"
+        )
 
 
 class NotAdmitted(PeerError):
@@ -163,6 +211,44 @@ class RunEnded(PeerError):
         return (
             f"run {self.run!r} ended at {self.date}, and no peer with its state is online; "
             "ask one of its peers for the exported model, or set a later end.date for a new run"
+        )
+
+
+class RunOver(PeerError):
+    """The run has ended: there is nothing left to train, and its model can be fetched."""
+
+    exit_code = 4
+
+    def __init__(self, run: str, date: str, tokens: int | None, link: str = "LINK") -> None:
+        super().__init__(run, date, tokens, link)
+        self.run = run
+        self.date = date
+        self.tokens = tokens
+        self.link = link
+
+    def __str__(self) -> str:
+        reached = "" if self.tokens is None else f" at {self.tokens:,} tokens"
+        return (
+            f"this run has ended on {self.date}{reached}; "
+            f"`shoal export {self.link} OUT.safetensors` fetches its model"
+        )
+
+
+class RunHasExisted(PeerError):
+    """``shoal start`` is about to found a run anew that has existed."""
+
+    exit_code = 4
+
+    def __init__(self, run: str, known: str) -> None:
+        super().__init__(run, known)
+        self.run = run
+        self.known = known
+
+    def __str__(self) -> str:
+        return (
+            f"the run {self.run!r} has existed: {self.known}; `shoal join` goes on with it and "
+            "waits for its peers; `shoal start --anew` founds it anew, from first weights, and of "
+            "two histories only the one with more tokens goes on"
         )
 
 
@@ -375,3 +461,19 @@ class CheckpointDamaged(PathError):
 
     def __str__(self) -> str:
         return f"checkpoint {self.path} is damaged: {self.reason}"
+
+
+REFUSALS: tuple[type[PeerError], ...] = (
+    ModelMismatch,
+    RunRefused,
+    FolderOfAnotherRun,
+    NotAdmitted,
+    RunEnded,
+)
+"""Errors with which an agent ends, and which its trainer raises again."""
+
+
+def remade(kind: str, arguments: Sequence[Any]) -> PeerError | None:
+    """The error of an agent in its trainer's process; ``None`` if it is none of ``REFUSALS``."""
+    made = {each.__name__: each for each in REFUSALS}.get(kind)
+    return None if made is None else made(*arguments)

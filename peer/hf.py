@@ -86,7 +86,8 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         settings: JoinSettings | None = None,
         **own: Any,
     ) -> None:
-        settings_from(settings, own)  # raise errors now, not when training begins
+        # Raises errors now, not when training begins.
+        self._holds_final = settings_from(settings, own).final == "run"
         self._where = run
         self._schedule = schedule
         self._held_out = held_out
@@ -184,7 +185,15 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         if self._schedule:
             self.run.set_rates()
             _show_rates(lr_scheduler, getattr(optimizer, "optimizer", optimizer))
-        control.should_training_stop |= self.run.over
+        if self.run.over:
+            self._stop(args, control)
+
+    def _stop(self, args: TrainingArguments, control: TrainerControl) -> None:
+        """End the training, with a last checkpoint of the Trainer if it makes any."""
+        control.should_training_stop = True
+        control.should_save |= str(getattr(args.save_strategy, "value", args.save_strategy)) != "no"
+        if self.run.finished and self._holds_final:
+            self.run.adopt_final()
 
     def on_log(
         self,

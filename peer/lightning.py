@@ -79,7 +79,8 @@ class ShoalCallback(Callback):  # type: ignore[misc]
         settings: JoinSettings | None = None,
         **own: Any,
     ) -> None:
-        settings_from(settings, own)  # raise errors now, not when training begins
+        # Raises errors now, not when training begins.
+        self._holds_final = settings_from(settings, own).final == "run"
         self._where = run
         self._schedule = schedule
         self._tokens = tokens
@@ -142,6 +143,8 @@ class ShoalCallback(Callback):  # type: ignore[misc]
         if isinstance(loss, torch.Tensor):
             self.run.log(loss=loss)
         trainer.should_stop |= self.run.over
+        if self.run.finished and self._holds_final:
+            self.run.adopt_final()  # before the Trainer's last checkpoint
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._open.close()

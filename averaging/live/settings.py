@@ -139,6 +139,9 @@ class Surroundings:
     may_train: Callable[[PeerId], bool] = lambda peer: True
     """True if the run admits a peer as a learner (``dht.membership.admission``); the joins of other
     peers are refused."""
+    begins_from: Callable[[PeerId], bool] = lambda peer: True
+    """True if the first state of a fragment may come from a peer. All fragments of a newcomer must
+    be of one founding of the run."""
     trusted: Callable[[PeerId], bool] = lambda peer: False
     """True if the run's owner vouches for a peer: it is never on probation
     (``averaging.rules.probation``)."""

@@ -54,6 +54,7 @@ from peer.agent.online_peer import OnlinePeer, go_online
 from peer.agent.slots import Adopted, SlotPort
 from peer.bridge.messages import (
     Begin,
+    Device,
     Due,
     FromTrainer,
     Happened,
@@ -65,8 +66,9 @@ from peer.bridge.messages import (
 )
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine, hear_doorbell
-from peer.errors import PeerError
+from peer.errors import REFUSALS, PeerError
 from peer.guest.enforcement import Guest
+from peer.quantities import peers_text
 from peer.rules.ending import Ending
 from peer.run_file.reading import from_canonical
 from peer.status import HeldOut
@@ -116,6 +118,7 @@ class Agent(Delegate):
             lane=begin.lane,
             credential=begin.credential,
             page=begin.page,
+            frozen=begin.frozen,
         )
         codec = codec_named(run.outer.codec)
         encoded = sum(codec.encoded_size(fragment.unit_sizes) for fragment in layout.fragments)
@@ -144,6 +147,7 @@ class Agent(Delegate):
         self._fetched: dict[int, float] = {}
         """The fetched part of each fragment's state."""
         self._facts_wanted = asyncio.Event()
+        self._device: Device | None = None
 
     def __repr__(self) -> str:
         return f"Agent({self.local!r})"
@@ -218,6 +222,8 @@ class Agent(Delegate):
                 self._end("the trainer leaves", message.timeout_s)
             elif isinstance(message, Due):
                 self.local.averaging.make_due([message.fragment])
+            elif isinstance(message, Device):
+                self._device = message
             elif isinstance(message, Measured):
                 measured = HeldOut(message.version, message.loss, self.local.me)
                 self.local.take_held_out(measured)
@@ -281,7 +287,7 @@ class Agent(Delegate):
         if self.local.phase == "fetching":
             sizes = self._sizes
             done = sum(sizes[index] * part for index, part in self._fetched.items()) / sum(sizes)
-            text = f"downloading the state of the run from {progress.sources} peers"
+            text = f"downloading the state of the run from {peers_text(progress.sources)}"
             self._line.say(Phase(name="fetching", text=text, done=min(1.0, done)))
 
     # --- the delegate's part --------------------------------------------------------------------
@@ -304,6 +310,7 @@ class Agent(Delegate):
             pending_tokens=int(total.pending),
             fates=fates(total),
             rest=self._rest.reason,
+            device=self._device,
         )
 
     def ledger(self) -> Mapping[str, Any]:
@@ -383,7 +390,9 @@ def _fail(line: TrainerLine, error: BaseException, *, under_way: bool) -> int:
     logger.error("agent_cannot_go_on reason=%s", error)
     exit_code = getattr(error, "exit_code", 3)
     if not (under_way and isinstance(error, PASSING)):
-        line.say(Over(str(error), exit_code, finished=False))
+        kind = type(error).__name__ if type(error) in REFUSALS else ""
+        arguments = error.args if kind else ()
+        line.say(Over(str(error), exit_code, finished=False, kind=kind, arguments=arguments))
     return int(exit_code)
 
 

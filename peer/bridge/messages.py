@@ -8,11 +8,12 @@ from its own installation.
 from __future__ import annotations
 
 import struct
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 
+from peer.description import Described
 from peer.errors import PeerError
 
 VERSION = 1
@@ -53,6 +54,9 @@ class Begin(_Message, frozen=True, kw_only=True):
     tensors: tuple[Tensor, ...]
     embeddings: tuple[str, ...]
     heads: tuple[str, ...]
+    frozen: tuple[Described, ...] | None = None
+    """Parameters that are not exchanged; ``None`` if no process has them whole."""
+    allow_frozen_differences: bool = False
     listen: tuple[str, ...]
     announce: tuple[str, ...]
     lane: str = "auto"
@@ -100,7 +104,7 @@ class Measured(_Message, frozen=True, kw_only=True):
 class Phase(_Message, frozen=True, kw_only=True):
     """Agent: the phase that it is in on the way into the run and out of it."""
 
-    name: Annotated[str, Meta(pattern="^(connecting|fetching|founding|ready|leaving)$")]
+    name: Annotated[str, Meta(pattern="^(connecting|waiting|fetching|founding|ready|leaving)$")]
     text: str
     done: float
     """Completed part of this phase, between 0 and 1."""
@@ -163,6 +167,10 @@ class Facts(_Message, frozen=True, kw_only=True):
     """Largest number of versions by which a fragment of the trainer is behind."""
     last: str = ""
     """Outcome of this peer's last offer, in two words."""
+    share: float = 0.0
+    """Part of all merged tokens that is this peer's."""
+    processor_share: float | None = None
+    """Share of the machine's processors that this peer uses."""
 
 
 class Happened(_Message, frozen=True):
@@ -185,9 +193,21 @@ class Over(_Message, frozen=True):
     exit_code: int
     finished: bool
     """True if the run itself is over, and not just this peer's part in it."""
+    kind: str = ""
+    """Name of the error that ended it, if the trainer can raise the same (``errors.REFUSALS``)."""
+    arguments: tuple[Any, ...] = ()
+    """Arguments of that error, plain values."""
 
 
-FromTrainer: TypeAlias = Begin | Beat | Leave | Due | Measured
+class Device(_Message, frozen=True, kw_only=True):
+    """Trainer: the state of its device, every few seconds. ``None``: not known."""
+
+    share_of_peak: float | None
+    memory_bytes: float | None
+    temperature_c: float | None
+
+
+FromTrainer: TypeAlias = Begin | Beat | Leave | Due | Measured | Device
 FromAgent: TypeAlias = Beat | Phase | Facts | Happened | Measure | Over
 
 _encoder = msgspec.msgpack.Encoder()

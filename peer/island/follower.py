@@ -25,7 +25,7 @@ from peer.storage.home import default_directory
 from peer.storage.inner_saves import InnerSaves
 from peer.trainer.observed_run import Fields
 from peer.trainer.parameters import model_layout, trained_parameters
-from peer.trainer.rank import Agreed, Plan, Rank, RankParts, entered
+from peer.trainer.rank import Agreed, Plan, Rank, RankParts, check_finished, entered
 
 logger = logging.getLogger(__name__)
 
@@ -179,6 +179,10 @@ class Follower(Rank):
                 )
             self._measure()
         self._parts.inner.maybe_save(step=self._steps, position=self._parts.feed.state)
+
+    def adopt_final(self) -> None:
+        check_finished(self.finished)
+        self._follow()
 
     @property
     def recipe_data(self) -> Data:

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from averaging.numbers.layout import Layout
-from peer.bridge.shared_memory import AdoptionOrder, SharedTensors, SlotState
+from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors, SlotState
 from peer.trainer.device_copies import (
     DirectCopies,
     Piece,
@@ -47,6 +47,9 @@ _BLOCKED_TIMES = 8192
 BUDGET_S = 0.001
 """A safe point begins no further unit after so long, unless a fragment would then take more than
 ``device_copies.STEPS_MAX`` safe points."""
+
+SET_VALUES = AdoptionOrder(Adoption.SET, 0.0, version=0, lineage=b"", mark=None, tokens=0)
+"""Sets values that are no version of the run's for the agent to know of."""
 
 
 class Learner:
@@ -74,13 +77,13 @@ class Learner:
         self._ring = ring
         self._clock = clock
         self._budget_s = budget_s
-        self._copies = (
-            copies_of_device(
-                memory, [local_pieces(fragment, parameters) for fragment in layout.fragments]
-            )
-            if pieces is None
-            else DirectCopies(memory, pieces)
-        )
+        self._layout = layout
+        self._pieces: Sequence[Sequence[Piece]]
+        if pieces is None:
+            here = [local_pieces(fragment, parameters) for fragment in layout.fragments]
+            self._pieces, self._copies = here, copies_of_device(memory, here)
+        else:
+            self._pieces, self._copies = pieces, DirectCopies(memory, pieces)
         self._offering: dict[int, tuple[int, int]] = {}
         self._adopting: dict[int, AdoptionOrder] = {}
         self._offers = [0] * memory.fragments
@@ -212,6 +215,15 @@ class Learner:
         self._memory.offer(fragment, mark=mark, tokens=tokens)
         return True
 
+    @torch.no_grad()
+    def set_parameters(self, value_of: Callable[[str], torch.Tensor]) -> None:
+        """Set every parameter to ``value_of`` its name, an fp32 tensor on the host."""
+        self._finish_copies()
+        for fragment, pieces in zip(self._layout.fragments, self._pieces, strict=True):
+            for unit, piece in zip(fragment.units, pieces, strict=True):
+                values = value_of(unit.tensor).reshape(-1)[unit.start : unit.end]
+                piece.adopt(values, SET_VALUES, coarse=False)
+
     def take_adopted(self) -> list[tuple[int, int]]:
         """Fragments and versions adopted since the last call."""
         adopted, self._adopted = self._adopted, []
@@ -263,8 +275,13 @@ class Learner:
 
         A half-adopted version is adopted whole, so that the parameters are of one version.
         """
+        self._finish_copies()
+        self._copies.close()
+
+    def _finish_copies(self) -> None:
         for fragment in (*self._offering, *self._adopting):
             self._copies.wait(fragment)
         for fragment in self._adopting:
             self._copies.advance(fragment, lambda: False)
-        self._copies.close()
+        self._offering.clear()
+        self._adopting.clear()

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
@@ -140,6 +140,8 @@ def train(
     ``engine``: what trains, if it is there already (``open_engine``).
     """
     engine = engine or open_engine(run_file, settings)
+    # Nobody reads the model afterwards: the final one is in the peer's folder.
+    own = replace(own, final="own")
     run = join(run_file, model=engine.model, optimizer=engine.optimizer, auto=False, settings=own)
     run.on("*", on_event)  # before entering, for the events on the way into the run
     run.read_ahead()

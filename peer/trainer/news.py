@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 from peer.bridge.messages import Facts, FromAgent, Happened, Measure, Over, Phase
 from peer.trainer.observed_run import Fields
@@ -38,6 +39,8 @@ class News:
         self.phase: Phase | None = None
         self.over: Over | None = None
         """The last message of an agent that has ended for good."""
+        self.exported: Path | None = None
+        """File with the run's final parameters."""
         self._to_measure: Measure | None = None
         self._handlers: dict[str, list[Callable[[Fields], None]]] = {}
         self._events: deque[tuple[str, Fields]] = deque(maxlen=EVENTS_MAX)
@@ -50,6 +53,8 @@ class News:
             self.phase = message
             self.add("phase", {"name": message.name, "text": message.text, "done": message.done})
         elif isinstance(message, Happened):
+            if message.name == "exported":
+                self.exported = Path(str(message.fields["path"]))
             self.add(message.name, message.fields)
         elif isinstance(message, Measure):
             self._to_measure = message

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import blake3
 import torch
 
 from averaging.numbers.layout import Layout, TensorSpec
-from peer.errors import PeerError, RunRefused
+from peer.description import Described
+from peer.errors import ModelMismatch, PeerError
 from peer.model import recipes
+from peer.model.naming import named_parameters
 from peer.run_file.sections import CustomModel, RunFile
 
 
@@ -76,7 +79,28 @@ def is_coarse(parameters: Mapping[str, torch.Tensor]) -> bool:
     return any(tensor.dtype.itemsize < 4 for tensor in parameters.values())
 
 
-def check_layout(layout: Layout, expected_hash: str | None) -> None:
-    """Raise ``RunRefused`` if the run is for other parameters."""
-    if expected_hash is not None and layout.hash.hex() != expected_hash:
-        raise RunRefused("the layout of the model", layout.hash.hex(), expected_hash)
+def check_layout(layout: Layout, run: RunFile) -> None:
+    """Raise ``ModelMismatch`` if the run is for other parameters."""
+    expected, found = run.model.layout_hash, layout.hash.hex()
+    if expected is not None and found != expected:
+        raise ModelMismatch(run.name, found, expected)
+
+
+def frozen_parameters(model: torch.nn.Module) -> tuple[Described, ...] | None:
+    """Parameters that are not exchanged, tied ones once, with digests of their values.
+
+    ``None`` if a process has only a part of some (DTensor). They are hashed at about 1 GB/s.
+    """
+    frozen = {name: p for name, p in named_parameters(model) if not p.requires_grad}
+    if any(hasattr(p, "to_local") or p.is_meta for p in frozen.values()):
+        return None
+    return tuple(Described(name, tuple(p.shape), _digest(p.detach())) for name, p in frozen.items())
+
+
+def _digest(values: torch.Tensor) -> str:
+    """Hash of the values and their dtype: the same numbers in bf16 are other parameters."""
+    hasher = blake3.blake3(str(values.dtype).encode(), max_threads=blake3.blake3.AUTO)
+    if values.numel():
+        raw = values.to("cpu").contiguous().reshape(-1).view(torch.uint8)
+        hasher.update(raw.numpy().data)
+    return hasher.hexdigest(length=8)

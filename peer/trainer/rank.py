@@ -166,6 +166,16 @@ class Rank(abc.ABC):
         else:
             self._safe_point()
 
+    @abc.abstractmethod
+    def adopt_final(self) -> None:
+        """Set the model to the final parameters of a run that is over (``finished``).
+
+        They are the same bits at all peers that ended the run together; frozen parameters and
+        buffers stay. Leaving the block does it, too, unless ``final="own"``. Of several processes
+        that are one learner each calls it, after the same step. Raises ``RuntimeError`` if the run
+        is not over.
+        """
+
     def log(self, *, loss: torch.Tensor | float | None = None, tokens: int | None = None) -> None:
         """Report a batch, before the step that it belongs to. Tokens of several batches add up."""
         if tokens is not None:
@@ -275,6 +285,15 @@ def entered(stage: Plan | Parts) -> Parts:
     if isinstance(stage, Plan):
         raise RuntimeError("the run is joined when its block is entered; enter it first")
     return stage
+
+
+def check_finished(finished: bool) -> None:
+    """Raise ``RuntimeError`` if there are no final parameters yet."""
+    if not finished:
+        raise RuntimeError(
+            "the run is not over, so it has no final parameters; call adopt_final() only if "
+            "run.finished"
+        )
 
 
 def was_skipped(optimizer: torch.optim.Optimizer) -> bool:

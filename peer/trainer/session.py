@@ -21,24 +21,30 @@ is an optimizer step. A step that a ``GradScaler`` skips does not count.
 from __future__ import annotations
 
 import logging
+import sys
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
+from safetensors import SafetensorError, safe_open
 
-from peer.bridge.messages import Measured, Other
+from peer.bridge.messages import Device, Measured, Other
 from peer.data.sequences import Data
 from peer.errors import INTERRUPTED, LeftEarly, RunLost
+from peer.events.telling import on_screen
+from peer.joining.link import is_news, only_from
 from peer.run_file.sections import RunFile
 from peer.storage.inner_state import Optimizers, several
 from peer.trainer.news import News
 from peer.trainer.observed_run import Fields, Speed, Stats
 from peer.trainer.parts import Conditions, Parts, arrive, open_parts
-from peer.trainer.rank import Agreed, Plan, Rank, entered
+from peer.trainer.rank import Agreed, Plan, Rank, check_finished, entered
 from peer.trainer.settings import JoinSettings, settings_from
 from peer.trainer.speed import first_merges, steps_to_merge, time_left_s
 
@@ -52,6 +58,7 @@ LAST_WORDS_S = 10.0
 """Time beyond the drain time for an agent to save and end."""
 
 LOSSES_MAX = 64
+TELL_DEVICE_EVERY_S = 5.0
 
 
 def join(
@@ -87,8 +94,14 @@ class Run(Rank):
         self._losses: deque[_Loss] = deque(maxlen=LOSSES_MAX)
         self._told_no_tokens = False
         self._reads_ahead = False
+        self._link_seen: str | None = None
+        self._link_told: str | None = None
+        self._tell_device_at = 0.0
         self._merged_at: list[int] = []
         """The step of the last merge of each fragment."""
+        if not plan.settings.quiet:
+            for event in ("page", "link", "link_limited"):
+                self.on(event, partial(_print, event))
 
     def __repr__(self) -> str:
         if isinstance(self._stage, Plan):
@@ -112,6 +125,8 @@ class Run(Rank):
             arrive(parts, self._news, conditions)
             cycle = parts.run_file.outer.steps_per_cycle
             self._merged_at = first_merges(parts.memory.fragments, cycle)
+            self._tell_link()
+            self._news.deliver()
             self._open.callback(parts.inner.close)
             self._begin_steps()
             self._agree()
@@ -136,7 +151,10 @@ class Run(Rank):
             self._ranks.abandon()
         try:
             if calm:
-                self._drain(self._parts.plan.settings.drain_s)
+                settings = self._parts.plan.settings
+                self._drain(settings.drain_s)
+                if self._news.finished and settings.final == "run":
+                    self._set_to_final()
         finally:
             self._open.close()
 
@@ -153,6 +171,27 @@ class Run(Rank):
             self._tell()
         parts.inner.finish()
         parts.progress.end()
+
+    def adopt_final(self) -> None:
+        check_finished(self.finished)
+        self._set_to_final()
+        self._agree()
+
+    def _set_to_final(self) -> None:
+        """Set the parameters to those that the agent has exported at the run's end."""
+        problem = "this peer could not export them (see the event export_failed)"
+        if self._news.exported is not None:
+            try:
+                with safe_open(self._news.exported, "pt") as file:
+                    self._parts.learner.set_parameters(file.get_tensor)
+                return
+            except (OSError, SafetensorError) as error:
+                problem = f"{self._news.exported}: {error}"
+        warnings.warn(
+            f"the model holds this peer's own parameters and not the run's final ones: {problem}; "
+            "`shoal export` fetches the final ones",
+            stacklevel=3,
+        )
 
     def read_ahead(self) -> None:
         """Read the run's data recipe while the block is being entered, for loops that use it."""
@@ -199,6 +238,9 @@ class Run(Rank):
             loss, sequences = measure()
             parts.agent.send(Measured(version=wanted.version, loss=loss, sequences=sequences))
         parts.inner.maybe_save(step=learner.steps, position=parts.feed.state)
+        if self._device_use is not None and time.monotonic() >= self._tell_device_at:
+            self._tell_device_at = time.monotonic() + TELL_DEVICE_EVERY_S
+            parts.agent.send(self._look_at_device())
 
     def _count(self) -> None:
         # Before a peer can hear of this step, so that it counts even after a kill -9.
@@ -249,7 +291,20 @@ class Run(Rank):
             if learner.steps:
                 self._merged_at[fragment] = learner.steps
             self._news.add("adopted", {"fragment": fragment, "version": version})
+        self._tell_link()
         self._news.deliver()
+
+    def _tell_link(self) -> None:
+        """Report the link once, and again when the one told before is of less use."""
+        link = self.link
+        if link != self._link_seen and link is not None:
+            self._link_seen = link
+            if is_news(link, self._link_told):
+                self._link_told = link
+                limit = only_from(link)
+                self._news.add("link", {"link": link, "limit": limit})
+                if limit is not None:
+                    self._news.add("link_limited", {"text": limit})
 
     @property
     def recipe_data(self) -> Data:
@@ -278,7 +333,7 @@ class Run(Rank):
     def on(self, event: str, handler: Callable[[Fields], None]) -> None:
         """Call ``handler(fields)`` at the safe point after each ``event``; ``"*"`` for all.
 
-        Events are, among others: phase, adopted, round, round_missed, peer_joined, peer_left,
+        Events are, among others: link, phase, adopted, round, round_missed, peer_joined, peer_left,
         peer_lost, agent_died, measured, over. With ``"*"`` the fields have the event's name as
         ``event``.
         """
@@ -306,9 +361,8 @@ class Run(Rank):
 
     @property
     def link(self) -> str | None:
-        """The link for others to join by; ``None`` until this peer has an address for it."""
-        link = self._news.facts.link
-        return link if "?" in link else None
+        """The link for others to join by; ``None`` while this peer has no address."""
+        return self._news.facts.link or None
 
     @property
     def global_tokens(self) -> int:
@@ -399,12 +453,11 @@ class Run(Rank):
         steps = steps_to_merge(
             self._merged_at, cycle=self.run_file.outer.steps_per_cycle, steps=learner.steps
         )
-        use = None if self._device_use is None else self._device_use()
+        device = self._look_at_device()
         speed = step_tokens / step_s
-        peak = None if use is None else use.peak_flops
         return Speed(
             tokens_per_s=speed,
-            share_of_peak=None if use is None or not peak else speed * use.flops_per_token / peak,
+            share_of_peak=device.share_of_peak,
             time_left_s=time_left_s(
                 tokens_left=end.tokens - self.merged_tokens if end.tokens != "unlimited" else None,
                 step_tokens=step_tokens,
@@ -412,9 +465,32 @@ class Run(Rank):
                 date_left_s=None if end.date is None else end.date.timestamp() - time.time(),
             ),
             next_merge_s=steps * step_s if self.peers > 1 else None,
-            device_bytes=None if use is None else use.memory_bytes,
-            temperature_c=None if use is None else use.temperature_c,
+            device_bytes=device.memory_bytes,
+            temperature_c=device.temperature_c,
+            processor_share=self._news.facts.processor_share,
         )
+
+    @property
+    def share(self) -> float:
+        """Part of all merged tokens of the run that is this peer's."""
+        return self._news.facts.share
+
+    def _look_at_device(self) -> Device:
+        use, learner = self._device_use and self._device_use(), self._parts.learner
+        if use is None:
+            return Device(share_of_peak=None, memory_bytes=None, temperature_c=None)
+        share = None
+        if use.peak_flops and learner.step_time_s:
+            speed = learner.tokens / learner.steps / learner.step_time_s
+            share = speed * use.flops_per_token / use.peak_flops
+        return Device(
+            share_of_peak=share, memory_bytes=use.memory_bytes, temperature_c=use.temperature_c
+        )
+
+
+def _print(event: str, fields: Fields) -> None:
+    sys.stdout.write(f"{on_screen({'event': event, **fields})}\n")
+    sys.stdout.flush()
 
 
 class _Loss:

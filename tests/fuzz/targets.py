@@ -16,6 +16,7 @@ from averaging.history.manifest import describe, read_manifest
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.live.fetch_server import AskManifest, AskPieces, AskReplay, _read_request
 from averaging.messages import BadMessage
+from averaging.numbers.layout import TensorSpec
 from averaging.round.traffic import decode_merged_map, encode_merged_map
 from dht import addresses
 from dht.identity import Identity, RunId
@@ -38,7 +39,8 @@ from dht.records import (
     seal,
     unpack_versions,
 )
-from peer import status
+from peer import description, status
+from peer.description import Described, Description
 from peer.errors import RunFileError
 from peer.run_file.reading import from_canonical, parse
 from peer.run_file.sections import RunFile
@@ -251,6 +253,15 @@ TARGETS: dict[str, Target] = {
         _hello(hello.DialBackReply),
         ValueError,
     ),
+    "description": Target(
+        [
+            description.page(
+                Description.of([TensorSpec("weight", (3, 4))], [Described("base", (2,), "ab12")]), 0
+            )
+        ],
+        description.read_page,
+        ValueError,
+    ),
     "status": Target([status.encode(a_status())], status.decode, ValueError),
     "lane_offer": Target(
         [lane_wire.encode(_LANE)],
@@ -260,6 +271,16 @@ TARGETS: dict[str, Target] = {
     "lane_begin": Target(
         [lane_wire.encode(lane_wire.Begin("/shoal/x/1"))],
         lambda data: lane_wire.decode(lane_wire.Begin, data),
+        ValueError,
+    ),
+    "lane_circuit": Target(
+        [lane_wire.encode(lane_wire.Circuit(ANNA.peer_id, bytes(16)))],
+        lambda data: lane_wire.decode(lane_wire.Circuit, data),
+        ValueError,
+    ),
+    "lane_via": Target(
+        [lane_wire.encode(lane_wire.Via(ANNA.peer_id, bytes(16)))],
+        lambda data: lane_wire.decode(lane_wire.Via, data),
         ValueError,
     ),
     "frames": Target([_FRAMES], _frames),

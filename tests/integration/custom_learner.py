@@ -27,6 +27,9 @@ def main(settings: dict[str, Any]) -> int:
     torch.manual_seed(settings.get("seed", 1))
     size: int = settings.get("size", 24)
     model = torch.nn.Linear(size, 16).to(getattr(torch, settings.get("dtype", "float32")))
+    if "base" in settings:  # a frozen parameter
+        base = torch.full((3,), settings["base"])
+        model.register_parameter("base", torch.nn.Parameter(base, requires_grad=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.get("rate", 0.05))
     truth = torch.randn(16, size, generator=torch.Generator().manual_seed(7))
     samples = torch.Generator().manual_seed(settings.get("samples", 1))
@@ -43,6 +46,7 @@ def main(settings: dict[str, Any]) -> int:
         agent_command=settings.get("agent_command") and tuple(settings["agent_command"]),
         pace_s=settings.get("pace_s", 0.05),
         drain_s=20.0,
+        allow_frozen_differences=settings.get("allow_frozen_differences", False),
     )
     run.on("*", lambda fields: say("event", dict(fields)))
     stopped = False
@@ -68,7 +72,8 @@ def main(settings: dict[str, Any]) -> int:
                 optimizer.step()
                 optimizer.zero_grad()
     except PeerError as error:
-        say("error", {"text": str(error), "exit_code": error.exit_code})
+        kind = type(error).__name__
+        say("error", {"text": str(error), "exit_code": error.exit_code, "kind": kind})
         return error.exit_code
     parameters = {name: p.detach().float() for name, p in model.named_parameters()}
     torch.save(parameters, directory / "held.pt")

@@ -133,6 +133,7 @@ def main(settings: dict[str, Any]) -> None:
                     "agent": run._parts.agent.pid,
                 },
             )
+    peer.save_weights(model, run.directory / "saved.safetensors")
     stats = asdict(run.stats)
     say("end", {**stats, "finished": run.finished, "global_tokens": run.global_tokens})
 

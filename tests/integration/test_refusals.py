@@ -75,13 +75,17 @@ def seed_of(learner: Command) -> str:
 
 
 @pytest.mark.slow
-def test_a_model_of_another_layout_is_refused_with_both_hashes(swarm: Swarm) -> None:
-    anna = own_learner(swarm, "anna")
-    boris = own_learner(swarm, "boris", size=32, seeds=[seed_of(anna)])
-    assert boris.wait(timeout_s=120) == REFUSED, boris.output
-    text = boris.wait_for_word("error")["text"]
-    hashes = [word for word in text.replace(",", " ").split() if len(word) == 64]
-    assert "layout" in text and len(set(hashes)) == 2, text
+def test_a_model_that_does_not_fit_is_refused_with_the_names_that_differ(swarm: Swarm) -> None:
+    anna = own_learner(swarm, "anna", base=1.0)
+    seeds = [seed_of(anna)]
+    boris = own_learner(swarm, "boris", size=32, base=1.0, seeds=seeds)
+    clara = own_learner(swarm, "clara", base=2.0, seeds=seeds)
+    for refused, name in ((boris, "weight: (16, 32) here, (16, 24) there"), (clara, "base: (3,)")):
+        assert refused.wait(timeout_s=120) == REFUSED, refused.output
+        error = refused.wait_for_word("error")
+        assert error["kind"] == "ModelMismatch" and name in error["text"], error
+    dora = own_learner(swarm, "dora", base=2.0, seeds=seeds, allow_frozen_differences=True)
+    dora.wait_for_word("ready")
     assert anna.process.poll() is None
 
 

@@ -59,6 +59,17 @@ def test_two_learners_train_one_model_and_leave(start: Callable[..., Learner]) -
         assert isinstance(event["left_out"], dict)
 
 
+def test_two_peers_of_a_finished_run_save_the_same_bytes(start: Callable[..., Learner]) -> None:
+    run = learner_process.text(tokens=12_000)
+    anna = start("anna", run=run)
+    boris = start("boris", run=run, seeds=[seed_of(anna)])
+    saved = []
+    for learner in (anna, boris):
+        assert learner.end()["finished"]
+        saved.append((learner.directory / "saved.safetensors").read_bytes())
+    assert saved[0] == saved[1]
+
+
 def test_a_killed_learner_returns_and_is_merged_again(
     start: Callable[..., Learner], processes: Processes
 ) -> None:

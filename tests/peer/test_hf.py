@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 pytest.importorskip("accelerate", reason="the extra 'hf' is not installed")
 
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -278,6 +279,21 @@ def test_training_stops_when_the_run_has_ended(
     training.train()
     assert any(e["event"] == "over" and e["finished"] for e in training.events)
     assert 10 <= training.trainer.state.global_step < 5000
+
+
+def test_the_last_checkpoint_has_the_runs_final_parameters(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_ROUNDS", "2")
+    training = start(**PACED, save_strategy="steps", save_steps=1_000_000)
+    training.train()
+    final = load_file(training.shoal.run.directory / "model.safetensors")
+    (checkpoint,) = Path(training.trainer.args.output_dir).glob("checkpoint-*")
+    saved = AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert final.keys() == dict(saved.named_parameters()).keys()
+    for name, value in final.items():
+        assert torch.equal(saved.get_parameter(name), value), name
+        assert torch.equal(training.trainer.model.get_parameter(name), value), name
 
 
 @pytest.mark.parametrize("precision", ["autocast", "pure"])

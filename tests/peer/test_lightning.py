@@ -15,6 +15,7 @@ from torch import nn
 pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
 
 import lightning
+from safetensors.torch import load_file
 
 from peer.bridge.agent_process import LineSettings
 from peer.lightning import ShoalCallback, tokens_of
@@ -178,6 +179,28 @@ def test_it_stops_when_the_run_has_ended(tmp_path: Path, monkeypatch: pytest.Mon
     _, events, trainer = train(tmp_path, Fit(), {"pace_s": 0.005}, max_epochs=200)
     assert any(event["event"] == "over" and event["finished"] for event in events)
     assert trainer.global_step < 200 * 16
+
+
+@pytest.mark.filterwarnings("ignore:.*checkpoint:UserWarning")
+def test_the_last_checkpoint_has_the_runs_final_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_ROUNDS", "2")
+    module = Fit()
+    checkpoints = lightning.pytorch.callbacks.ModelCheckpoint(
+        dirpath=tmp_path / "out", save_last=True, every_n_epochs=1
+    )
+    shoal, _, _ = train(
+        *(tmp_path, module, {"pace_s": 0.005}),
+        callbacks=[checkpoints],
+        max_epochs=200,
+        enable_checkpointing=True,
+    )
+    final = load_file(shoal.run.directory / "model.safetensors")
+    saved = torch.load(tmp_path / "out" / "last.ckpt", weights_only=True)["state_dict"]
+    for name, value in final.items():
+        assert torch.equal(saved[name], value), name
+        assert torch.equal(module.get_parameter(name), value), name
 
 
 def test_an_error_in_training_ends_the_exchange(tmp_path: Path) -> None:

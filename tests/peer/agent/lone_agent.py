@@ -23,7 +23,13 @@ from peer.agent.slots import Adopted, SlotPort
 from peer.bridge.messages import Begin, Facts, Happened, Leave, Measure, Measured, Over, Phase
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine, hear_doorbell
+from peer.storage.outer_state import named_tensors
+from peer.storage.tensor_file import write_safetensors
 
+LINK = (
+    f"shoal://{'ab' * 32}?seed=/ip4/203.0.113.7/tcp/7700/p2p/"
+    f"{Identity.from_seed(bytes(32)).peer_id}"
+)
 OWN_PENDING = 1000
 """Tokens that are never merged."""
 
@@ -33,7 +39,7 @@ def facts(
 ) -> Facts:
     return Facts(
         peer_id=me,
-        link="shoal://test?seed=/here",
+        link=LINK,
         merged_tokens=max(0, tokens - OWN_PENDING),
         global_tokens=tokens,
         versions=tuple(state.version for state in states),
@@ -47,6 +53,13 @@ def facts(
         synchronous=bool(os.environ.get("LONE_AGENT_SYNCHRONOUS")),
         rest=rest,
     )
+
+
+def write_final(begin: Begin, layout: Layout, states: list[FragmentState]) -> str:
+    path = Path(begin.directory) / "model.safetensors"
+    with path.open("wb") as file:
+        write_safetensors(file, named_tensors(layout, states))
+    return str(path)
 
 
 async def main(line_at: int, bell_at: int, memory_at: int) -> None:
@@ -135,6 +148,8 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
                 await asyncio.sleep(rest_s)
             line.say(facts(me, states, rounds, memory.tokens))
             if rounds == last_round:
+                if the_end.finished:
+                    line.say(Happened("exported", {"path": write_final(begin, layout, states)}))
                 line.say(the_end)
             line.say(Measure(rounds))
 

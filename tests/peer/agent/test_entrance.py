@@ -17,7 +17,7 @@ from dht.membership.table import Member
 from dht.memory.virtual_loop import run
 from dht.presence.intake import Misfit
 from dht.records import PeerRecord, pack_versions
-from peer.agent.entrance import Entrance, FirstStates, other_layouts, wrong_peer
+from peer.agent.entrance import Entrance, FirstStates, other_models, wrong_peer
 from peer.agent.slots import SlotPort
 from peer.errors import RunEnded
 from peer.rules.ending import seconds_left
@@ -31,18 +31,28 @@ from tests.peer.trainer.learner_pair import Pair, moved, successor, taken_beyond
 SEED, OTHER, STRANGER = PeerId("12D3KooWSeed"), PeerId("12D3KooWOther"), PeerId("12D3KooWStranger")
 
 
-def holder(layout: str) -> Status:
-    return a_status(layout=layout, versions=(3, 4))
+def holder(layout: str, frozen: str = "") -> Status:
+    return a_status(layout=layout, frozen=frozen, versions=(3, 4))
 
 
-def test_one_peer_with_the_own_layout_is_enough_whatever_the_others_say() -> None:
-    assert other_layouts("aa", [holder("bb"), holder("aa"), holder("cc")]) is None
+def test_one_peer_with_the_own_model_is_enough_whatever_the_others_say() -> None:
+    assert other_models("aa", "", [holder("bb"), holder("aa"), holder("cc")]) is None
+    assert other_models("aa", "1", [holder("aa", "2"), holder("aa", "1")]) is None
 
 
-def test_layouts_are_compared_only_with_peers_that_have_a_state() -> None:
-    assert other_layouts("aa", []) == ()
-    assert other_layouts("aa", [a_status(layout="bb", versions=())]) == ()
-    assert other_layouts("aa", [holder("bb"), holder("cc")]) == ("bb", "cc")
+def test_models_are_compared_only_with_peers_that_have_a_state() -> None:
+    assert other_models("aa", "", []) == ()
+    assert other_models("aa", "", [a_status(layout="bb", versions=())]) == ()
+    both = (holder("bb"), holder("cc"))
+    assert other_models("aa", "", both) == both
+
+
+def test_frozen_parameters_count_where_both_sides_know_them() -> None:
+    other, same = holder("bb"), holder("aa", "2")
+    assert other_models("aa", "1", [other, same]) == (same, other)
+    assert other_models("aa", "", [same]) is None
+    assert other_models("aa", "1", [holder("aa", "")]) is None
+    assert other_models("aa", None, [same]) is None, "the user allows it"
 
 
 OTHER_RUN = Misfit("run", "ab12", "cd34")

@@ -17,15 +17,19 @@ from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout
 from peer.agent.slots import Adopted
 from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors, SlotState
-from peer.errors import RunRefused
+from peer.description import Described
+from peer.errors import ModelMismatch
+from peer.run_file.reading import parse
 from peer.trainer.device_copies import STEPS_MAX, adopt_values
 from peer.trainer.learner import Learner
 from peer.trainer.parameters import (
     NothingToTrain,
     check_layout,
+    frozen_parameters,
     specs_of,
     trained_parameters,
 )
+from tests.peer.trainer.custom_run import toml
 from tests.peer.trainer.learner_pair import (
     ME,
     Pair,
@@ -261,10 +265,29 @@ def test_frozen_and_tied_parameters_are_exchanged_never_and_once() -> None:
 
 def test_another_model_is_refused_with_both_hashes() -> None:
     pair = Pair()
-    with pytest.raises(RunRefused) as refused:
-        check_layout(pair.layout, "0" * 64)
+    other = toml().replace('"custom"\n[data]', f'"custom"\nlayout_hash = "{"0" * 64}"\n[data]')
+    with pytest.raises(ModelMismatch) as refused:
+        check_layout(pair.layout, parse(other))
     assert refused.value.ours == pair.layout.hash.hex()
     assert refused.value.theirs == "0" * 64
+
+
+def test_frozen_parameters_are_described_by_their_values_and_dtype() -> None:
+    def described(fill: float, dtype: torch.dtype = torch.float32) -> tuple[Described, ...] | None:
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2))
+        model[0].requires_grad_(False)
+        with torch.no_grad():
+            for parameter in model[0].parameters():
+                parameter.fill_(fill)
+        return frozen_parameters(model.to(dtype))
+
+    first = described(0.5)
+    assert first is not None
+    assert [(each.name, each.shape) for each in first] == [("0.weight", (2, 3)), ("0.bias", (2,))]
+    assert first == described(0.5)
+    for other in (described(0.25), described(0.5, torch.bfloat16)):
+        assert other is not None
+        assert all(a.digest != b.digest for a, b in zip(first, other, strict=True))
 
 
 def test_parameters_that_are_not_contiguous_are_changed_too() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import peer
 from dht.identity import PeerId
@@ -93,9 +94,75 @@ def test_five_lines_around_a_loop_exchange_every_fragment(start: Start) -> None:
         assert stats.blocked.fraction < 1.0
         assert run.global_tokens > 0
         assert run.peers == 1
-        assert run.link == "shoal://test?seed=/here"
+        assert run.link == lone_agent.LINK
     assert set(adopted) == {0, 1, 2}
     assert run.over and not run.finished
+
+
+def final_parameters(run: Run) -> dict[str, torch.Tensor]:
+    return load_file(run.directory / "model.safetensors")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_after_the_end_the_model_holds_the_runs_final_parameters(
+    start: Start, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_ROUNDS", "3")
+    run, model, optimizer = start(dtype=dtype)
+    with run:
+        with pytest.raises(RuntimeError, match="the run is not over"):
+            run.adopt_final()
+        train_until(lambda: run.over, lambda: one_step(run, model, optimizer))
+        one_step(run, model, optimizer)  # own work that is in no version
+    assert run.finished
+    for name, value in final_parameters(run).items():
+        assert torch.equal(model.get_parameter(name), value.to(dtype)), name
+
+
+def test_the_own_parameters_stay_on_request_until_the_final_ones_are_adopted(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_ROUNDS", "3")
+    run, model, optimizer = start(final="own")
+    with run:
+        train_until(lambda: run.over, lambda: one_step(run, model, optimizer))
+        one_step(run, model, optimizer)
+    final = final_parameters(run)
+    assert not torch.equal(model.weight, final["weight"])
+    run.adopt_final()
+    assert torch.equal(model.weight, final["weight"])
+
+
+def test_a_peer_that_leaves_a_run_under_way_keeps_its_own_parameters(start: Start) -> None:
+    run, model, optimizer = start()
+    with run:
+        train_until(lambda: min(run.versions) >= 1, lambda: one_step(run, model, optimizer))
+        one_step(run, model, optimizer)
+    assert not run.finished
+    assert not (run.directory / "model.safetensors").exists()
+
+
+def test_final_parameters_that_cannot_be_had_are_missed_aloud(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_ROUNDS", "3")
+    run, model, optimizer = start()
+    with pytest.warns(UserWarning, match="own parameters and not the run's final ones"), run:
+        train_until(lambda: run.over, lambda: one_step(run, model, optimizer))
+        (run.directory / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_loop_prints_its_link_once_when_it_has_joined(
+    start: Start, capsys: pytest.CaptureFixture[str], quiet: bool
+) -> None:
+    run, model, optimizer = start(quiet=quiet)
+    with run:
+        assert capsys.readouterr().out == (
+            "" if quiet else f"others join with: shoal join '{lone_agent.LINK}'\n"
+        )
+        train_until(lambda: min(run.versions) >= 1, lambda: one_step(run, model, optimizer), 30)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_run_that_was_not_entered_says_so(start: Start) -> None:

@@ -1,0 +1,137 @@
+"""Description of a peer's model, and the call that asks for it.
+
+A peer whose model does not fit compares descriptions with a peer that is in the run, so that people
+read which parameters differ. Tensors that peers exchange are described by name and shape, frozen
+ones by a digest of their values as well. A description is a claim: nothing else relies on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, TypeAlias
+
+import blake3
+import msgspec
+from msgspec import Meta, Struct
+
+from averaging.numbers.layout import TensorSpec
+from dht.host import Host
+from dht.identity import PeerId, RunId
+
+PROTOCOL = "/shoal/model/1"
+REQUEST_MAX_BYTES = 256
+PAGE_BYTES = 256 << 10
+PAGES_MAX = 64
+"""Limit of the calls for one description, which is then cut off."""
+
+ABSENT = "absent"
+
+Difference: TypeAlias = tuple[str, str, str]
+"""A tensor's name, and what it is here and there, in words."""
+
+
+class Described(Struct, frozen=True, array_like=True):
+    """One tensor of a model."""
+
+    name: Annotated[str, Meta(max_length=1024)]
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**62)], ...], Meta(max_length=64)]
+    digest: Annotated[str, Meta(max_length=64)] = ""
+    """Hash of the values of a frozen tensor; empty for one that peers exchange."""
+
+    @property
+    def words(self) -> str:
+        return f"{self.shape}, frozen" if self.digest else f"{self.shape}"
+
+
+@dataclass(frozen=True)
+class Description:
+    """The tensors of a model, sorted by name."""
+
+    tensors: tuple[Described, ...]
+    knows_frozen: bool = True
+    """False if the frozen tensors are not here: a keeper's, or those of a distributed model."""
+
+    @classmethod
+    def of(cls, exchanged: Iterable[TensorSpec], frozen: Sequence[Described] | None) -> Description:
+        """``frozen``: the frozen tensors; ``None`` if they are not known."""
+        trained = (Described(spec.name, spec.shape) for spec in exchanged)
+        both = sorted((*trained, *(frozen or ())), key=lambda tensor: tensor.name)
+        return cls(tuple(both), knows_frozen=frozen is not None)
+
+    @cached_property
+    def frozen_hash(self) -> str:
+        """Hash of all frozen tensors; empty if they are not known."""
+        if not self.knows_frozen:
+            return ""
+        frozen = [tensor for tensor in self.tensors if tensor.digest]
+        return blake3.blake3(msgspec.msgpack.encode(frozen)).hexdigest()
+
+    def differences(self, there: Description) -> tuple[Difference, ...]:
+        """The tensors that are not the same here and there, by name."""
+        both_know = self.knows_frozen and there.knows_frozen
+        ours, theirs = (
+            {each.name: each for each in side.tensors if both_know or not each.digest}
+            for side in (self, there)
+        )
+        found = []
+        for name in sorted(ours.keys() | theirs.keys()):
+            mine, other = ours.get(name), theirs.get(name)
+            if mine == other:
+                continue
+            words = [ABSENT if each is None else each.words for each in (mine, other)]
+            if words[0] == words[1]:
+                words = [f"{words[0]} with other values than there", words[1]]
+            found.append((name, words[0], words[1]))
+        return tuple(found)
+
+
+def page(description: Description, start: int) -> bytes:
+    """An answer with the tensors from number ``start`` on, as many as it may have."""
+    tensors: list[Described] = []
+    size = 0
+    for tensor in description.tensors[start:]:
+        size += len(tensor.name.encode()) + 16 * (len(tensor.shape) + 2) + len(tensor.digest)
+        if tensors and size > PAGE_BYTES:
+            break
+        tensors.append(tensor)
+    return msgspec.msgpack.encode((description.knows_frozen, tensors))
+
+
+_decoder = msgspec.msgpack.Decoder(tuple[bool, list[Described]])
+
+
+def read_page(answer: bytes) -> tuple[bool, list[Described]]:
+    """Decode an answer of any peer. Raises ``ValueError``."""
+    if len(answer) > 2 * PAGE_BYTES:
+        raise ValueError(f"a description has at most {2 * PAGE_BYTES} bytes, not {len(answer)}")
+    try:
+        knows_frozen, tensors = _decoder.decode(answer)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"not a description: {error}") from error
+    if not all(tensor.name.isprintable() for tensor in tensors):  # they are shown on terminals
+        raise ValueError("a description contains characters that cannot be printed")
+    return knows_frozen, tensors
+
+
+def answer(description: Description, run: RunId, request: bytes) -> bytes:
+    """Answer another peer's call. Raises ``ValueError``."""
+    asked, _, start = request.decode("ascii", "replace").partition(" ")
+    if asked != run or not start.isdecimal():
+        raise ValueError(f"this peer is in run {run}, not {asked[:64]!r}")
+    return page(description, int(start))
+
+
+async def ask(host: Host, peer: PeerId, run: RunId, *, timeout_s: float) -> Description:
+    """Ask a peer for its description. Raises ``DhtError``, or ``ValueError``."""
+    tensors: list[Described] = []
+    knows_frozen = True
+    for _ in range(PAGES_MAX):
+        request = f"{run} {len(tensors)}".encode()
+        told = await host.call(peer, PROTOCOL, request, timeout_s=timeout_s)
+        knows_frozen, more = read_page(told)
+        if not more:
+            break
+        tensors += more
+    return Description(tuple(tensors), knows_frozen)
