@@ -252,9 +252,8 @@ class FragmentRounds:
         self.standing = standing
         version = standing.version if standing else 0
         self.peers = Neighbourhood(identity, circumstances, view, now=now, probation=probation)
-        if version or standing is None:
-            self.peers.probation.saw_all = False
         """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
+        self._took_state(None, standing)
         self.pace = Pace(self.policy.due, self.peers, fragment=identity.fragment, step=step)
         self._begun_at_step = step
         self.joining = Joining(identity, self.peers, self.pace)
@@ -476,6 +475,7 @@ class FragmentRounds:
 
     def _caught_up(self, given: inputs.CaughtUp, now: float) -> None:
         standing = given.standing
+        self._took_state(self.standing, standing)
         if self.phase is not Phase.CATCHING:
             self.counters["caught_up_late"] += 1
             if standing is not None and self.phase is Phase.IDLE:
@@ -776,6 +776,13 @@ class FragmentRounds:
         self._apply(part.finished(head), now)
         self._apply(self.leading.tell_late(part.id, head), now)
         self._apply(self.catching_up.take_hint(self._situation(now), now), now)
+
+    def _took_state(self, before: Standing | None, after: Standing | None) -> None:
+        """This peer begins with a state, or takes one that others have made."""
+        if after is not None and after.version and self.peers.probation.is_on:
+            versions = after.version - (before.version if before is not None else 0)
+            tokens = {peer: mark.tokens for peer, mark in after.merged.items()}
+            self.peers.took_state(versions, tokens)
 
     def _saw_merged(self, part: Participation, now: float) -> None:
         if part.seal and part.commit.kind != "mix":

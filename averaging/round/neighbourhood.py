@@ -141,6 +141,11 @@ class Neighbourhood:
     def _all_live(self, now: float) -> list[PeerId]:
         return [self._id.me, *(peer for peer in self.view if self.is_live(peer, now))]
 
+    def took_state(self, versions: int, tokens: Mapping[PeerId, int]) -> None:
+        """This peer took a state that is so many versions on, with so many tokens of each peer."""
+        self.probation.took_state(versions, tokens)
+        self._asked = None
+
     def saw_merged(self, contributors: Iterable[PeerId], now: float) -> None:
         """A round was merged with the work of these peers."""
         if self.probation.is_on:

@@ -113,6 +113,12 @@ class Admission:
             return f"the invite is for a {invite.role}, not for a {role}"
         return None
 
+    def vouches_for(self, peer: PeerId, *, now: float) -> bool:
+        """True for the owner and for delegates whose directives are in force."""
+        directive = self._directives.get(peer)
+        by_delegation = directive is not None and self._counts(directive, now)
+        return peer == self.terms.owner or by_delegation
+
     def is_shown(self, peer: PeerId) -> bool:
         """Say whether a peer need not be asked for its credential (any more)."""
         return self.terms.mode != "invited" or peer in self._shown or peer == self.terms.owner

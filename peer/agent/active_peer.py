@@ -434,6 +434,7 @@ def make_averager(
             addresses=online.addresses_of,
             line_max=guest.line_max,
             may_train=online.may_train,
+            trusted=online.is_vouched_for,
             begins_from=local.is_followed,
             on_event=local.averager_event,
             on_fetched=on_fetched,

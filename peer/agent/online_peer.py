@@ -283,6 +283,10 @@ class OnlinePeer:
         admission = self.presence.door.admission
         return admission.refusal(peer, now=self.host.wall_time(), role="learner") is None
 
+    def is_vouched_for(self, peer: PeerId) -> bool:
+        """True if a peer is the run's owner or one of its delegates."""
+        return self.presence.door.admission.vouches_for(peer, now=self.host.wall_time())
+
     def addresses_of(self, peer: PeerId) -> Sequence[Multiaddr]:
         member = self.presence.table.get(peer)
         if member is None:

@@ -14,10 +14,11 @@ from averaging.numbers.layout import Layout
 from averaging.rules.due import DuePolicy
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.policy import RoundPolicy
+from averaging.rules.probation import ProbationPolicy
 from averaging.rules.quorum import ALL, QuorumPolicy, Required
 from dht.membership.table import MembershipSettings
 from dht.presence.settings import PresenceSettings
-from peer.run_file.sections import Mixing, Quorum, RunFile
+from peer.run_file.sections import Mixing, Policy, Quorum, RunFile
 
 
 def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
@@ -41,6 +42,7 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
             called_share=1 / outer.steps_per_cycle if run.synchronous else DuePolicy().called_share,
         ),
         mixing=_mixing_policy(run.mixing),
+        probation=_probation_policy(run.policy),
         group_size=rounds.group_size,
         codec=outer.codec,
         merge=outer.merge,
@@ -113,6 +115,17 @@ def _mixing_policy(mixing: Mixing) -> MixingPolicy:
         theta=mixing.theta,
         momentum=mixing.momentum,
     )
+
+
+def _probation_policy(policy: Policy) -> ProbationPolicy:
+    """Newcomers are on probation where anybody may join.
+
+    Elsewhere the owner has vouched for each peer, by an invite or by name, and may take it back
+    with all that an invite admitted.
+    """
+    if policy.admission != "open":
+        return ProbationPolicy()
+    return ProbationPolicy(rounds=policy.probation_rounds, seconds=60.0 * policy.probation_minutes)
 
 
 def presence_settings(run: RunFile) -> PresenceSettings:

@@ -630,6 +630,18 @@ class Policy(_Section, frozen=True, kw_only=True):
             "peer id. `shoal run sign` writes it; unset: the run has no owner."
         ),
     ] = None
+    probation_rounds: Annotated[
+        Annotated[int, Meta(ge=0, le=100_000)],
+        _later(
+            "Merges that a newcomer to an open run contributes to, over `probation_minutes`, "
+            "before it leads, reduces and votes; half as many as the live peer with the most are "
+            "always enough. 0: newcomers count at once."
+        ),
+    ] = 64
+    probation_minutes: Annotated[
+        Annotated[float, Meta(ge=0.0, le=1e5)],
+        _later("Minutes over which a newcomer contributes to them: see `probation_rounds`."),
+    ] = 10.0
 
 
 class RunFile(_Section, frozen=True, kw_only=True):

@@ -57,6 +57,17 @@ def test_an_invited_run_admits_who_shows_a_credential() -> None:
     assert not why(door, OWNER.peer_id)
 
 
+def test_the_owner_and_delegates_in_force_are_vouched_for() -> None:
+    door = admission("open")
+    assert door.vouches_for(OWNER.peer_id, now=NOW)
+    assert not door.vouches_for(DELEGATE.peer_id, now=NOW)
+    assert not door.vouches_for(ANNA.peer_id, now=NOW)
+
+    door.take(banning(signer=DELEGATES), now=NOW)
+
+    assert door.vouches_for(DELEGATE.peer_id, now=NOW)
+
+
 def test_an_invite_ends_at_its_date() -> None:
     door = admitted(invitation(days=2))
     assert not why(door, now=NOW + 2 * DAY - 1)

@@ -6,9 +6,13 @@ import pytest
 
 from averaging.rules.due import DueTime
 from averaging.rules.mixing import MixingPolicy
+from averaging.rules.probation import ProbationPolicy
 from peer.agent.policies import round_policy
 from peer.run_file.reading import parse
 from peer.run_file.sections import Outer, RunFile
+from tests.dht.membership.signers import OWNER as OWNER_KEY
+
+OWNER = OWNER_KEY.peer_id
 
 
 @pytest.mark.parametrize(("overlap_steps", "comes"), [(0, True), (2, False)])
@@ -33,3 +37,12 @@ def test_a_swarm_of_several_groups_mixes_at_every_version_unless_the_run_says_ot
 
     bounded = parse("[mixing]\ndispersion_max = 0.25")
     assert round_policy(bounded, fragments=8).mixing.dispersion_max == 0.25
+
+
+def test_newcomers_are_on_probation_in_open_runs_alone() -> None:
+    opened = parse("[policy]\nprobation_rounds = 8\nprobation_minutes = 2")
+    assert round_policy(opened, fragments=8).probation == ProbationPolicy(rounds=8, seconds=120.0)
+    assert round_policy(RunFile(), fragments=8).probation.rounds > 0
+
+    listed = parse(f"[policy]\nadmission = 'listed'\npeers = ['{OWNER}']\nprobation_rounds = 8")
+    assert round_policy(listed, fragments=8).probation == ProbationPolicy()

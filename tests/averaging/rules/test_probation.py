@@ -1,0 +1,152 @@
+"""Who counts, by the merges that one peer saw."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from averaging.messages import Commit, Entry
+from averaging.rules.probation import YOUNG_ROUNDS, Probation, ProbationPolicy
+from averaging.rules.weights import Contribution, credited, shares_of
+from dht.identity import PeerId
+from tests.averaging.message_examples import COMMIT
+
+POLICY = ProbationPolicy(rounds=8, seconds=100.0)
+ME, ANNA, BORIS, NEW = (PeerId(name) for name in ("me", "anna", "boris", "new"))
+OLD = [ME, ANNA, BORIS]
+
+
+def seen(rounds: int, *peers: PeerId, every_s: float = 20.0) -> Probation:
+    """A peer that has seen so many merges of these peers since the first of the run."""
+    probation = Probation(POLICY)
+    for number in range(rounds):
+        probation.saw_merged(peers or OLD, peers or OLD, number * every_s)
+    return probation
+
+
+def commit(*members: PeerId, on_probation: tuple[int, ...] = ()) -> Commit:
+    entries = tuple(Entry(peer, 1, 1, 0, 7, 0, 10, 10, 1000, True) for peer in members)
+    return msgspec.structs.replace(COMMIT, members=entries, on_probation=on_probation)
+
+
+def test_without_a_policy_everybody_counts() -> None:
+    probation = Probation(ProbationPolicy())
+    assert probation.is_established(NEW, OLD, 0.0)
+    assert probation.objection(commit(*OLD), probation.asked(OLD, 0.0), 0.0) is None
+    reason = probation.objection(commit(*OLD, on_probation=(2,)), probation.asked(OLD, 0.0), 0.0)
+    assert reason == "it has members on probation; the run has no probation"
+
+
+def test_everybody_counts_until_somebody_has_merged_a_few_times() -> None:
+    assert seen(YOUNG_ROUNDS - 1).is_established(NEW, [*OLD, NEW], 60.0)
+    assert not seen(YOUNG_ROUNDS).is_established(NEW, [*OLD, NEW], 60.0)
+
+
+def test_a_newcomer_counts_after_so_many_merges_over_so_long() -> None:
+    probation = seen(50)
+    for number in range(7):
+        probation.saw_merged([*OLD, NEW], [*OLD, NEW], 1000.0 + 10.0 * number)
+    assert not probation.is_established(NEW, OLD, 2000.0), "7 of 8 merges"
+    probation.saw_merged([*OLD, NEW], [*OLD, NEW], 1070.0)
+    assert not probation.is_established(NEW, OLD, 1099.9)
+    assert probation.is_established(NEW, OLD, 1100.0)
+
+
+def test_in_a_young_swarm_half_of_what_the_others_have_done_is_enough() -> None:
+    probation = seen(4, every_s=5.0)
+    probation.saw_merged([*OLD, NEW], [*OLD, NEW], 20.0)
+    probation.saw_merged([*OLD, NEW], [*OLD, NEW], 25.0)
+    assert not probation.is_established(NEW, OLD, 60.0), "2 of 6 merges"
+    probation.saw_merged([NEW], [*OLD, NEW], 30.0)
+    assert probation.is_established(NEW, OLD, 60.0)
+
+
+def test_newcomers_count_when_nobody_else_is_left() -> None:
+    probation = Probation(POLICY)
+    for number in range(50):
+        probation.saw_merged([ANNA, BORIS], [ANNA, BORIS], 10.0 * number)
+    for number in range(4):
+        probation.saw_merged([ANNA, ME, NEW], [ANNA, ME, NEW], 500.0 + 10.0 * number)
+    sybil = PeerId("sybil")
+
+    assert not probation.is_established(NEW, [ANNA, ME, NEW, sybil], 540.0)
+    assert probation.is_established(NEW, [ME, NEW, sybil], 540.0)
+    assert not probation.is_established(sybil, [ME, NEW, sybil], 540.0)
+
+
+def test_a_peer_that_is_cut_off_does_not_take_newcomers_for_old() -> None:
+    assert not seen(50).is_established(NEW, [ME, NEW], 1000.0)
+
+
+def test_who_was_there_at_the_first_merge_counts_until_it_misses_too_many() -> None:
+    probation = Probation(POLICY)
+    probation.saw_merged([ME, ANNA], OLD, 0.0)
+    for number in range(30):
+        probation.saw_merged([ME, ANNA], [ME, ANNA], 10.0 + number)  # boris is away
+    assert probation.is_established(BORIS, OLD, 60.0)
+    for number in range(POLICY.rounds):
+        assert probation.is_established(BORIS, OLD, 60.0)
+        probation.saw_merged([ME, ANNA], OLD, 60.0 + number)
+    assert not probation.is_established(BORIS, OLD, 70.0)
+
+
+def test_a_peer_that_comes_late_believes_the_state_that_it_takes() -> None:
+    probation = Probation(POLICY)
+    probation.took_state(200, {ANNA: 10_000, BORIS: 4_000, PeerId("gone"): 90_000, NEW: 900})
+    live = [ME, ANNA, BORIS, NEW]
+
+    assert probation.is_established(ANNA, live, 0.0)
+    assert probation.is_established(BORIS, live, 0.0), "a quarter of the tokens is enough"
+    assert not probation.is_established(NEW, live, 0.0)
+    assert not probation.is_established(ME, live, 0.0)
+    assert probation.is_established(ME, [ME], 0.0), "all that had worked have left"
+
+
+def test_the_owners_delegates_are_never_on_probation() -> None:
+    probation = Probation(POLICY, trusted=lambda peer: peer == NEW)
+    for number in range(50):
+        probation.saw_merged(OLD, OLD, float(number))
+    assert probation.progress(NEW, probation.asked(OLD, 50.0), 50.0) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("members", "on_probation", "reason"),
+    [
+        ((*OLD, NEW), (3,), None),
+        ((*OLD, NEW), (), None),
+        ((ANNA, NEW, PeerId("sybil")), (), "1 of its 3 voters have worked; a majority is needed"),
+        ((*OLD, NEW), (0, 1, 2), "0 of its 1 voters have worked; a majority is needed"),
+        ((*OLD, NEW), (1, 2, 3), "1 of 3 established members are its voters"),
+        ((*OLD, NEW), (2, 3), None),
+    ],
+    ids=["right", "one too many", "newcomers decide", "reversed", "leader alone", "one left out"],
+)
+def test_a_member_checks_who_votes(
+    members: tuple[PeerId, ...], on_probation: tuple[int, ...], reason: str | None
+) -> None:
+    probation, now = seen(50), 1000.0
+    judged = commit(*members, on_probation=on_probation)
+    assert probation.objection(judged, probation.asked([*OLD, NEW], now), now) == reason
+
+
+@pytest.mark.parametrize("count", [1, 4, 60])
+def test_contributors_on_probation_have_a_quarter_together(count: int) -> None:
+    works = [Contribution(tokens=1000, steps=10)] * 3 + [Contribution(10**6, 10)] * count
+    newcomers = range(3, 3 + count)
+
+    shares = shares_of(works, on_probation=newcomers)
+
+    assert sum(shares) == pytest.approx(1.0)
+    assert sum(shares[index] for index in newcomers) <= 0.25 + 1e-9
+    few = [Contribution(tokens=1000, steps=10)] * 8
+    assert shares_of(few, on_probation=[7]) == shares_of(few), "it has less than that anyway"
+
+
+def test_claims_on_probation_do_not_move_the_median() -> None:
+    claims = [(100, 1)] * 3 + [(10**9, 10**7)] * 5
+    assert credited(claims, batch_tokens_max=100, on_probation=range(3, 8)) == (
+        *(100, 100, 100),
+        *(6400,) * 5,
+    )
