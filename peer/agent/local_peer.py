@@ -66,6 +66,9 @@ WORK_IN_PROGRESS = {
 }
 """Descriptions for people of what averaging does about a fragment."""
 
+TEXTS = ("reason", "text")
+"""Fields of events that are texts for people."""
+
 PhaseName = Literal["connecting", "waiting", "fetching", "founding", "ready", "leaving"]
 Fields = Mapping[str, Any]
 
@@ -260,7 +263,13 @@ class LocalPeer:
     def event(self, name: str, /, **fields: Any) -> None:
         """Report an event to the log and to the delegate."""
         self.log.write(name, fields)
-        self.delegate.on_event(name, fields)
+        # People know peers by name; the log keeps their ids.
+        shown = {
+            key: self.board.names.within(text)
+            for key in TEXTS
+            if isinstance(text := fields.get(key), str)
+        }
+        self.delegate.on_event(name, {**fields, **shown})
 
     def enter_phase(self, phase: PhaseName, text: str, done: float) -> None:
         self.phase = phase

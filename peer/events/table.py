@@ -268,10 +268,7 @@ _SHOWN_PROBLEMS_OF_A_ROUND = _rows(
     "fragment",
     {
         "catch_up_failed": ("reason", "could not catch up with fragment {fragment}: {reason}"),
-        "fetch_failed": (
-            "reason",
-            "could not download fragment {fragment}: {reason}; trying again",
-        ),
+        "fetch_failed": ("reason", "{reason}; trying again"),
         "discarded": ("reason", "discarded its work: {reason}"),
         "not_finite": ("reason", "kept its work out: it has values that are not finite ({reason})"),
         "work_lost": ("tokens, reason", "lost {tokens} tokens of work: {reason}"),

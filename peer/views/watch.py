@@ -106,7 +106,7 @@ class Watch:
             bytes_up=stats.bytes_sent,
             bytes_down=stats.bytes_received,
             blocked_fraction=stats.blocked.fraction,
-            peers=_with_whole_shares([own, *_others(run)]),
+            peers=with_whole_shares([own, *_others(run)]),
             steps=stats.steps,
             speed=speed_texts(run.speed),
             fates=fates_text(stats.fates) if stats.fates.get("processed") else "",
@@ -138,7 +138,7 @@ def _others(run: Run) -> list[PeerRow]:
     return [*shown, PeerRow(f"and {more} more", "", share=max(0.0, rest))]
 
 
-def _with_whole_shares(rows: Sequence[PeerRow]) -> tuple[PeerRow, ...]:
+def with_whole_shares(rows: Sequence[PeerRow]) -> tuple[PeerRow, ...]:
     """The rows with shares that sum to 100 percent as they are shown; none before a merge."""
     shares = rounded_shares([row.share or 0.0 for row in rows])
     return tuple(

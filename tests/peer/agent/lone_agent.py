@@ -20,7 +20,17 @@ from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer.agent.slots import Adopted, SlotPort
-from peer.bridge.messages import Begin, Facts, Happened, Leave, Measure, Measured, Over, Phase
+from peer.bridge.messages import (
+    Begin,
+    Device,
+    Facts,
+    Happened,
+    Leave,
+    Measure,
+    Measured,
+    Over,
+    Phase,
+)
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine, hear_doorbell
 from peer.storage.outer_state import named_tensors
@@ -161,6 +171,8 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
             if not 0 < last_round <= rounds:  # else it has said its last word
                 line.say(Over("left", 0, finished=False))
             break
+        if isinstance(message, Device):
+            line.say(Happened("device", {"bytes": message.memory_bytes}))
         if isinstance(message, Measured):
             line.say(Happened("measured", {"loss": message.loss}))
     for task in (playing, beating):

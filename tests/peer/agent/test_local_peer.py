@@ -92,6 +92,36 @@ def test_being_alone_is_reported_once_until_somebody_else_trains(
     assert "nobody else trains" in logged[0]["text"]
 
 
+def test_a_founder_is_not_called_alone_while_another_peer_arrives(
+    made: tuple[LocalPeer, Hearing],
+) -> None:
+    peer, delegate = made
+
+    async def live() -> None:
+        arriving = replace(training(asyncio.get_running_loop().time()), trains=False, arrives=True)
+        peer.view[BORIS] = arriving
+        peer.averager_event("alone", {"fragment": 0})
+        assert delegate.heard == []
+        del peer.view[BORIS]
+        peer.averager_event("alone", {"fragment": 1})
+        assert [name for name, _ in delegate.heard] == ["alone"]
+
+    asyncio.run(live())
+
+
+def test_people_hear_of_peers_by_name_and_the_log_has_their_ids(
+    made: tuple[LocalPeer, Hearing],
+) -> None:
+    peer, delegate = made
+    boris = Identity.from_seed(bytes([2]) * 32).peer_id
+    peer.board.names.learn(boris, "boris")
+    peer.event("fetch_failed", fragment=1, reason=f"{boris}: the stream broke")
+    ((_, heard),) = delegate.heard
+    assert heard == {"fragment": 1, "reason": "boris: the stream broke"}
+    (logged,) = [e for e in read_events(peer.log.path) if e["event"] == "fetch_failed"]
+    assert logged["reason"] == f"{boris}: the stream broke"
+
+
 def test_a_ready_peer_says_that_nobody_reduces_among_peers_that_only_dial_out(
     made: tuple[LocalPeer, Hearing], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ from peer.joining.nickname import default_name
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
 from peer.storage.last_seen import LastSeen, save_last_seen
+from peer.trainer.observed_run import DeviceUse
 from peer.trainer.parts import Patience, found_after_s
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings
@@ -166,6 +167,20 @@ def test_a_loop_prints_its_link_once_when_it_has_joined(
         )
         train_until(lambda: min(run.versions) >= 1, lambda: one_step(run, model, optimizer), 30)
     assert capsys.readouterr().out == ""
+
+
+def test_the_agent_is_told_the_state_of_the_device_for_its_page(start: Start) -> None:
+    run, model, optimizer = start()
+    heard: list[Any] = []
+    run.on("device", lambda fields: heard.append(fields["bytes"]))
+    run.watch_device(
+        lambda: DeviceUse(flops_per_token=1.0, peak_flops=1e6, memory_bytes=2e9, temperature_c=61.0)
+    )
+    with run:
+        train_until(lambda: bool(heard), lambda: one_step(run, model, optimizer), 30)
+        assert run.speed.temperature_c == 61.0
+        assert run.speed.share_of_peak is not None
+    assert heard[0] == 2e9
 
 
 def test_a_run_that_was_not_entered_says_so(start: Start) -> None:

@@ -6,7 +6,10 @@ from averaging.history.merged_map import Mark
 from dht.identity import PeerId
 from dht.membership.table import Member
 from dht.records import PeerRecord, pack_versions
-from peer.views.agent_page import KnownPeers, peer_rows
+from peer.bridge.messages import Device
+from peer.events.board import Board
+from peer.events.names import Names
+from peer.views.agent_page import KnownPeers, OwnState, content, peer_rows
 from tests.peer.statuses import a_status
 
 ANNA, BORIS, GONE = PeerId("anna"), PeerId("boris"), PeerId("gone")
@@ -79,3 +82,25 @@ def test_the_percentages_sum_to_a_hundred_also_with_many_who_left() -> None:
 def test_a_record_with_invalid_versions_does_not_break_the_page() -> None:
     rows = rows_by_name(a_member(BORIS, versions=b"\xff" * 30), merged={})
     assert rows["boris"]["version"] is None
+
+
+def test_the_page_has_the_speed_the_fates_and_the_use_of_the_machine() -> None:
+    own = OwnState(
+        link="",
+        tokens_goal=None,
+        rest=None,
+        limits=(),
+        in_flight=(),
+        processor_share=0.5,
+        device=Device(share_of_peak=0.37, memory_bytes=2e9, temperature_c=None),
+        time_left_s=60.0,
+    )
+    known = KnownPeers((), {}, {}, now=100.0)
+    status = a_status()
+    page = content(status, Board(Names({})), known, own, run_id="", run_name="", wall_time=0.0)
+    assert (page["state"], page["link"]) == ("training", None)
+    figures = page["figures"]
+    assert figures["tokens_per_s"] == 20.0  # 100 tokens in 10 steps of half a second
+    assert figures["fates_text"] == "100 trained: 90 merged, 10 pending, 0 discarded"
+    wanted = {"processor_share": 0.5, "share_of_peak": 0.37, "device_bytes": 2e9}
+    assert figures.items() >= {**wanted, "temperature_c": None, "time_left_s": 60.0}.items()

@@ -8,11 +8,13 @@ from dht.identity import Identity
 from peer.joining.link import only_from
 from peer.trainer.observed_run import Fields, Speed
 from peer.views.progress import progress_line, speed_texts
+from peer.views.screen import PeerRow
 from peer.views.watch import (
     JsonReporter,
     PlainReporter,
     Watch,
     sentence,
+    with_whole_shares,
 )
 
 ROUND: Fields = {
@@ -140,3 +142,13 @@ def test_a_sentence_has_no_control_characters() -> None:
     fields: Fields = {"event": "round_missed", "fragment": 1, "reason": "\x1b[2J\x9bgone"}
     assert (sentence(fields) or "").isprintable()
     assert "gone" in (sentence(fields) or "")
+
+
+def test_the_shares_on_the_screen_sum_to_a_hundred() -> None:
+    rows = [PeerRow("you", "training", share=1 / 3), PeerRow("anna", "training", share=1 / 3)]
+    rows.append(PeerRow("and 9 more", "", share=1 / 3))
+    shown = with_whole_shares(rows)
+    assert [row.share for row in shown] == [0.34, 0.33, 0.33]
+    assert [row.share for row in with_whole_shares([PeerRow("you", "training", share=0.0)])] == [
+        None
+    ]
