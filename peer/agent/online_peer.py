@@ -31,7 +31,7 @@ from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from dht.records import ContributionCounters
 from peer import description
-from peer.agent.account import global_tokens, merged_of
+from peer.agent.account import merged_of
 from peer.agent.local_peer import LocalPeer, PeerSettings
 from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
@@ -288,7 +288,7 @@ class OnlinePeer:
             step_time_s=part.step_time_s,
             loss=part.loss,
             held_out=local.held_out.newest,
-            global_tokens=global_tokens(local.states),
+            global_tokens=local.merged_tokens(),
             versions=local.versions(),
             staleness=part.staleness,
             peers=1 + len(local.live_peers),
@@ -426,7 +426,7 @@ class OnlinePeer:
         local = self.local
         while True:
             loss = local.delegate.trainer_status().loss
-            local.board.sample(tokens=global_tokens(local.states), loss=loss)
+            local.board.sample(tokens=local.merged_tokens(), loss=loss)
             await asyncio.sleep(SAMPLE_EVERY_S)
 
 
