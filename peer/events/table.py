@@ -444,6 +444,7 @@ _THIS_PEER = (
             "exported": ("path, versions, model", "wrote {path}, model {model}"),
             "export_failed": ("text", "could not write the model: {text}"),
             "page_not_served": ("text", "{text}"),
+            "loop_mistake": ("kind, text", "{text}"),
             "left_apart": (
                 "text, versions, model",
                 "the run ended with several models; this peer's is {model}, others differ: {text}",

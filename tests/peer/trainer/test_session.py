@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import peer
 from dht.identity import PeerId
@@ -150,6 +152,61 @@ def test_final_parameters_that_cannot_be_had_are_missed_aloud(
     with pytest.warns(UserWarning, match="own parameters and not the run's final ones"), run:
         train_until(lambda: run.over, lambda: one_step(run, model, optimizer))
         (run.directory / "model.safetensors").unlink()
+
+
+def test_parameters_that_are_not_finite_are_not_offered_and_can_be_restored(start: Start) -> None:
+    run, model, optimizer = start()
+    optimizer.param_groups[0]["momentum"] = 0.9
+    told: list[Any] = []
+
+    def step() -> None:
+        one_step(run, model, optimizer)
+
+    def heard(mistake: str) -> bool:
+        return any(fields["kind"] == mistake for fields in told)
+
+    with run:
+        run.on("loop_mistake", told.append)
+        train_until(lambda: min(run.versions) >= 1, step)
+        with torch.no_grad():
+            model.weight[0, 0] = float("nan")
+        with pytest.warns(peer.LoopWarning, match=r"run\.restore\(\)"):
+            train_until(lambda: heard("not_finite"), step)
+        assert not any(parameter.isfinite().all() for parameter in model.parameters())
+        run.restore()
+        assert all(parameter.isfinite().all() for parameter in model.parameters())
+        assert not optimizer.state
+        versions = max(run.versions)
+        train_until(lambda: min(run.versions) > versions, step)
+        assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is asked of a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counted[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_checks_of_a_loop_read_nothing_from_the_device(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_EVERY", "1000000")
+    run, model, _ = start(auto=False)
+    with run, Operations() as operations:
+        for _ in range(64):  # more than twelve cycles, and no exchange
+            run.log(loss=0.5, tokens=8)
+            run.step()
+        assert not operations.counted
+        run.log(loss=model.weight.sum(), tokens=8)
+        operations.counted.clear()
+        run.step()
+        assert operations.counted == {"aten._local_scalar_dense.default": 1}, "the logged loss"
 
 
 def test_a_run_that_was_not_entered_says_so(start: Start) -> None:
