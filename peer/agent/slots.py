@@ -503,7 +503,7 @@ class SlotPort:
 
 
 async def _is_finite(values: Float32s) -> bool:
-    """Whether all values are finite, without keeping the event loop for long."""
+    """Return whether all values are finite, without keeping the event loop for long."""
     for start in range(0, values.size, CHECKED_AT_ONCE):
         part = values[start : start + CHECKED_AT_ONCE]
         # Without a temporary; NaN is the result of both where there is any.

@@ -118,7 +118,7 @@ class Rank(abc.ABC):
     def __init__(self, plan: Plan) -> None:
         self._open = ExitStack()
         self._was_entered = warn_unless_entered(plan.optimizers[-1])
-        """To be called when the block is entered."""
+        """Function to call when the block is entered."""
         self._checks: LoopChecks | None = None
         self._agreed = Agreed()
         self._measure: Callable[[], tuple[float, int]] | None = None
