@@ -1,4 +1,4 @@
-"""What the trainer keeps of its agent's messages."""
+"""The trainer's record of its agent's messages."""
 
 from __future__ import annotations
 

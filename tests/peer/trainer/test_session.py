@@ -42,10 +42,15 @@ QUICK = LineSettings(beat_s=0.05, silence_max_s=20.0, restart_first_s=0.05, rest
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Run, Any, Any]]:
     def make(
-        *, text: str | None = None, auto: bool = True, dtype: Any = torch.float32, **own: Any
+        *,
+        text: str | None = None,
+        auto: bool = True,
+        dtype: Any = torch.float32,
+        model: Any = None,
+        **own: Any,
     ) -> tuple[Run, Any, Any]:
         torch.manual_seed(0)
-        model = torch.nn.Linear(4, 3).to(dtype)
+        model = model or torch.nn.Linear(4, 3).to(dtype)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         run = peer.join(
             parse(text or toml()),
@@ -119,6 +124,31 @@ def test_after_the_end_the_model_holds_the_runs_final_parameters(
     assert run.finished
     for name, value in final_parameters(run).items():
         assert torch.equal(model.get_parameter(name), value.to(dtype)), name
+
+
+def test_after_the_end_frozen_parameters_and_buffers_are_this_peers_own(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_ROUNDS", "2")
+    layers = torch.nn.Linear(4, 4), torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)
+    layers[0].requires_grad_(False)
+    run, model, optimizer = start(model=torch.nn.Sequential(*layers))
+    frozen = layers[0].weight.clone()
+
+    def step() -> None:
+        model(torch.randn(8, 4)).square().mean().backward()
+        run.log(tokens=8)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with run:
+        train_until(lambda: run.over, step)
+        statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    final = final_parameters(run)
+    assert set(final) == {name for name, p in model.named_parameters() if p.requires_grad}
+    assert all(torch.equal(model.get_parameter(name), value) for name, value in final.items())
+    assert torch.equal(layers[0].weight, frozen)
+    assert all(torch.equal(model.get_buffer(name), value) for name, value in statistics.items())
 
 
 def test_the_own_parameters_stay_on_request_until_the_final_ones_are_adopted(
