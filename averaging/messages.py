@@ -55,6 +55,8 @@ Indices: TypeAlias = Annotated[tuple[Index, ...], Meta(max_length=ROSTER_MAX)]
 Ballot: TypeAlias = Count
 Votes: TypeAlias = Annotated[tuple[tuple[Index, Signature], ...], Meta(max_length=ROSTER_MAX)]
 """Signatures of members under the same ``vote``, with their indices in the roster."""
+Signatures: TypeAlias = Annotated[tuple[tuple[Peer, Signature], ...], Meta(max_length=ROSTER_MAX)]
+"""Signatures of peers under the same ``link_claim``."""
 
 
 class BadMessage(ValueError):
@@ -102,6 +104,8 @@ class Head(_Part, frozen=True):
     version: Count
     lineage: Digest
     links: Links
+    signatures: Signatures = ()
+    """Of peers that have stood on the newest link: its certificate, if they are enough."""
 
 
 class Entry(_Part, frozen=True):
@@ -320,6 +324,8 @@ class Behind(_Message, frozen=True):
 
     head: Head
     source: Peer
+    found: Digest
+    """The receiver's lineage; the receiver may stand elsewhere when the message arrives."""
 
 
 class Compare(_Message, frozen=True):
@@ -544,6 +550,7 @@ _encoder = msgspec.msgpack.Encoder()
 _messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _commits = msgspec.msgpack.Decoder(Commit)
 _openings = msgspec.msgpack.Decoder(Opening)
+_signatures: msgspec.msgpack.Decoder[Signatures] = msgspec.msgpack.Decoder(Signatures)
 
 
 def encode(message: Message) -> bytes:
@@ -637,6 +644,24 @@ def _encode_claim(claim: Claim) -> bytes:
 def vote(round_id: bytes, ballot: int, seal: tuple[int, ...]) -> bytes:
     """Return what a member signs when it accepts this seal under this ballot."""
     return b"shoal vote 1 " + _encoder.encode((round_id, ballot, seal))
+
+
+def link_claim(topic: bytes, fragment: int, link: Link) -> bytes:
+    """Return what a peer signs that stands on this version of a fragment."""
+    said = (topic, fragment, link.version, link.lineage, link.tokens)
+    return b"shoal link 1 " + _encoder.encode(said)
+
+
+def encode_signatures(signatures: Signatures) -> bytes:
+    return _encoder.encode(signatures)
+
+
+def decode_signatures(data: bytes) -> Signatures:
+    """Decode signatures under a ``link_claim``. Raises ``BadMessage``, whatever the bytes are."""
+    try:
+        return _signatures.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(f"not signatures: {error}") from error
 
 
 def encode_opening(opening: Opening) -> bytes:

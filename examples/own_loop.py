@@ -31,8 +31,8 @@ def spirals(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("run", nargs="?", default=str(RUN_FILE))
-    arguments.add_argument("--directory", type=Path, help="one per learner on this machine")
-    arguments.add_argument("--steps", type=int, default=2000)
+    arguments.add_argument("--directory", type=Path, help="folder for this peer's files")
+    arguments.add_argument("--steps", type=int, default=6000)
     arguments.add_argument("--pace", type=float, default=0.01, help="minimum seconds per step")
     chosen = arguments.parse_args()
 
@@ -61,7 +61,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             if step % 200 == 0:
-                print(f"step {step}  loss {loss.item():.3f}  peers {run.peers}  join: {run.link}")
+                print(f"step {step}  loss {loss.item():.3f}  peers {run.peers}")
             if run.over:
                 break
         blocked = run.stats.blocked

@@ -102,6 +102,10 @@ class NobodyMet(RunNotFound):
         return f"{self.where}: {self.reason}"
 
 
+class SeedsElsewhere(NobodyMet):
+    """All seeds of a link take part in another run."""
+
+
 class RunRefused(PeerError):
     """This peer does not match the run."""
 
@@ -207,6 +211,44 @@ class RunEnded(PeerError):
         return (
             f"run {self.run!r} ended at {self.date}, and no peer with its state is online; "
             "ask one of its peers for the exported model, or set a later end.date for a new run"
+        )
+
+
+class RunOver(PeerError):
+    """The run has ended: there is nothing left to train, and its model can be fetched."""
+
+    exit_code = 4
+
+    def __init__(self, run: str, date: str, tokens: int | None, link: str = "LINK") -> None:
+        super().__init__(run, date, tokens, link)
+        self.run = run
+        self.date = date
+        self.tokens = tokens
+        self.link = link
+
+    def __str__(self) -> str:
+        reached = "" if self.tokens is None else f" at {self.tokens:,} tokens"
+        return (
+            f"this run has ended on {self.date}{reached}; "
+            f"`shoal export {self.link} OUT.safetensors` fetches its model"
+        )
+
+
+class RunHasExisted(PeerError):
+    """``shoal start`` is about to found a run anew that has existed."""
+
+    exit_code = 4
+
+    def __init__(self, run: str, known: str) -> None:
+        super().__init__(run, known)
+        self.run = run
+        self.known = known
+
+    def __str__(self) -> str:
+        return (
+            f"the run {self.run!r} has existed: {self.known}; `shoal join` goes on with it and "
+            "waits for its peers; `shoal start --anew` founds it anew, from first weights, and of "
+            "two histories only the one with more tokens goes on"
         )
 
 

@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+DISCARDED = "discarded."
+"""Beginning of the names of fates that say why tokens were discarded."""
+
+_WHY_DISCARDED = {
+    "stale": "too old",
+    "lost": "overwritten",
+    "apart": "on a side that was given up",
+    "left": "left too early",
+}
+
 
 def bytes_text(count: float) -> str:
     """``1.2 MB``: three digits at most, decimal units."""
@@ -26,3 +38,46 @@ def count_text(count: float) -> str:
             return f"{count:.3g}{unit}"
         count /= 1000
     return f"{count:.3g} T"
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 peer`` or ``2 peers``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def peers_text(count: int) -> str:
+    return plural(count, "peer")
+
+
+def rounded_shares(amounts: Sequence[float], *, whole: int = 100) -> list[int]:
+    """Shares in ``amounts`` as whole numbers whose sum is ``whole``, by the largest remainders.
+
+    All are 0 if there is nothing to share.
+    """
+    total = sum(amounts)
+    if total <= 0:
+        return [0] * len(amounts)
+    exact = [amount / total * whole for amount in amounts]
+    shares = [int(value) for value in exact]
+    by_remainder = sorted(
+        range(len(exact)), key=lambda index: (shares[index] - exact[index], index)
+    )
+    for index in by_remainder[: whole - sum(shares)]:
+        shares[index] += 1
+    return shares
+
+
+def fates_text(fates: Mapping[str, float]) -> str:
+    """Tokens by their fate: ``92 k trained: 68 k merged, 20 k pending, 4 k discarded (stale)``."""
+    lost = {
+        _WHY_DISCARDED.get(reason := name.removeprefix(DISCARDED), reason): count
+        for name, count in fates.items()
+        if name.startswith(DISCARDED) and count
+    }
+    reasons = f" ({', '.join(lost)})" if lost else ""
+    return (
+        f"{count_text(fates.get('processed', 0.0))} trained: "
+        f"{count_text(fates.get('merged', 0.0))} merged, "
+        f"{count_text(fates.get('pending', 0.0))} pending, "
+        f"{count_text(sum(lost.values()))} discarded{reasons}"
+    )

@@ -70,12 +70,31 @@ class Status(Struct, frozen=True, array_like=True, kw_only=True):
 
     It differs between peers at equal versions if their histories differ.
     """
+    founding: Text = ""
+    """``peer.storage.outer_state.founding_name`` of the states: equal for one history of a run."""
+    ended_at: Annotated[float, Meta(ge=0, le=1e12)] | None = None
+    """Wall-clock time at which the run ended; ``None`` while it goes on."""
     rest: Text | None = None
     """The reason why the trainer rests; ``None`` if it does not."""
     limits: Annotated[tuple[Text, ...], Meta(max_length=16)] = ()
     """Limits set by the owner of the machine, in words."""
+    paths: Annotated[dict[Text, Count], Meta(max_length=8)] = {}
+    """Number of peers by the best path for bulk data: direct, punched or relayed."""
+    relayed_bytes: Count = 0
+    """Bulk data passed on between other peers."""
     frozen: Text = ""
     """Hash of the parameters that are not exchanged; empty if they are not known."""
+
+
+def state_in_words(role: str, phase: str, *, rests: bool = False) -> str:
+    """The state of a peer, in the same word on every screen and page."""
+    if phase in ("connecting", "fetching", "founding"):
+        return "joining"
+    if phase != "ready":
+        return phase
+    if role == "learner":
+        return "resting" if rests else "training"
+    return "keeping" if role == "keeper" else role
 
 
 _decoder = msgspec.msgpack.Decoder(Status)
@@ -94,7 +113,7 @@ def decode(data: bytes) -> Status:
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"not a status: {error}") from error
     shown = (status.peer, status.name, status.role, status.phase, status.rest or "")
-    for text in (*shown, *status.fates, *status.limits):
+    for text in (*shown, *status.fates, *status.limits, *status.paths):
         if not text.isprintable():  # it is shown on terminals
             raise ValueError("a status contains characters that cannot be printed")
     return status

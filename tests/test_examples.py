@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.notebook import code_cells
 from tests.processes import Processes
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+NOTEBOOK = EXAMPLES / "notebook.ipynb"
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
 
@@ -26,7 +29,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]
         *("--threads", "1", "--steps", "6", "--json", "--yes"),
     )
     commands: dict[str, tuple[str, ...]] = {
-        "notebook": (str(EXAMPLES / "notebook.py"),),
+        "notebook": ("-m", "tests.notebook", str(NOTEBOOK)),
         "own_loop": (str(EXAMPLES / "own_loop.py"), "--steps", "150", "--pace", "0"),
         "tiny_gpt": ("-P", "-m", "peer.cli", *tiny_gpt),
     }
@@ -47,17 +50,19 @@ def test_an_own_loop_founds_a_run_and_trains(ended: dict[str, tuple[int, str]]) 
     code, output = ended["own_loop"]
     assert code == 0, output
     assert "step 0  loss" in output
+    assert output.count("others join with: shoal join 'shoal://") == 1
     assert "done; the loop was blocked for" in output
 
 
 def test_the_notebook_trains_and_leaves_with_nothing_but_peer(
     ended: dict[str, tuple[int, str]],
 ) -> None:
-    text = (EXAMPLES / "notebook.py").read_text(encoding="utf-8")
-    imports = [line for line in text.splitlines() if line.startswith(("import ", "from "))]
-    assert imports == ["import sys", "from pathlib import Path", "import peer"]
+    lines = [line for cell in code_cells(NOTEBOOK) for line in cell.splitlines()]
+    imports = [line for line in lines if line.startswith(("import ", "from "))]
+    assert imports == ["import peer"]
     code, output = ended["notebook"]
     assert code == 0, output
+    assert output.count("others join with: shoal join 'shoal://") == 1
     assert "held-out loss" in output
 
 
@@ -91,3 +96,30 @@ def test_the_trainer_of_another_framework_founds_a_run_and_trains(
     records = [json.loads(line) for line in lines if line.startswith('{"event"')]
     assert records[-1]["event"] == "done"
     assert records[-1]["steps"] == 5
+    assert len([record for record in records if record["event"] == "link"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_examples_run_again_in_two_terminals_and_beside_each_other(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """All without options, with one home, as a person would start them."""
+    home = environment_below(tmp_path)
+    loop = str(EXAMPLES / "own_loop.py")
+
+    def link_of(process: subprocess.Popen[bytes]) -> str:
+        line = processes.wait_for_line(process, "others join with", timeout_s=120)
+        return line.split("'")[1]
+
+    loops = EXAMPLES / "plain_torch"
+    for again in range(2):
+        first = processes.python("-u", loop, "--steps", "1500", environment=home)
+        second = processes.python("-u", loop, link_of(first), "--steps", "300", environment=home)
+        others = [
+            processes.python(str(loops / name), "--steps", "50", environment=home)
+            for name in ("partly_frozen.py", "several_optimizers.py")
+        ]
+        for process in (*others, second, first):
+            assert process.wait(timeout=200) == 0, (again, processes.output_of(process))
+        assert "merged with 2 peers" in processes.output_of(second)

@@ -272,6 +272,12 @@ class Chain:
             raise IndexError("an empty chain has no tip")
         return self._blocks[-1].link(self._end - 1)
 
+    @property
+    def root(self) -> ChainLink | None:
+        """The founder's version 0; ``None`` once it was dropped."""
+        oldest = next(iter(self), None)
+        return oldest if oldest is not None and oldest.version == 0 else None
+
     def find(self, version: int, lineage: Lineage) -> ChainLink | None:
         """Return the link of a state if it is in this chain. This is the test for *behind*."""
         _, block, first, last = self._range(version)

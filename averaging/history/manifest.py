@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from averaging.history.chain import CHAIN_MAX_LINKS, Chain, ChainLink
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
-from averaging.messages import BadMessage, Count, Digest, Peer
+from averaging.messages import BadMessage, Count, Digest, Link, Peer
 from averaging.numbers.arrays import Float32s
 
 PIECE_BYTES = 512 << 10
@@ -41,6 +41,11 @@ class Manifest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
     marks: Annotated[tuple[tuple[Peer, Count, Count, Count], ...], Meta(max_length=_MARKS_MAX)]
     digests: bytes
     """The blake3 digest of each piece of theta, then of each piece of momentum."""
+
+    @property
+    def tip(self) -> Link:
+        """The newest link, which other peers sign."""
+        return Link(*self.links[-1])
 
     def chain(self) -> Chain:
         return Chain(ChainLink(*link) for link in self.links)

@@ -81,6 +81,8 @@ class Apart:
     mine: int
     """Tokens merged on this side since then; a few too many where chains are thinned out."""
     theirs: int
+    founded_apart: bool = False
+    """The run was founded twice: the chains begin at different versions 0 and share nothing."""
 
     @property
     def i_am_light(self) -> bool:
@@ -106,7 +108,7 @@ def relate(mine: Head, chain: Chain | None, theirs: Head) -> Relation:
     known = chain if chain is not None else Chain(map(_link, mine.links))
     if known.find(theirs.version, theirs.lineage) is not None:
         return TheyAreBehind()
-    if any(link.lineage == mine.lineage for link in theirs.links):
+    if theirs.version > mine.version and any(link.lineage == mine.lineage for link in theirs.links):
         return IAmBehind()
     ancestor = known.common_ancestor(theirs.links)
     since = ancestor.tokens if ancestor is not None else 0
@@ -115,7 +117,13 @@ def relate(mine: Head, chain: Chain | None, theirs: Head) -> Relation:
         ancestor_tokens=since,
         mine=max(0, tokens_of(mine) - since),
         theirs=max(0, tokens_of(theirs) - since),
+        founded_apart=ancestor is None and _shows_root(mine) and _shows_root(theirs),
     )
+
+
+def _shows_root(head: Head) -> bool:
+    """Return whether a head shows the founder's state that its history began with."""
+    return any(link.version == 0 for link in head.links)
 
 
 def after_commit(

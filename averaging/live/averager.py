@@ -41,12 +41,13 @@ from averaging.live.settings import (
     topic_of,
 )
 from averaging.live.threads import Threads
-from averaging.messages import BadMessage
+from averaging.messages import BadMessage, Head, Signatures
 from averaging.round.catching_up import UnreliableSources
 from averaging.round.effects import refusal
 from averaging.round.inputs import (
     AnswerEveryCall,
     Due,
+    FoldWhenAlone,
     GatherEverybody,
     GiveWay,
     Leave,
@@ -61,6 +62,7 @@ from averaging.round.inputs import (
 from averaging.round.phase import Phase
 from averaging.round.silence import LastHeard
 from averaging.round.turns import NO_PLACE, Turns, holder_that_gives_way
+from averaging.rules.line_pace import exchanges_at_once
 from dht.host import Host
 from dht.identity import PeerId
 
@@ -103,6 +105,7 @@ class Averager:
         self._line_max = around.line_max
         self._may_train = around.may_train
         self._on_event = around.on_event
+        self.begins_from = around.begins_from
         self.topic = topic_of(terms.run, terms.layout)
         self.threads = Threads(self.settings.threads)
         # Enough for what one round of the largest fragment lets go: an old theta, three payloads.
@@ -139,6 +142,7 @@ class Averager:
         self.fetcher = Fetcher(
             host, terms.run, self.threads, self.settings.fetch, around.on_fetched
         )
+        self.fetcher.line = self.transport.down
         if around.addresses is not None:
             self.fetcher.addresses = around.addresses
         self._told_not_a_commit: set[PeerId] = set()
@@ -146,7 +150,8 @@ class Averager:
         self._last_heard = LastHeard()
         self.sources = UnreliableSources(terms.policy)
         self._turns = Turns()
-        self.catching = asyncio.Semaphore(self.settings.catching_max)
+        self._catching = asyncio.Semaphore(self.settings.catching_max)
+        self._catching_slowly = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
@@ -221,10 +226,22 @@ class Averager:
     def bytes_per_s(self) -> float:
         """Speed of this peer's line in its slower direction; 0 when it is not known.
 
-        A peer that only dials out answers nobody, and never learns its upload speed.
+        A direction that is slow is told even while the other one is not known.
         """
-        up, down = self.transport.up.bytes_per_s, self.transport.down.bytes_per_s
-        return 0.0 if up is None or down is None else min(up, down, self._line_max())
+        measured = (self.transport.up.bytes_per_s, self.transport.down.bytes_per_s)
+        known = [speed for speed in measured if speed is not None]
+        slowest = min([*known, self._line_max()])
+        return slowest if len(known) == 2 or slowest < self.policy.slow_link_bytes_s else 0.0
+
+    @asynccontextmanager
+    async def catching_up(self) -> AsyncIterator[None]:
+        """Wait for a turn to fetch a fragment: on a slow line one is fetched after the other."""
+        async with self._catching:
+            if 0.0 < self.bytes_per_s < self.policy.slow_link_bytes_s:
+                async with self._catching_slowly:
+                    yield
+            else:
+                yield
 
     def tell_line_speed(self) -> None:
         """Tell the line speed to the machines, which state it when they join."""
@@ -245,12 +262,22 @@ class Averager:
                 )
             self._works[state.fragment].set_state(state)
 
+    def shown(self, state: FragmentState) -> Head:
+        """The head of a state as other peers are shown it: with the signatures under it."""
+        head, machine = Standing.of(state).head(), self._works[state.fragment].machine
+        if machine is None:
+            return head
+        return machine.certificates.show(head, self.now())
+
     # ``fetch.Library``
 
     def state(self, fragment: int) -> FragmentState | None:
         if fragment >= len(self._works) or self._works[fragment].changing:
             return None
         return self._works[fragment].state
+
+    def signatures(self, state: FragmentState) -> Signatures:
+        return self.shown(state).signatures
 
     def replay(self, fragment: int, version: int, lineage: Lineage) -> Sequence[ReplayEntry] | None:
         if fragment >= len(self._works):
@@ -286,6 +313,47 @@ class Averager:
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         assert self._tasks is not None
         return self._tasks.create_task(work, name=name)
+
+    async def merge_pending(self, *, timeout_s: float) -> bool:
+        """Have the work up to now merged before this peer leaves. ``False``: not all was.
+
+        It offers every fragment at once and answers every call, and counts as any other member: its
+        tokens are merged under its own name, so once per lineage holds as in every round. The
+        others join as soon as they have half a cycle of steps, so most of a leaver's work is merged
+        within as long. A keeper or another peer that offered the work in its place would need a
+        right to do so that outlives the leaver, and a merge that is decided after the leaver has
+        counted its tokens: two fates for one token. So a peer waits instead of handing over.
+        """
+        if self.port is None:
+            return True
+        step = self.port.progress().step
+        self.answer_every_call()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while lacking := self._lacking(step):
+                    if not self._others_train():
+                        return False
+                    self.make_due(lacking)
+                    await asyncio.sleep(self.settings.progress_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def _lacking(self, step: int) -> list[int]:
+        """The fragments that do not contain this peer's work up to its own step."""
+        return [
+            work.index
+            for work in self._works
+            if work.state is not None and self.life.mark_in(work.state.merged) < step
+        ]
+
+    def _others_train(self) -> bool:
+        now = self.now()
+        return any(
+            seen.trains and seen.is_live(now)
+            for peer, seen in self.view.items()
+            if peer != self.life.peer
+        )
 
     async def drain(self, *, timeout_s: float) -> bool:
         """Begin no round any more and let those under way end. ``False``: not all did."""
@@ -342,7 +410,12 @@ class Averager:
 
     def _is_exchanging(self) -> bool:
         """True if as many rounds exchange as may at once; another one would slow them down."""
-        return sum(work.exchanges_now for work in self._works) >= self.settings.exchanges_max
+        most = exchanges_at_once(
+            self.bytes_per_s,
+            most=self.settings.exchanges_max,
+            slow_bytes_s=self.policy.slow_link_bytes_s,
+        )
+        return sum(work.exchanges_now for work in self._works) >= most
 
     def has_its_turn_later(self, fragment: int) -> bool:
         return fragment in self._turns and not self.has_place()
@@ -455,6 +528,13 @@ class Averager:
             if work.machine is not None:
                 work.machine.handle(AnswerEveryCall(), self.now())
 
+    def fold_when_alone(self) -> None:
+        """Make the learner's pending work part of the state now, if nobody else trains."""
+        for work in self._works:
+            if work.machine is not None:
+                work.machine.handle(FoldWhenAlone(), self.now())
+        self.make_due(range(len(self._works)))
+
     def gather_everybody(self) -> None:
         """Put all peers into one group from now on, up to the longest possible roster.
 
@@ -463,6 +543,19 @@ class Averager:
         for work in self._works:
             if work.machine is not None:
                 work.machine.handle(GatherEverybody(), self.now())
+
+    async def states_of(self, source: PeerId) -> tuple[FragmentState, ...]:
+        """Every fragment's state at one peer, for ``replace_states``. Raises ``FetchFailed``."""
+        return tuple([await work.following.state_of(source) for work in self._works])
+
+    async def replace_states(self, states: Sequence[FragmentState], *, reason: str) -> None:
+        """Go over to another history of the run, founded apart from the own one.
+
+        All fragments go over: a model is of one founding. What the learner has not merged is given
+        up, because it grew from other first weights.
+        """
+        for state in states:
+            await self._works[state.fragment].following.replace(state, reason=reason)
 
     def make_due(self, fragments: Iterable[int]) -> None:
         """Make these fragments due now. Rounds that are under way go on."""

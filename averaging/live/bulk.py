@@ -19,6 +19,7 @@ from dht.identity import PeerId
 
 _GRANTED = 1
 _REFUSED = 2
+_RECEIVED = 3
 
 HEADER_MAX_BYTES = 64 << 10
 """The first frame of a bulk stream: round, slice and the signed commit."""
@@ -69,7 +70,7 @@ class Bulk:
     """One bulk stream, seen from either end, after its header.
 
     The opener sends its bytes with ``send``, waits with ``granted`` and reads
-    the answer with ``receive_into``; the other side reads, then calls ``grant``
+    the answer with ``receive_into``; the other side reads, calls ``received``, then ``grant``
     or ``refuse``, and sends its own. ``finish`` and ``finished`` end it.
     """
 
@@ -83,6 +84,7 @@ class Bulk:
         self._up = up
         self._down = down
         self._sending_since: float | None = None
+        self._ended = False
         self.heard_at = asyncio.get_running_loop().time()
         """When the other side had said all that it says before its bytes."""
 
@@ -143,6 +145,11 @@ class Bulk:
         self.heard_at = asyncio.get_running_loop().time()
         return frame
 
+    async def received(self) -> None:
+        """Say that all bytes are here: the other side's line can be measured by that, whether it
+        ever answers requests or not."""
+        await self.stream.send(bytes([_RECEIVED]), timeout_s=self._settings.stall_max_s)
+
     async def grant(self, but: str = "") -> None:
         """Say that the answer follows; ``but`` what was sent could not be taken, and why."""
         text = but.encode()[:REASON_MAX_BYTES]
@@ -151,6 +158,9 @@ class Bulk:
     async def granted(self, *, timeout_s: float) -> str:
         """Wait until the other side grants; returns its ``but``. Raises ``BulkRefused``."""
         frame = await self.stream.receive(timeout_s=timeout_s)
+        if frame == bytes([_RECEIVED]):
+            self._measure_sent()
+            frame = await self.stream.receive(timeout_s=timeout_s)
         self.heard_at = asyncio.get_running_loop().time()
         if frame and len(frame) <= 1 + REASON_MAX_BYTES:
             text = frame[1:].decode("utf-8", "replace")
@@ -161,7 +171,14 @@ class Bulk:
         raise StreamBroken(self.remote, "neither granted nor refused")
 
     async def refuse(self, reason: str) -> None:
-        """Say why not, and let the other side read it before the stream goes."""
+        """Say why not, and let the other side read it before the stream goes.
+
+        On a slow line the deadline may come when all has been said and is not acknowledged yet:
+        there is nothing to refuse any more, and the stream ends.
+        """
+        if self._ended:
+            self.abort()
+            return
         text = reason.encode()[:REASON_MAX_BYTES]
         with suppress(StreamBroken, HostClosed, TimeoutError):
             await self.stream.send(bytes([_REFUSED]), text, timeout_s=2.0)
@@ -178,6 +195,7 @@ class Bulk:
 
     async def finish(self) -> None:
         """Say END and wait for the acknowledgement: then all has been on the line."""
+        self._ended = True
         try:
             await self.stream.finish(timeout_s=self._settings.stall_max_s)
         finally:

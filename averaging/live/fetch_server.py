@@ -27,7 +27,7 @@ from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
 from averaging.live.fair_shares import Place, Places
 from averaging.live.threads import Threads
-from averaging.messages import BadMessage, Count, Digest
+from averaging.messages import BadMessage, Count, Digest, Signatures, encode_signatures
 from dht.errors import HostClosed, StreamBroken
 from dht.guarded_host import refuse
 from dht.host import Host, Stream
@@ -90,7 +90,8 @@ class _Request(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
 
 
 class AskManifest(_Request, frozen=True):
-    """Which state do you have? Answered by frames of the manifest and an empty one."""
+    """Which state do you have? Answered by a frame of the signatures under its newest link, frames
+    of the manifest and an empty one."""
 
 
 class AskPieces(_Request, frozen=True):
@@ -118,6 +119,10 @@ class Library(Protocol):
 
     def state(self, fragment: int) -> FragmentState | None:
         """The current state; ``None`` while there is none or its arrays are being written."""
+        ...
+
+    def signatures(self, state: FragmentState) -> Signatures:
+        """The signatures under a state's newest link (``averaging.round.certificates``)."""
         ...
 
     def replay(self, fragment: int, version: int, lineage: Lineage) -> Sequence[ReplayEntry] | None:
@@ -275,6 +280,7 @@ class FetchServer:
     async def _tell_manifest(self, reader: _Reader, frozen: _Frozen) -> None:
         data = await asyncio.shield(frozen.manifest)
         self.counters["manifests_served"] += 1
+        await reader.tell(encode_signatures(self._library.signatures(frozen.state)))
         await self._send_all(reader, memoryview(data))
         await reader.tell()
 

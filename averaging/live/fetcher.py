@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import blake3
 import msgspec
@@ -51,8 +52,9 @@ from averaging.live.fetch_server import (
     fetch_protocol,
 )
 from averaging.live.threads import Threads
-from averaging.messages import BadMessage
+from averaging.messages import BadMessage, Signatures, decode_signatures
 from averaging.numbers.arrays import uninitialised
+from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.guarded_host import REASON_MAX_BYTES, REFUSED
 from dht.host import Host, Stream
@@ -88,6 +90,29 @@ class _Refusal(Exception):
 
 _SOURCE_ERRORS = (PeerUnreachable, StreamBroken, HostClosed, BadMessage, _Refusal)
 """The failures of a source. It is left, the others go on."""
+
+
+class Trust(Protocol):
+    """The states that a reader takes, and the peers that it believes."""
+
+    @property
+    def holders_min(self) -> int:
+        """Sources that count and must hold the same bits. A lineage is signed, its bits are not."""
+        ...
+
+    def counts(self, peer: PeerId) -> bool: ...
+
+    def hear(self, manifest: Manifest, signatures: Signatures) -> None:
+        """Keep the signatures that a source shows under its state's newest link."""
+        ...
+
+    def problem(self, manifest: Manifest) -> str | None:
+        """The reason not to take this state; ``None``: it may be taken."""
+        ...
+
+    def signers(self, manifest: Manifest) -> Sequence[PeerId]:
+        """Peers that have signed for this state: they hold it, or held it lately."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -307,6 +332,8 @@ class Fetcher:
     on_progress: Callable[[FetchProgress], None] = lambda progress: None
     addresses: Callable[[PeerId], Sequence[Multiaddr]] = lambda peer: ()
     """Addresses at which a peer says it can be dialled, if the network has forgotten it."""
+    line: LineSpeed = field(default_factory=LineSpeed)
+    """Speed of the own line downwards, which downloads help to measure."""
     counters: Counter[str] = field(default_factory=Counter)
     _partials: dict[int, Partial] = field(default_factory=dict)
 
@@ -316,17 +343,17 @@ class Fetcher:
         values: int,
         sources: Sequence[PeerId],
         *,
-        lineage: Lineage | None = None,
+        trust: Trust,
         timeout_s: float,
     ) -> FragmentState:
-        """The state that most sources have (of ``lineage``, if given), from all who have it.
+        """The state that most sources have, of those that may be taken, from all who have it.
 
         Raises ``FetchFailed``; verified pieces are kept for the next call.
         """
         reasons: dict[PeerId, str] = {}
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._state(fragment, values, sources, lineage, reasons)
+                return await self._state(fragment, values, sources, trust, reasons)
         except TimeoutError:
             reasons.setdefault(self.host.peer_id, f"not done within {timeout_s:g} s")
             raise FetchFailed(fragment, reasons) from None
@@ -336,18 +363,57 @@ class Fetcher:
         fragment: int,
         values: int,
         sources: Sequence[PeerId],
-        lineage: Lineage | None,
+        trust: Trust,
         reasons: dict[PeerId, str],
     ) -> FragmentState:
         told: dict[PeerId, Manifest] = {}
+        asked = list(dict.fromkeys(sources))[: self.settings.sources_max]
+        await self._ask_all(asked, fragment, values, trust, told, reasons)
+        manifest, holders = self._chosen(fragment, told, trust, reasons)
+        if sum(map(trust.counts, holders)) < trust.holders_min:
+            # Each group of a large swarm has a state of its own: ask those who made this one.
+            signers = [peer for peer in trust.signers(manifest) if peer not in asked]
+            more = signers[: self.settings.sources_max]
+            await self._ask_all(more, fragment, values, trust, told, reasons)
+            asked += more
+            manifest, holders = self._chosen(fragment, told, trust, reasons)
+        if (count := sum(map(trust.counts, holders))) < trust.holders_min:
+            for peer in holders:
+                reasons[peer] = (
+                    f"{count} of {trust.holders_min} peers that must hold the same bits of "
+                    f"version {manifest.version}"
+                )
+            raise FetchFailed(fragment, reasons)
+        partial = self._partials.get(fragment)
+        if partial is None or partial.manifest != manifest:
+            partial = self._partials[fragment] = Partial.begin(manifest, values)
+        self._report(partial, len(holders))
+        while not partial.done:
+            if not holders:
+                raise FetchFailed(fragment, reasons)
+            await self._pieces_from_all(partial, holders, reasons, asked)
+        del self._partials[fragment]
+        return partial.state()
+
+    async def _ask_all(
+        self,
+        asked: Sequence[PeerId],
+        fragment: int,
+        values: int,
+        trust: Trust,
+        told: dict[PeerId, Manifest],
+        reasons: dict[PeerId, str],
+    ) -> None:
+        """Ask for manifests; once most of those who were asked agree, the others have a moment."""
 
         async def ask(peer: PeerId) -> None:
             try:
-                told[peer] = await self._manifest(peer, fragment, values)
+                told[peer], signatures = await self._manifest(peer, fragment, values)
             except _SOURCE_ERRORS as error:
                 reasons[peer] = str(error)
+            else:
+                trust.hear(told[peer], signatures)
 
-        asked = list(dict.fromkeys(sources))[: self.settings.sources_max]
         async with asyncio.TaskGroup() as tasks:
             pending = {tasks.create_task(ask(peer)) for peer in asked}
             patience_s: float | None = None
@@ -365,37 +431,32 @@ class Fetcher:
         for peer in asked:
             if peer not in told:
                 reasons.setdefault(peer, "most of the others agreed long before it answered")
-        manifest, holders = self._majority(fragment, told, lineage, reasons)
-        partial = self._partials.get(fragment)
-        if partial is None or partial.manifest != manifest:
-            partial = self._partials[fragment] = Partial.begin(manifest, values)
-        self._report(partial, len(holders))
-        while not partial.done:
-            if not holders:
-                raise FetchFailed(fragment, reasons)
-            await self._pieces_from_all(partial, holders, reasons, asked)
-        del self._partials[fragment]
-        return partial.state()
 
-    def _majority(
+    def _chosen(
         self,
         fragment: int,
         told: Mapping[PeerId, Manifest],
-        lineage: Lineage | None,
+        trust: Trust,
         reasons: dict[PeerId, str],
     ) -> tuple[Manifest, set[PeerId]]:
-        camps: dict[bytes, list[PeerId]] = {}
+        """The state that most of the sources that count have, of those that may be taken."""
+        all_camps: dict[bytes, list[PeerId]] = {}
         for peer in sorted(told):
-            if lineage is not None and told[peer].lineage != lineage:
-                reasons[peer] = f"it has version {told[peer].version} of another lineage"
-                continue
-            camps.setdefault(told[peer].identity(), []).append(peer)
+            all_camps.setdefault(told[peer].identity(), []).append(peer)
+        camps: dict[bytes, list[PeerId]] = {}
+        for identity, peers in all_camps.items():
+            problem = trust.problem(told[peers[0]])
+            if problem is None:
+                camps[identity] = peers
+            else:
+                reasons |= dict.fromkeys(peers, problem)
         if not camps:
             raise FetchFailed(fragment, reasons)
 
         def weight(identity: bytes) -> tuple[int, int, int, bytes]:
-            manifest = told[camps[identity][0]]
-            return len(camps[identity]), manifest.links[-1][2], manifest.version, identity
+            manifest, peers = told[camps[identity][0]], camps[identity]
+            count = sum(map(trust.counts, peers))
+            return count, manifest.links[-1][2], manifest.version, identity
 
         best = max(camps, key=weight)
         chosen = told[camps[best][0]]
@@ -417,7 +478,9 @@ class Fetcher:
                     reasons[peer] = f"it has version {told[peer].version}, most have another"
         return chosen, set(camps[best])
 
-    async def _manifest(self, peer: PeerId, fragment: int, values: int) -> Manifest:
+    async def _manifest(
+        self, peer: PeerId, fragment: int, values: int
+    ) -> tuple[Manifest, Signatures]:
         timeout_s = self.settings.manifest_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -425,13 +488,16 @@ class Fetcher:
         except TimeoutError:
             raise StreamBroken(peer, f"its manifest was not here within {timeout_s:g} s") from None
 
-    async def _all_of_manifest(self, peer: PeerId, fragment: int, values: int) -> Manifest:
+    async def _all_of_manifest(
+        self, peer: PeerId, fragment: int, values: int
+    ) -> tuple[Manifest, Signatures]:
         async with self._stream(peer) as stream:
             await stream.send(
                 _encoder.encode(AskManifest(fragment)), timeout_s=self.settings.stall_max_s
             )
             data = bytearray()
             timeout_s = self.settings.manifest_timeout_s
+            signatures = decode_signatures(bytes(await _next(stream, timeout_s=timeout_s)))
             while frame := await _next(stream, timeout_s=timeout_s):
                 data += frame
                 if len(data) > MANIFEST_MAX_BYTES:
@@ -439,7 +505,7 @@ class Fetcher:
                 timeout_s = self.settings.stall_max_s
             manifest = read_manifest(bytes(data), fragment=fragment, values=values)
             await stream.finish(timeout_s=self.settings.stall_max_s)
-            return manifest
+            return manifest, signatures
 
     async def _pieces_from_all(
         self,
@@ -524,7 +590,9 @@ class Fetcher:
                         partial.verified += 1
                         source.waiting[0].remove(index)
                         self._report(partial, sources_count)
+                    size, began = source.owed * PIECE_BYTES, source.asked_at
                     crew.has_answered(source)
+                    self.line.transferred(size, began=began, ended=_now())
                     if not source.waiting:
                         await request(stream)
                 await stream.finish(timeout_s=stall_max_s)
@@ -572,6 +640,7 @@ class Fetcher:
             while standing.lineage != target:
                 if len(entries) >= self.settings.replays_max:
                     raise BadMessage(f"more than {self.settings.replays_max} rounds to replay")
+                began = _now()
                 head = ReplayHead.decode(bytes(await _next(stream, timeout_s=stall_max_s)))
                 if head.commit.fragment != fragment:
                     raise BadMessage(f"a round of fragment {head.commit.fragment}")
@@ -585,6 +654,7 @@ class Fetcher:
                         raise BadMessage("a payload of another length than the layout says")
                     payload[filled : filled + len(frame)] = frame
                     filled += len(frame)
+                self.line.transferred(filled, began=began, ended=_now())
                 entry = ReplayEntry(head, payload)
                 await self.threads.run(
                     lambda entry=entry: entry.check(sizes, self.threads.scratch())  # type: ignore[misc]
@@ -619,6 +689,10 @@ class Fetcher:
             yield stream
         finally:
             stream.abort()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _next(stream: Stream, *, timeout_s: float) -> memoryview:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import blake3
@@ -18,13 +18,14 @@ from averaging.errors import AveragingError
 from averaging.history.adoption import Parting
 from averaging.history.audit import Audit, Minority, Others, Verdict
 from averaging.history.lineage import Lineage
+from averaging.history.manifest import Manifest
 from averaging.history.replay import ReplayEntry, advance
 from averaging.history.rewind import rewound
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.fetcher import FetchFailed
 from averaging.live.services import FragmentServices
-from averaging.messages import Commit
+from averaging.messages import Commit, Signatures
 from averaging.numbers.codecs import codec_named
 from averaging.round.catching_up import fetch_timeout_s
 from averaging.round.effects import CatchUp, Rebase
@@ -37,6 +38,7 @@ from averaging.round.taking_over import (
     shared_version,
     unfit,
 )
+from averaging.rules.plausible import MAP_RATIO_MAX
 from dht.identity import PeerId
 
 logger = logging.getLogger(__name__)
@@ -80,7 +82,7 @@ class Following:
         began = asked_at = averager.now()
         how = "replay"
         try:
-            async with averager.catching:
+            async with averager.catching_up():
                 asked_at = averager.now()
                 if not averager.sources.allows(effect.source, asked_at):
                     raise FetchFailed(
@@ -92,10 +94,7 @@ class Following:
                 if state is None:
                     how = "state"
                     sources = self._sources(effect.source)
-                    state = await self._fetch_state(sources)
-                    if not self._is_newer(state):
-                        # Most of them are no further; the peer that was said to be is asked alone.
-                        state = await self._fetch_state([effect.source])
+                    state = await self._fetch_state(sources, _Trust(self._work, self._is_newer))
         except FetchFailed as error:
             now = averager.now()
             held_s = now - asked_at
@@ -105,7 +104,7 @@ class Following:
             self._work.event("catch_up_failed", reason=str(error))
             self._work.do(self._work.machine.handle(CaughtUp(None, held_s=held_s), now))
             return
-        if how == "state" and not self._is_newer(state):
+        if how == "state" and not self._is_newer(Standing.of(state)):
             self._work.event("catch_up_failed", reason="nothing newer there")
             now = averager.now()
             self._work.do(self._work.machine.handle(CaughtUp(None, held_s=now - asked_at), now))
@@ -116,6 +115,7 @@ class Following:
             parted = await self._parted(effect, before, state)
             self._work.set_state(state)
         averager.stats.caught_up += 1
+        averager.tell_line_speed()
         self._work.event(
             "state_adopted",
             how=how,
@@ -159,11 +159,11 @@ class Following:
             return None
         return parting_at(shared, theta, before, state, life)
 
-    async def _fetch_state(self, sources: Sequence[PeerId]) -> FragmentState:
+    async def _fetch_state(self, sources: Sequence[PeerId], trust: _Trust) -> FragmentState:
         averager = self._averager
         timeout_s = self._timeout_s(2 * 4 * self._work.fragment.size)
         state = await averager.fetcher.state(
-            self._work.index, self._work.fragment.size, sources, timeout_s=timeout_s
+            self._work.index, self._work.fragment.size, sources, trust=trust, timeout_s=timeout_s
         )
         return await self._fit(state, sources[0])
 
@@ -185,12 +185,12 @@ class Following:
         line_bytes_s = self._averager.transport.down.bytes_per_s
         return fetch_timeout_s(self._averager.policy, size_bytes, line_bytes_s=line_bytes_s)
 
-    def _is_newer(self, state: FragmentState) -> bool:
+    def _is_newer(self, theirs: Standing) -> bool:
         mine, machine = self._work.state, self._work.machine
         ends = machine is not None and machine.closed_ranks
         return is_newer(
             None if mine is None else Standing.of(mine),
-            Standing.of(state),
+            theirs,
             tokens_end=self._averager.policy.tokens_end if ends else None,
         )
 
@@ -273,15 +273,16 @@ class Following:
         averager = self._averager
         pause_s = 1.0
         while self._work.state is None:
-            sources = self._sources(None)
+            sources = [peer for peer in self._sources(None) if averager.begins_from(peer)]
             try:
                 if not sources:
                     raise FetchFailed(self._work.index, {})
-                async with averager.catching:
+                async with averager.catching_up():
                     state = await averager.fetcher.state(
                         self._work.index,
                         self._work.fragment.size,
                         sources,
+                        trust=_Trust(self._work, self._is_newer),
                         timeout_s=averager.policy.catch_up_s,
                     )
                     await self._fit(state, sources[0])
@@ -304,8 +305,25 @@ class Following:
             if self._work.state is not None and sources:
                 turn += 1
                 peer = sources[turn % len(sources)]
-                compare = said.Compare(self._work.index, Standing.of(self._work.state).head())
+                compare = said.Compare(self._work.index, averager.shown(self._work.state))
                 averager.transport.send(peer, said.encode(compare))
+
+    # Another founding
+
+    async def state_of(self, source: PeerId) -> FragmentState:
+        """The certified state that one peer has. Raises ``FetchFailed``."""
+        return await self._fetch_state([source], _Trust(self._work, lambda theirs: True))
+
+    async def replace(self, state: FragmentState, *, reason: str) -> None:
+        """Take a state of another history instead of the own one; pending work is given up."""
+        averager, work = self._averager, self._work
+        assert work.machine is not None
+        await averager.until(lambda: work.is_free)
+        await work.stop_encoding()
+        work.set_state(state)
+        if averager.port is not None:
+            averager.port.discard(work.index, state, reason=reason)
+        work.do(work.machine.handle(CaughtUp(Standing.of(state)), averager.now()))
 
     # Silent divergence
 
@@ -357,7 +375,7 @@ class Following:
             async with asyncio.timeout(averager.policy.catch_up_s):
                 await averager.until(lambda: self._work.is_free)
                 before = self._work.state
-                state = await self._fetch_state(holders)
+                state = await self._fetch_state(holders, _Trust(self._work, lambda theirs: True))
                 await averager.until(lambda: self._work.is_free)
         except (TimeoutError, FetchFailed) as error:
             self._work.event("give_way_failed", reason=str(error))
@@ -374,6 +392,38 @@ class Following:
         self._work.set_state(state)
         self._work.event("gave_way", version=state.version)
         self._taken(state, before)
+
+
+class _Trust:
+    """The states of one fragment that this peer takes: certified, and better than its own."""
+
+    def __init__(self, work: FragmentServices, is_wanted: Callable[[Standing], bool]) -> None:
+        assert work.machine is not None
+        self._averager = work.averager
+        self._machine = work.machine
+        self._is_wanted = is_wanted
+
+    @property
+    def holders_min(self) -> int:
+        return self._machine.catching_up.holders_min(self._averager.now())
+
+    def counts(self, peer: PeerId) -> bool:
+        return self._machine.certificates.counts(peer, self._averager.now())
+
+    def hear(self, manifest: Manifest, signatures: Signatures) -> None:
+        self._machine.certificates.hear(manifest.tip, signatures, self._averager.now())
+
+    def problem(self, manifest: Manifest) -> str | None:
+        if not self._machine.catching_up.takes(manifest.tip, self._averager.now()):
+            return f"too few peers that count have signed its version {manifest.version}"
+        chain, merged = manifest.chain(), manifest.merged()
+        if merged.tokens > MAP_RATIO_MAX * manifest.tip.tokens:
+            return f"its merged map has {merged.tokens} tokens, its state {manifest.tip.tokens}"
+        theirs = Standing(manifest.version, manifest.lineage, chain, merged)
+        return None if self._is_wanted(theirs) else f"its version {manifest.version} is not newer"
+
+    def signers(self, manifest: Manifest) -> Sequence[PeerId]:
+        return self._machine.certificates.signers(manifest.tip)
 
 
 def _lineage_after(entry: ReplayEntry, state: FragmentState) -> Lineage:

@@ -132,7 +132,7 @@ class Transport:
         self._bulk = bulk
         self._addresses = addresses
         self._control_protocol = control_protocol(run)
-        self._bulk_protocol = f"shoal/{run}/bulk/1"
+        self._bulk_protocol = f"shoal/{run}/bulk/2"
         self._links: dict[PeerId, _Link] = {}
         self._kept: frozenset[PeerId] = frozenset()
         self._prefers = prefers

@@ -181,6 +181,7 @@ class Reducing:
                         await self._give_merged(bulk, index, "")
                     case Incoming.OWN:
                         await self._receive_own(bulk, index, entry)
+                        await bulk.received()
                         await self._answer(bulk, index, entry)
                     case Incoming.EMPTY:
                         riders = riders_of(self.parts.commit, entry)

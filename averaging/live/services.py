@@ -20,6 +20,7 @@ from averaging.live.links import Transport
 from averaging.live.parts import Workshop
 from averaging.live.settings import AveragerSettings, AveragerStats, Participant
 from averaging.live.threads import Threads
+from averaging.messages import Head
 from averaging.numbers.layout import Fragment, Layout
 from averaging.round.catching_up import UnreliableSources
 from averaging.round.effects import Effect
@@ -77,14 +78,17 @@ class Services(Protocol):
     view: Mapping[PeerId, PeerView]
     topic: bytes
     keeps: bool
+    begins_from: Callable[[PeerId], bool]
     reachable: bool
     sources: UnreliableSources
     threads: Threads
     transport: Transport
     fetcher: Fetcher
     workshop: Workshop
-    catching: asyncio.Semaphore
-    """Bounds how many fragments are fetched at once."""
+
+    def catching_up(self) -> AbstractAsyncContextManager[None]:
+        """A turn to fetch a fragment: few are fetched at once, and one on a slow line."""
+        ...
 
     @property
     def bytes_per_s(self) -> float: ...
@@ -105,6 +109,10 @@ class Services(Protocol):
 
     def silent(self, peer: PeerId, since: float) -> None:
         """One fragment waited for an answer in vain."""
+        ...
+
+    def shown(self, state: FragmentState) -> Head:
+        """The head of a state as other peers are shown it."""
         ...
 
     def changed(self) -> None:

@@ -139,6 +139,9 @@ class Surroundings:
     may_train: Callable[[PeerId], bool] = lambda peer: True
     """True if the run admits a peer as a learner (``dht.membership.admission``); the joins of other
     peers are refused."""
+    begins_from: Callable[[PeerId], bool] = lambda peer: True
+    """True if the first state of a fragment may come from a peer. All fragments of a newcomer must
+    be of one founding of the run."""
     on_event: EventHandler = lambda event, fields: None
     """Hears every transition that a person or a log may want; must not raise and must not wait."""
     on_fetched: Callable[[FetchProgress], None] = lambda progress: None

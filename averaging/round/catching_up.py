@@ -3,15 +3,23 @@
 The part of ``averaging.round.machine`` that compares chains and asks the owner to catch up or to
 rebase. Fetching is the owner's, and so is the check of what was fetched.
 
+A head is followed only if it is certified (``averaging.round.certificates``). A peer that is shown
+one that is not asks the other peers where they stand. Where too few are left to certify anything,
+as when all but one of a roster have lost what they finished, nobody could ever go on: a peer that
+was in vain for ``doubt_s``, and whose own attempts fail, takes the word of one.
+
 Every method of ``CatchingUp`` that decides returns changes (``averaging.round.transitions``).
 """
 
 from __future__ import annotations
 
+import math
+
 from averaging import messages
 from averaging.bounded_mapping import BoundedMapping
 from averaging.history.standing import Apart, IAmBehind, Standing, TheyAreBehind, relate
-from averaging.messages import Head
+from averaging.messages import Head, Link
+from averaging.round.certificates import Certificates, link_of
 from averaging.round.effects import CatchUp, Note, Rebase, Send
 from averaging.round.identity import Identity
 from averaging.round.neighbourhood import Neighbourhood
@@ -27,6 +35,9 @@ SOURCES_REMEMBERED_MAX = 64
 RETRY_MARGINS = 4
 """A source that could not be caught up with is not tried again for this many ``margin_s``."""
 FETCH_BASE_S = 30.0
+ATTEMPTS_IN_VAIN = 3
+"""Own attempts that led to no version before the word of one peer is taken, if nothing else is
+heard for ``doubt_s``."""
 TRANSFERS_AT_ONCE = 4
 """Transfers that share the line with that of a state: another state, and rounds."""
 
@@ -98,13 +109,43 @@ def one_gives_way(mine: Head, theirs: Head, tokens_end: int | None) -> bool:
     )
 
 
+def founded_apart(
+    fragment: int, source: PeerId, mine: Head, relation: Apart, theirs: Head
+) -> Changes:
+    """Two peers have states of different foundings: both are told, and neither is averaged.
+
+    Which side gives way is decided for all fragments at once, by the owner of the averager.
+    """
+    told = Note("founded_apart", {"peer": source, "mine": relation.mine, "theirs": relation.theirs})
+    if (relation.mine, mine.lineage) < (relation.theirs, theirs.lineage):
+        return [told]
+    # Only the heavier side answers, so that two peers do not answer each other for ever.
+    return [told, Send(source, messages.Compare(fragment, mine))]
+
+
 class CatchingUp:
     """One peer as one that may be behind, or on the lighter side of a fork."""
 
-    __slots__ = ("_began_at", "_hint", "_id", "_peers", "_policy", "_source", "_sources")
+    __slots__ = (
+        "_asked_at",
+        "_certificates",
+        "_hint",
+        "_id",
+        "_in_vain",
+        "_peers",
+        "_policy",
+        "_source",
+        "_sources",
+        "_uncertified_since",
+        "began_at",
+    )
 
     def __init__(
-        self, identity: Identity, peers: Neighbourhood, sources: UnreliableSources
+        self,
+        identity: Identity,
+        peers: Neighbourhood,
+        sources: UnreliableSources,
+        certificates: Certificates,
     ) -> None:
         self._id = identity
         self._policy = identity.policy
@@ -113,7 +154,15 @@ class CatchingUp:
         self._hint: tuple[PeerId, Head] | None = None
         """A peer that showed where it stands in the middle of a round."""
         self._source: PeerId | None = None
-        self._began_at = 0.0
+        self.began_at = 0.0
+        """When the last ``CatchUp`` or ``Rebase`` began."""
+        self._certificates = certificates
+        self._asked_at = -math.inf
+        """When other peers were last asked where they stand."""
+        self._uncertified_since: float | None = None
+        """When a head ahead of this peer's standing was first shown that is not certified."""
+        self._in_vain = 0
+        """Own attempts since then that led to no version."""
 
     def __repr__(self) -> str:
         return f"CatchingUp({self._id.me}, source={self._source})"
@@ -128,6 +177,7 @@ class CatchingUp:
         relation = relate(standing.head(), standing.chain, head)
         if (
             not isinstance(relation, Apart)
+            or message.found != standing.lineage
             or relation.they_are_light
             or not self._may_ask(source, situation, now)
         ):
@@ -135,7 +185,7 @@ class CatchingUp:
         # A message shows some links of a chain; the own version may lie between them. The sender
         # has looked it up in all of its chain, and what is fetched must have it there as well.
         effect = CatchUp(source, head.version, head.lineage, "it found my lineage")
-        return self._catch_up(effect, now)
+        return self._catch_up(effect, head, standing.head(), now)
 
     def _may_ask(self, source: PeerId, situation: Situation, now: float) -> bool:
         """True if this peer may catch up now, and the source has not failed it lately."""
@@ -161,6 +211,8 @@ class CatchingUp:
             return [Count("doubted_source")]
         mine = standing.head()
         relation = relate(mine, standing.chain, theirs)
+        if isinstance(relation, Apart) and relation.founded_apart:
+            return founded_apart(self._id.fragment, source, mine, relation, theirs)
         if isinstance(relation, Apart) and one_gives_way(
             mine, theirs, final_tokens(self._policy, situation)
         ):
@@ -172,13 +224,18 @@ class CatchingUp:
             case IAmBehind():
                 reason = "its chain holds my lineage"
                 effect = CatchUp(source, theirs.version, theirs.lineage, reason)
-                return self._catch_up(effect, now)
+                return self._catch_up(effect, theirs, mine, now)
             case Apart() as apart if apart.i_am_light:
-                return self._rebase(source, theirs, apart, situation, now)
+                return self._rebase(source, mine, theirs, apart, situation, now)
             case Apart() as apart if apart.they_are_light:
                 return [Send(source, messages.Compare(self._id.fragment, mine))]
             case TheyAreBehind():
-                return [Send(source, messages.Behind(self._id.fragment, mine, self._id.me))]
+                return [
+                    Send(
+                        source,
+                        messages.Behind(self._id.fragment, mine, self._id.me, theirs.lineage),
+                    )
+                ]
         return []
 
     def settle_final_state(
@@ -197,15 +254,64 @@ class CatchingUp:
             return [Send(source, messages.Compare(self._id.fragment, mine))]
         if not self._may_ask(source, situation, now):
             return []
-        return self._rebase(source, theirs, relation, situation, now)
+        return self._rebase(source, mine, theirs, relation, situation, now)
 
-    def _catch_up(self, effect: CatchUp, now: float) -> Changes:
+    # Certificates
+
+    def attempt_failed(self) -> None:
+        """An own attempt to get into a round led to no version."""
+        if self._uncertified_since is not None:
+            self._in_vain += 1
+
+    def stands(self) -> None:
+        """This peer stands elsewhere now."""
+        self._uncertified_since = None
+        self._in_vain = 0
+
+    def takes(self, link: Link, now: float) -> bool:
+        """True if this peer may take the state at this link."""
+        return self._certificates.is_certified(link, now, by_one=self._is_stuck(now))
+
+    def holders_min(self, now: float) -> int:
+        """Number of peers that count and must hold the same bits of a state that is fetched."""
+        return 1 if self._is_stuck(now) else self._certificates.holders_min(now)
+
+    def _is_stuck(self, now: float) -> bool:
+        since = self._uncertified_since
+        waited = since is not None and now - since >= self._policy.doubt_s
+        return waited and self._in_vain >= ATTEMPTS_IN_VAIN
+
+    def _uncertified(self, source: PeerId, mine: Head, now: float) -> Changes:
+        """Ask others about a head that too few have signed."""
+        if self._uncertified_since is None:
+            self._uncertified_since = now
+        changes: Changes = [Count("uncertified_head")]
+        if now - self._asked_at < self._policy.resend_s:
+            return changes
+        self._asked_at = now
+        others = sorted(self._peers.electorate(now) - {source})[: messages.ROSTER_MAX]
+        compare = messages.Compare(self._id.fragment, mine)
+        return [*changes, *(Send(peer, compare) for peer in others)]
+
+    # Going there
+
+    def _catch_up(self, effect: CatchUp, theirs: Head, mine: Head, now: float) -> Changes:
+        if not self.takes(link_of(theirs), now):
+            return self._uncertified(effect.source, mine, now)
         note = Note("behind", {"source": effect.source, "version": effect.version})
         return [Abandon("behind"), note, *self._begin(effect, now)]
 
     def _rebase(
-        self, source: PeerId, theirs: Head, apart: Apart, situation: Situation, now: float
+        self,
+        source: PeerId,
+        mine: Head,
+        theirs: Head,
+        apart: Apart,
+        situation: Situation,
+        now: float,
     ) -> Changes:
+        if not self.takes(link_of(theirs), now):
+            return self._uncertified(source, mine, now)
         note = Note("rebase", {"source": source, "mine": apart.mine, "theirs": apart.theirs})
         effect = Rebase(
             source,
@@ -228,7 +334,7 @@ class CatchingUp:
 
     def _begin(self, effect: CatchUp | Rebase, now: float) -> Changes:
         self._source = effect.source
-        self._began_at = now
+        self.began_at = now
         deadline = now + self._policy.catch_up_s
         return [Become(Phase.CATCHING), SetTimer(Timer.CATCHING, deadline), effect]
 
@@ -241,5 +347,5 @@ class CatchingUp:
             self._sources.delivered(source)
         else:
             # It may have lied about what it has: ask others before it is believed again.
-            waited_s = now - self._began_at if held_s is None else held_s
+            waited_s = now - self.began_at if held_s is None else held_s
             self._sources.failed(source, held_s=waited_s, now=now)

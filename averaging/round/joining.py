@@ -76,6 +76,7 @@ class Joining:
         "_snapshot_used",
         "attempt",
         "call",
+        "folds_at_once",
     )
 
     def __init__(self, identity: Identity, peers: Neighbourhood, pace: Pace) -> None:
@@ -95,6 +96,8 @@ class Joining:
         self._snapshot_used = False
         self._alone_since: float | None = None
         self._met_others = False
+        self.folds_at_once = False
+        """The peer leaves, and does not wait for others to return before it folds."""
         self._joins = 0
         self._failed_joins = BoundedMapping[PeerId, int](LEADERS_REMEMBERED_MAX)
 
@@ -106,7 +109,7 @@ class Joining:
 
     def due(self, situation: Situation, now: float) -> Changes:
         """Ask the learner, unless something is under way; what is due stays due."""
-        if not self._may_join(situation):
+        if not self._may_join(situation) or self._sits_out(situation, now):
             return []
         self._folds = False
         if self._peers.others_train(now):
@@ -119,7 +122,8 @@ class Joining:
             founding = (
                 self._id.founder and not self._met_others and not self._peers.others_arrive(now)
             )
-            if not founding and now - self._alone_since < self._policy.alone_s:
+            waits = not (founding or self.folds_at_once)
+            if waits and now - self._alone_since < self._policy.alone_s:
                 return [Note("alone"), RetryLater()]
             self._folds = True
         return self._ask_learner("alone, so I fold" if self._folds else "due", now)
@@ -133,13 +137,19 @@ class Joining:
             and not situation.is_final
         )
 
+    def _sits_out(self, situation: Situation, now: float) -> bool:
+        """True if the line does not carry the next version (``averaging.rules.line_pace``)."""
+        stands_on = situation.standing.version if situation.standing is not None else 0
+        return self._pace.sits_out(1 + max(stands_on, self._peers.closed_version), now)
+
     def is_called(self, now: float) -> bool:
         """True if a leader waits for this peer's join."""
         return self.call is not None and now <= self.call[1]
 
     def wants_a_round(self, situation: Situation, now: float) -> bool:
         """True if this peer is due, or called, and nothing is under way."""
-        return self._may_join(situation) and (self._pace.is_due or self.is_called(now))
+        wants = self._pace.is_due or self.is_called(now)
+        return wants and self._may_join(situation) and not self._sits_out(situation, now)
 
     def _ask_learner(self, reason: str, now: float) -> Changes:
         self._pace.snapshot_asked(now)
@@ -473,7 +483,8 @@ class Joining:
             self.call = (leader, until)
             return self._come_to(leader, situation, now)
         enough = self._pace.answers_call(now)
-        if self._may_join(situation) and enough:
+        sits_out = self._sits_out(situation, now)
+        if self._may_join(situation) and enough and not sits_out:
             self.call = (leader, until)
             self._folds = False
             self._alone_since = None
@@ -486,6 +497,8 @@ class Joining:
             return [] if waits else [PassOwnRoster()]
         if situation.in_doubt:
             reason = "in doubt"
+        elif sits_out:
+            reason = f"my line carries one version of {self._pace.every.versions}"
         elif not enough:
             reason = "not enough steps"
         elif situation.is_final:

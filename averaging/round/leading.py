@@ -32,7 +32,7 @@ from averaging.history.standing import (
     tokens_of,
 )
 from averaging.messages import Head, Join
-from averaging.round.catching_up import final_tokens, one_gives_way
+from averaging.round.catching_up import final_tokens, founded_apart, one_gives_way
 from averaging.round.effects import Note, Send
 from averaging.round.identity import Identity
 from averaging.round.neighbourhood import Neighbourhood, median
@@ -192,6 +192,11 @@ class Leading:
             return None
         standing = situation.standing
         relation = relate(mine, standing.chain if standing else None, join.head)
+        if isinstance(relation, Apart) and relation.founded_apart:
+            return [
+                *founded_apart(self._id.fragment, sender, mine, relation, join.head),
+                self._refusal(sender, join, "our histories were founded apart"),
+            ]
         if isinstance(relation, Apart) and one_gives_way(
             mine, join.head, final_tokens(self._policy, situation)
         ):
@@ -206,7 +211,8 @@ class Leading:
             case Same():
                 return None
             case TheyAreBehind():
-                behind = messages.Behind(self._id.fragment, mine, self._source(mine, situation))
+                source, found = self._source(mine, situation), join.head.lineage
+                behind = messages.Behind(self._id.fragment, mine, source, found)
                 return [Note("told_behind", {"peer": sender}), Send(sender, behind)]
             case IAmBehind():
                 if standing is not None:
@@ -257,7 +263,9 @@ class Leading:
         """Count this join once this peer has caught up with it, if it leads."""
         sender, join = held.sender, held.join
         gave_up = held.must_be_catching and situation.phase is not Phase.CATCHING
-        if gave_up or not self._leads(sender, join, now):
+        since = situation.catching_since
+        takes_long = since is not None and now - since >= self._policy.answer_s
+        if gave_up or takes_long or not self._leads(sender, join, now):
             return [self._refusal(sender, join, held.reason, behind=True)]
         changes = self._open(sender, join, situation, now)
         assert self.gathering is not None

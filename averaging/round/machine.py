@@ -147,12 +147,15 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping
 
+import msgspec
+
 from averaging import messages
 from averaging.bounded_mapping import BoundedMapping
 from averaging.history.standing import Standing, with_merged_map
-from averaging.messages import Commit, Head, Message
+from averaging.messages import Commit, Head, Link, Message
 from averaging.round import inputs, transitions
 from averaging.round.catching_up import CatchingUp, UnreliableSources
+from averaging.round.certificates import Certificates, link_of
 from averaging.round.doubt import Doubt, Doubting
 from averaging.round.effects import Effect, GiveUp, Note, RefuseStream, Send, Value
 from averaging.round.identity import Circumstances, Identity
@@ -203,8 +206,8 @@ class FragmentRounds:
         "_effects",
         "_id",
         "_own_messages",
-        "bytes_per_s",
         "catching_up",
+        "certificates",
         "closed_ranks",
         "closed_version",
         "counters",
@@ -246,7 +249,6 @@ class FragmentRounds:
         self.policy = identity.policy
         self.standing = standing
         version = standing.version if standing else 0
-        self.bytes_per_s = circumstances.bytes_per_s
         self.peers = Neighbourhood(identity, circumstances, view, now=now)
         """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
         self.pace = Pace(self.policy.due, self.peers, fragment=identity.fragment, step=step)
@@ -254,7 +256,8 @@ class FragmentRounds:
         self.joining = Joining(identity, self.peers, self.pace)
         self.leading = Leading(identity, self.peers, self.pace)
         sources = sources or UnreliableSources(self.policy)
-        self.catching_up = CatchingUp(identity, self.peers, sources)
+        self.certificates = Certificates(identity, self.peers, standing)
+        self.catching_up = CatchingUp(identity, self.peers, sources, self.certificates)
         self.doubting = Doubting(identity, self.peers)
         self.phase = Phase.IDLE
         self.timers: dict[Timer, float] = {}
@@ -291,7 +294,7 @@ class FragmentRounds:
     def handle(self, given: Input, now: float) -> list[Effect]:
         """Take one input. Returns what to do, in order."""
         if self.standing is not None and self._has_tokens(self.standing):
-            self._consider_end(self.standing.head(), now)
+            self._consider_end(link_of(self.standing.head()), now)
         self._handle(given, now)
         while self._own_messages:
             self._receive(self._id.me, self._own_messages.popleft(), now)
@@ -402,11 +405,24 @@ class FragmentRounds:
             case inputs.ReachabilityChanged(reachable):
                 self.peers.reachable = reachable
             case inputs.LineMeasured(bytes_per_s):
-                self.bytes_per_s = bytes_per_s
+                self.peers.bytes_per_s = bytes_per_s
+                self._consider_line(now)
             case inputs.AnswerEveryCall():
                 self.due_time.eager = True
+            case inputs.FoldWhenAlone():
+                self.joining.folds_at_once = True
             case inputs.GatherEverybody():
                 self.peers.group_size = messages.ROSTER_MAX
+
+    def _consider_line(self, now: float) -> None:
+        """The line has become faster or slower: take part in more versions, or in fewer."""
+        every = self.pace.line_measured(
+            self._id.encoded_bytes(self.policy.codec),
+            versions_max=self.policy.stale_max,
+            now=now,
+        )
+        if every is not None:
+            self._note("takes_part", every=every.versions, reason=every.reason)
 
     def _tick(self, now: float) -> None:
         for timer in sorted(timer for timer, at in self.timers.items() if now >= at):
@@ -514,6 +530,8 @@ class FragmentRounds:
             self.counters["implausible_head"] += 1
             self._note("implausible", peer=sender, reason=reason)
             return
+        if head is not None:
+            self.certificates.hear(link_of(head), head.signatures, now)
         self._apply(self._answer(sender, message, now), now)
 
     def _leap(self, theirs: Head) -> str | None:
@@ -522,14 +540,14 @@ class FragmentRounds:
     def _answer(self, sender: PeerId, message: Message, now: float) -> Changes:
         match message:
             case messages.Join():
-                self._consider_end(message.head, now)
+                self._heard_of(message.head, now)
                 return self.leading.joined(sender, message, self._situation(now), now)
             case messages.Noted():
                 return self.joining.noted(sender, message, self._situation(now), now)
             case messages.Redirect():
                 return self.joining.redirected(sender, message, self._situation(now), now)
             case messages.Call():
-                self._consider_end(message.head, now)
+                self._heard_of(message.head, now)
                 return self.joining.called(sender, message, self._situation(now), now)
             case messages.Coming():
                 return self.leading.coming(sender, message, self._situation(now), now)
@@ -552,15 +570,15 @@ class FragmentRounds:
                     self.counters["commit_refused"] += 1
                 return []
             case messages.Behind():
-                self._consider_end(message.head, now)
+                self._heard_of(message.head, now)
                 return self.catching_up.receive_behind(message, self._situation(now), now)
             case messages.Compare():
-                self._consider_end(message.head, now)
+                self._heard_of(message.head, now)
                 return [transitions.Compare(sender, message.head)]
             case messages.Bits():
                 return [transitions.Count("bits_are_the_owners")]
             case messages.Finished():
-                self._consider_end(message.head, now)
+                self._heard_of(message.head, now)
         self._about_round(sender, message, now)
         return []
 
@@ -580,7 +598,7 @@ class FragmentRounds:
                 # come, it is declined.
                 mine = self.standing.head() if self.standing else None
                 vow = messages.Forsworn(self.fragment, round_id, mine)
-                self._answer_unknown_round(sender, round_id, vow)
+                self._answer_unknown_round(sender, round_id, vow, now)
             case (
                 messages.Prepare() | messages.Propose() | messages.Reassign() | messages.Forswear()
             ):
@@ -588,18 +606,20 @@ class FragmentRounds:
                     self.counters["unknown_round"] += 1
                 reason = "not in my rounds"
                 declined = messages.Declined(self.fragment, round_id, reason, absent=False)
-                self._answer_unknown_round(sender, round_id, declined)
+                self._answer_unknown_round(sender, round_id, declined, now)
             case _:
                 self.counters["unknown_round"] += 1
 
-    def _answer_unknown_round(self, sender: PeerId, round_id: bytes, vow: Message) -> None:
+    def _answer_unknown_round(
+        self, sender: PeerId, round_id: bytes, vow: Message, now: float
+    ) -> None:
         """Say how a round ended that is not kept (any more), or vow to have no part in it."""
         head = self.outcomes.get(round_id)
         if head is not None:
-            self._send(sender, messages.Finished(self.fragment, round_id, head))
+            self._send(sender, messages.Finished(self.fragment, round_id, head), now)
         else:
             self.outcomes[round_id] = None
-            self._send(sender, vow)
+            self._send(sender, vow, now)
 
     def _receive_in_doubt(self, sender: PeerId, message: Message, now: float) -> None:
         if isinstance(message, (messages.Finished, messages.Forsworn)):
@@ -660,7 +680,8 @@ class FragmentRounds:
             return str(error)
         commit = signed.commit
         for parent in commit.parents:
-            self._consider_end(Head(parent.version, parent.lineage, (parent,)), now)
+            if self.certificates.is_certified(parent, now):
+                self._consider_end(parent, now)
         reason = self._objection(signed.round, commit, now)
         if reason is None:
             self._enter(signed, now, leads=False)
@@ -673,7 +694,9 @@ class FragmentRounds:
             self.outcomes[signed.round] = None
         self._note("declined", leader=commit.leader, reason=reason)
         self._send(
-            commit.leader, messages.Declined(self.fragment, signed.round, reason, absent=absent)
+            commit.leader,
+            messages.Declined(self.fragment, signed.round, reason, absent=absent),
+            now,
         )
         return reason
 
@@ -694,7 +717,8 @@ class FragmentRounds:
         behind = members_behind(commit, self.standing)
         for entry in behind:
             head = self.standing.head()
-            self._send(entry.peer, messages.Behind(self.fragment, head, self._id.me))
+            found = commit.parents[entry.parent].lineage
+            self._send(entry.peer, messages.Behind(self.fragment, head, self._id.me, found), now)
         return "it mixes versions that mine grew out of" if behind else None
 
     def _enter(self, signed: SignedCommit, now: float, *, leads: bool) -> None:
@@ -708,6 +732,7 @@ class FragmentRounds:
             self.phase = Phase.ENTERED
             if self.peers.has_several_groups(now):
                 self.several_groups_version = commit.version
+            self.pace.took_part(commit.version)
             self._roster_closed(commit.version, now)
         self._apply(part.begin(now, leads=leads), now)
 
@@ -793,24 +818,30 @@ class FragmentRounds:
             self.fresh_version, self.fresh_at = standing.version, now
         if before is None or standing.lineage != before.lineage:
             self.joining.forget_failed_joins()
-        self.standing = standing
-        self._consider_end(standing.head(), now)
+            self.catching_up.stands()
+        self.standing = self.certificates.standing = standing
+        self._consider_end(link_of(standing.head()), now)
         self._apply(self.doubting.standing_changed(standing), now)
 
     def _has_tokens(self, standing: Standing) -> bool:
         tokens_end = self.policy.tokens_end
         return tokens_end is not None and standing.merged.tokens >= tokens_end
 
-    def _consider_end(self, head: Head | None, now: float) -> None:
+    def _heard_of(self, head: Head | None, now: float) -> None:
+        """Another peer stands here; only a certified head can end the run."""
+        if head is not None and self.certificates.is_certified(link_of(head), now):
+            self._consider_end(link_of(head), now)
+
+    def _consider_end(self, link: Link, now: float) -> None:
         """Close ranks when a peer has the run's tokens on one of several lineages."""
         tokens_end = self.policy.tokens_end
-        if tokens_end is None or self.closed_ranks or head is None:
+        if tokens_end is None or self.closed_ranks:
             return
-        if final_mix.has_reached(head, tokens_end) and self.peers.has_several_groups(now):
+        if link.tokens >= tokens_end and self.peers.has_several_groups(now):
             self.closed_ranks = True
             self.peers.group_size = messages.ROSTER_MAX
             self.due_time.eager = True
-            self._note("closed_ranks", version=head.version)
+            self._note("closed_ranks", version=link.version)
             self._apply(self.leading.look_round(self._situation(now), now), now)
 
     def _roster_closed(self, version: int, now: float) -> None:
@@ -827,7 +858,8 @@ class FragmentRounds:
             standing=self.standing,
             fresh_version=self.fresh_version,
             fresh_at=self.fresh_at,
-            bytes_per_s=self.bytes_per_s,
+            bytes_per_s=self.peers.bytes_per_s,
+            catching_since=self.catching_up.began_at if self.phase is Phase.CATCHING else None,
             attempt=self.joining.attempt,
             roster_until=None if gathering is None else gathering.until,
             under_way=self._under_way(),
@@ -849,7 +881,7 @@ class FragmentRounds:
         """Carry out changes in their order, each with all that it leads to."""
         for change in changes:
             if isinstance(change, Send):
-                self._send(change.to, change.message)
+                self._send(change.to, change.message, now)
             elif isinstance(change, Effect):
                 self._effects.append(change)
             else:
@@ -871,6 +903,7 @@ class FragmentRounds:
                 self.pace.start_cycle(now)
             case transitions.RetryLater():
                 self.pace.retry_later(now)
+                self.catching_up.attempt_failed()
             case transitions.RosterClosed(version):
                 self._roster_closed(version, now)
             case transitions.BeginWork(version):
@@ -921,11 +954,15 @@ class FragmentRounds:
                     source, mine, relation, theirs, situation, now
                 )
 
-    def _send(self, to: PeerId, message: Message) -> None:
+    def _send(self, to: PeerId, message: Message, now: float) -> None:
         if to == self._id.me:
             self._own_messages.append(message)
-        else:
-            self._effects.append(Send(to, message))
+            return
+        head: Head | None = getattr(message, "head", None)
+        if head is not None:
+            shown = self.certificates.show(head, now)
+            message = msgspec.structs.replace(message, head=shown)
+        self._effects.append(Send(to, message))
 
     def _note(self, event: str, **fields: Value) -> None:
         self._effects.append(Note(event, fields))

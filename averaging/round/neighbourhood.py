@@ -17,7 +17,7 @@ from averaging.round.identity import Circumstances, Identity
 from averaging.rules.grouping import group_of
 from averaging.rules.mixing import MELD_LAG
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, PeerView
-from averaging.rules.succession import NO_LINEAGE, leaders, succession
+from averaging.rules.succession import NO_LINEAGE, leaders, on_usual_lines, succession
 from dht.identity import PeerId
 
 FAILED_MAX = 256
@@ -47,6 +47,7 @@ class Neighbourhood:
     __slots__ = (
         "_id",
         "_policy",
+        "bytes_per_s",
         "closed_version",
         "crowd",
         "failed",
@@ -72,6 +73,8 @@ class Neighbourhood:
         self.group_size = identity.policy.group_size
         self.trains = circumstances.trains
         self.reachable = circumstances.reachable
+        self.bytes_per_s = circumstances.bytes_per_s
+        """Speed of this peer's line, as its record says it; 0: not known."""
         self.crowd: Crowd | None = None
         """Used instead of ``view`` for questions about all peers."""
         self.closed_version = 0
@@ -180,6 +183,23 @@ class Neighbourhood:
         """True if this is a peer of the run, as far as this one sees: what it says may count."""
         return peer == self._id.me or peer in self.view
 
+    def electorate(self, now: float) -> frozenset[PeerId]:
+        """The other peers whose signatures certify a version for this one.
+
+        They are the established ones; a swarm in which nobody is established has none yet, and
+        there all live peers are meant; a peer that was cut off, and has yet to hear who is live,
+        means all that it knew. Keepers count where no other peer trains.
+        """
+        known = {
+            peer: seen
+            for peer, seen in self.view.items()
+            if peer != self._id.me and not seen.arrives
+        }
+        live = {peer: seen for peer, seen in known.items() if seen.is_live(now)}
+        long_here = {peer: seen for peer, seen in live.items() if seen.is_established(now)}
+        able = long_here or live or known
+        return frozenset(peer for peer, seen in able.items() if seen.trains) or frozenset(able)
+
     def may_lead(self, peer: PeerId, now: float) -> bool:
         """True if a peer that says that it leads may do so, whoever else may.
 
@@ -230,7 +250,7 @@ class Neighbourhood:
             failed=(*self.avoided(), *failed),
             now=now,
         )
-        ranked = self._ranked(able, head, now)
+        ranked = self._ranked(self._on_usual_lines(able), head, now)
         if not ranked and self.passed_over:
             self.passed_over.clear()  # nobody else is left: ask them again
             return self.leader(head, failed, now, asked=asked)
@@ -254,7 +274,10 @@ class Neighbourhood:
         )
         if not able or (not self.trains and all(not self.view[p].trains for p in able)):
             return self._id.me  # an auxiliary peer leads where no trainer can
-        return self._ranked(able, join.head, now)[0]
+        return self._ranked(self._on_usual_lines(able), join.head, now)[0]
+
+    def _on_usual_lines(self, able: Iterable[PeerId]) -> tuple[PeerId, ...]:
+        return on_usual_lines(able, self.view, me=self._id.me, me_bytes_per_s=self.bytes_per_s)
 
     def outranks(
         self, one: PeerId, other: PeerId, mine: Head | None, theirs: Head | None, now: float

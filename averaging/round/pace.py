@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 
 from averaging.round.neighbourhood import Neighbourhood
+from averaging.rules import line_pace
 from averaging.rules.due import DuePolicy, DueTime
+from averaging.rules.line_pace import Every
 
 SNAPSHOTS_KEPT = 8
 SNAPSHOT_MARGIN = 1.25
@@ -24,6 +26,7 @@ class Pace:
         "_snapshot_asked_at",
         "_snapshots_s",
         "due_time",
+        "every",
         "step",
         "step_time_s",
     )
@@ -35,6 +38,7 @@ class Pace:
         self.step = step
         self.step_time_s = 0.0
         self.due_time = DueTime(policy, fragment=fragment, step=step)
+        self.every = line_pace.FROM_THE_START
         self._cycle_steps = policy.cycle_steps
         self._cycle_at: float | None = None
         self._snapshot_asked_at = 0.0
@@ -50,6 +54,29 @@ class Pace:
     def answers_call(self, now: float) -> bool:
         """True if there are enough steps to join a leader that calls."""
         return self.due_time.answers_call(self.step, self._cycle(now))
+
+    def sits_out(self, version: int, now: float) -> bool:
+        """True if this peer takes no part in the next version, because of its line."""
+        return self.due_time.sits_out(version, self.step, self._cycle(now))
+
+    def took_part(self, version: int) -> None:
+        self.due_time.took_part(version, self.step)
+
+    def line_measured(self, fragment_bytes: int, *, versions_max: int, now: float) -> Every | None:
+        """Decide again how often to take part. Returns the decision if it is a new one."""
+        policy = self.due_time.policy
+        median_s = self._peers.median_step_s(self.step_time_s, now)
+        before = self.every
+        self.every = line_pace.every(
+            before,
+            bytes_per_s=self._peers.bytes_per_s,
+            fragment_bytes=fragment_bytes,
+            fragments=policy.fragments,
+            cycle_s=policy.cycle_steps * median_s,
+            versions_max=versions_max,
+        )
+        self.due_time.every = self.every.versions
+        return None if self.every.versions == before.versions else self.every
 
     def start_cycle(self, now: float) -> None:
         """A roster closed: count from here."""

@@ -17,7 +17,8 @@ from averaging.history.chain import Chain, ChainLink
 from averaging.history.standing import heaviest, tokens_of
 from averaging.messages import Commit, Entry, Head, Join, Link
 from averaging.numbers.slices import reducers_count
-from averaging.rules.deadlines import Load, deadlines
+from averaging.rules.deadlines import deadlines, loads_of
+from averaging.rules.line_speed import slow_lines
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import ALL, Turnout
 from averaging.rules.sites import delegates
@@ -127,8 +128,10 @@ def compose(
     size = encoded_bytes(codec)
     # The slices of a site come and go with its delegate: its other members do not reduce.
     delegate_of = {} if mixes else delegates(roster, by_peer)
+    speeds = {peer: join.bytes_per_s for peer, join in by_peer.items()}
     able = [peer for peer in roster if by_peer[peer].reachable and peer not in delegate_of]
-    able = able or [leader.peer]
+    slow = slow_lines({peer: speeds[peer] for peer in able})
+    able = [peer for peer in able if peer not in slow] or [leader.peer]
     count = reducers_count(len(able), size, slice_bytes_min=policy.slice_bytes_min)
     # With fewer slices than members the reducers change with the version, so the load goes round.
     turn = succession(
@@ -139,13 +142,8 @@ def compose(
         lineage=parents[0].lineage,
     )
     reducers = turn[:count]
-    speeds = {peer: join.bytes_per_s for peer, join in by_peer.items()}
     shares = slice_shares([speeds.get(peer, 0) for peer in reducers])
-    parts = {peer: share / sum(shares) for peer, share in zip(reducers, shares, strict=True)}
-    loads = [
-        Load(parts.get(peer, 0.0), members=len(roster), bytes_per_s=speeds.get(peer, 0.0))
-        for peer in dict.fromkeys([*roster, *reducers])
-    ]
+    loads = loads_of(roster, dict(zip(reducers, shares, strict=True)), speeds)
     limits = deadlines(policy, encoded_bytes=size, loads=loads)
     batch_tokens_max = policy.batch_tokens_max
     if batch_tokens_max is None:

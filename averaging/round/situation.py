@@ -44,6 +44,8 @@ class Situation:
     fresh_at: float
     """When that was."""
     bytes_per_s: float
+    catching_since: float | None
+    """When this peer began to catch up or to rebase; ``None``: it does not."""
     attempt: Attempt | None
     roster_until: float | None
     """When this peer decides again about the roster that it has open; ``None``: it has none."""

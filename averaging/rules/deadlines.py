@@ -1,24 +1,29 @@
 """Deadlines of a round: a fixed part, and the time that its bytes need on the slowest link.
 
 The fixed part is 15 s for uploads (``RoundPolicy.upload_s``); to it comes twice the time that the
-slowest member's line takes for its load. A line of unknown speed counts as 5 Mbit/s. The leader
-puts both deadlines into its commit, so that all members have the same; a member only checks that
-they are not absurdly long. Pure arithmetic: no clock, no measurement.
+slowest member's line takes for its load. A line of unknown speed counts as 5 Mbit/s, and a round
+waits for lines of down to a tenth of that. The leader puts both deadlines into its commit, so that
+all members have the same; a member checks that they are not much longer than those which follow
+from what the members said of their lines. Pure arithmetic: no clock, no measurement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from averaging.messages import Commit
 from averaging.rules.policy import RoundPolicy
+from dht.identity import PeerId
 
 SLACK = 2.0
 """Factor on the transfer time: a link carries other traffic too, and its speed is a best case."""
 
 TRANSFERS_PER_ROUND = 4
 """Up and down, and both once more if a reducer dies after it was sent everything."""
+
+SLOWER_MAX = 10.0
+"""A measured line may be so many times slower than one of unknown speed counts as."""
 
 TOLERANCE = 2.0
 """Upper bound on another leader's deadlines, relative to those that this peer would set."""
@@ -41,13 +46,28 @@ def deadlines(policy: RoundPolicy, *, encoded_bytes: int, loads: Sequence[Load])
 
 
 def longest(policy: RoundPolicy, *, encoded_bytes: int, commit: Commit) -> Deadlines:
-    """Return the longest deadlines that a member accepts: those for the slowest link, twice."""
-    members = len(commit.members)
-    share_max = max(commit.shares) / max(1, sum(commit.shares))
-    load = Load(share=share_max, members=members, bytes_per_s=0.0)
-    slowest_s = load.bytes_of(encoded_bytes) / load.speed(policy)
-    plain = _with_transfer(policy, SLACK * slowest_s)
+    """Return the longest deadlines that a member accepts: twice those of an honest leader."""
+    loads = loads_of(
+        [entry.peer for entry in commit.members],
+        dict(zip(commit.reducers, commit.shares, strict=True)),
+        {entry.peer: entry.bytes_per_s for entry in commit.members},
+    )
+    plain = deadlines(policy, encoded_bytes=encoded_bytes, loads=loads)
     return Deadlines(TOLERANCE * plain.upload_s, TOLERANCE * plain.round_s)
+
+
+def loads_of(
+    roster: Sequence[PeerId], shares: Mapping[PeerId, int], speeds: Mapping[PeerId, float]
+) -> list[Load]:
+    """Return the load of each member and reducer of a round. ``shares``: of the reducers."""
+    return [
+        Load(
+            shares.get(peer, 0) / sum(shares.values()),
+            members=len(roster),
+            bytes_per_s=speeds.get(peer, 0.0),
+        )
+        for peer in dict.fromkeys([*roster, *shares])
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +85,10 @@ class Load:
         return encoded_bytes * ((1.0 - self.share) + (self.members - 1) * self.share)
 
     def speed(self, policy: RoundPolicy) -> float:
-        return max(self.bytes_per_s, policy.slow_link_bytes_s)
+        """Return the speed that the round allows for."""
+        if not self.bytes_per_s:
+            return policy.slow_link_bytes_s
+        return max(self.bytes_per_s, policy.slow_link_bytes_s / SLOWER_MAX)
 
 
 def _with_transfer(policy: RoundPolicy, transfer_s: float) -> Deadlines:

@@ -3,6 +3,10 @@
 Peers with free-running schedules would almost never meet. Instead, every peer that hears of a
 closing counts from it, and a slow peer counts fewer of its steps than a fast one, so all are due at
 about the same moment. No clock is compared with another peer's; only own steps are counted.
+
+A peer that takes part in every k-th version (``averaging.rules.line_pace``) sits the others out,
+unless so much time has passed that there are no others: where it is needed for a quorum, no roster
+closes without it.
 """
 
 from __future__ import annotations
@@ -41,15 +45,28 @@ class DuePolicy:
 class DueTime:
     """The due time of one fragment at one peer, in that peer's own steps."""
 
-    __slots__ = ("_anchor", "_due", "_fragment", "eager", "policy")
+    __slots__ = (
+        "_anchor",
+        "_due",
+        "_fragment",
+        "_last_step",
+        "_last_version",
+        "eager",
+        "every",
+        "policy",
+    )
 
     def __init__(self, policy: DuePolicy, *, fragment: int, step: int) -> None:
         """``step`` is the peer's own step at its start; first due times follow from it."""
         self.policy = policy
         self.eager = False
         """If true, any call is answered: it may be the last one."""
+        self.every = 1
+        """k: takes part in every k-th version."""
         self._fragment = fragment
         self._anchor = step
+        self._last_version: int | None = None
+        self._last_step = step
         offset = (fragment * policy.cycle_steps) // policy.fragments
         self._due = step + max(1, policy.cycle_steps - offset)
 
@@ -76,6 +93,17 @@ class DueTime:
     def attempt_failed(self, step: int, interval: int) -> None:
         """Retry after a share of the interval: this peer's attempt ended without a version."""
         self._due = max(step + 1, step + round(interval * self.policy.retry_share))
+
+    def took_part(self, version: int, step: int) -> None:
+        """Note that this peer is in the roster of this version."""
+        self._last_version, self._last_step = version, step
+
+    def sits_out(self, version: int, step: int, interval: int) -> bool:
+        """Return whether this peer takes no part in the next version, which is ``version``."""
+        if self.every == 1 or self.eager or self._last_version is None:
+            return False
+        passed = version - self._last_version
+        return passed < self.every and step - self._last_step < self.every * interval
 
     def is_due(self, step: int) -> bool:
         """Return whether to ask the learner now, whose next safe point is one step from here."""

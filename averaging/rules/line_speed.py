@@ -1,24 +1,29 @@
 """The speed of a peer's line in one direction, measured by the transfers that it makes anyway.
 
 Nothing is sent to find out. Downloads are timed from the header, or the grant, to the last byte.
-Uploads are timed from the first byte of an answer to its ACK, because what the kernel takes at once
-says nothing about the line. A transfer is as slow as the slower of its two ends, or as its source,
-so its rate is a lower bound. Transfers at the same time share the line, so their rates are added.
-One of the faster of the last twelve counts, transfers that were cut included with the bytes that
-had passed. The owner's limits cap the result. A peer that only dials out answers no requests, and
-counts as 5 Mbit/s.
+Uploads are timed from the first byte to the word that all is there, or of an answer to its ACK,
+because what the kernel takes at once says nothing about the line. A transfer is as slow as the
+slower of its two ends, or as its source, so its rate is a lower bound. Transfers at the same time
+share the line, so their rates are added. One of the faster of the last twelve counts, transfers
+that were cut included with the bytes that had passed. The owner's limits cap the result. A line of
+unknown speed counts as 5 Mbit/s.
 
-Slices follow these speeds. With one member ten times slower, four peers wait 8.2 s for a round
-instead of 11.3 s, and eight wait 8.8 s instead of 13.0 s. The slow member itself ends later (14.5 s
-instead of 11.3 s, 15.6 s instead of 13.0 s): on a full-duplex line equal slices keep both
-directions busy, but then all wait for what it has to send as a reducer (``python -m
+Slices follow these speeds, and a line below a quarter of the usual speed neither leads nor reduces
+(``slow_lines``). With one member ten times slower, four peers wait 8.2 s for a round instead of
+11.3 s, and eight wait 7.7 s instead of 13.0 s. The slow member itself ends later (15.5 s instead of
+11.3 s, 13.7 s instead of 13.0 s): on a full-duplex line equal slices keep both directions busy, but
+then all wait for what it has to send as a reducer (``python -m
 tests.averaging.simulated.line_experiment``).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median_low
+
+from dht.identity import PeerId
 
 TRANSFER_MIN_BYTES = 128 << 10
 """Smaller transfers may pass through buffers without having been on the line. It is half of the
@@ -30,6 +35,24 @@ TRANSFERS_KEPT = 12
 
 FASTEST_IGNORED = 0.25
 """Share of the fastest transfers that is ignored: a busy machine finds bytes in its buffers."""
+
+SLOW_SHARE = 0.25
+"""A line slower than this share of the median is slow. Short transfers make lines look alike, so
+measured speeds differ by less than lines do."""
+
+
+def slow_lines(speeds: Mapping[PeerId, float | None]) -> frozenset[PeerId]:
+    """Return the peers whose measured lines are slow beside the others'.
+
+    At least one peer is not slow, and a line of unknown speed (``None`` or 0) never is. The median
+    is that of the measured lines, the lower one of two: among three, one that claims an absurd
+    speed makes nobody slow.
+    """
+    known = [speed for speed in speeds.values() if speed]
+    if not known:
+        return frozenset()
+    least = SLOW_SHARE * median_low(known)
+    return frozenset(peer for peer, speed in speeds.items() if speed and speed < least)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,8 @@ def meets(relation: Relation, mine: Head, theirs: Head) -> bool:
             return True
         case TheyAreBehind() | IAmBehind():
             return abs(mine.version - theirs.version) <= MELD_LAG
+        case Apart(founded_apart=True):
+            return False
         case Apart() as apart:
             newest = max(mine.version, theirs.version)
             recent = apart.ancestor is not None and newest - apart.ancestor <= RECENT

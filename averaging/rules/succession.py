@@ -15,6 +15,7 @@ from typing import Final
 
 from averaging.history.lineage import Lineage
 from averaging.rules.grouping import Names, hashed
+from averaging.rules.line_speed import slow_lines
 from averaging.rules.peer_view import PeerView
 from dht.identity import PeerId
 
@@ -74,6 +75,24 @@ def leaders(
         for peer, seen in sorted(view.items())
         if not seen.trains and seen.reachable and seen.is_live(now) and peer not in down
     )
+
+
+def on_usual_lines(
+    candidates: Iterable[PeerId],
+    view: Mapping[PeerId, PeerView],
+    *,
+    me: PeerId,
+    me_bytes_per_s: float | None,
+) -> tuple[PeerId, ...]:
+    """Return the candidates without those on slow lines, as their records say; never nobody.
+
+    All joins, calls and votes of a round pass the leader's line, beside its own slices.
+    """
+    able = tuple(candidates)
+    slow = slow_lines(
+        {peer: me_bytes_per_s if peer == me else view[peer].bytes_per_s for peer in able}
+    )
+    return tuple(peer for peer in able if peer not in slow)
 
 
 @lru_cache(maxsize=2048)

@@ -22,7 +22,7 @@ from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance
 from averaging.history.rewind import rewound
 from averaging.history.standing import Standing, with_merged_map
 from averaging.history.state import FragmentState
-from averaging.messages import MERGED, OWN, Commit, Message, Opening
+from averaging.messages import MERGED, OWN, Commit, Head, Link, Message, Opening, Signatures
 from averaging.numbers.arithmetic import (
     MeldNumbers,
     Numbers,
@@ -796,9 +796,18 @@ class FragmentNode:
             if is_current():
                 self._replayed(before, entries)
 
-        def arrived(state: FragmentState) -> None:
+        def arrived(state: FragmentState, signatures: Signatures) -> None:
             if is_current():
-                self._fetched(state, effect)
+                self._fetched(state, signatures, effect)
+
+        def send(entries: tuple[ReplayEntry, ...], sent: int) -> None:
+            """Send one entry after the other: the line may become faster or slower meanwhile."""
+            if sent == len(entries):
+                replayed(entries)
+                return
+            size = self.wires.bulk(len(entries[sent].payload)) + STREAM_OVERHEAD_BYTES
+            self.fetched_bytes += size
+            network.transfer(source, self.name, size, lambda: send(entries, sent + 1), lambda: None)
 
         sizes = self.fragment.unit_sizes
         payload_bytes = encoded_size(self.machine.policy.codec, sizes)
@@ -815,21 +824,26 @@ class FragmentNode:
                 since = log.since(before.version, before.lineage) or ()
                 entries = tuple(takewhile(lambda entry: entry.version <= effect.version, since))
                 if entries:
-                    payload = sum(len(entry.payload) for entry in entries)
-                    size = self.wires.bulk(payload) + STREAM_OVERHEAD_BYTES * len(entries)
-                    self.fetched_bytes += size
-                    network.transfer(
-                        source, self.name, size, lambda: replayed(entries), lambda: None
-                    )
+                    send(entries, 0)
                     return
             size = self.wires.bulk(state.theta.nbytes + state.momentum.nbytes)
             size += MARK_BYTES * len(state.merged)
             self.fetched_bytes += size
-            network.transfer(source, self.name, size, lambda: arrived(state), lambda: None)
+            shown = other.shown(state)
+            network.transfer(
+                source,
+                self.name,
+                size,
+                lambda: arrived(state, shown.signatures),
+                lambda: None,
+            )
 
         network.transfer(self.name, source, REQUEST_BYTES, asked, failed)
         wait_s = fetch_timeout_s(self.machine.policy, before.theta.nbytes + before.momentum.nbytes)
         self.wires.heap.call_in(wait_s, self.owner.when_awake, failed)
+
+    def shown(self, state: FragmentState) -> Head:
+        return self.machine.certificates.show(Standing.of(state).head(), self.owner.now())
 
     def _replayed(self, before: FragmentState, entries: tuple[ReplayEntry, ...]) -> None:
         assert self.replay is not None
@@ -840,14 +854,19 @@ class FragmentNode:
             self.replay.append(entry, state.lineage)
         self._taken(state, before, None)
 
-    def _fetched(self, state: FragmentState, effect: CatchUp | Rebase) -> None:
+    def _fetched(
+        self, state: FragmentState, signatures: Signatures, effect: CatchUp | Rebase
+    ) -> None:
         before, machine = self.state, self.machine
         assert before is not None
+        link, now = Link(*state.chain.tip), self.owner.now()
+        machine.certificates.hear(link, signatures, now)
         tokens_end = machine.policy.tokens_end if machine.closed_ranks else None
         usual = self._usual.norm(slice(None))
         ratio = self.wires.norm_ratio_max
         newer = is_newer(Standing.of(before), Standing.of(state), tokens_end=tokens_end)
-        if not newer or unfit(state, before, usual=usual, norm_ratio_max=ratio) is not None:
+        fits = unfit(state, before, usual=usual, norm_ratio_max=ratio) is None
+        if not (newer and fits and machine.catching_up.takes(link, now)):
             self.run(self.machine.handle(CaughtUp(None), self.owner.now()))
             return
         parting = self._parted(effect, before, state)

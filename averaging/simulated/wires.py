@@ -17,7 +17,7 @@ from averaging.history.merged_map import MergedMap
 from averaging.history.replay import ReplayLog
 from averaging.history.standing import merged_after
 from averaging.history.state import FragmentState
-from averaging.messages import Commit, Message, Opening
+from averaging.messages import Commit, Head, Message, Opening
 from averaging.numbers.arithmetic import MeldNumbers, Numbers
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Cutting
@@ -77,6 +77,10 @@ class WiredNode(Protocol):
     def stream_broke(self, round_id: bytes, index: int, stream: int, reason: str) -> None: ...
 
     def lost_reducer(self, dead: PeerId) -> None: ...
+
+    def shown(self, state: FragmentState) -> Head:
+        """The head of a state as other peers are shown it: with the signatures under it."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ memory: beside the daemon's own work this costs next to nothing.
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from collections import deque
 from collections.abc import Callable
@@ -261,6 +262,14 @@ class FrameStream(asyncio.BufferedProtocol):
         self._break("it was cut here")
 
     # --- calls of a carrier ----------------------------------------------------------------
+
+    @property
+    def socket(self) -> socket.socket | None:
+        """The socket of the connection, for questions to the kernel; ``None`` without one."""
+        if self._transport is None or self._lost is not None:
+            return None
+        found: socket.socket | None = self._transport.get_extra_info("socket")
+        return found
 
     def _is_over(self) -> bool:
         """Say whether the stream is complete in each direction used, as this side sees it.

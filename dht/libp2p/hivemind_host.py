@@ -14,6 +14,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -41,12 +42,21 @@ from dht.libp2p.hivemind_patches import (
     RefusedByHandler,
     p2pd_pb2,
 )
-from dht.libp2p.lane import Lane, LaneSettings
+from dht.libp2p.lane import Lane, LaneSettings, connected
 from dht.libp2p.lane_wire import (
+    CIRCUIT_MAX_BYTES,
+    CIRCUIT_PROTOCOL,
+    KNOCK_MAX_BYTES,
+    KNOCK_PROTOCOL,
     LANE_PROTOCOL,
+    LEFT_OUT,
+    LET_IN,
     PUNCH_MAX_BYTES,
     PUNCH_PROTOCOL,
     SEEN_PROTOCOL,
+    VIA_PROTOCOL,
+    Knock,
+    decode,
     is_outer,
 )
 from dht.records import RecordKeeper
@@ -68,6 +78,8 @@ PLACE_WITHIN_MAX_S = 1800.0
 """A daemon that has lost its places at relays is started again after the first of these times,
 then after twice as long each time, up to the second, until it has one."""
 
+KNOCK_WITHIN_S = 2.0
+KNOCKS_MAX = 8
 KNOWN_PEERS_MAX = 256
 DIALLED_PEERS_MAX = 1024
 DIALLED_ADDRESSES_MAX = 16
@@ -148,6 +160,7 @@ class HivemindHost:
         as its relays may not be relays at all."""
 
         self._role_lock = asyncio.Lock()
+        self._knocking = 0
         self.lane: Lane | None = None
         """The direct lane; ``None`` if the settings have none."""
 
@@ -431,6 +444,11 @@ class HivemindHost:
 
     # --- addresses and connections ---------------------------------------------------------
 
+    @property
+    def listen(self) -> tuple[Multiaddr, ...]:
+        """The addresses that it listens at; port 0 of a single one is the port chosen."""
+        return self._settings.daemon.listen
+
     async def addresses(self) -> tuple[Multiaddr, ...]:
         daemon = self._running()
         try:
@@ -514,16 +532,23 @@ class HivemindHost:
         if reachable and daemon.reachability == "auto":
             return  # it has no places at relays to give up
         self._settings = replace(self._settings, daemon=replace(daemon, reachability=wanted))
-        up_again = asyncio.Event()
-        self.on_restart.append(up_again.set)
-        try:
-            self._running().end(f"others {'can' if reachable else 'cannot'} dial this peer")
-            async with asyncio.timeout(daemon.start_timeout_s + DAEMON_TIMEOUT_S):
-                await up_again.wait()
-        except TimeoutError as error:
-            raise HostClosed(self._down_reason) from error
-        finally:
-            self.on_restart.remove(up_again.set)
+        self._running().end(f"others {'can' if reachable else 'cannot'} dial this peer")
+        await self._up_again()
+
+    async def _up_again(self) -> Daemon:
+        """The daemon, once it is started again if it has ended. Raises ``HostClosed``."""
+        if not self._closed and (self._daemon is None or self._daemon.lost):
+            up_again = asyncio.Event()
+            self.on_restart.append(up_again.set)
+            try:
+                start_s = self._settings.daemon.start_timeout_s
+                async with asyncio.timeout(start_s + DAEMON_TIMEOUT_S):
+                    await up_again.wait()
+            except TimeoutError as error:
+                raise HostClosed(self._down_reason) from error
+            finally:
+                self.on_restart.remove(up_again.set)
+        return self._running()
 
     async def serve_directory(self, serve: bool) -> None:
         """Start or stop storing records for other peers."""
@@ -550,7 +575,7 @@ class HivemindHost:
             raise ValueError(f"protocol {protocol} is served already")
         if not 0 <= request_max_bytes <= UNARY_MAX_BYTES:
             raise ValueError(f"request_max_bytes is {request_max_bytes}; at most {UNARY_MAX_BYTES}")
-        daemon = self._running()
+        daemon = await self._up_again()
         self._calls[protocol] = _CallServer(handler, request_max_bytes)
         try:
             await self._register_calls(daemon, protocol)
@@ -623,7 +648,7 @@ class HivemindHost:
     async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
         if protocol in self._calls or protocol in self._streams:
             raise ValueError(f"protocol {protocol} is served already")
-        daemon = self._running()
+        daemon = await self._up_again()
         self._streams[protocol] = handler
         try:
             await daemon.serve_streams(protocol, timeout_s=DAEMON_TIMEOUT_S)
@@ -697,6 +722,7 @@ class HivemindHost:
 
     async def _open_lane(self) -> None:
         await self.serve_calls(SEEN_PROTOCOL, self._tell_seen, request_max_bytes=0)
+        await self.serve_calls(KNOCK_PROTOCOL, self._knock, request_max_bytes=KNOCK_MAX_BYTES)
         if self._settings.lane is None:
             return
         self.lane = Lane(
@@ -704,16 +730,47 @@ class HivemindHost:
             ask=self._ask_for_lane,
             where=self._where,
             serve=self._serve,
-            outside=_Outside(self),
+            # A host for all runs does not dial addresses that strangers name.
+            outside=None if self._settings.daemon.serve_as_relay else _Outside(self),
         )
         listen = self._settings.daemon.listen
         self.lane.start([host for at in listen if (host := address_rules.ip_of(at)) is not None])
         await self.serve_calls(LANE_PROTOCOL, self._offer_lane, request_max_bytes=0)
-        await self.serve_calls(PUNCH_PROTOCOL, self._meet, request_max_bytes=PUNCH_MAX_BYTES)
+        for protocol, answer, most_bytes in (
+            (PUNCH_PROTOCOL, self.lane.meet, PUNCH_MAX_BYTES),
+            (VIA_PROTOCOL, self.lane.come, CIRCUIT_MAX_BYTES),
+        ):
+            guarded = partial(self._if_admitted, answer)
+            await self.serve_calls(protocol, guarded, request_max_bytes=most_bytes)
+        # The relay has a judge of its own, for both ends of a circuit.
+        await self.serve_calls(
+            CIRCUIT_PROTOCOL, self.lane.grant, request_max_bytes=CIRCUIT_MAX_BYTES
+        )
 
     async def _tell_seen(self, peer: PeerId, request: bytes) -> bytes:
         """Tell a peer at which IP address this host sees it; empty behind a relay."""
         return "".join((await self._where(peer))[:1]).encode()
+
+    async def _knock(self, peer: PeerId, request: bytes) -> bytes:
+        """Dial a port of a peer, which learns from that what its router lets in.
+
+        It is dialled where it is connected, so nobody can have another machine dialled.
+        """
+        knock = decode(Knock, request)
+        hosts = await self._where(peer)
+        if not hosts:
+            raise ValueError("there is no direct connection with this peer")
+        if self._knocking >= KNOCKS_MAX:
+            raise ValueError(f"this peer dials {KNOCKS_MAX} others already")
+        self._knocking += 1
+        try:
+            async with asyncio.timeout(KNOCK_WITHIN_S):
+                (await connected(hosts[0], knock.port)).close()
+        except (OSError, TimeoutError):
+            return LEFT_OUT
+        finally:
+            self._knocking -= 1
+        return LET_IN
 
     async def _offer_lane(self, peer: PeerId, request: bytes) -> bytes:
         assert self.lane is not None
@@ -721,11 +778,10 @@ class HivemindHost:
             raise ValueError(reason)
         return self.lane.offer(peer)
 
-    async def _meet(self, peer: PeerId, request: bytes) -> bytes:
-        assert self.lane is not None
+    async def _if_admitted(self, answer: CallHandler, peer: PeerId, request: bytes) -> bytes:
         if (reason := await self.lane_refusal(peer)) is not None:
             raise ValueError(reason)
-        return await self.lane.meet(peer, request)
+        return await answer(peer, request)
 
     async def _ask_for_lane(self, peer: PeerId) -> bytes:
         return await self.call(peer, LANE_PROTOCOL, b"", timeout_s=DAEMON_TIMEOUT_S)
@@ -748,8 +804,8 @@ class _Outside:
     def __init__(self, host: HivemindHost) -> None:
         self._host = host
 
-    async def call(self, peer: PeerId, punch: bytes) -> bytes:
-        return await self._host.call(peer, PUNCH_PROTOCOL, punch, timeout_s=DAEMON_TIMEOUT_S)
+    async def call(self, peer: PeerId, protocol: str, message: bytes) -> bytes:
+        return await self._host.call(peer, protocol, message, timeout_s=DAEMON_TIMEOUT_S)
 
     async def observers(self) -> list[tuple[PeerId, str]]:
         connections = await self._host.connections()

@@ -24,7 +24,6 @@ import inspect
 import logging
 import sys
 import types
-from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import closing
 from functools import lru_cache, partial
@@ -33,7 +32,7 @@ from uuid import UUID, uuid4
 
 from dht.libp2p import directory_wire
 from dht.libp2p.directory_wire import MalformedMessage
-from dht.membership.call_budget import CallRate
+from dht.membership.call_budget import CallQueue, CallRate
 
 WRITTEN_FOR = ("1.1.12",)
 """Versions of hivemind that these patches were written for."""
@@ -177,6 +176,10 @@ class RefusedByHandler(Exception):  # an answer, not an error of ours
     """Raised by a unary handler to send its text back to the caller."""
 
 
+class MalformedCall(RefusedByHandler):
+    """A request that no program of ours sends: it counts as many calls of its peer."""
+
+
 class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is untyped
     """hivemind's persistent connection to the daemon, which fails loudly instead of hanging.
 
@@ -188,27 +191,29 @@ class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is u
     - a reply over the limit, and a request for an unknown protocol, are answered with an error
       (the original built a message with a field that does not exist, or did not answer);
     - the tasks of one remote peer are limited, and so are its calls and replies by time;
-    - calls that wait are begun by peer in turns, so that a flood delays mostly itself;
+    - calls that wait are begun by peer in turns, those of peers that ask little first, so that a
+      flood delays mostly itself;
     - a message is written in one piece, not byte by byte.
     """
 
     CALLS_PER_PEER_MAX = 64
     CALLS_MAX = 1024
-    CALLS_PER_S = 500.0
+    CALLS_PER_S = 100.0
     CALLS_BURST = 2000.0
     REPLY_BYTES_PER_CALL = 4096
     """A reply counts as a further call for so many bytes each."""
 
+    CALLS_PER_MALFORMED = 20.0
+    """A peer that goes on sending malformed requests is refused before they are parsed. Its
+    connection stays: to refuse a call costs less than the handshake of the next connection."""
+
     BEGUN_AT_ONCE = 8
-    """Calls begun in one turn of the event loop, which the other peers wait for."""
+    """Calls of frugal peers begun in one turn of the event loop, which the others wait for."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._rate = CallRate(self.CALLS_PER_S, self.CALLS_BURST)
-        self._waiting: OrderedDict[bytes, deque[tuple[UUID, Any]]] = OrderedDict()
-        """Calls that are not begun yet, by peer; the peer whose turn it is comes first."""
-
-        self._waiting_count = 0
+        self._waiting: CallQueue[tuple[UUID, Any]] = CallQueue()
         self.lost = asyncio.Event()
         """Set when the connection to the daemon has ended."""
         self._serving: dict[bytes, int] = {}
@@ -262,10 +267,12 @@ class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is u
 
     def _begin_request(self, call_id: UUID, request: Any) -> None:
         peer: bytes = request.peer
-        if not self._rate.spend(peer, asyncio.get_running_loop().time()):
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if not self._rate.spend(peer, now):
             self._reply(call_id, error=f"over {self.CALLS_PER_S:g} calls of yours in a second")
             return
-        if len(self._handler_tasks) + self._waiting_count >= self.CALLS_MAX:
+        if len(self._handler_tasks) + len(self._waiting) >= self.CALLS_MAX:
             self._reply(call_id, error="too many calls at once")
             return
         if self._serving.get(peer, 0) >= self.CALLS_PER_PEER_MAX:
@@ -273,18 +280,11 @@ class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is u
             return
         self._serving[peer] = self._serving.get(peer, 0) + 1
         if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._begin_some)
-        self._waiting.setdefault(peer, deque()).append((call_id, request))
-        self._waiting_count += 1
+            loop.call_soon(self._begin_some)
+        self._waiting.put(peer, (call_id, request), is_frugal=self._rate.is_frugal(peer, now))
 
     def _begin_some(self) -> None:
-        """Begin some of the calls that wait, one of each peer in turn."""
-        for _ in range(min(self.BEGUN_AT_ONCE, self._waiting_count)):
-            peer, calls = self._waiting.popitem(last=False)
-            call_id, request = calls.popleft()
-            self._waiting_count -= 1
-            if calls:
-                self._waiting[peer] = calls
+        for peer, (call_id, request) in self._waiting.take(self.BEGUN_AT_ONCE):
             if self.lost.is_set():
                 self._served(peer)
                 continue
@@ -311,6 +311,9 @@ class SteadyControlClient(ControlClient):  # type: ignore[misc]  # hivemind is u
         try:
             reply: bytes = await handler(request.data, PeerID(request.peer))
         except RefusedByHandler as refusal:
+            if isinstance(refusal, MalformedCall):
+                now = asyncio.get_running_loop().time()
+                self._rate.spend(request.peer, now, self.CALLS_PER_MALFORMED)
             self._reply(call_id, error=str(refusal))
         except Exception as error:  # a malformed message: the caller must get an answer
             _logger.debug("call_failed protocol=%s", request.proto, exc_info=True)
@@ -403,7 +406,7 @@ class StrictP2P(P2P):  # type: ignore[misc]  # hivemind is untyped
                 rule.check(request, remote_id.to_bytes())
             except MalformedMessage as error:
                 self._malformed(remote_id, str(error))
-                raise RefusedByHandler(f"malformed: {error}") from error
+                raise MalformedCall(f"malformed: {error}") from error
             context = P2PContext(
                 handle_name=handle_name, local_id=self.peer_id, remote_id=remote_id
             )

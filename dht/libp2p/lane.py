@@ -10,6 +10,9 @@ keys. So both ends are authenticated as surely as over libp2p, without another h
 
 Where neither end can be dialled, both dial each other at once (``dht.libp2p.punching``). For that,
 each learns its outer address from peers outside, and they agree on the moment over the daemon.
+Where their routers do not let that through, both dial a third peer that passes the sealed frames on
+(``dht.libp2p.relaying``). A path that fails gives way to the next one; the better ones are tried
+again later, after longer and longer pauses.
 
 A connection carries one stream at a time, and is kept for the next one. If no connection can be had
 at once, the stream goes through the daemon, and the peer is dialled again later.
@@ -31,27 +34,40 @@ import logging
 import secrets
 import socket
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, Protocol
 
-from dht.errors import DhtError, HostClosed
+from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
 from dht.identity import PeerId
 from dht.libp2p.frame_stream import FrameStream
 from dht.libp2p.lane_wire import (
+    CIRCUIT_PROTOCOL,
+    KNOCK_PROTOCOL,
+    LET_IN,
     PREAMBLE_MAX_BYTES,
+    PUNCH_PROTOCOL,
     REASON_MAX,
+    VIA_PROTOCOL,
     Answer,
     Begin,
+    Circuit,
+    Knock,
+    Leg,
     Offer,
     Punch,
     PunchOffer,
+    Via,
+    ViaOffer,
     decode,
     encode,
     is_outer,
 )
+from dht.libp2p.pacing import Pace, Pacer
 from dht.libp2p.punching import Opening
+from dht.libp2p.relaying import Relay, reach_through
 from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES, Ticket, Tickets
 
 _logger = logging.getLogger("dht.libp2p.lane")
@@ -63,6 +79,43 @@ BACKLOG = 16
 OBSERVERS_MAX = 2
 """Number of peers that are asked for the outer address of a port."""
 ROUTER_OBSERVERS_MAX = 4
+RELAYS_TRIED_MAX = 8
+"""Number of connected peers that are asked to relay, before a relayed connection is given up."""
+
+NO_RELAY_S = 10.0
+"""A peer that refused to relay to another one is not asked for that again for this long. It may
+only not have heard of both yet."""
+
+
+class Path(IntEnum):
+    """The ways to another peer, best first."""
+
+    DIRECT = 0
+    """One of the two could be dialled."""
+
+    PUNCHED = 1
+    """Both are behind routers, and dialled each other."""
+
+    RELAYED = 2
+    """Through a third peer, which carries ciphertext."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterView:
+    """What peers outside can tell about the router in front of this machine."""
+
+    port: int
+    """A port of this machine."""
+
+    seen: tuple[tuple[str, int], ...] = ()
+    """Its address as each of a few peers sees it."""
+
+    lets_strangers_in: bool | None = None
+    """Whether that address is open to an IP address to which nothing was sent; ``None``: no peer
+    could try."""
+
+    lets_other_ports_in: bool | None = None
+    """Whether it is open to other ports of an IP address to which something was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +146,7 @@ class LaneSettings:
     as long each time, up to this."""
 
     meet_again_first_s: float = 2.0
+    meet_again_max_s: float = 60.0
     """The same for a peer that can only be met, with which nothing goes through the daemon."""
 
     per_peer_max: int = 8
@@ -105,11 +159,21 @@ class LaneSettings:
     """Limit of those whose peer has not yet proved that it has a ticket's keys."""
     greet_timeout_s: float = 5.0
     ticket_life_s: float = 30.0
-    meeting_s: float = 6.0
-    """Time for two peers behind routers to meet, once they know each other's outer addresses."""
+    meeting_s: float = 4.0
+    """Time for two peers behind routers to meet, once they know each other's outer addresses. It
+    is spent in vain before a relay is tried."""
 
     meetings_max: int = 16
     """Limit of meetings at once to which other peers have called."""
+
+    polite: bool = True
+    """Leave room on the own line for others (``dht.libp2p.pacing``)."""
+
+    standing_max: int = 64
+    """Limit of unused connections with peers behind routers; the longest unused one is closed."""
+
+    relay_s: float = 8.0
+    """Time to get a connection through a relay."""
 
     def __post_init__(self) -> None:
         for name in ("port", "told_port"):
@@ -145,8 +209,9 @@ def parse_lane(text: str) -> LaneSettings | None:
 class _Connection:
     """One connection with one peer, which carries one stream after another."""
 
-    def __init__(self, lane: Lane, *, dialled: bool) -> None:
+    def __init__(self, lane: Lane, path: Path, *, dialled: bool) -> None:
         self._lane = lane
+        self.path = path
         self._dialled = dialled
         self.peer: PeerId | None = None
         """The peer at the other end; ``None`` until it has proved its identity."""
@@ -170,9 +235,11 @@ class _Connection:
         self.resting: asyncio.TimerHandle | None = None
         """Closes the connection if no stream uses it."""
 
+        self.rests_since = 0.0
+
     def __repr__(self) -> str:
         way = "to" if self._dialled else "from"
-        return f"_Connection({way} {self.peer}, {self.stream!r})"
+        return f"_Connection({way} {self.peer}, {self.path.name}, {self.stream!r})"
 
     @property
     def dialled(self) -> bool:
@@ -243,6 +310,12 @@ class _Peer:
     must_meet: bool = False
     """The daemon has no direct connection with it."""
 
+    apart: int = 0
+    """Number of meetings in a row that failed."""
+
+    meet_after: float = 0.0
+    """Time before which no meeting with it is tried, as there is a relay."""
+
 
 Ask = Callable[[PeerId], Awaitable[bytes]]
 """Gets a peer's ``Offer`` over the daemon. Raises ``DhtError``."""
@@ -255,10 +328,13 @@ Serve = Callable[[FrameStream, str], str | None]
 
 
 class Outside(Protocol):
-    """The daemon's part in meetings with peers behind routers. Each method raises ``DhtError``."""
+    """The daemon's part in connections between peers behind routers.
 
-    async def call(self, peer: PeerId, punch: bytes) -> bytes:
-        """Call a peer to a meeting: ``Punch``, answered with ``PunchOffer``."""
+    Each method raises ``DhtError``.
+    """
+
+    async def call(self, peer: PeerId, protocol: str, message: bytes) -> bytes:
+        """Send a message of ``dht.libp2p.lane_wire`` to a peer; returns the answer."""
         ...
 
     async def observers(self) -> Sequence[tuple[PeerId, str]]:
@@ -285,6 +361,12 @@ class Lane:
         """Without ``outside`` it only dials, and does not meet peers behind routers."""
         self.settings = settings
         self._outside = outside
+        self.relay = Relay()
+        """Passes bytes on for other peers, if the owner of this machine consents."""
+
+        self._no_relays: OrderedDict[tuple[PeerId, PeerId], float] = OrderedDict()
+        """Peers that refused to relay, and to whom, and until when they are not asked again."""
+
         self._meetings = 0
         self.counters: Counter[str] = Counter()
         self._ask = ask
@@ -300,6 +382,7 @@ class Lane:
         self._served: dict[_Connection, PeerId | None] = {}
         """Connections that other peers have dialled; ``None``: the peer is not known yet."""
 
+        self._pacer = Pacer(self._sockets)
         self._sent_before = 0
         """Number of bytes sent on connections that are gone."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -321,14 +404,41 @@ class Lane:
     def connections(self) -> int:
         return len(self._served) + sum(len(peer.dialled) for peer in self._peers.values())
 
+    def paths(self) -> dict[PeerId, Path]:
+        """The best path by which each connected peer is connected."""
+        found: dict[PeerId, Path] = {}
+        dialled = (connection for peer in self._peers.values() for connection in peer.dialled)
+        for connection in (*self._served, *dialled):
+            if connection.peer is not None:
+                best = found.get(connection.peer, Path.RELAYED)
+                found[connection.peer] = min(best, connection.path)
+        return found
+
+    def paths_by_name(self) -> dict[str, int]:
+        """Number of connected peers by the name of the best path, in lower case."""
+        return dict(Counter(path.name.lower() for path in sorted(self.paths().values())))
+
     @property
     def sent_bytes(self) -> int:
         """Number of bytes sent in frames since the lane was opened."""
         dialled = (connection for peer in self._peers.values() for connection in peer.dialled)
         return self._sent_before + sum(c.sent_bytes for c in (*self._served, *dialled))
 
+    def _sockets(self) -> Iterator[tuple[_Connection, socket.socket]]:
+        dialled = (connection for peer in self._peers.values() for connection in peer.dialled)
+        for connection in (*self._served, *dialled):
+            if (found := connection.stream.socket) is not None:
+                yield connection, found
+
+    @property
+    def pace(self) -> Pace:
+        """The rate of uploads that leaves room for others on the own line."""
+        return self._pacer.pace
+
     def start(self, hosts: Sequence[str]) -> None:
         """Listen on these IP addresses, as far as possible. Without any, the lane only dials."""
+        if self.settings.polite:
+            self._spawn(self._pacer.run(), "lane pacer")
         for host in dict.fromkeys(hosts):
             port = self.port or self.settings.port
             try:
@@ -366,6 +476,7 @@ class Lane:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.relay.close()
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
@@ -405,12 +516,12 @@ class Lane:
                 _logger.warning("lane_accept_failed reason=%r", str(error))
                 await asyncio.sleep(1.0)
                 continue
-            connection = self._admit(dialled)
+            connection = self._admit(dialled, Path.DIRECT)
             if connection is not None:
                 connection.seen = seen[0], seen[1]
                 self._spawn(self._greet(connection, dialled), "lane greet")
 
-    def _admit(self, dialled: socket.socket) -> _Connection | None:
+    def _admit(self, dialled: socket.socket, path: Path) -> _Connection | None:
         """Make room for a connection of a peer that is not known yet; ``None``: closed."""
         strangers = sum(peer is None for peer in self._served.values())
         if (
@@ -420,12 +531,15 @@ class Lane:
             self.counters["refused"] += 1
             dialled.close()
             return None
-        connection = _Connection(self, dialled=False)
+        connection = _Connection(self, path, dialled=False)
         self._served[connection] = None
         return connection
 
     async def _greet(self, connection: _Connection, dialled: socket.socket) -> None:
         """Close a connection whose peer does not prove in time that it has a ticket's keys."""
+        if not await self._redeem(connection, dialled):
+            self._served.pop(connection, None)
+            return
         loop = asyncio.get_running_loop()
         stream = connection.stream
         try:
@@ -441,21 +555,37 @@ class Lane:
             self.counters["turned_away"] += 1
             self._served.pop(connection, None)
 
-    def _hear_stranger(self, connection: _Connection, message: bytes) -> str | None:
-        """Take the first messages of a dialling peer: a ticket's number, then a sealed preamble.
+    async def _redeem(self, connection: _Connection, dialled: socket.socket) -> bool:
+        """Take the number with which a connection begins: that of a ticket.
+
+        ``False``: it is closed, or the relay has it, as the number was that of a leg.
+        """
+        try:
+            async with asyncio.timeout(self.settings.greet_timeout_s):
+                number = await _number_from(dialled)
+        except (OSError, TimeoutError):
+            ticket = None
+        except asyncio.CancelledError:
+            dialled.close()
+            raise
+        else:
+            if self.relay.arrive(number, dialled):
+                return False
+            ticket = self._tickets.redeem(number, now=self._now)
+        if ticket is None:
+            self.counters["turned_away"] += 1
+            dialled.close()
+            return False
+        connection.ticket = ticket
+        connection.stream.seal(ticket.seals(dialled=False))
+        return True
+
+    def _hear_stranger(self, connection: _Connection, ticket: Ticket) -> str | None:
+        """Take the sealed preamble of a dialling peer, which proves that it has the keys.
 
         Returns the reason of a refusal, if any.
         """
-        stream = connection.stream
-        if connection.ticket is None:
-            ticket = self._tickets.redeem(message, now=self._now)
-            if ticket is None:
-                return "no such ticket"
-            connection.ticket = ticket
-            stream.seal(ticket.seals(dialled=False))
-            stream.expect_preamble(connection.on_preamble)
-            return None
-        peer = connection.ticket.peer
+        stream, peer = connection.stream, ticket.peer
         if sum(other == peer for other in self._served.values()) >= self.settings.per_peer_max:
             return f"more than {self.settings.per_peer_max} connections with {peer}"
         connection.peer = self._served[connection] = peer
@@ -471,7 +601,8 @@ class Lane:
         """Take a preamble of the dialling side, which begins a stream once it is identified."""
         stream, peer = connection.stream, connection.peer
         if peer is None:
-            refusal = self._hear_stranger(connection, message)
+            assert connection.ticket is not None
+            refusal = self._hear_stranger(connection, connection.ticket)
             if refusal is not None:
                 _logger.debug("lane_turned_away reason=%r", refusal)
                 stream.cut()
@@ -593,12 +724,13 @@ class Lane:
                 known.must_meet = not hosts
                 if hosts:
                     offer = decode(Offer, await self._ask(peer))
-                    dialled = await _connected(hosts[0], offer.port)
-                    await self._introduce(known, dialled, _ticket(peer, offer), offer.number)
-                elif self._outside is not None:
-                    await self._meet(peer, known, self._outside)
-                else:
-                    raise OSError("no direct connection to it is known")
+                    dialled = await connected(hosts[0], offer.port)
+                    ticket = _ticket(peer, offer)
+                    await self._introduce(known, dialled, ticket, offer.number, Path.DIRECT)
+            if not hosts and self._outside is not None:
+                await self._meet_or_relay(peer, known, self._outside)
+            elif not hosts:
+                raise OSError("no direct connection to it is known")
         except HostClosed as error:
             known.reason = str(error)  # our own daemon is being restarted: no fault of the peer's
         except (OSError, TimeoutError, ValueError, DhtError) as error:
@@ -608,10 +740,10 @@ class Lane:
             known.dials -= 1
 
     async def _introduce(
-        self, known: _Peer, dialled: socket.socket, ticket: Ticket, number: bytes
+        self, known: _Peer, dialled: socket.socket, ticket: Ticket, number: bytes, path: Path
     ) -> Answer:
         """Prove this side's identity on a new connection, and keep it if the other side does."""
-        connection = _Connection(self, dialled=True)
+        connection = _Connection(self, path, dialled=True)
         answer = await self._show(connection, dialled, ticket, number)
         connection.peer = ticket.peer
         connection.stream.expect_preamble(connection.on_preamble)
@@ -643,14 +775,130 @@ class Lane:
             raise
         return answer
 
-    # --- meeting peers behind routers ------------------------------------------------------
+    # --- peers behind routers --------------------------------------------------------------
+
+    async def _meet_or_relay(self, peer: PeerId, known: _Peer, outside: Outside) -> None:
+        """Open a connection to a peer behind a router, by the best path that there is."""
+        apart = "both are behind routers, which let no direct connection through"
+        if self._now >= known.meet_after:
+            try:
+                async with asyncio.timeout(self.settings.dial_timeout_s):
+                    await self._meet(peer, known, outside)
+            except (OSError, TimeoutError, ValueError, PeerUnreachable, CallRefused) as error:
+                apart = str(error) or f"silent for {self.settings.dial_timeout_s:g} s"
+                known.apart = min(known.apart + 1, 16)
+            else:
+                known.apart = 0
+                return
+        known.meet_after = 0.0
+        try:
+            async with asyncio.timeout(self.settings.relay_s):
+                await self._go_through_a_relay(peer, known, outside)
+        except TimeoutError:
+            raise OSError(f"{apart}; no relay within {self.settings.relay_s:g} s") from None
+        except OSError as error:
+            raise OSError(f"{apart}; {error}") from error
+        # There is a path now: a better one is looked for later, and not for each connection.
+        pause_s = self.settings.retry_first_s * 2 ** max(0, known.apart - 1)
+        known.meet_after = self._now + min(pause_s, self.settings.retry_max_s)
+
+    async def _go_through_a_relay(self, peer: PeerId, known: _Peer, outside: Outside) -> None:
+        """Open a connection through a third peer. Raises ``OSError``."""
+        refusals: list[str] = []
+        for relay, ip in await self._possible_relays(peer, outside):
+            circuit = Circuit(peer, secrets.token_bytes(NUMBER_BYTES))
+            try:
+                leg = decode(Leg, await outside.call(relay, CIRCUIT_PROTOCOL, encode(circuit)))
+            except (ValueError, PeerUnreachable, CallRefused) as error:
+                if isinstance(error, CallRefused):
+                    self._no_relays[relay, peer] = self._now + NO_RELAY_S
+                refusals.append(str(error))
+                continue
+            try:
+                via = encode(Via(relay, circuit.number))
+                offer = decode(ViaOffer, await outside.call(peer, VIA_PROTOCOL, via))
+                dialled = await reach_through(ip, leg.port, leg.number)
+                ticket = _ticket(peer, offer)
+                await self._introduce(known, dialled, ticket, offer.number, Path.RELAYED)
+            except (OSError, ValueError, PeerUnreachable, CallRefused) as error:
+                refusals.append(str(error))
+                continue
+            self.counters["relayed"] += 1
+            return
+        raise OSError(
+            f"no relay: {refusals[-1]}"
+            if refusals
+            else "no connected peer relays bulk data (`shoal keep --relay-bulk RATE`, or "
+            "`shoal bootstrap --relay-bulk RATE`)"
+        )
+
+    async def _possible_relays(self, peer: PeerId, outside: Outside) -> list[tuple[PeerId, str]]:
+        """Connected peers that may relay, in random order, so that all of them are used."""
+        while self._no_relays and (
+            len(self._no_relays) > PEERS_MAX or next(iter(self._no_relays.values())) <= self._now
+        ):
+            self._no_relays.popitem(last=False)
+        found = [
+            (relay, ip)
+            for relay, ip in await outside.observers()
+            if relay != peer and (relay, peer) not in self._no_relays
+        ]
+        secrets.SystemRandom().shuffle(found)
+        return found[:RELAYS_TRIED_MAX]
+
+    async def grant(self, peer: PeerId, request: bytes) -> bytes:
+        """Answer ``Circuit`` as a relay: a leg for the asking peer. Raises ``ValueError``."""
+        circuit = decode(Circuit, request)
+        if self.port is None or self._closed:
+            raise ValueError("it does not listen for a direct lane")
+        leg = await self.relay.admit(peer, PeerId(circuit.other), circuit.number)
+        return encode(Leg(self.settings.told_port or self.port, leg))
+
+    async def come(self, peer: PeerId, request: bytes) -> bytes:
+        """Answer ``Via``: come to a relay that the asking peer has chosen. Raises ``ValueError``.
+
+        It has to be one with which this peer is connected directly: nobody is sent elsewhere.
+        """
+        if self._outside is None or self._closed:
+            raise ValueError("it does not meet peers behind routers")
+        via = decode(Via, request)
+        relay = PeerId(via.relay)
+        if self._meetings >= self.settings.meetings_max:
+            raise ValueError(f"more than {self.settings.meetings_max} meetings at once")
+        self._meetings += 1
+        try:
+            hosts = await self._where(relay)
+            if not hosts:
+                raise ValueError("it has no direct connection with this relay")
+            circuit = encode(Circuit(peer, via.circuit))
+            leg = decode(Leg, await self._outside.call(relay, CIRCUIT_PROTOCOL, circuit))
+        except BaseException:
+            self._meetings -= 1
+            raise
+        number, ticket = self._issue(peer)
+        self._spawn(self._come_to(hosts[0], leg), f"come to {relay}")
+        return encode(ViaOffer(number, ticket.dialler_key, ticket.listener_key))
+
+    async def _come_to(self, ip: str, leg: Leg) -> None:
+        """Take a connection that another peer makes through a relay."""
+        try:
+            async with asyncio.timeout(self.settings.relay_s):
+                dialled = await reach_through(ip, leg.port, leg.number)
+        except (OSError, TimeoutError) as error:
+            _logger.debug("lane_relay_left reason=%r", str(error))
+            return
+        finally:
+            self._meetings -= 1
+        connection = self._admit(dialled, Path.RELAYED)
+        if connection is not None:
+            await self._greet(connection, dialled)
 
     async def _meet(self, peer: PeerId, known: _Peer, outside: Outside) -> None:
         """Dial a peer while it dials this one."""
         opening = Opening()
         try:
             async with self._outer_address(opening, outside) as (ip, port):
-                reply = await outside.call(peer, encode(Punch(ip, port)))
+                reply = await outside.call(peer, PUNCH_PROTOCOL, encode(Punch(ip, port)))
                 offer = decode(PunchOffer, reply)
                 if not is_outer(offer.ip):
                     raise ValueError(f"its outer address {offer.ip} is none on the internet")
@@ -673,7 +921,8 @@ class Lane:
                     with contextlib.suppress(OSError, ValueError, TimeoutError):
                         async with asyncio.timeout(self.settings.answer_timeout_s):
                             ticket = _ticket(peer, offer)
-                            await self._introduce(known, dialled, ticket, offer.number)
+                            number, path = offer.number, Path.PUNCHED
+                            await self._introduce(known, dialled, ticket, number, path)
                         return
         except TimeoutError:
             raise OSError(
@@ -736,7 +985,7 @@ class Lane:
                 met.set()
 
         while True:
-            connection = self._admit(dialled := await found.get())
+            connection = self._admit(dialled := await found.get(), Path.PUNCHED)
             if connection is not None:
                 self._spawn(greet(connection, dialled), "lane greet")
 
@@ -744,7 +993,7 @@ class Lane:
         self, opening: Opening, peer: PeerId, host: str
     ) -> tuple[_Connection, tuple[str, int]] | None:
         """Connect from a port to a peer outside, which tells the port's outer address."""
-        connection = _Connection(self, dialled=True)
+        connection = _Connection(self, Path.DIRECT, dialled=True)
         try:
             async with asyncio.timeout(self.settings.answer_timeout_s):
                 offer = decode(Offer, await self._ask(peer))
@@ -757,25 +1006,37 @@ class Lane:
         connection.cut()
         return None
 
-    async def outer_addresses(self) -> tuple[int, tuple[tuple[str, int], ...]]:
-        """A port of this machine, and its address as each of a few peers outside sees it.
-
-        Raises ``DhtError``.
-        """
+    async def examine_router(self) -> RouterView:
+        """Find out with the help of peers outside what the router does. Raises ``DhtError``."""
         if self._outside is None:
-            return 0, ()
+            return RouterView(0)
         opening, connections, seen = Opening(), [], []
+        strangers = others = None
         try:
-            for peer, host in (await self._outside.observers())[:ROUTER_OBSERVERS_MAX]:
-                observed = await self._observe(opening, peer, host)
-                if observed is not None:
-                    connections.append(observed[0])
-                    seen.append(observed[1])
-            return opening.port, tuple(seen)
+            observers = await self._outside.observers()
+            for peer, ip in observers[:ROUTER_OBSERVERS_MAX]:
+                observed = await self._observe(opening, peer, ip)
+                if observed is None:
+                    continue
+                connections.append(observed[0])
+                seen.append(observed[1])
+                if len(seen) == 1:  # nothing was sent to any other address yet
+                    _, port = observed[1]
+                    others = await self._knocks(self._outside, [peer], port)
+                    elsewhere = [other for other, at in observers if at != ip]
+                    strangers = await self._knocks(self._outside, elsewhere, port)
+            return RouterView(opening.port, tuple(seen), strangers, others)
         finally:
             for connection in connections:
                 connection.cut()
             opening.close()
+
+    async def _knocks(self, outside: Outside, peers: Sequence[PeerId], port: int) -> bool | None:
+        """Let one of these peers dial an outer port of this one; ``None``: none of them can."""
+        for peer in peers[:OBSERVERS_MAX]:
+            with contextlib.suppress(DhtError):
+                return await outside.call(peer, KNOCK_PROTOCOL, encode(Knock(port))) == LET_IN
+        return None
 
     @asynccontextmanager
     async def _outer_address(
@@ -808,10 +1069,10 @@ class Lane:
         _logger.debug("lane_not_open peer=%s reason=%r", peer, reason)
         known.reason = reason
         self.counters["dials_failed"] += 1
-        first_s = self.settings.retry_first_s
+        first_s, most_s = self.settings.retry_first_s, self.settings.retry_max_s
         if known.must_meet:  # there is no other path for its bulk data
-            first_s = self.settings.meet_again_first_s
-        pause_s = min(first_s * 2**known.failures, self.settings.retry_max_s)
+            first_s, most_s = self.settings.meet_again_first_s, self.settings.meet_again_max_s
+        pause_s = min(first_s * 2**known.failures, most_s)
         known.failures = min(known.failures + 1, 16)
         known.not_before = self._now + pause_s
 
@@ -825,11 +1086,17 @@ class Lane:
             return
         known.idle.append(connection)
         self._rest(connection)
+        standing = [
+            each for other in self._peers.values() for each in other.idle if each.path > Path.DIRECT
+        ]
+        if len(standing) > self.settings.standing_max:
+            min(standing, key=lambda each: each.rests_since).cut()
 
     def _rest(self, connection: _Connection) -> None:
         """Start the timer that closes a connection that stays unused."""
         most_s = self.settings.idle_max_s * (1 if connection.dialled else 2)
         loop = asyncio.get_running_loop()
+        connection.rests_since = loop.time()
         connection.resting = loop.call_later(most_s, connection.cut)
 
     def _lost(self, connection: _Connection) -> None:
@@ -844,11 +1111,24 @@ class Lane:
                 known.idle.remove(connection)
 
 
-def _ticket(peer: PeerId, offer: Offer | PunchOffer) -> Ticket:
+async def _number_from(dialled: socket.socket) -> bytes:
+    """The number with which a new connection begins. Raises ``OSError``."""
+    loop = asyncio.get_running_loop()
+    dialled.setblocking(False)
+    got = b""
+    while len(got) <= NUMBER_BYTES:
+        part = await loop.sock_recv(dialled, 1 + NUMBER_BYTES - len(got))
+        if not part or (got + part)[0] != NUMBER_BYTES:
+            raise ConnectionError("it did not begin with a number")
+        got += part
+    return got[1:]
+
+
+def _ticket(peer: PeerId, offer: Offer | PunchOffer | ViaOffer) -> Ticket:
     return Ticket(peer, offer.dialler_key, offer.listener_key)
 
 
-async def _connected(host: str, port: int) -> socket.socket:
+async def connected(host: str, port: int) -> socket.socket:
     """A TCP connection to an IP address. Raises ``OSError``."""
     dialling = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     dialling.setblocking(False)

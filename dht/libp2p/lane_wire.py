@@ -1,4 +1,4 @@
-"""Messages of the direct lane: offers of a port and keys, meetings, and the preambles of streams.
+"""Messages of the lane: offers of a port and keys, meetings, relaying, and preambles of streams.
 
 Each message is a msgpack array. Only ``decode`` reads what another peer sent.
 """
@@ -6,7 +6,7 @@ Each message is a msgpack array. Only ``decode`` reads what another peer sent.
 from __future__ import annotations
 
 from ipaddress import IPv4Address
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
@@ -21,11 +21,27 @@ PUNCH_PROTOCOL = "/shoal/punch/1"
 SEEN_PROTOCOL = "/shoal/seen/1"
 """Unary call over libp2p without content, answered with the asking peer's IP address as text."""
 
+KNOCK_PROTOCOL = "/shoal/knock/1"
+"""Unary call over libp2p with a ``Knock``, answered with ``LET_IN`` or ``LEFT_OUT``."""
+
+LET_IN, LEFT_OUT = b"\x01", b"\x00"
+
+CIRCUIT_PROTOCOL = "/shoal/circuit/1"
+"""Unary call over libp2p to a relay with a ``Circuit``, answered with a ``Leg``."""
+
+VIA_PROTOCOL = "/shoal/via/1"
+"""Unary call over libp2p with a ``Via``, answered with a ``ViaOffer``."""
+
 PUNCH_MAX_BYTES = 64
+KNOCK_MAX_BYTES = 16
+CIRCUIT_MAX_BYTES = 160
 PREAMBLE_MAX_BYTES = 512
 PROTOCOL_MAX = 256
 REASON_MAX = 200
 
+PEER_MAX = 64
+
+_Peer = Annotated[str, msgspec.Meta(min_length=1, max_length=PEER_MAX)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 _IP_MAX = 45
 _IP = Annotated[str, msgspec.Meta(max_length=_IP_MAX)]
@@ -80,6 +96,42 @@ class PunchOffer(msgspec.Struct, frozen=True, array_like=True):
     listener_key: _Key
 
 
+class Knock(msgspec.Struct, frozen=True, array_like=True):
+    """Request to dial this port, at the address at which the asking peer is connected."""
+
+    port: _Port
+
+
+class Circuit(msgspec.Struct, frozen=True, array_like=True):
+    """Request to a relay to join the asking peer's connection to that of another peer."""
+
+    other: _Peer
+    number: _Number
+    """Chosen by the dialling side; both sides name it."""
+
+
+class Leg(msgspec.Struct, frozen=True, array_like=True):
+    """Answer to ``Circuit``: the relay's port, and the number to show there."""
+
+    port: _Port
+    number: _Number
+
+
+class Via(msgspec.Struct, frozen=True, array_like=True):
+    """Request to come to a relay, and to ask it for the other leg of a circuit."""
+
+    relay: _Peer
+    circuit: _Number
+
+
+class ViaOffer(msgspec.Struct, frozen=True, array_like=True):
+    """Answer to ``Via``: a ticket for the connection, whose keys the relay does not learn."""
+
+    number: _Number
+    dialler_key: _Key
+    listener_key: _Key
+
+
 def is_outer(ip: str) -> bool:
     """Say whether this is a public IPv4 address. Nobody is sent to dial any other one."""
     try:
@@ -88,7 +140,10 @@ def is_outer(ip: str) -> bool:
         return False
 
 
-_M = TypeVar("_M", Offer, Begin, Answer, Punch, PunchOffer)
+Message: TypeAlias = (
+    Offer | Begin | Answer | Punch | PunchOffer | Knock | Circuit | Leg | Via | ViaOffer
+)
+_M = TypeVar("_M", bound=Message)
 
 
 def decode(kind: type[_M], message: bytes) -> _M:
@@ -99,5 +154,5 @@ def decode(kind: type[_M], message: bytes) -> _M:
         raise ValueError(f"no {kind.__name__}: {error}") from error
 
 
-def encode(message: Offer | Begin | Answer | Punch | PunchOffer) -> bytes:
+def encode(message: Message) -> bytes:
     return msgspec.msgpack.encode(message)

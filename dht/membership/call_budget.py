@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
+from typing import Generic, TypeVar
 
 from dht.identity import PeerId
+
+C = TypeVar("C")
 
 
 class CallBudget:
@@ -52,3 +55,46 @@ class CallRate:
         while len(self._left) > self._peers_max:
             del self._left[next(iter(self._left))]
         return left >= 1.0
+
+    def is_frugal(self, peer: bytes, now: float) -> bool:
+        """Say whether a peer has left at least half of what it may spend at once."""
+        left, counted_at = self._left.get(peer, (self._burst, now))
+        return left + (now - counted_at) * self._per_s >= self._burst / 2
+
+
+class CallQueue(Generic[C]):
+    """Calls that wait to be begun: those of frugal peers first, and one of each peer in turn.
+
+    So a peer that asks little waits for one call of the others, however many identities they have
+    and whatever their calls cost.
+    """
+
+    def __init__(self) -> None:
+        self._frugal: OrderedDict[bytes, deque[C]] = OrderedDict()
+        self._others: OrderedDict[bytes, deque[C]] = OrderedDict()
+        """Calls by peer; the peer whose turn it is comes first."""
+
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, peer: bytes, call: C, *, is_frugal: bool) -> None:
+        self._count += 1
+        waiting = self._frugal if is_frugal else self._others
+        waiting.setdefault(peer, deque()).append(call)
+
+    def take(self, frugal_max: int) -> list[tuple[bytes, C]]:
+        """Remove and return the next calls: so many of frugal peers, and one of the others."""
+        taken = [self._next(self._frugal) for _ in range(frugal_max) if self._frugal]
+        if self._others:
+            taken.append(self._next(self._others))
+        self._count -= len(taken)
+        return taken
+
+    def _next(self, waiting: OrderedDict[bytes, deque[C]]) -> tuple[bytes, C]:
+        peer, calls = waiting.popitem(last=False)
+        call = calls.popleft()
+        if calls:
+            waiting[peer] = calls
+        return peer, call

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("run", nargs="?", help="a link or a run file; unset: found the run")
     arguments.add_argument("--lora", action="store_true", help="train a LoRA adapter")
-    arguments.add_argument("--directory", type=Path, default=Path("hf_trainer_out"))
+    arguments.add_argument("--directory", type=Path, help="unset: a new temporary folder")
     arguments.add_argument(
         "--steps", type=int, default=1_000_000, help="maximum; the run may end earlier"
     )
@@ -43,6 +44,7 @@ def main() -> None:
     arguments.add_argument("--resume", action="store_true", help="from the last checkpoint")
     chosen = arguments.parse_args()
 
+    directory = chosen.directory or Path(tempfile.mkdtemp(prefix="shoal-hf-"))
     torch.set_num_threads(1)
     where = chosen.run or str(HERE / ("lora.toml" if chosen.lora else "run.toml"))
     model: Any = peer.build_model(peer.read_run(where))  # or your own, such as from_pretrained(...)
@@ -53,12 +55,13 @@ def main() -> None:
     say("model", parameters=sum(p.numel() for p in model.parameters()), exchanged=exchanged)
 
     def on_event(fields: Mapping[str, Any]) -> None:
-        if fields["event"] in ("round", "peer_joined", "over", "optimizer_not_restored"):
+        if fields["event"] in ("link", "round", "peer_joined", "over", "optimizer_not_restored"):
             say(**fields)
 
     shoal = peer.hf.ShoalCallback(
         where,
-        directory=chosen.directory / "peer",
+        directory=directory / "peer",
+        quiet=True,  # on_event prints the link
         on_event=on_event,
         pace_s=chosen.pace,
         listen=(chosen.listen,),
@@ -66,7 +69,7 @@ def main() -> None:
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
-            output_dir=str(chosen.directory / "checkpoints"),
+            output_dir=str(directory / "checkpoints"),
             max_steps=chosen.steps,
             per_device_train_batch_size=8,
             gradient_accumulation_steps=chosen.accumulate,
@@ -79,11 +82,11 @@ def main() -> None:
             disable_tqdm=True,
         ),
         train_dataset=shoal.dataset(),  # or your own; every peer reads it in its own order
-        callbacks=[shoal, _Link(shoal)],
+        callbacks=[shoal],
     )
     with shoal:
         trainer.train(resume_from_checkpoint=chosen.resume or None)
-    trainer.save_model(str(chosen.directory / "model"))
+    trainer.save_model(str(directory / "model"))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     if not isinstance(shoal.run, peer.Run):
@@ -98,19 +101,6 @@ def main() -> None:
         blocked=f"{stats.blocked.fraction:.2%}",
         fates=dict(stats.fates),
     )
-
-
-class _Link(peer.hf.TrainerCallback):  # type: ignore[misc]
-    """Prints the link for joining as soon as it is known."""
-
-    def __init__(self, shoal: peer.hf.ShoalCallback) -> None:
-        self._shoal = shoal
-        self._printed = False
-
-    def on_step_end(self, *args: Any, **rest: Any) -> None:
-        if not self._printed and self._shoal.run.link is not None:
-            self._printed = True
-            say("link", link=self._shoal.run.link)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,7 +46,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("run", nargs="?", default=str(RUN_FILE), help="a link or a run file")
     arguments.add_argument("--spread", choices=["ddp", "fsdp2"], default="ddp")
-    arguments.add_argument("--directory", type=Path, default=Path("island_out"))
+    arguments.add_argument("--directory", type=Path, help="unset: a new temporary folder")
     arguments.add_argument(
         "--steps", type=int, default=1_000_000, help="maximum; the run may end earlier"
     )
@@ -69,13 +70,15 @@ def main() -> None:
         chosen.run,
         model=model,
         optimizer=optimizer,
-        directory=chosen.directory,
+        directory=chosen.directory or Path(tempfile.mkdtemp(prefix="shoal-island-")),
+        quiet=True,  # it is printed below
         pace_s=chosen.pace,
         listen=(chosen.listen,),
     ) as run:
         run.on("*", on_event)
         run.schedule(optimizer)
-        printed = False
+        if isinstance(run, peer.Run):  # rank 0, or the only one
+            say("link", link=run.link, peer=run.peer_id, at=time.time())
         for step, tokens in zip(range(chosen.steps), run.data(), strict=False):
             loss = peer.next_token_loss(model, tokens)
             loss.backward()
@@ -83,10 +86,7 @@ def main() -> None:
             run.log(loss=loss, tokens=tokens[:, 1:].numel())
             optimizer.step()
             optimizer.zero_grad()
-            if not printed and run.link is not None:
-                printed = True
-                say("link", link=run.link, peer=run.peer_id, at=time.time())
-            if step % 50 == 0 and isinstance(run, peer.Run):  # rank 0, or the only one
+            if step % 50 == 0 and isinstance(run, peer.Run):
                 say("progress", step=step, loss=float(loss.detach()), peers=run.peers)
     if isinstance(run, peer.Run):
         stats = run.stats

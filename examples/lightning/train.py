@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,51 +54,42 @@ class Arms(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=3e-3)
 
 
-class Link(lightning.Callback):
-    """Prints the link for joining as soon as it is known."""
-
-    def __init__(self, shoal: peer.lightning.ShoalCallback) -> None:
-        self._shoal = shoal
-        self._printed = False
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        if not self._printed and self._shoal.run.link is not None:
-            self._printed = True
-            say("link", link=self._shoal.run.link)
-
-
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("run", nargs="?", default=str(RUN_FILE), help="a link or a run file")
-    arguments.add_argument("--directory", type=Path, default=Path("lightning_out"))
+    arguments.add_argument("--directory", type=Path, help="unset: a new temporary folder")
     arguments.add_argument("--devices", type=int, default=1, help="processes on this machine")
-    arguments.add_argument("--steps", type=int, default=2000)
+    arguments.add_argument(
+        "--steps", type=int, default=1_000_000, help="maximum; the run may end earlier"
+    )
     arguments.add_argument("--pace", type=float, default=0.01, help="minimum seconds per step")
     arguments.add_argument("--listen", default="/ip4/0.0.0.0/tcp/0")
     chosen = arguments.parse_args()
 
+    directory = chosen.directory or Path(tempfile.mkdtemp(prefix="shoal-lightning-"))
     torch.set_num_threads(1)
     torch.manual_seed(0)
     module = Arms()
 
     def on_event(fields: Mapping[str, Any]) -> None:
-        if fields["event"] in ("round", "peer_joined", "over"):
+        if fields["event"] in ("link", "round", "peer_joined", "over"):
             say(**fields)
 
     shoal = peer.lightning.ShoalCallback(
         chosen.run,
-        directory=chosen.directory / "peer",
+        directory=directory / "peer",
+        quiet=True,  # on_event prints the link
         on_event=on_event,
         pace_s=chosen.pace,
         listen=(chosen.listen,),
     )
     trainer = lightning.Trainer(
-        callbacks=[shoal, Link(shoal)],
+        callbacks=[shoal],
         accelerator="auto" if torch.cuda.is_available() else "cpu",
         devices=chosen.devices,
         strategy="ddp" if chosen.devices > 1 else "auto",
         max_steps=chosen.steps,
-        default_root_dir=chosen.directory,
+        default_root_dir=directory,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,

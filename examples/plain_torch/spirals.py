@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
+
+import peer
 
 RUN_FILE = Path(__file__).parent / "run.toml"
 
@@ -23,9 +27,13 @@ def spirals(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 def start(train: Callable[..., float]) -> None:
     """Call ``train`` with the arguments of the command line."""
     arguments = argparse.ArgumentParser(description=train.__doc__)
-    arguments.add_argument("run", nargs="?", default=str(RUN_FILE), help="a run file or a link")
-    arguments.add_argument("--directory", type=Path, help="one per learner on this machine")
-    arguments.add_argument("--steps", type=int, default=2000)
+    arguments.add_argument("run", nargs="?", help="a link or a run file; unset: found a run")
+    arguments.add_argument("--directory", type=Path, help="folder for this peer's files")
+    arguments.add_argument("--steps", type=int, default=6000)
     chosen = arguments.parse_args()
+    run = chosen.run
+    if run is None:  # the models of the loops differ, so each has a run of its own
+        name = f"plain-torch-{Path(sys.argv[0]).stem.replace('_', '-')}"
+        run = msgspec.structs.replace(peer.read_run(str(RUN_FILE)), name=name)
     own: dict[str, Any] = {"directory": chosen.directory, "pace_s": 0.005}
-    print(f"loss {train(chosen.run, steps=chosen.steps, **own):.3f}")
+    print(f"loss {train(run, steps=chosen.steps, **own):.3f}")

@@ -16,7 +16,7 @@ from averaging.history.state import FragmentState
 from dht.identity import PeerId
 from peer.agent.slots import Adopted
 from peer.bridge.shared_memory import Base, SharedTensors
-from peer.rules.ledger import LOST, STALE, Fate, Ledger
+from peer.rules.ledger import APART, LOST, STALE, Fate, Ledger
 
 TokensAt = Callable[[int, int], int | None]
 """Function of (fragment, own step): this incarnation's tokens, if that was offered lately."""
@@ -53,8 +53,8 @@ class Account:
         """Note that the trainer's own work was overwritten by what it adopted."""
         self.ledger.process(self.memory.tokens)
         pending = int(self.ledger.fate(adopted.fragment).pending)
-        stale = adopted.reason.startswith(STALE)
-        reason = STALE if stale else LOST
+        known = (each for each in (STALE, APART) if adopted.reason.startswith(each))
+        reason = next(known, LOST)
         self.ledger.discard(adopted.fragment, min(pending, adopted.lost_tokens), reason)
 
     def update(self, states: Sequence[FragmentState | None]) -> Fate:

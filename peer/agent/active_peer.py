@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from typing import Any
 
 from averaging import messages
-from averaging.history.standing import Standing
+from averaging.errors import AveragingError
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from averaging.live.fetcher import FetchProgress
@@ -18,14 +18,19 @@ from averaging.live.settings import Participant, RunTerms, Surroundings
 from dht.errors import DhtError
 from dht.identity import PeerId
 from dht.throttled_host import ThrottledHost
+from peer.agent.account import global_tokens
 from peer.agent.local_peer import LAST_ROUND_S
 from peer.agent.online_peer import OnlinePeer
 from peer.agent.policies import averager_settings, round_policy
 from peer.errors import DiskFull, PeerError
 from peer.guest.enforcement import trim_log
 from peer.rules.ending import Ending, LastRounds, who_differs
+from peer.rules.foundings import Founding, founding_of
+from peer.rules.ledger import APART
+from peer.status import Status
 from peer.storage.checkpoint import CheckpointFolder
-from peer.storage.outer_state import export, save_outer
+from peer.storage.last_seen import NAMES_MAX, LastSeen, save_last_seen
+from peer.storage.outer_state import export, founding_name, save_outer
 
 SAVE_EVERY_S = 60.0
 """Time between two checkpoints; more where saving takes long. Other peers have the state, too."""
@@ -34,8 +39,20 @@ SAVE_FIRST_S = 2.0
 ASKED_LAST = 32
 """Number of peers that are asked at most before this peer goes."""
 
+PENDING_SHARE = 0.4
+"""Share of the time to leave in which a leaving peer offers what it has not merged yet."""
+
 KEEP_HOUSE_EVERY_S = 15.0
 LOOK_AT_END_EVERY_S = 0.25
+FOLD_SHARE = 0.2
+HAND_OVER_SHARE = 0.2
+"""Parts of the time for leaving: for folding what is pending, and for another peer to take over
+this one's versions."""
+
+HAND_OVER_LOOK_S = 0.25
+SETTLE_EVERY_S = 5.0
+"""Time between two questions to a peer on another founding of the run."""
+
 CLOCKS_DIFFER_S = 1.0
 """Uncertainty of the swarm's clock: a peer answers calls so long before the run's date, and begins
 its own last rounds so long after it."""
@@ -58,6 +75,9 @@ class ActivePeer:
         """The trainer's checkpoints."""
         self._apart = ""
         """Peers that ended the run elsewhere, and how."""
+        self._made_last_rounds = False
+        self._exported = ""
+        """The name of the model that was exported."""
         self._not_saved = ""
         """The reason why the last checkpoint could not be written."""
         self._local.averaging = averager
@@ -86,6 +106,7 @@ class ActivePeer:
             "meet": self._online.meet_for_ever(),
             "watch presence": self._online.presence.watch(),
             "look at the end": self._look_at_the_end(),
+            "settle foundings": self._settle_foundings(),
             "keep house": self._keep_house(),
             **also,
         }
@@ -97,8 +118,14 @@ class ActivePeer:
             local.enter_phase("leaving", ending.reason, 0.0)
             if ending.finished:
                 await self._until_others_agree(ending.timeout_s)
-            if not await averager.drain(timeout_s=0.6 * ending.timeout_s):
+            elif ending.timeout_s > 0:
+                await self._fold_the_rest(FOLD_SHARE * ending.timeout_s)
+                if local.others_who_train():
+                    await self._merge_pending(PENDING_SHARE * ending.timeout_s)
+            if not await averager.drain(timeout_s=0.4 * ending.timeout_s):
                 local.event("drain_cut_short", in_flight=averager.in_flight)
+            if ending.timeout_s > 0:
+                await self._hand_over(HAND_OVER_SHARE * ending.timeout_s)
             if ending.timeout_s > 0 and until_adopted is not None:
                 await until_adopted(min(2.0, 0.2 * ending.timeout_s))
         finally:
@@ -112,6 +139,12 @@ class ActivePeer:
             await self._online.presence.leave()
         return ending
 
+    async def _merge_pending(self, timeout_s: float) -> None:
+        """Wait for one more round of each fragment, so that less work is lost with this peer."""
+        began = time.monotonic()
+        merged = await self._averager.merge_pending(timeout_s=timeout_s)
+        self._local.event("last_offers", merged=merged, seconds=time.monotonic() - began)
+
     # --- files ----------------------------------------------------------------------------------
 
     async def _save_for_ever(self) -> None:
@@ -122,9 +155,26 @@ class ActivePeer:
             await self._save()
             pause_s = max(SAVE_EVERY_S, 20 * (time.monotonic() - began))
 
+    async def _note_seen(self) -> None:
+        """Keep what is known of the run for the time when nobody of it is on line."""
+        local = self._local
+        if not local.versions():
+            return
+        others = sorted(m.record.name for m in self._online.live_members() if m.record.name)
+        seen = LastSeen(
+            run=local.run_file.canonical().decode(),
+            at=time.time(),
+            tokens=global_tokens(local.states),
+            names=tuple(others[:NAMES_MAX]),
+            ended_at=local.ended_at,
+        )
+        with contextlib.suppress(OSError):  # a full disk is reported with the checkpoint
+            await asyncio.to_thread(save_last_seen, local.directory, seen)
+
     async def _save(self) -> None:
         """Write a checkpoint, if there is a state of every fragment."""
         local = self._local
+        await self._note_seen()
         try:
             async with self._averager.pinned() as pinned:
                 ledger = local.delegate.ledger()  # as of these states
@@ -191,12 +241,67 @@ class ActivePeer:
                     local.last_rounds = LastRounds(local.versions())
                     self._averager.answer_every_call()
                     self._averager.gather_everybody()
-                if left_s <= -CLOCKS_DIFFER_S and local.last_rounds is not None:
+                is_over = left_s <= -CLOCKS_DIFFER_S and not self._made_last_rounds
+                if is_over and local.last_rounds is not None:
+                    self._made_last_rounds = True
                     await self._make_last_rounds(local.last_rounds)
-                    local.end(
-                        "the run has reached its date", 0, finished=True, timeout_s=LAST_ROUND_S
-                    )
+                    local.finish("the run has reached its date")
+            if local.ended_at is not None and local.settings.stays:
+                await self._keep_the_end()
             await asyncio.sleep(LOOK_AT_END_EVERY_S)
+
+    async def _keep_the_end(self) -> None:
+        """Save and export the run's final state; again if it turns out to be another one."""
+        local = self._local
+        if local.phase == "ready" and local.model != self._exported:
+            self._exported = local.model
+            await self._until_others_agree(LAST_ROUND_S)
+            await self._save()
+            await self._export()
+
+    async def _settle_foundings(self) -> None:
+        """Go over to a heavier history of the run that was founded apart from the own one.
+
+        The peers on the other one stay where they are, and read about it as well.
+        """
+        local = self._local
+        while True:
+            await asyncio.sleep(LOOK_AT_END_EVERY_S)
+            for peer in list(local.apart):
+                (*answers,) = await self._online.statuses([peer])
+                same = any(each.founding == local.founding.name for each in answers)
+                if same or peer not in local.view:
+                    del local.apart[peer]
+                elif any(local.founding.gives_way_to(founding_of(each)) for each in answers):
+                    await self._go_over(peer, answers[0])
+            if local.apart:
+                await asyncio.sleep(SETTLE_EVERY_S)
+
+    async def _go_over(self, peer: PeerId, answer: Status) -> None:
+        """Replace all states by those of a peer on another founding."""
+        local = self._local
+        lighter = local.founding
+        try:
+            states = await self._averager.states_of(peer)
+        except AveragingError as error:
+            local.log.write("give_way_failed", {"reason": str(error)})
+            return
+        # What is weighed is what was fetched: its answer says what it likes.
+        theirs = Founding(global_tokens(states), founding_name(states))
+        if theirs.name != answer.founding or not local.founding.gives_way_to(theirs):
+            return  # it went over itself meanwhile, or was overtaken
+        await self._save()  # the last checkpoint of what is given up
+        await self._averager.replace_states(states, reason=APART)
+        local.apart.pop(peer, None)
+        name = local.board.names.within(peer)
+        local.event(
+            "went_over",
+            peer=peer,
+            name=name,
+            tokens=lighter.tokens,
+            theirs=global_tokens(local.states),
+        )
+        await self._save()
 
     async def _make_last_rounds(self, rounds: LastRounds) -> None:
         """Average every fragment once more with all live peers, and offer nothing after that."""
@@ -215,7 +320,8 @@ class ActivePeer:
         local.closed |= set(range(len(local.layout.fragments)))
         # A round that was called just before must not make another version after the others have
         # gone: a peer that hears of this one's end relies on the versions of that moment.
-        await averager.drain(timeout_s=max(1.0, deadline - loop.time()))
+        if not local.settings.stays:
+            await averager.drain(timeout_s=max(1.0, deadline - loop.time()))
 
     async def _has_ready_company(self) -> bool:
         """True if another peer could still make a round with this one."""
@@ -246,6 +352,34 @@ class ActivePeer:
                 "left_apart", text=self._apart, versions=list(local.versions()), model=local.model
             )
 
+    async def _fold_the_rest(self, timeout_s: float) -> None:
+        """Alone, make what is pending part of the state: nobody else will merge it."""
+        loop, local = asyncio.get_running_loop(), self._local
+        deadline = loop.time() + timeout_s
+        while (
+            loop.time() < deadline
+            and local.phase == "leaving"
+            and not local.others_who_train()
+            and local.delegate.trainer_status().pending_tokens > 0
+        ):
+            self._averager.fold_when_alone()
+            await asyncio.sleep(HAND_OVER_LOOK_S)
+
+    async def _hand_over(self, timeout_s: float) -> None:
+        """Stay until a keeper, or without one another learner, has every version of this peer."""
+        loop, local, online = asyncio.get_running_loop(), self._local, self._online
+        deadline = loop.time() + timeout_s
+        while local.versions() and loop.time() < deadline:
+            online.refresh_view()
+            keepers = [m.peer for m in online.live_members() if m.record.role == "keeper"]
+            takers = [peer for peer in keepers if peer in local.view] or online.followers()
+            answers = await online.statuses(takers[:ASKED_LAST])
+            lacking = [each for each in answers if lacks(each.versions, local.versions())]
+            if len(lacking) < len(answers) or not answers:
+                return
+            self._show_standing(PeerId(each.peer) for each in lacking)
+            await asyncio.sleep(HAND_OVER_LOOK_S)
+
     def _show_standing(self, peers: Iterable[PeerId]) -> None:
         """Send this peer's standing: a peer behind it catches up, a peer ahead of it answers."""
         for peer in peers:
@@ -254,9 +388,14 @@ class ActivePeer:
                     send_standing(self._averager, peer, state)
 
 
+def lacks(theirs: Sequence[int], mine: Sequence[int]) -> bool:
+    """True if a peer at these versions does not have all that this one has."""
+    return len(theirs) != len(mine) or any(t < m for t, m in zip(theirs, mine, strict=True))
+
+
 def send_standing(averager: Averager, peer: PeerId, state: FragmentState) -> None:
     """Send the standing of one fragment to ``peer``, for it to compare with its own."""
-    compare = messages.Compare(state.fragment, Standing.of(state).head())
+    compare = messages.Compare(state.fragment, averager.shown(state))
     averager.transport.send(peer, messages.encode(compare))
 
 
@@ -295,6 +434,7 @@ def make_averager(
             addresses=online.addresses_of,
             line_max=guest.line_max,
             may_train=online.may_train,
+            begins_from=local.is_followed,
             on_event=local.averager_event,
             on_fetched=on_fetched,
         ),

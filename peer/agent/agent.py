@@ -54,6 +54,7 @@ from peer.agent.online_peer import OnlinePeer, go_online
 from peer.agent.slots import Adopted, SlotPort
 from peer.bridge.messages import (
     Begin,
+    Device,
     Due,
     FromTrainer,
     Happened,
@@ -69,6 +70,7 @@ from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine, hear_doorbell
 from peer.errors import REFUSALS, PeerError
 from peer.guest.enforcement import Guest
+from peer.quantities import peers_text
 from peer.rules.ending import Ending
 from peer.run_file.reading import from_canonical
 from peer.status import HeldOut
@@ -150,6 +152,7 @@ class Agent(Delegate):
         self._facts_wanted = asyncio.Event()
         self._to_restore: set[int] = set()
         """Fragments that the trainer wants to be overwritten."""
+        self._device: Device | None = None
 
     def __repr__(self) -> str:
         return f"Agent({self.local!r})"
@@ -224,6 +227,8 @@ class Agent(Delegate):
                 self._end("the trainer leaves", message.timeout_s)
             elif isinstance(message, Due):
                 self.local.averaging.make_due([message.fragment])
+            elif isinstance(message, Device):
+                self._device = message
             elif isinstance(message, Measured):
                 measured = HeldOut(message.version, message.loss, self.local.me)
                 self.local.take_held_out(measured)
@@ -304,7 +309,7 @@ class Agent(Delegate):
         if self.local.phase == "fetching":
             sizes = self._sizes
             done = sum(sizes[index] * part for index, part in self._fetched.items()) / sum(sizes)
-            text = f"downloading the state of the run from {progress.sources} peers"
+            text = f"downloading the state of the run from {peers_text(progress.sources)}"
             self._line.say(Phase(name="fetching", text=text, done=min(1.0, done)))
 
     # --- the delegate's part --------------------------------------------------------------------
@@ -327,6 +332,7 @@ class Agent(Delegate):
             pending_tokens=int(total.pending),
             fates=fates(total),
             rest=self._rest.reason,
+            device=self._device,
         )
 
     def ledger(self) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from multiaddr import Multiaddr
 
@@ -25,8 +26,12 @@ from peer.agent.online_peer import OnlinePeer
 from peer.agent.slots import SlotPort
 from peer.bridge.messages import Begin
 from peer.bridge.shared_memory import SharedTensors
-from peer.errors import ModelMismatch, RunEnded, RunRefused
+from peer.errors import ModelMismatch, RunEnded, RunOver, RunRefused
+from peer.quantities import duration_text
+from peer.rules.ending import ended
+from peer.rules.foundings import heaviest
 from peer.status import Status
+from peer.storage.last_seen import date_text, load_last_seen
 from peer.storage.outer_state import OuterState, load_outer
 
 ASKED_FIRST = 8
@@ -44,6 +49,12 @@ SETTLE_AFTER_S = 20.0
 
 FRIENDS_WITHIN_S = 6.0
 """The same when the trainer waits for its first parameters."""
+
+TOLD_AFTER_S = 10.0
+"""Time of waiting for the run's peers after which the owner is told, ..."""
+
+TOLD_EVERY_MAX_S = 3600.0
+"""... and again when the wait has doubled, but at least this often."""
 
 COMPARED_WITHIN_S = 5.0
 CAUGHT_UP_WITHIN_S = 600.0
@@ -81,6 +92,9 @@ class Entrance:
         self._memory = memory
         self._account = account
         self._begin = begin
+        self._tell_at = 0.0
+        self._known: str | None = None
+        """What this machine knows of the run, in words."""
 
     def __repr__(self) -> str:
         return f"Entrance({self._online!r})"
@@ -123,8 +137,10 @@ class Entrance:
         local, online = self._local, self._online
         loop = asyncio.get_running_loop()
         patience_s = self._begin.found_after_s
-        found_at = None if patience_s is None else loop.time() + patience_s
+        began = loop.time()
+        found_at = None if patience_s is None else began + patience_s
         misfit_since: float | None = None
+        self._tell_at = began + TOLD_AFTER_S
         while not local.ending.done():
             live = [member.peer for member in online.live_members()]
             answers = await online.statuses(live[:ASKED_FIRST])
@@ -134,6 +150,7 @@ class Entrance:
                 answers,
             )
             if others is None:
+                self._follow_one_founding(answers)
                 return True
             if others:
                 # To found the run once more would split it, whatever the patience.
@@ -148,11 +165,45 @@ class Entrance:
             if out_of_patience:
                 assert found_at is not None
                 # Several newcomers and no state among them: the first of them founds the run.
-                first = all(local.me < answer.peer for answer in answers)
+                # Those who wait for the run's peers do not found it.
+                rivals = [answer.peer for answer in answers if answer.phase != "waiting"]
+                first = all(local.me < peer for peer in rivals)
                 if first or loop.time() >= found_at + FOUNDER_PATIENCE_S:
                     return False
+            if patience_s is None:
+                self._tell_of_waiting(loop.time() - began, company=bool(live))
             await asyncio.sleep(0.2)
         return True
+
+    def _follow_one_founding(self, answers: Sequence[Status]) -> None:
+        """Begin with states of the heaviest founding, and not with one of each.
+
+        Raises ``RunOver`` if the run has ended.
+        """
+        local = self._local
+        over = ended(local.run_file.end, answers, now=datetime.now(UTC))
+        if over is not None:
+            at, tokens = over
+            raise RunOver(local.run_file.name, date_text(at), tokens)
+        local.follow(heaviest(answers))
+
+    def _tell_of_waiting(self, waited_s: float, *, company: bool) -> None:
+        """Say that nobody is here, and what is known of the run, at times ever further apart."""
+        now = asyncio.get_running_loop().time()
+        if now < self._tell_at:
+            return
+        self._tell_at = now + max(TOLD_AFTER_S, min(waited_s, TOLD_EVERY_MAX_S))
+        local = self._local
+        if self._known is None:
+            seen = load_last_seen(local.directory, local.run_id)
+            self._known = seen.sentence if seen is not None else "never seen from this machine"
+        who = "nobody here has the state of this run" if company else "nobody of this run is here"
+        local.enter_phase(
+            "waiting",
+            f"{who} ({self._known}); still looking after {duration_text(waited_s)}, and joins when "
+            "somebody comes",
+            0.0,
+        )
 
     async def _mismatch(self, other: Status) -> ModelMismatch:
         """The error that says how this peer's model differs from that of ``other``."""

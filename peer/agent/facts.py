@@ -18,9 +18,10 @@ def facts_of(online: OnlinePeer, trainer: TrainerStatus) -> Facts:
     local, guest = online.local, online.local.guest
     stats, newest, live = local.averaging.stats, local.held_out.newest, local.live_peers
     merged_tokens = local.merged_tokens()
+    rows = online.peer_rows()
     return Facts(
         peer_id=local.me,
-        link=str(online.link()),
+        link=online.link(),
         merged_tokens=merged_tokens,
         # Own work that is not merged yet is part of the run; of a lone peer it is all.
         global_tokens=merged_tokens + trainer.pending_tokens,
@@ -49,8 +50,10 @@ def facts_of(online: OnlinePeer, trainer: TrainerStatus) -> Facts:
                 behind=row["behind"],
                 last=row["last"] or "",
             )
-            for row in online.others()[:OTHERS_MAX]
+            for row in [row for row in rows if not row["you"]][:OTHERS_MAX]
         ),
+        share=next(row["share"] for row in rows if row["you"]),
+        processor_share=guest.processor_share,
         in_flight=local.in_flight(),
         staleness=trainer.staleness,
         last=local.last_offers.get(local.me, ""),

@@ -13,26 +13,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 
 from averaging.history.state import FragmentState
 from averaging.numbers.arrays import check_subnormals
 from averaging.numbers.layout import Layout
-from peer.agent.active_peer import ActivePeer, make_averager
+from dht.records import unpack_versions
+from peer.agent.active_peer import ActivePeer, make_averager, send_standing
 from peer.agent.local_peer import (
     OBEY_EVERY_S,
     Delegate,
     Fields,
     LocalPeer,
+    NotAveraging,
     PeerSettings,
     PhaseName,
+    TrainerStatus,
 )
 from peer.agent.online_peer import OnlinePeer, go_online
 from peer.errors import INTERRUPTED
 from peer.guest.enforcement import Guest
-from peer.joining.link import only_from
+from peer.joining.link import is_news, only_from
 from peer.rules.ending import Ending
+from peer.rules.foundings import heaviest
 from peer.rules.limits import Go, Rest
 from peer.storage.home import peer_folder
 from peer.storage.outer_state import load_outer
@@ -40,6 +45,7 @@ from peer.storage.progress import begin_without_trainer
 
 DRAIN_S = 10.0
 MEET_WITHIN_S = 10.0
+ASKED_FIRST = 8
 
 
 async def keep(
@@ -47,24 +53,33 @@ async def keep(
     layout: Layout,
     stop: asyncio.Event,
     on_event: Callable[[str, Fields], None] = lambda name, fields: None,
+    *,
+    until: datetime | None = None,
 ) -> Ending:
-    """Keep a run's state until it is over, ``stop`` is set, or the machine's owner asks to leave.
+    """Keep a run's state until ``stop`` is set or the machine's owner asks to leave.
 
+    It ends with the run unless ``settings.stays``, and at ``until`` in any case.
     ``on_event(name, fields)`` hears of events for people. Raises ``PeerError`` or ``DhtError``.
     """
     guest = Guest(settings.directory, trains=False)
     try:
         while True:
             await _rest(guest, stop, on_event)
+            if until is not None and datetime.now(UTC) >= until:
+                return Ending(_kept_until(until), 0, finished=False, timeout_s=0.0)
             if stop.is_set() or guest.must_leave:
                 code = INTERRUPTED if stop.is_set() else 0
                 return Ending("asked to end", code, finished=False, timeout_s=0.0)
-            keeper = Keeper(settings, layout, guest, on_event)
+            keeper = Keeper(settings, layout, guest, on_event, until=until)
             ending = await keeper.run(stop)
             if not keeper.rests:
                 return ending
     finally:
         guest.save()
+
+
+def _kept_until(date: datetime) -> str:
+    return f"it was to keep the run until {date:%Y-%m-%d %H:%M} UTC"
 
 
 async def _rest(guest: Guest, stop: asyncio.Event, on_event: Callable[[str, Fields], None]) -> None:
@@ -82,6 +97,12 @@ async def _rest(guest: Guest, stop: asyncio.Event, on_event: Callable[[str, Fiel
         on_event("resumed", {"text": "on line again"})
 
 
+def behind(own: Sequence[int], told: Iterable[Sequence[int]]) -> int:
+    """The largest number of versions by which a fragment is behind what other peers say."""
+    gaps = [other - mine for each in told for mine, other in zip(own, each, strict=False)]
+    return max([0, *gaps])
+
+
 class Keeper(Delegate):
     """One session of a keeper on line in one run."""
 
@@ -91,6 +112,8 @@ class Keeper(Delegate):
         layout: Layout,
         guest: Guest,
         on_event: Callable[[str, Fields], None] = lambda name, fields: None,
+        *,
+        until: datetime | None = None,
     ) -> None:
         with peer_folder(settings.directory):
             self.incarnation = begin_without_trainer(
@@ -100,7 +123,9 @@ class Keeper(Delegate):
         self.rests = False
         """True if it went off line only to rest, and comes back."""
         self._on_event = on_event
-        self._link = ""
+        self._until = until
+        self._link: str | None = None
+        self._behind = 0
 
     def __repr__(self) -> str:
         return f"Keeper({self.local!r})"
@@ -142,6 +167,8 @@ class Keeper(Delegate):
         while asyncio.get_running_loop().time() < deadline:
             online.refresh_view()
             if self.local.view:
+                # Of a run that was founded twice, all of one founding's states.
+                self.local.follow(heaviest(await online.statuses(online.followers()[:ASKED_FIRST])))
                 return
             await asyncio.sleep(0.1)
 
@@ -155,11 +182,13 @@ class Keeper(Delegate):
         self.local.end("asked to end", INTERRUPTED, finished=False, timeout_s=DRAIN_S)
 
     async def _rest_when_told(self) -> None:
-        """Go off line when the machine's owner wants it."""
+        """Go off line when the machine's owner wants it, or when the time of the keeper is up."""
         local = self.local
         while not local.ending.done():
             verdict = local.guest.look()
-            if isinstance(verdict, Rest):
+            if self._until is not None and datetime.now(UTC) >= self._until:
+                local.end(_kept_until(self._until), 0, finished=False, timeout_s=DRAIN_S)
+            elif isinstance(verdict, Rest):
                 self.rests = True
                 local.log.write("paused", {"reason": verdict.reason})
                 local.end(verdict.reason, 0, finished=False, timeout_s=DRAIN_S)
@@ -173,14 +202,40 @@ class Keeper(Delegate):
             if local.phase == "fetching" and local.versions():
                 local.enter_phase("ready", "keeping the run's state", 1.0)
             online.update_record(trains=False, step_time_s=None, merged=0.0)
-            link = str(online.link())
-            # Without an address of its own this keeper is missing from the link.
-            if online.presence.addresses and link != self._link:
+            self._ask_those_ahead(online)
+            link = online.link()
+            if link and is_news(link, self._link):
                 self._link = link
-                self._on_event("link", {"link": link, "limit": only_from(link)})
+                limit = only_from(link)
+                self._on_event("link", {"link": link, "limit": limit})
+                if limit is not None:
+                    self._on_event("link_limited", {"text": limit})
             await asyncio.sleep(1.0)
 
+    def _ask_those_ahead(self, online: OnlinePeer) -> None:
+        """Compare each fragment with a peer that says it is ahead: it answers with what it has.
+
+        A keeper is in no group, and hears of a new version by the records of others alone.
+        """
+        local = self.local
+        if isinstance(local.averaging, NotAveraging):
+            return
+        told = {m.peer: unpack_versions(m.record.versions) for m in online.live_members()}
+        for state in local.states:
+            if state is None:
+                continue
+            index = state.fragment
+            ahead = {p: each[index] for p, each in told.items() if index < len(each)}
+            newest = max(ahead.values(), default=0)
+            if newest > state.version:
+                peers = sorted(peer for peer, version in ahead.items() if version == newest)
+                send_standing(local.averaging, peers[state.version % len(peers)], state)
+        self._behind = behind(local.versions(), told.values())
+
     # --- the delegate's part --------------------------------------------------------------------
+
+    def trainer_status(self) -> TrainerStatus:
+        return TrainerStatus(staleness=self._behind)
 
     def on_event(self, name: str, fields: Fields) -> None:
         self._on_event(name, fields)

@@ -8,6 +8,8 @@ trainer, a keeper without one. Each of them is the ``Delegate`` of its peer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
 from dht.records import Role
 from peer.agent.account import global_tokens
+from peer.bridge.messages import Device
 from peer.description import Described, Description
 from peer.events.board import Board
 from peer.events.names import Names
@@ -30,12 +33,14 @@ from peer.events.table import REPORTED, audience_of
 from peer.events.telling import in_story
 from peer.guest.enforcement import Guest
 from peer.rules.ending import Ending, LastRounds
+from peer.rules.foundings import Founding
 from peer.rules.held_out import HeldOutLoss
 from peer.rules.reach import Reach, Untested
 from peer.run_file.sections import RunFile
 from peer.status import HeldOut
 from peer.storage.checkpoint import CheckpointFolder
-from peer.storage.outer_state import model_name
+from peer.storage.last_seen import State, load_last_seen, save_state
+from peer.storage.outer_state import OUTER, founding_name, model_name
 from peer.views.event_log import EventLog
 
 T = TypeVar("T")
@@ -61,7 +66,7 @@ WORK_IN_PROGRESS = {
 }
 """Descriptions for people of what averaging does about a fragment."""
 
-PhaseName = Literal["connecting", "fetching", "founding", "ready", "leaving"]
+PhaseName = Literal["connecting", "waiting", "fetching", "founding", "ready", "leaving"]
 Fields = Mapping[str, Any]
 
 
@@ -85,6 +90,8 @@ class PeerSettings:
     """TCP port for direct bulk transfers (``dht.libp2p.lane.parse_lane``)."""
     credential: bytes = b""
     """Proof that the run admits this peer (``dht.membership.credentials``)."""
+    stays: bool = False
+    """True if the peer serves the state and the history of the run after its end, too."""
     frozen: tuple[Described, ...] | None = None
     """The trainer's parameters that are not exchanged; ``None`` if they are not known."""
 
@@ -103,6 +110,8 @@ class TrainerStatus:
     fates: Mapping[str, float] = field(default_factory=dict)
     rest: str | None = None
     """The reason why it makes no steps for now."""
+    device: Device | None = None
+    """The state of its device, if it has told it."""
 
 
 class Delegate:
@@ -125,6 +134,11 @@ class Delegate:
         """A round of this peer has ended, with or without a result."""
 
 
+def _ended_before(settings: PeerSettings) -> float | None:
+    seen = load_last_seen(settings.directory, settings.run.run_id)
+    return None if seen is None else seen.ended_at
+
+
 class NotAveraging:
     """Stands for the averager of a peer that has no states yet."""
 
@@ -132,6 +146,7 @@ class NotAveraging:
     phases: tuple[RoundPhase | None, ...] = ()
     final_fragments: frozenset[int] = frozenset()
     in_flight = 0
+    bytes_per_s = 0.0
     stats = AveragerStats()
 
     def look(self) -> None: ...
@@ -170,7 +185,7 @@ class LocalPeer:
             },
         )
         self.folder = CheckpointFolder(
-            settings.directory / "outer", allowed_bytes=lambda: guest.disk.outer
+            settings.directory / OUTER, allowed_bytes=lambda: guest.disk.outer
         )
         self.view: dict[PeerId, PeerView] = {}
         """The live peers as averaging sees them. It stays the same object."""
@@ -184,6 +199,13 @@ class LocalPeer:
         self.last_rounds: LastRounds | None = None
         """The rounds at the run's date; ``None`` before it."""
         self.ending: asyncio.Future[Ending] = loop.create_future()
+        self.ended_at = _ended_before(settings)
+        """Wall-clock time at which the run ended; ``None`` while it goes on."""
+        self.apart: dict[PeerId, None] = {}
+        """Peers on another founding of the run, that this peer has to be settled with."""
+        self.foundings: dict[PeerId, str] = {}
+        """The names of the foundings that other peers stand on, as they say."""
+        self._followed = ""
         self.held_out = HeldOutLoss(self.run_id, self.me, self.run_file.evaluation.every_versions)
         self.began_at = loop.time()
         self._merged_tokens = 0
@@ -206,7 +228,16 @@ class LocalPeer:
             return
         self.closed |= self.averaging.final_fragments
         if self.last_rounds is None and len(self.closed) == len(self.layout.fragments):
-            self.end("the run has used its tokens", 0, finished=True, timeout_s=LAST_ROUND_S)
+            self.finish("the run has used its tokens")
+
+    def finish(self, reason: str) -> None:
+        """The run is over: leave it, or stay and serve what it ended with."""
+        is_news = self.ended_at is None
+        self.ended_at = self.ended_at or time.time()
+        if not self.settings.stays:
+            self.end(reason, 0, finished=True, timeout_s=LAST_ROUND_S)
+        elif is_news:
+            self.event("ended_here", reason=reason)
 
     async def leave_when_asked(self, timeout_s: float) -> None:
         """End when the machine's owner asks for it (``shoal leave``), in whatever phase."""
@@ -234,6 +265,8 @@ class LocalPeer:
 
     def enter_phase(self, phase: PhaseName, text: str, done: float) -> None:
         self.phase = phase
+        with contextlib.suppress(OSError):  # only `shoal status` misses it
+            save_state(self.directory, State(name=phase, text=text, at=time.time()))
         self.log.write("phase", {"name": phase, "text": text})
         self.delegate.on_phase(phase, text, done)
 
@@ -244,9 +277,12 @@ class LocalPeer:
             self.rounds_missed += fields["missed"]
         if name == "round":
             self._round_ended(fields)
+        elif name == "founded_apart":
+            self._met_another_founding(fields)
         elif name == "alone":
-            # Every fragment notes this at each of its rounds; only the first one is news.
-            if not self._is_alone:
+            # Every fragment notes this at each of its rounds; only the first one is news, and not
+            # while another peer is about to train.
+            if not self._is_alone and not any(seen.arrives for seen in self.live_peers):
                 self._is_alone = True
                 self.event("alone", text="nobody else trains here now; training goes on alone")
         elif audience_of(name) & REPORTED:
@@ -261,6 +297,15 @@ class LocalPeer:
         if name == "void" and self.last_rounds is not None:
             self.last_rounds.came_to_nothing(fields["fragment"])
 
+    def _met_another_founding(self, fields: Fields) -> None:
+        """Report a peer with another history once, whichever fragment it was found out at."""
+        peer = fields["peer"]
+        if peer not in self.apart:
+            self.apart[peer] = None
+            while len(self.apart) > LAST_OFFERS_MAX:
+                del self.apart[next(iter(self.apart))]
+            self.event("founded_apart", **fields, name=self.board.names.within(peer))
+
     def _round_ended(self, fields: Fields) -> None:
         contributed = self.me in fields["contributors"]
         finished = fields["outcome"] == "finished"
@@ -270,11 +315,11 @@ class LocalPeer:
         self.delegate.on_round({**fields, "contributed": contributed})
         if finished:
             self.check_the_end()  # at once: no version must follow the final one
-            where = f"{fields['fragment']}/{fields['version']}"
+            where = f"fragment {fields['fragment']}"
             for peer in fields["contributors"]:
-                self._remember_offer(peer, f"merged {where}")
+                self._remember_offer(peer, f"merged, {where}")
             for peer, why in fields["left_out"].items():
-                self._remember_offer(peer, f"left out {where}: {self.board.names.within(why)}")
+                self._remember_offer(peer, f"left out, {where}: {self.board.names.within(why)}")
 
     def _remember_offer(self, peer: PeerId, outcome: str) -> None:
         self.last_offers[peer] = outcome
@@ -311,13 +356,31 @@ class LocalPeer:
         """The name of the parameters; empty until there is a state of every fragment."""
         return model_name(s for s in self.states if s is not None) if self.versions() else ""
 
+    @property
+    def founding(self) -> Founding:
+        """The founding of the run that the states go back to, and its weight."""
+        states = [state for state in self.states if state is not None]
+        name = founding_name(states) if self.versions() else ""
+        return Founding(global_tokens(states), name)
+
+    def follow(self, founding: str) -> None:
+        """Begin with the states of this founding of the run, if it is known."""
+        self._followed = founding
+
+    def is_followed(self, peer: PeerId) -> bool:
+        """True unless a peer is known to stand on another founding than the one to begin with."""
+        return self.foundings.get(peer, self._followed) == self._followed or not self._followed
+
     def in_flight(self) -> tuple[str, ...]:
-        """Fragments with the work in progress on them, in words: ``0 and 2 exchanging``."""
+        """The work in progress, in words: ``fragments 0 and 2 exchanging``."""
         found: dict[str, list[str]] = {}
         for index, phase in enumerate(self.averaging.phases):
             if phase in WORK_IN_PROGRESS:
                 found.setdefault(WORK_IN_PROGRESS[phase], []).append(str(index))
-        return tuple(f"{' and '.join(each)} {words}" for words, each in found.items())
+        return tuple(
+            f"fragment{'s' * (len(each) > 1)} {' and '.join(each)} {words}"
+            for words, each in found.items()
+        )
 
     @property
     def live_peers(self) -> list[PeerView]:

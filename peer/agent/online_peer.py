@@ -29,22 +29,24 @@ from dht.membership.table import Member
 from dht.presence.events import PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
-from dht.records import ContributionCounters
+from dht.records import ContributionCounters, KeeperLimits, RecordKeeper
 from peer import description
 from peer.agent.account import merged_of
-from peer.agent.local_peer import LocalPeer, PeerSettings
+from peer.agent.local_peer import LocalPeer, PeerSettings, TrainerStatus
 from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
 from peer.description import Difference
 from peer.errors import ModelMismatch, NotAdmitted
-from peer.joining.link import Link
+from peer.joining.link import short_link
 from peer.rules.ending import seconds_left
 from peer.rules.reach import Untested
 from peer.status import PROTOCOL as STATUS_PROTOCOL
 from peer.status import REQUEST_MAX_BYTES, TEXT_MAX, Status, read_request
 from peer.status import ask as ask_status
 from peer.status import encode as encode_status
+from peer.storage.address import keep_link, keep_port, kept_port, listen_briefly, with_port
 from peer.storage.credentials import DIRECTIVES_FILE, check_admitted
+from peer.trainer.speed import time_left_s
 from peer.views import agent_page
 from peer.views.pages import Content, PageAddress, PageError, parse_page, serve_pages
 
@@ -57,7 +59,10 @@ DIALLED_WITHIN_S = 10.0
 ASKED_FOR_OTHERS_S = 2.0
 ASKED_FOR_OTHERS_MAX = 16
 """Limit of members that are asked for their status at once, on behalf of other peers."""
-LINK_SEEDS_MAX = 8
+PORT_FREE_WITHIN_S = 2.0
+KEEPS = KeeperLimits(records_max=8192, bytes_max=8 << 20)
+"""Limits of the records that a member keeps for the swarm. Records of other runs are free to make:
+at a bootstrap peer's limit, strangers could make each member larger by more than its model."""
 
 
 @asynccontextmanager
@@ -67,8 +72,13 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
     admission = check_admitted(local.run_file, local.me, settings.credential, settings.role)
     local.enter_phase("connecting", "starting the network daemon", 0.0)
     async with AsyncExitStack() as stack:
-        host = await HivemindHost.open(settings.identity, _host_settings(settings))
+        listen = await _listen_as_before(local)
+        host = await HivemindHost.open(
+            settings.identity, _host_settings(settings, listen), keeper=RecordKeeper(limits=KEEPS)
+        )
         stack.push_async_callback(host.close)
+        if len(host.listen) == 1 and (port := address_rules.port_of(host.listen[0])):
+            keep_port(local.directory, port)
         dialled = asyncio.Event()
 
         async def reachable_changed(reachable: bool) -> None:
@@ -130,12 +140,32 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
         yield online
 
 
-def _host_settings(settings: PeerSettings) -> HostSettings:
+async def _listen_as_before(local: LocalPeer) -> tuple[Multiaddr, ...]:
+    """The addresses to listen at, with the port of the time before if it is free."""
+    wanted = tuple(Multiaddr(text) for text in local.settings.listen)
+    port = kept_port(local.directory)
+    if port is None or (kept := with_port(wanted, port)) == wanted:
+        return wanted
+    deadline = asyncio.get_running_loop().time() + PORT_FREE_WITHIN_S
+    while True:
+        try:
+            listen_briefly(kept[0])
+        except OSError:
+            if asyncio.get_running_loop().time() > deadline:
+                break
+            await asyncio.sleep(0.1)  # the daemon of a killed agent is just ending
+        else:
+            return kept
+    local.event("port_taken", port=port)
+    return wanted
+
+
+def _host_settings(settings: PeerSettings, listen: tuple[Multiaddr, ...]) -> HostSettings:
     seeds = [
         seed for text in settings.seeds if not address_rules.is_relayed(seed := Multiaddr(text))
     ]
     daemon = DaemonSettings(
-        listen=tuple(Multiaddr(text) for text in settings.listen),
+        listen=listen,
         announce=tuple(Multiaddr(text) for text in settings.announce),
         relays=tuple(seed for seed in seeds if address_rules.peer_of(seed) is not None),
     )
@@ -179,9 +209,13 @@ class OnlinePeer:
         """The host for everything that only peers of the run may use."""
         self._dialled = dialled
         self._asking_for_others = 0
+        self._kept_link = ""
         self._told_frozen = False
         """A peer with other frozen parameters was reported."""
-        self._meetings = Meetings(presence, members=self._dialable_members)
+        self._meetings = Meetings(presence, me=local.me, members=self._dialable_members)
+        if host.lane is not None:
+            host.lane.relay.judge = self._judge_circuit
+            host.lane.relay.meter = local.guest.meter_relayed
 
     def __repr__(self) -> str:
         return f"OnlinePeer({self.local!r})"
@@ -210,6 +244,15 @@ class OnlinePeer:
         if self.host.lane is not None:
             await self._meetings.run(self.host.lane, changed)
 
+    async def _judge_circuit(self, peer: PeerId, other: PeerId) -> str | None:
+        """Reason why nothing is relayed between two peers; ``None`` for members of the run."""
+        for end in (peer, other):
+            if self.presence.table.get(end) is None:
+                return f"{end} is no member of this run"
+            if (reason := await self.presence.door.refusal(end)) is not None:
+                return reason
+        return None
+
     def _dialable_members(self) -> Mapping[PeerId, bool | None]:
         followers = set(self.followers())
         return {m.peer: m.reachable for m in self.live_members() if m.peer in followers}
@@ -227,6 +270,8 @@ class OnlinePeer:
         for peer in view.keys() - live.keys():
             del view[peer]
         view.update(live)
+        if self.host.lane is not None:
+            self.host.lane.relay.set_rate(self.local.guest.relay_bytes_s)
         self.local.notice_company(
             reachable=True if self.can_serve else self.presence.reachable,
             connected=bool(self.presence.connected),
@@ -248,12 +293,27 @@ class OnlinePeer:
         following = {m.peer for m in self.live_members() if m.record.role != "bootstrap"}
         return sorted(following & self.local.view.keys())
 
-    def link(self) -> Link:
-        """The link for others to join by."""
-        own = [address_rules.with_peer(each, self.local.me) for each in self.presence.addresses[:2]]
+    def link(self) -> str:
+        """The link for others to join by; empty until this peer knows an address of its own."""
+        own = self.presence.addresses
+        if not own:
+            return ""
         seeds = [Multiaddr(seed) for seed in self.local.settings.seeds]
-        room = LINK_SEEDS_MAX - len(own)
-        return Link(self.local.run_id, tuple(dict.fromkeys([*seeds[:room], *own])))
+        hosts = [m.peer for m in self.live_members() if m.record.role == "bootstrap"]
+        known = [address for host in hosts for address in self.addresses_of(host)[:1]]
+        # Bootstrap peers stay where they are. Then the owner's choice, or that of a link.
+        seeds = sorted(
+            [*seeds, *known], key=lambda address: address_rules.peer_of(address) not in hosts
+        )
+        mine = [address_rules.with_peer(address, self.local.me) for address in own]
+        return str(short_link(self.local.run_id, seeds=seeds, own=mine))
+
+    def _keep_link(self) -> None:
+        """Keep the link for ``shoal link``."""
+        link = self.link()
+        if link and link != self._kept_link:
+            self._kept_link = link
+            keep_link(self.local.directory, link)
 
     def seconds_left(self) -> float | None:
         """Time until the run's date by the swarm's clock; ``None`` for a run without a date."""
@@ -265,6 +325,7 @@ class OnlinePeer:
         self.presence.update(
             trains=trains,
             step_time_s=step_time_s,
+            link_bytes_s=self.local.averaging.bytes_per_s or None,
             versions=self.local.versions(),
             counters=ContributionCounters(
                 rounds=stats.contributed,
@@ -272,12 +333,13 @@ class OnlinePeer:
                 bytes_sent=stats.sent_bytes,
             ),
         )
+        self._keep_link()
 
     # --- status ---------------------------------------------------------------------------------
 
     def status(self) -> Status:
         local, part = self.local, self.local.delegate.trainer_status()
-        stats = local.averaging.stats
+        stats, lane = local.averaging.stats, self.host.lane
         return Status(
             peer=local.me,
             name=local.settings.name,
@@ -303,8 +365,12 @@ class OnlinePeer:
             layout=local.layout.hash.hex(),
             frozen=local.description.frozen_hash,
             model=local.model,
+            founding=local.founding.name,
+            ended_at=local.ended_at,
             rest=part.rest and part.rest[:TEXT_MAX],
             limits=tuple(words[:TEXT_MAX] for words in local.guest.words()),
+            paths=lane.paths_by_name() if lane is not None else {},
+            relayed_bytes=lane.relay.counters["bytes"] if lane is not None else 0,
         )
 
     async def answer_status(self, peer: PeerId, request: bytes) -> bytes:
@@ -345,7 +411,12 @@ class OnlinePeer:
                 return None
 
         answers = await asyncio.gather(*(ask(peer) for peer in peers))
-        return [answer for answer in answers if answer is not None]
+        found = [answer for answer in answers if answer is not None]
+        foundings = self.local.foundings
+        foundings.update((PeerId(each.peer), each.founding) for each in found if each.founding)
+        for peer in foundings.keys() - self.local.view.keys() - {each.peer for each in found}:
+            del foundings[peer]  # as many as there are live peers
+        return found
 
     async def ask_others(self) -> None:
         """Ask a few peers after the other, for ever, so that the newest held-out loss spreads."""
@@ -390,10 +461,9 @@ class OnlinePeer:
 
     # --- the page -------------------------------------------------------------------------------
 
-    def others(self) -> list[Mapping[str, Any]]:
-        """The other peers in rows for people, the largest contributors first."""
-        rows = agent_page.peer_rows(self.status(), self._known_peers(), self.local.board.names)
-        return [row for row in rows if not row["you"]]
+    def peer_rows(self) -> list[dict[str, Any]]:
+        """All peers in rows for people, the largest contributors first."""
+        return agent_page.peer_rows(self.status(), self._known_peers(), self.local.board.names)
 
     def _known_peers(self) -> agent_page.KnownPeers:
         local, now = self.local, asyncio.get_running_loop().time()
@@ -403,13 +473,16 @@ class OnlinePeer:
     def page_state(self) -> Mapping[str, Any]:
         """The content of ``/state.json``."""
         local = self.local
-        goal = local.run_file.end.tokens
+        goal, part = local.run_file.end.tokens, local.delegate.trainer_status()
         own = agent_page.OwnState(
-            link=str(self.link()),
+            link=self.link(),
             tokens_goal=goal if isinstance(goal, int) else None,
-            rest=local.delegate.trainer_status().rest,
+            rest=part.rest,
             limits=local.guest.words(),
             in_flight=local.in_flight(),
+            processor_share=local.guest.processor_share,
+            device=part.device,
+            time_left_s=self._time_left_s(part),
         )
         return agent_page.content(
             self.status(),
@@ -419,6 +492,17 @@ class OnlinePeer:
             run_id=local.run_id,
             run_name=local.run_file.name,
             wall_time=time.time(),
+        )
+
+    def _time_left_s(self, part: TrainerStatus) -> float | None:
+        """Time until the run ends at the present speed of all peers; ``None`` if it has no end."""
+        goal, merged = self.local.run_file.end.tokens, self.local.merged_tokens()
+        times = [member.record.step_time_s for member in self.live_members()]
+        return time_left_s(
+            tokens_left=goal - merged if isinstance(goal, int) else None,
+            step_tokens=part.tokens / part.steps if part.steps else 0.0,
+            step_times_s=[part.step_time_s, *(each for each in times if each is not None)],
+            date_left_s=self.seconds_left(),
         )
 
     async def sample(self) -> None:

@@ -115,7 +115,7 @@ class Measured(_Message, frozen=True, kw_only=True):
 class Phase(_Message, frozen=True, kw_only=True):
     """Agent: the phase that it is in on the way into the run and out of it."""
 
-    name: Annotated[str, Meta(pattern="^(connecting|fetching|founding|ready|leaving)$")]
+    name: Annotated[str, Meta(pattern="^(connecting|waiting|fetching|founding|ready|leaving)$")]
     text: str
     done: float
     """Completed part of this phase, between 0 and 1."""
@@ -178,6 +178,10 @@ class Facts(_Message, frozen=True, kw_only=True):
     """Largest number of versions by which a fragment of the trainer is behind."""
     last: str = ""
     """Outcome of this peer's last offer, in two words."""
+    share: float = 0.0
+    """Part of all merged tokens that is this peer's."""
+    processor_share: float | None = None
+    """Share of the machine's processors that this peer uses."""
 
 
 class Happened(_Message, frozen=True):
@@ -206,7 +210,15 @@ class Over(_Message, frozen=True):
     """Arguments of that error, plain values."""
 
 
-FromTrainer: TypeAlias = Begin | Beat | Leave | Due | Measured | Restore | Mistaken
+class Device(_Message, frozen=True, kw_only=True):
+    """Trainer: the state of its device, every few seconds. ``None``: not known."""
+
+    share_of_peak: float | None
+    memory_bytes: float | None
+    temperature_c: float | None
+
+
+FromTrainer: TypeAlias = Begin | Beat | Leave | Due | Measured | Device | Restore | Mistaken
 FromAgent: TypeAlias = Beat | Phase | Facts | Happened | Measure | Over
 
 _encoder = msgspec.msgpack.Encoder()

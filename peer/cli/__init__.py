@@ -5,11 +5,11 @@ In: a command line. Out: text or JSON on stdout, errors as one line on stderr, a
 
 Start with ``run`` below. Every command is one small function (load, run, report) in the module of
 its family: ``taking_part`` (start, join, keep), ``owning`` (invite, run sign, run delegate, run
-ban), ``steering`` (status, ps, explain, pause, resume, leave, limits), ``run_files`` (run new, run
-check, export), ``preparing`` (data prepare), ``hosting`` (bootstrap, doctor), ``trying`` (demo,
-bench, chaos) and ``simulating`` (simulate). ``application`` has the Typer application, logging and
-what errors become, ``options`` the options that commands share, ``showing`` the output of
-experiments, ``training`` the training of start and join.
+ban), ``steering`` (status, ps, link, explain, pause, resume, leave, limits), ``run_files`` (run
+new, run check, export), ``preparing`` (data prepare), ``hosting`` (bootstrap, doctor), ``trying``
+(demo, bench, chaos) and ``simulating`` (simulate). ``application`` has the Typer application,
+logging and what errors become, ``options`` the options that commands share, ``showing`` the output
+of experiments, ``training`` the training of start and join.
 
 Commands import what they need inside the function, so that ``shoal --help`` does not load torch.
 An expected error becomes one line on stderr here and nowhere else; a bug keeps its traceback.

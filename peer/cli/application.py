@@ -8,6 +8,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +22,10 @@ EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_REFUSED = 4
 EXIT_INTERRUPTED = 130
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+LOG_DATE_FORMAT = "%Y-%m-%dT%H:%M:%S%z"
+LOG_MAX_BYTES = 1 << 20
 
 app = typer.Typer(
     name="shoal",
@@ -48,9 +54,16 @@ def start_logging(level: int = logging.INFO) -> None:
     logging.basicConfig(
         level=level,
         stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S%z",
+        format=LOG_FORMAT,
+        datefmt=LOG_DATE_FORMAT,
     )
+
+
+def log_to(path: Path) -> None:
+    """Log warnings into a file from now on: who looks at the terminal gets sentences."""
+    handler = RotatingFileHandler(path, maxBytes=LOG_MAX_BYTES, backupCount=1, delay=True)
+    handler.setFormatter(logging.Formatter(LOG_FORMAT, LOG_DATE_FORMAT))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
 
 
 @contextmanager

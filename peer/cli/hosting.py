@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from peer.cli.application import complain, start_logging
-from peer.cli.options import Json
+from peer.cli.options import Json, RelayBulk
 from peer.storage.home import data_home
 
 if TYPE_CHECKING:
@@ -46,6 +46,11 @@ def bootstrap(
         str,
         Option(help="HOST:PORT of a web page with /healthz, /readyz and /metrics; or 'off'."),
     ] = "127.0.0.1:9100",
+    relay_bulk: RelayBulk = None,
+    lane: Annotated[
+        int | None,
+        Option(help="TCP port for --relay-bulk; by default the one after --port."),
+    ] = None,
     as_json: Json = False,
     install_service: Annotated[
         bool, Option("--install-service", help="Print a systemd unit for this command and exit.")
@@ -61,6 +66,7 @@ def bootstrap(
     from dht import addresses
     from peer.event_loop import run_until_stopped
     from peer.hosting import bootstrap as seeding
+    from peer.rules.limits import parse_rate
     from peer.views.pages import parse_page
 
     start_logging()
@@ -72,6 +78,10 @@ def bootstrap(
         data_directory=data_dir or data_home(os.environ) / "bootstrap",
         seeds=tuple(addresses.parse_seed(text) for text in seed or ()),
         page=None if page == "off" else parse_page(page),
+        relay_bytes_s=(
+            None if relay_bulk in (None, "off") else parse_rate("--relay-bulk", relay_bulk)
+        ),
+        lane_port=lane,
         notify_socket=os.environ.get("NOTIFY_SOCKET"),
     )
     if install_service or service_file is not None:

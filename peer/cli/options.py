@@ -9,4 +9,13 @@ from typer import Option
 Json = Annotated[bool, Option("--json", help="Print one JSON object.")]
 JsonLines = Annotated[bool, Option("--json", help="Print one JSON object per line.")]
 JsonAtTheEnd = Annotated[bool, Option("--json", help="Print one JSON object as the last line.")]
+RelayBulk = Annotated[
+    str | None,
+    Option(
+        help="Pass bulk data on between peers whose routers let no direct connection through, up "
+        "to this many bytes per second, such as 2M; 'off': do not. They need it where nobody else "
+        "can be dialled.",
+        metavar="RATE",
+    ),
+]
 Plain = Annotated[bool, Option("--plain", help="Print one line per event instead of a screen.")]

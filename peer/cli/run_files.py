@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -12,31 +13,47 @@ import typer
 from typer import Argument, Option
 
 from peer.cli import owning
-from peer.cli.application import complain, report_if_slow
+from peer.cli.application import complain, report_if_slow, start_logging
 from peer.cli.options import Json
-from peer.cli.showing import usage_errors
-from peer.cli.taking_part import no_peers
+from peer.cli.showing import progress, usage_errors
+from peer.cli.taking_part import check_new, no_peers
 
 if TYPE_CHECKING:
     from peer.run_file.sections import RunFile
+    from peer.storage.outer_state import OuterState
 
 commands = typer.Typer()
 
 
 @commands.command()
 def export(
-    folder: Annotated[Path, Argument(metavar="RUN_DIR", help="Folder of a peer in a run.")],
+    where: Annotated[
+        str,
+        Argument(
+            metavar="RUN_DIR|LINK", help="Folder of a peer in a run, or shoal:// link or run file."
+        ),
+    ],
     out: Annotated[Path, Argument(metavar="OUT.safetensors", help="File to write.")],
     as_json: Json = False,
 ) -> None:
     """Write the newest parameters of a run as one safetensors file, by name and in fp32.
 
-    Example: shoal export ~/.local/share/shoal/runs/0123456789abcdef out.safetensors
+    With a link they are downloaded from the run's keepers or learners, without taking part, while
+    the run goes on and after its end. A download that was interrupted goes on when repeated.
+
+    Example: shoal export 'shoal://RUN_ID?seed=...' out.safetensors
     """
+    from peer.errors import NotWritten
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.outer_state import export as write
 
-    outer = write(CheckpointFolder(folder / "outer"), out)
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        why = "it is a folder" if out.is_dir() else "its folder does not exist"
+        raise NotWritten(str(out), why)
+    if "://" in where or Path(where).is_file():
+        outer = _download(where, out, quiet=as_json)
+    else:
+        outer = write(CheckpointFolder(Path(where) / "outer"), out)
     if as_json:
         record = {
             "file": str(out),
@@ -53,6 +70,30 @@ def export(
     )
 
 
+def _download(where: str, out: Path, *, quiet: bool) -> OuterState:
+    """Download the parameters of a run, and write them. What has arrived is beside ``out``."""
+    import shutil
+
+    from peer.cli.taking_part import find_known_run
+    from peer.event_loop import run_until_stopped, unless_stopped
+    from peer.joining.link import Link
+    from peer.storage.download import download
+    from peer.storage.outer_state import write_model
+    from peer.trainer.parameters import recipe_layout
+
+    start_logging(logging.ERROR)
+    found = find_known_run(where)
+    layout = recipe_layout(found.run)
+    link = Link(found.run.run_id, found.seeds, found.invite)
+    parts = out.with_name(f".{out.name}.{found.run.run_id[:16]}.parts")
+    with progress(f"downloading {found.run.name}", quiet=quiet) as on_progress:
+        work = download(link, found.run, layout, parts, on_progress=on_progress)
+        outer = run_until_stopped(lambda stop: unless_stopped(stop, work))
+    write_model(outer, out)
+    shutil.rmtree(parts, ignore_errors=True)
+    return outer
+
+
 runs = typer.Typer(help="Write, check and own run files.", no_args_is_help=True)
 runs.add_typer(owning.runs)
 
@@ -66,11 +107,15 @@ def run_new(
     data: Annotated[
         str | None,
         Option(
-            help="What it is trained on: python_stdlib, fineweb-edu, or the name of a dataset on "
-            "the Hugging Face hub. [default: python_stdlib]",
+            help="What it is trained on: python_stdlib, fineweb-edu, or a dataset on the Hugging "
+            "Face hub: owner/name, or owner/name@COMMIT. [default: python_stdlib]",
             show_default=False,
         ),
     ] = None,
+    every: Annotated[
+        bool,
+        Option("--all", help="Also show the settings of the other recipes, as comments."),
+    ] = False,
 ) -> None:
     """Print a run file with every setting, its value and its meaning.
 
@@ -83,34 +128,37 @@ def run_new(
     if size is None:
         if data is not None:
             raise typer.BadParameter("--data needs --size")
-        print(template(), end="")
+        print(template(every_recipe=every), end="")
         return
     from peer.run_file.presets import STDLIB, preset
     from peer.run_file.reading import parse
     from peer.trainer.needs import needs_of
 
     with usage_errors():
-        run = preset(size, STDLIB if data is None else data)
+        run = _with_commit(preset(size, STDLIB if data is None else data))
     parse(to_toml(run), source="--data")  # the name of a dataset may be none
     notes = needs_of(run).lines
     print("\n".join(notes), file=sys.stderr)
-    print(to_toml(run, notes=notes), end="")
+    print(to_toml(run, notes=notes, every_recipe=every), end="")
 
 
-def _read_data(run: RunFile, folder: Path) -> str:
-    """Read one batch of the data; returns its description."""
-    from dht.identity import PeerId
-    from peer.data.sources import check_data, open_data
-    from peer.run_file.sections import CustomData
-    from peer.storage.home import data_home
+def _with_commit(run: RunFile) -> RunFile:
+    """The run with the newest commit of its dataset, if it is on the hub and has none."""
+    import re
 
-    if isinstance(run.data, CustomData):
-        return "custom: a program reads it"
-    check_data(run, folder)
-    cache = data_home(os.environ) / "data"
-    opened = open_data(run, peer_id=PeerId("check"), cache_dir=cache, data_dir=folder)
-    opened.train.next(run.inner.batch_size)
-    return opened.description
+    import msgspec
+
+    from peer.data.hub import commit_of
+    from peer.run_file.sections import OWNED_HUB_NAME, HfData
+
+    data = run.data
+    if not isinstance(data, HfData) or data.revision is not None:
+        return run
+    if not re.fullmatch(OWNED_HUB_NAME, data.dataset):
+        return run  # it is refused for its name
+    return msgspec.structs.replace(
+        run, data=msgspec.structs.replace(data, revision=commit_of(data.dataset))
+    )
 
 
 @runs.command("check")
@@ -126,13 +174,16 @@ def run_check(
 
     Example: shoal run check my.run.toml
     """
+    from peer.data.sources import read_once
     from peer.errors import DataUnavailable, RunFileError
     from peer.joining.link import find_run
-    from peer.run_file.sections import CustomModel
+    from peer.run_file.sections import CustomData, CustomModel
+    from peer.storage.home import data_home
     from peer.trainer.parameters import recipe_layout
 
     try:
-        run = find_run(str(file), ask_peers=no_peers).run
+        found_run = find_run(str(file), ask_peers=no_peers)
+        check_new(found_run, str(file))
     except RunFileError as error:
         if as_json:
             faults = [{"line": f.line, "setting": f.setting, "fault": str(f)} for f in error.faults]
@@ -141,6 +192,7 @@ def run_check(
             for fault in error.faults:
                 complain(f"{file}: {fault}")
         return error.exit_code
+    run = found_run.run
     found: dict[str, Any] = {"ok": True, "name": run.name, "run_id": run.run_id}
     if not isinstance(run.model, CustomModel):
         layout = recipe_layout(run)
@@ -150,7 +202,12 @@ def run_check(
     if data is not None:
         try:
             with report_if_slow("still reading the data"):
-                found["data"] = _read_data(run, data)
+                cache = data_home(os.environ) / "data"
+                found["data"] = (
+                    "custom: a program reads it"
+                    if isinstance(run.data, CustomData)
+                    else read_once(run, cache_dir=cache, data_dir=data)
+                )
         except DataUnavailable as error:
             if not as_json:
                 raise

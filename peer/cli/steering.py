@@ -1,4 +1,4 @@
-"""``shoal status``, ``ps``, ``explain``, ``pause``, ``resume``, ``leave`` and ``limits``."""
+"""``shoal status``, ``ps``, ``link``, ``explain``, ``pause``, ``resume``, ``leave``, ``limits``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import report_if_slow, start_logging
+from dht.identity import RunId
+from peer.cli.application import complain, report_if_slow, start_logging
 from peer.cli.options import Json, JsonLines
 from peer.storage.home import data_home
 
@@ -25,20 +26,33 @@ WATCH_EVERY_S = 5.0
 
 @commands.command("status")
 def show_status(
-    link: Annotated[str, Argument(help="shoal:// link of the run.", metavar="LINK")],
+    link: Annotated[
+        str | None,
+        Argument(
+            help="shoal:// link of the run; without one, the peers of this machine.",
+            metavar="[LINK]",
+            show_default=False,
+        ),
+    ] = None,
     watch: Annotated[bool, Option("--watch", help="Repeat every few seconds.")] = False,
     timeout: Annotated[float, Option(help="Seconds to search for peers.", min=1.0)] = 15.0,
     as_json: JsonLines = False,
 ) -> int:
     """Print the status of a run as its peers report it, without taking part.
 
+    Without a link: what your peers on this machine do, whatever their runs.
+
     Example: shoal status 'shoal://RUN_ID?seed=...' --watch
     """
+    from peer.errors import NobodyMet, RunOver
     from peer.event_loop import run_until_stopped, unless_stopped
     from peer.joining.link import parse_link
     from peer.joining.visit import status_lines, visit
+    from peer.storage.last_seen import date_text, recall
 
     start_logging(logging.ERROR)
+    if link is None:
+        return _show_own_peers(watch=watch, as_json=as_json)
     wanted = parse_link(link)
 
     async def look() -> None:
@@ -46,14 +60,86 @@ def show_status(
             while True:
                 with report_if_slow("still searching for peers of the run (Ctrl-C to stop)"):
                     seen = await visitor.look(timeout_s=timeout)
+                if seen.ended_at is not None and not as_json:
+                    print(RunOver("", date_text(seen.ended_at), seen.global_tokens, f"'{link}'"))
                 text = json.dumps(seen.plain()) if as_json else "\n".join(status_lines(seen))
                 print(text, flush=True)
                 if not watch:
                     return
                 await asyncio.sleep(WATCH_EVERY_S)
 
-    run_until_stopped(lambda stop: unless_stopped(stop, look()))
+    try:
+        run_until_stopped(lambda stop: unless_stopped(stop, look()))
+    except NobodyMet as error:
+        known = recall(wanted.run_id)
+        if known is None:
+            raise
+        if known.ended_at is None:
+            raise NobodyMet(error.where, f"{known.sentence}; {error.reason}") from error
+        over = RunOver("", date_text(known.ended_at), known.tokens, f"'{link}'")
+        record = {"run_id": wanted.run_id, "ended_at": known.ended_at, "peers": []}
+        print(json.dumps(record) if as_json else over)
     return 0
+
+
+def _show_own_peers(*, watch: bool, as_json: bool) -> int:
+    """Print what the peers of this machine do, from the files that they keep. No network."""
+    import time
+
+    from peer.events.printable import printable
+    from peer.quantities import count_text, duration_text
+    from peer.storage.last_seen import date_text
+
+    while True:
+        rows = _own_peers()
+        if as_json:
+            print(json.dumps({"peers": rows}), flush=True)
+        for row in [] if as_json else rows:
+            lines = [
+                f"{row['run']}, {row['role']} for {duration_text(row['running_s'])}: "
+                f"{row['state'] or 'starting'}",
+                f"  {count_text(row['tokens'])} tokens of this peer, "
+                f"{count_text(row['merged_tokens'])} merged in the run; {row['directory']}",
+            ]
+            if row["ended_at"] is not None:
+                lines.insert(1, f"  the run has ended on {date_text(row['ended_at'])}")
+            print("\n".join(map(printable, lines)), flush=True)
+        if not rows and not as_json:
+            print("none of your peers is running on this machine", flush=True)
+        if not watch:
+            return 0
+        time.sleep(WATCH_EVERY_S)
+
+
+def _own_peers() -> list[dict[str, Any]]:
+    """One row for each peer of this user that runs on this machine."""
+    import time
+
+    from peer.storage.home import running_peers
+    from peer.storage.last_seen import load_last_seen, load_state
+    from peer.storage.progress import read_progress
+
+    rows: list[dict[str, Any]] = []
+    for folder, occupant in running_peers().items():
+        progress, state = read_progress(folder / "progress"), load_state(folder)
+        seen = load_last_seen(folder, RunId(occupant.run_id))
+        rows.append(
+            {
+                "pid": occupant.pid,
+                "run": occupant.run_name,
+                "run_id": occupant.run_id,
+                "role": occupant.role,
+                "running_s": round(max(0.0, time.time() - occupant.since), 1),
+                # That of an earlier process says nothing of this one.
+                "state": state.text if state is not None and state.at >= occupant.since else None,
+                "steps": progress.step if progress else 0,
+                "tokens": progress.total_tokens if progress else 0,
+                "merged_tokens": (seen.tokens if seen else None) or 0,
+                "ended_at": seen.ended_at if seen else None,
+                "directory": str(folder),
+            }
+        )
+    return rows
 
 
 Folder = Annotated[
@@ -72,28 +158,10 @@ def show_peers(as_json: Json = False) -> None:
 
     Example: shoal ps
     """
-    import time
-
     from peer.events.printable import printable
     from peer.quantities import count_text, duration_text
-    from peer.storage.home import running_peers
-    from peer.storage.progress import read_progress
 
-    rows: list[dict[str, Any]] = []
-    for folder, occupant in running_peers().items():
-        progress = read_progress(folder / "progress")
-        rows.append(
-            {
-                "pid": occupant.pid,
-                "run": occupant.run_name,
-                "run_id": occupant.run_id,
-                "role": occupant.role,
-                "running_s": round(max(0.0, time.time() - occupant.since), 1),
-                "steps": progress.step if progress else 0,
-                "tokens": progress.total_tokens if progress else 0,
-                "directory": str(folder),
-            }
-        )
+    rows = _own_peers()
     if as_json:
         print(json.dumps({"peers": rows}))
         return
@@ -107,6 +175,50 @@ def show_peers(as_json: Json = False) -> None:
         )
     if not rows:
         print("none of your peers is running on this machine")
+
+
+@commands.command("link")
+def show_link(
+    folder: Annotated[
+        Path | None,
+        Argument(
+            metavar="RUN_DIR",
+            help="Folder of one peer; by default all your running peers, see `shoal ps`.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the link by which others join the run of a peer of yours.
+
+    Example: shoal link
+    """
+    from peer.joining.link import only_from
+    from peer.storage.address import kept_link
+    from peer.storage.home import is_in_use, running_peers
+
+    folders = sorted(running_peers()) if folder is None else [folder]
+    found: dict[Path, str] = {}
+    for each in folders:
+        link = kept_link(each)
+        if link is not None:
+            found[each] = link
+    if not found:
+        raise typer.BadParameter(
+            "none of your peers is running on this machine; name the folder of one"
+            if not folders
+            else f"there is no link of a peer in {', '.join(map(str, folders))}; "
+            "`shoal ps` lists the folders, and a peer that has just started needs a moment"
+        )
+    if as_json:
+        print(json.dumps({"links": {str(each): link for each, link in found.items()}}))
+        return
+    for each, link in found.items():
+        print(link)
+        if not is_in_use(each):
+            complain(f"the peer of {each} does not run now; others find it when it does")
+        elif (limit := only_from(link)) is not None:
+            complain(limit)
 
 
 @commands.command()
@@ -166,6 +278,10 @@ def limits(
         str | None,
         Option(help="Maximum size of a peer's folder with checkpoints and logs, such as 20G."),
     ] = None,
+    relay_bulk: Annotated[
+        str | None,
+        Option(help="Bytes per second to pass on between peers behind routers, such as 2M."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show or change what peers of this machine may use; running peers follow within a second.
@@ -198,6 +314,9 @@ def limits(
         changes["idle_below"] = share
     if disk is not None:
         changes["disk_bytes"] = None if disk == "off" else rules.parse_disk(disk)
+    if relay_bulk is not None:
+        rate = None if relay_bulk == "off" else rules.parse_rate("--relay-bulk", relay_bulk)
+        changes["relay_bytes_s"] = rate
     _change_limits(directory, as_json=as_json, **changes)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -17,12 +20,14 @@ from typer import Argument, Option
 from typer.models import ArgumentInfo
 
 from dht.errors import DhtError
-from peer.cli.application import EXIT_REFUSED, complain, report_if_slow, start_logging
-from peer.cli.options import JsonLines, Plain
-from peer.errors import PeerError
+from peer.cli.application import EXIT_REFUSED, complain, log_to, report_if_slow, start_logging
+from peer.cli.options import JsonLines, Plain, RelayBulk
+from peer.errors import PeerError, RunOver
 
 if TYPE_CHECKING:
     from peer.joining.link import FoundRun
+    from peer.joining.visit import RunStatus
+    from peer.run_file.sections import RunFile
     from peer.trainer.settings import JoinSettings
 
 commands = typer.Typer()
@@ -61,6 +66,12 @@ def _lane(text: str) -> str:
 
 
 SEARCHING = "still searching for the run file (Ctrl-C to stop)"
+ASK_AGAIN_S = (5, 10, 20, 40, 80, 160, 300)
+"""Pauses between two searches for somebody who has the run file; the last one repeats."""
+
+LOOKS_FIRST_S = 5.0
+"""Time for which ``shoal start`` looks for a run that is under way already, if it knows anybody."""
+
 ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)
 
 Directory = Annotated[
@@ -151,6 +162,13 @@ Weights = Annotated[
         show_default=False,
     ),
 ]
+Anew = Annotated[
+    bool,
+    Option(
+        "--anew",
+        help="With `shoal start`: found the run anew although it has existed, without a question.",
+    ),
+]
 Steps = Annotated[int | None, Option(help="Leave the run after this number of steps.", min=1)]
 TensorBoard = Annotated[
     Path | None,
@@ -169,6 +187,14 @@ Wandb = Annotated[
     ),
 ]
 
+Until = Annotated[
+    str,
+    Option(
+        help="How long to keep the run: 'forever', 'end' (of the run), or a date and time such as "
+        "2027-01-31T18:00.",
+        metavar="forever|end|DATE",
+    ),
+]
 Page = Annotated[
     str,
     Option(
@@ -208,6 +234,7 @@ class Options:
     threads: Threads = None
     nice: Nice = None
     pace: Pace = 0.0
+    anew: Anew = False
     steps: Steps = None
     weights: Weights = None
     tensorboard: TensorBoard = None
@@ -220,8 +247,9 @@ class Options:
         _page(self.page)  # before anything starts
 
     def settings(
-        self, found: FoundRun, *, seeds: Sequence[str], found_after_s: float | None
+        self, found: FoundRun, *, seeds: Sequence[str], found_after_s: float | None = None
     ) -> JoinSettings:
+        """``found_after_s``: see ``JoinSettings``; ``None``: this peer never founds the run."""
         from peer.trainer.settings import JoinSettings
 
         return JoinSettings(
@@ -231,9 +259,11 @@ class Options:
             site=self.site,
             seeds=(*_seeds(self.seed), *seeds),
             invite=found.invite,
+            found=found_after_s is not None,
             found_after_s=found_after_s,
             lane=self.lane,
             page=_page(self.page),
+            quiet=True,  # a screen or lines show it
             pace_s=self.pace,
             **_addresses(self.listen, self.announce),
         )
@@ -270,17 +300,65 @@ def trains(
 def start(file: str, options: Options) -> int:
     """Start a run, print the command with which others join it, and train.
 
+    In the folder of an earlier start it goes on from there. A run that has existed and has no
+    checkpoint there is founded anew only after a question, or with --anew or --yes.
+
     Example: shoal start examples/tiny_gpt/run.toml
     """
     from peer.cli.owning import sign_if_owner_is_missing
     from peer.joining.link import find_run
+    from peer.storage.earlier import told_if_edited
+    from peer.storage.home import default_directory
 
     sign_if_owner_is_missing(Path(file))
     found = find_run(file, ask_peers=no_peers)
     if found.run.policy.admission == "invited":
         complain("the run admits invited peers only; for each, or for all: shoal invite LINK")
-    own = options.settings(found, seeds=(), found_after_s=0.0)
+    where = options.directory or default_directory(found.run.run_id)
+    if not _may_found(found.run, where, options):
+        return EXIT_REFUSED
+    if (edited := told_if_edited(found.run, where)) is not None:
+        complain(edited)
+    _check_first_start(found, file, options, where)
+    has_friends = bool(found.seeds or options.seed or (where / "peers.json").exists())
+    own = options.settings(found, seeds=(), found_after_s=LOOKS_FIRST_S if has_friends else 0.0)
     return _take_part(found, own, options)
+
+
+def _may_found(run: RunFile, where: Path, options: Options) -> bool:
+    """Ask about a run that existed and of which nothing is here. Raises ``RunHasExisted``."""
+    from peer.errors import RunHasExisted
+    from peer.storage.checkpoint import CheckpointFolder
+    from peer.storage.last_seen import recall
+    from peer.storage.outer_state import OUTER
+
+    known = recall(run.run_id, [where])
+    if known is None or CheckpointFolder(where / OUTER).numbers():
+        return True
+    anew = RunHasExisted(run.name, known.sentence)
+    agreed = options.yes or options.anew
+    if not (agreed or sys.stdin.isatty()):
+        raise anew
+    complain(str(anew))
+    return agreed or typer.confirm("Found it anew?", default=False)
+
+
+def _check_first_start(found: FoundRun, file: str, options: Options, where: Path) -> None:
+    """Find mistakes in the run file, and read its data, before anything of a new run starts."""
+    from peer.data.sources import read_once
+    from peer.run_file.sections import HfData, TextData
+    from peer.storage.home import data_home, has_been_there
+
+    if has_been_there(where):
+        return
+    check_new(found, file)
+    if isinstance(found.run.data, TextData | HfData):
+        with report_if_slow("still reading the data"):
+            read_once(
+                found.run,
+                cache_dir=data_home(os.environ) / "data",
+                data_dir=options.data or found.folder or where / "data",
+            )
 
 
 @commands.command()
@@ -288,20 +366,72 @@ def start(file: str, options: Options) -> int:
 def join(link: str, options: Options) -> int:
     """Join a training run and help train it.
 
+    It never founds the run: while nobody is on line it keeps looking, and joins when somebody
+    comes. With a checkpoint of an earlier participation it goes on from there.
+
     Example: shoal join 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
     from peer.errors import NobodyToAsk
-    from peer.joining.find import ask_peers
-    from peer.joining.link import find_run
-    from peer.storage.home import default_directory, has_been_there
+    from peer.storage.home import default_directory, free_directory
+    from peer.storage.last_seen import date_text, recall
 
-    with report_if_slow(SEARCHING):
-        found = find_run(link, ask_peers=ask_peers)
-    own = options.settings(found, seeds=[str(seed) for seed in found.seeds], found_after_s=None)
-    if not own.seeds and not has_been_there(own.directory or default_directory(found.run.run_id)):
-        # Without a seed this peer would found a second run with the same id.
-        raise NobodyToAsk(found.run.name, link)
+    if options.anew:
+        raise typer.BadParameter("--anew is for `shoal start`: `shoal join` never founds a run")
+    found = _find_patiently(link, options.directory)
+    own = options.settings(found, seeds=[str(seed) for seed in found.seeds])
+    known = recall(found.run.run_id, [own.directory or default_directory(found.run.run_id)])
+    if known is None and not own.seeds:
+        raise NobodyToAsk(found.run.name, link)  # it would wait for ever
+    if known is not None and known.ended_at is not None:
+        raise RunOver(found.run.name, date_text(known.ended_at), known.tokens, f"'{link}'")
+    if own.directory is None and own.seeds:
+        own = replace(own, directory=free_directory(found.run.run_id))
     return _take_part(found, own, options)
+
+
+def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
+    """The run behind a link, a file or an address.
+
+    The run file of an earlier participation is used at once. Raises what ``find_run`` raises.
+    """
+    from peer.joining.find import ask_peers
+    from peer.joining.link import SCHEME, FoundRun, find_run, parse_link
+    from peer.storage.last_seen import recall
+
+    if where.strip().lower().startswith(SCHEME):
+        link = parse_link(where)
+        known = recall(link.run_id, [directory])
+        run = None if known is None else known.run_file(link.run_id)
+        if run is not None:
+            source = "an earlier participation"
+            return FoundRun(run, link.seeds, source, invite=link.invite, by_link=True)
+    with report_if_slow(SEARCHING):
+        return find_run(where, ask_peers=ask_peers)
+
+
+def _find_patiently(where: str, directory: Path | None) -> FoundRun:
+    """``find_known_run``; of a link that nobody answers, ask again until somebody does."""
+    from peer.errors import RunNotFound, SeedsElsewhere
+    from peer.joining.link import SCHEME, parse_link
+    from peer.storage.last_seen import recall
+
+    if not where.strip().lower().startswith(SCHEME):
+        return find_known_run(where, directory)
+    link = parse_link(where)
+    known = recall(link.run_id, [directory])
+    for pause_s in itertools.chain(ASK_AGAIN_S, itertools.repeat(ASK_AGAIN_S[-1])):
+        try:
+            return find_known_run(where, directory)
+        except RunNotFound as error:
+            if isinstance(error, SeedsElsewhere) or not link.seeds:
+                raise
+            seen = "never seen from this machine" if known is None else known.sentence
+            complain(
+                f"nobody of run {link.run_id[:16]}... is on line ({seen}): {error.reason}; "
+                f"looking again in {pause_s} s, until somebody comes (Ctrl-C to stop)"
+            )
+        time.sleep(pause_s)
+    raise AssertionError("the pauses have no end")
 
 
 @commands.command()
@@ -315,32 +445,42 @@ def keep(
     listen: Listen = None,
     announce: Announce = None,
     lane: Lane = "auto",
+    relay_bulk: RelayBulk = None,
     page: Page = "auto",
+    until: Until = "forever",
     as_json: JsonLines = False,
 ) -> int:
     """Keep the state of a run without training, so that it survives while no learner is online.
 
+    It stays after the run's end and serves the final state: `shoal export LINK` fetches it there.
+
     Example: shoal keep 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
+    import msgspec
+
     from dht.identity import Identity
     from peer.agent import keeper
     from peer.agent.local_peer import PeerSettings
     from peer.event_loop import run_until_stopped
-    from peer.joining.find import ask_peers
-    from peer.joining.link import find_run
+    from peer.guest.enforcement import read_limits, write_limits
     from peer.joining.nickname import default_name
+    from peer.rules.limits import parse_rate
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.credentials import own_credential
+    from peer.storage.earlier import look_at_checkpoints
     from peer.storage.home import keeper_directory, occupied
+    from peer.storage.outer_state import OUTER
     from peer.trainer.parameters import recipe_layout
     from peer.trainer.preflight import check_keeper
     from peer.views.watch import sentence
 
     start_logging(logging.WARNING)
-    with report_if_slow(SEARCHING):
-        found = find_run(link, ask_peers=ask_peers)
+    ends = _date(until)
+    found = _find_patiently(link, directory)
     where = directory or keeper_directory(found.run.run_id)
     check_keeper(found.run, where)
+    for text in look_at_checkpoints(where).told:
+        complain(text)
     layout = recipe_layout(found.run)
 
     def show(event: str, fields: Mapping[str, Any]) -> None:
@@ -350,6 +490,10 @@ def keep(
             print(text, flush=True)
 
     with occupied(where, found.run, "keeper"):
+        if relay_bulk is not None:
+            rate = None if relay_bulk == "off" else parse_rate("--relay-bulk", relay_bulk)
+            write_limits(where, msgspec.structs.replace(read_limits(where), relay_bytes_s=rate))
+        log_to(where / "keeper.log")
         identity = Identity.load_or_create(where / "identity.key")
         credential = own_credential(where, identity, found.run, role="keeper", invite=found.invite)
         settings = PeerSettings(
@@ -362,11 +506,14 @@ def keep(
             lane=lane,
             credential=credential,
             page=_page(page),
+            stays=until != "end",
             **{"listen": ANY_PORT, "announce": (), **_addresses(listen, announce)},
         )
-        ending = run_until_stopped(lambda stop: keeper.keep(settings, layout, stop, show))
+        ending = run_until_stopped(
+            lambda stop: keeper.keep(settings, layout, stop, show, until=ends)
+        )
     if not as_json:
-        saved = CheckpointFolder(where / "outer").numbers()
+        saved = CheckpointFolder(where / OUTER).numbers()
         kept = (
             f"the checkpoint is in {where}"
             if saved
@@ -374,6 +521,20 @@ def keep(
         )
         print(f"{ending.reason}; {kept}", flush=True)
     return ending.exit_code
+
+
+def _date(until: str) -> datetime | None:
+    """The date of ``--until``; ``None`` for a word."""
+    if until in ("forever", "end"):
+        return None
+    try:
+        date = datetime.fromisoformat(until)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"--until is {until!r}; it is 'forever', 'end' or a date such as 2027-01-31 or "
+            "2027-01-31T18:00"
+        ) from error
+    return date.astimezone(UTC)
 
 
 def _page(address: str) -> str | None:
@@ -390,6 +551,19 @@ def no_peers(link: object) -> bytes:
     raise typer.BadParameter(
         "a run is started from a file; to join an existing run: shoal join LINK"
     )
+
+
+def check_new(found: FoundRun, source: str) -> None:
+    """Check a run that is still to begin. Raises ``RunFileError``."""
+    from datetime import UTC, datetime
+
+    from peer.errors import RunFileError
+    from peer.joining.link import read_text
+    from peer.run_file.reading import faults_of_new
+
+    text = None if found.folder is None else read_text(Path(source))
+    if faults := faults_of_new(found.run, now=datetime.now(UTC), text=text):
+        raise RunFileError(source, faults)
 
 
 def _addresses(listen: list[str] | None, announce: list[str] | None) -> dict[str, Any]:
@@ -426,7 +600,8 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     from peer.model.weights import check_there
     from peer.rules.limits import manners
     from peer.storage.credentials import own_credential
-    from peer.storage.home import check_folder, default_directory, peer_folder
+    from peer.storage.earlier import look_at_checkpoints
+    from peer.storage.home import check_folder, claim, default_directory, peer_folder
     from peer.trainer.choices import wishes_from
     from peer.trainer.loop import TrainerSettings, check_wishes
 
@@ -456,6 +631,11 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         raise typer.BadParameter(str(error)) from error
     where = own.directory or default_directory(found.run.run_id)
     check_folder(where, found.run)
+    earlier = look_at_checkpoints(where)
+    for text in earlier.told:
+        complain(text)
+    if earlier.lost and not options.yes and not _confirmed("Go on without them?", default=False):
+        return EXIT_REFUSED
     if found.run.policy.admission != "open":  # nobody waits long to be told that it is refused
         with peer_folder(where):
             identity = Identity.load_or_create(where / "identity.key")
@@ -463,15 +643,17 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     if options.weights is not None:
         check_there(options.weights)
     check_data(found.run, own.data_directory or where / "data")
+    asks = not options.as_json and bool(own.seeds) and not own.found  # there are peers to ask
+    seen = _look_at_run(found, own.seeds) if asks else None
     with report_if_slow("still measuring what this machine can do (remembered for the next time)"):
         look = look_at(
             found.run, settings, devices=len(devices), pace_s=own.pace_s, directory=where
         )
     if not options.as_json:
         print("\n".join(look.lines), flush=True)
-        if own.seeds and own.found_after_s is None:  # there are peers to ask
-            print(_expectation(found, own.seeds, look.step_time_s), flush=True)
-    if not options.yes and sys.stdin.isatty() and not typer.confirm("Take part?", default=True):
+        if seen is not None:
+            print(_expectation(seen, look.step_time_s), flush=True)
+    if not options.yes and not _confirmed("Take part?", default=True):
         return EXIT_REFUSED
     output = Output(
         as_json=options.as_json,
@@ -479,9 +661,16 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         tensorboard=options.tensorboard,
         wandb=options.wandb,
     )
+    claim(where, found.run)
+    log_to(where / "trainer.log")
     if look.engine is None:
         return train_on_devices(found.run, own, output, settings, look.choices, devices)
     return train_here(found.run, own, output, settings, look)
+
+
+def _confirmed(question: str, *, default: bool) -> bool:
+    """The answer of the person at the terminal; ``default`` if there is none."""
+    return typer.confirm(question, default=default) if sys.stdin.isatty() else default
 
 
 def _is_desktop() -> bool:
@@ -491,14 +680,15 @@ def _is_desktop() -> bool:
     )
 
 
-def _expectation(found: FoundRun, seeds: Sequence[str], step_time_s: float) -> str:
-    """The share of the run's speed that this machine would add, as its peers report theirs."""
+def _look_at_run(found: FoundRun, seeds: Sequence[str]) -> RunStatus | str:
+    """The run as its peers report it, or why that is not known. Raises ``RunOver``."""
     from multiaddr import Multiaddr
 
     from peer.event_loop import run_until_stopped, unless_stopped
     from peer.joining.link import Link
-    from peer.joining.visit import RunStatus, visit
-    from peer.trainer.preflight import expected_share
+    from peer.joining.visit import visit
+    from peer.rules.ending import ended
+    from peer.storage.last_seen import date_text
 
     async def look() -> RunStatus:
         wanted = Link(found.run.run_id, tuple(Multiaddr(seed) for seed in seeds), found.invite)
@@ -508,7 +698,20 @@ def _expectation(found: FoundRun, seeds: Sequence[str], step_time_s: float) -> s
     try:
         seen = run_until_stopped(lambda stop: unless_stopped(stop, look()))
     except (PeerError, DhtError) as error:
-        return f"Expect   unknown: {error}"
+        return str(error)
+    over = ended(found.run.end, seen.peers, now=datetime.now(UTC))
+    if over is not None:
+        link = Link(found.run.run_id, tuple(Multiaddr(seed) for seed in seeds))
+        raise RunOver(found.run.name, date_text(over[0]), over[1], f"'{link}'")
+    return seen
+
+
+def _expectation(seen: RunStatus | str, step_time_s: float) -> str:
+    """The share of the run's speed that this machine would add, as its peers report theirs."""
+    from peer.trainer.preflight import expected_share
+
+    if isinstance(seen, str):
+        return f"Expect   unknown: {seen}"
     if not seen.peers:  # without an invite in the link it is told nothing
         return "Expect   unknown: " + "; ".join(
             sorted({each.reason for each in seen.silent.values()})

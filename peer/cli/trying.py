@@ -189,7 +189,14 @@ def chaos_run(
         ),
     ] = None,
     peers: Annotated[int, Option(help="Number of learners.", min=2, max=32)] = 4,
-    minutes: Annotated[float, Option(help="Length of each scenario.", min=0.4)] = 2.0,
+    minutes: Annotated[
+        float | None,
+        Option(
+            help="Length of each scenario. [default: 2; of strangers: 60]",
+            min=0.4,
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int, Option(help="Seed of the schedule.", min=0)] = 0,
     pace: Annotated[float, Option(help="Least seconds per step.", min=0.01)] = 0.2,
     control: Annotated[bool, Option(help="Run a swarm without faults first, to compare.")] = True,
@@ -201,7 +208,7 @@ def chaos_run(
     """Inject faults into a swarm of real processes on a seeded schedule, and judge its promises.
 
     Exit status 1 if a promise is broken. Scenarios: kill, leader, seeds, freeze, slow, partition,
-    agent, disk, clock, poison, flood, churn (a random mixture), all.
+    agent, disk, clock, poison, flood, strangers, churn (a random mixture), all.
     Example: shoal chaos run churn --peers 4 --minutes 2 --seed 7
     """
     import tempfile

@@ -69,7 +69,7 @@ def check_hub(recipe: HfData) -> None:
     if importlib.util.find_spec("datasets") is None:
         raise ExtraMissing("the data recipe 'hf'", "datasets", "hf")
     for name in {recipe.dataset, recipe.tokenizer} - {"bytes"}:
-        _refuse_local(name)
+        _refuse_local(name.partition("@")[0])
 
 
 def _refuse_local(name: str) -> None:
@@ -144,13 +144,30 @@ def check_files(dataset: str, reader: str, files: Mapping[str, Iterable[str]]) -
             raise DataUnavailable("hf", f"{dataset} refers to a file outside of it: {file[:200]}")
 
 
-def _loaded_tokenizer(name: str) -> Any:
+def commit_of(dataset: str) -> str:
+    """The newest commit of a dataset. Raises ``DataUnavailable`` or ``ExtraMissing``."""
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ExtraMissing(f"the commit of {dataset}", "huggingface_hub", "hf") from error
+    try:
+        return str(huggingface_hub.HfApi().dataset_info(dataset).sha)
+    except (OSError, ValueError, RuntimeError) as error:
+        text = f"the commit of {dataset} is not known: {error}; name it as {dataset}@COMMIT"
+        raise DataUnavailable("hf", text) from error
+
+
+def _loaded_tokenizer(named: str) -> Any:
+    """The tokenizer ``owner/name@commit``; without a commit, the newest."""
+    name, _, commit = named.partition("@")
     try:
         import transformers
     except ImportError as error:
         raise ExtraMissing(f"the tokenizer {name!r}", "transformers", "hf") from error
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            name, revision=commit or "main", trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         raise DataUnavailable("hf", f"tokenizer {name!r}: {error}") from error
     if tokenizer.eos_token_id is None:
@@ -160,7 +177,7 @@ def _loaded_tokenizer(name: str) -> Any:
 
 def hub_tokenizer_file(name: str, folder: Path) -> tuple[Path, str]:
     """A tokenizer of the hub as a ``tokenizer.json`` in ``folder``, and its end-of-text token."""
-    _refuse_local(name)
+    _refuse_local(name.partition("@")[0])
     tokenizer = _loaded_tokenizer(name)
     if not tokenizer.is_fast:
         raise DataUnavailable(

@@ -68,6 +68,17 @@ def open_data(run: RunFile, *, peer_id: PeerId, cache_dir: Path, data_dir: Path)
     )
 
 
+def read_once(run: RunFile, *, cache_dir: Path, data_dir: Path) -> str:
+    """Read one batch of the run's data recipe; returns a description of the data.
+
+    Raises ``DataUnavailable`` or ``ExtraMissing``.
+    """
+    check_data(run, data_dir)
+    opened = open_data(run, peer_id=PeerId("check"), cache_dir=cache_dir, data_dir=data_dir)
+    opened.train.next(run.inner.batch_size)
+    return opened.description
+
+
 def check_data(run: RunFile, data_dir: Path) -> None:
     """Check early that the data is there. Raises ``DataUnavailable`` or ``ExtraMissing``."""
     recipe = run.data

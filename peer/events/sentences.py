@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from peer.quantities import bytes_text
+from peer.quantities import bytes_text, peers_text
 
 Event: TypeAlias = Mapping[str, Any]
 
@@ -35,12 +35,6 @@ def worded(sentence: Sentence, event: Event) -> str | None:
         return None  # a log of another version
 
 
-def link_with_limit(event: Event) -> str:
-    """The command that others join with, and where the link works if not everywhere."""
-    limit = event.get("limit")
-    return f"others join with: shoal join '{event['link']}'" + (f"; {limit}" if limit else "")
-
-
 def round_in_story(event: Event) -> str:
     """Outcome of the round, its duration, and the bytes transferred."""
     where = f"fragment {event['fragment']} version {event['version']}"
@@ -59,7 +53,8 @@ def round_on_screen(event: Event) -> str:
     members = event.get("members")
     count = len(members) if isinstance(members, list) else members
     merged = "with my work" if event.get("contributed", True) else "without my work"
-    return f"fragment {event['fragment']} version {event['version']}: {count} peers, {merged}"
+    peers = peers_text(count) if isinstance(count, int) else "peers unknown"
+    return f"fragment {event['fragment']} version {event['version']}: {peers}, {merged}"
 
 
 def offer_in_round(event: Event) -> str:
@@ -69,8 +64,9 @@ def offer_in_round(event: Event) -> str:
         why = event.get("left_out") or "not all of it reached every reducer in time"
         return f"not merged into {where}: {why}; kept for the next round"
     weight, count = event.get("weight"), event.get("contributors")
-    part = f", {weight:.0%} of the work of {count} peers" if isinstance(weight, float) else ""
-    return f"merged into {where}{part}"
+    if not isinstance(weight, float) or not isinstance(count, int):
+        return f"merged into {where}"
+    return f"merged into {where}, {weight:.0%} of the work of {peers_text(count)}"
 
 
 def phase_on_screen(event: Event) -> str:
@@ -94,20 +90,34 @@ def state_adopted(event: Event) -> str:
     return f"fragment {event['fragment']}: caught up with version {event['version']} by {how}"
 
 
+def reachability(event: Event) -> str:
+    """Whether other peers can connect to this one, without addresses."""
+    if event["reachable"]:
+        return "other peers can connect to this one"
+    if event["reachable"] is False:
+        return (
+            "other peers cannot connect to this one, as it is behind a router or firewall; "
+            "it connects to them and takes full part"
+        )
+    return "it is not known any more whether other peers can connect to this one"
+
+
 def peer_joined(event: Event) -> str:
     """The name of the peer, or its id, and ``joined``."""
-    return f"{_name(event)} joined"
+    return _about_peer(event, "joined")
 
 
 def peer_left(event: Event) -> str:
     """The name of the peer, or its id, and ``left``."""
-    return f"{_name(event)} left"
+    return _about_peer(event, "left")
 
 
 def peer_lost(event: Event) -> str:
     """The name of the peer, or its id, and ``lost``."""
-    return f"{_name(event)} lost: no message from it for a while"
+    return _about_peer(event, "lost: no message from it for a while")
 
 
-def _name(event: Event) -> str:
-    return str(event.get("name") or event["peer"])
+def _about_peer(event: Event, what: str) -> str:
+    if not event.get("name") and event.get("text"):
+        return str(event["text"])  # a bootstrap peer knows the name only here
+    return f"{event.get('name') or event['peer']} {what}"

@@ -66,7 +66,7 @@ TYPES: Mapping[str, str] = {
     for kind, fields in {
         "int": "addresses agent_restarts ballot bans contributors exit_code fragment from_version "
         "group in_flight live members number parted_at peers pid promised promises restarts "
-        "missed rounds rounds_missed schema since slice slices step steps version with_me",
+        "missed port rounds rounds_missed schema since slice slices step steps version with_me",
         "text": "codec how kind left_out link model name ours outcome phase reason role run "
         "run_name stage text theirs url",
         "s": "blocked_s encoded_s lasts_s merged_s offset_s restart_in_s seconds silent_s "
@@ -203,6 +203,7 @@ _REST_OF_A_ROUND = _rows(
         "no_majority_left": ("ballot, reason", "ended the round: {reason}"),
         "sealed_void": ("ballot, contributors, reason", "sealed the round as void: {reason}"),
         "skipped": ("in_flight", "skipped fragment {fragment}: rounds under way: {in_flight}"),
+        "takes_part": ("every:int, reason", "takes part in one version of {every}: {reason}"),
         "stale": ("versions:int", "its work began {versions} versions ago, which is too long"),
         "closed_ranks": (
             "version",
@@ -278,6 +279,23 @@ _SHOWN_PROBLEMS_OF_A_ROUND = _rows(
 )
 
 _ROUNDS = (
+    _row(
+        ROUND | Audience.SCREEN | Audience.TROUBLE | Audience.NAMED,
+        "founded_apart",
+        "fragment, peer, name, mine:tokens, theirs:tokens",
+        "the run was founded twice: the history of {peer} has other first weights",
+        on_screen="the run was founded twice: the history of {name} has other first weights "
+        "({theirs} tokens there, {mine} here); the two are not averaged, and the one with more "
+        "tokens goes on",
+    ),
+    _row(
+        PROBLEM | Audience.NAMED,
+        "went_over",
+        "peer, name, tokens, theirs:tokens",
+        "went over to the history of {peer}, which was founded apart",
+        on_screen="went over to the history of {name}, which was founded apart and has {theirs} "
+        "tokens; the {tokens} tokens of the own one are given up (discarded: apart)",
+    ),
     _row(
         ROUND | Audience.SCREEN,
         "alone",
@@ -377,12 +395,12 @@ _OTHER_PEERS = (
         "peer, seconds",
         "{peer} answered about no fragment for {seconds:.0f} s, and others did",
     ),
+    _row(PEER | Audience.RUN, "connected", "peer, name, text", "{text}"),
+    _row(SHOWN, "reachability", "reachable, text", "{text}", on_screen=sentences.reachability),
     *_rows(
         SHOWN,
         "text",
         {
-            "connected": ("peer, name", "{text}"),
-            "reachability": ("reachable", "{text}"),
             "untested": ("", "{text}"),
             "hello_refused": ("peer, name, ours, theirs", "{text}"),
             "identity_in_use": ("", "{text}"),
@@ -431,6 +449,7 @@ _THIS_PEER = (
             "agent_started": ("pid, restarts", "started"),
             "agent_ended": ("reason, finished", "ended: {reason}"),
             "founded": ("fragments:int", "began the run"),
+            "ended_here": ("reason", "stays and serves the run's final state: {reason}"),
             "last_round": ("versions, peers", "makes the last rounds with {peers} other peers"),
         },
     ),
@@ -440,11 +459,20 @@ _THIS_PEER = (
         {
             "resumed": ("text", sentences.resumed),
             "trainer_steps_again": ("silent_s", "its trainer steps again"),
+            "last_offers": (
+                "merged, seconds",
+                "offered what was pending before it left; all of it merged: {merged}",
+            ),
             "drain_cut_short": ("in_flight", "left with rounds under way: {in_flight}"),
             "exported": ("path, versions, model", "wrote {path}, model {model}"),
             "export_failed": ("text", "could not write the model: {text}"),
             "page_not_served": ("text", "{text}"),
             "loop_mistake": ("kind, text", "{text}"),
+            "port_taken": (
+                "port",
+                "another program uses port {port}, where this peer listened before: "
+                "links from before no longer lead to it, `shoal link` prints the new one",
+            ),
             "left_apart": (
                 "text, versions, model",
                 "the run ended with several models; this peer's is {model}, others differ: {text}",
@@ -468,7 +496,8 @@ _TRAINING_PROCESS = (
         Audience.SCREEN,
         "",
         {
-            "link": ("link, limit:text", sentences.link_with_limit),
+            "link": ("link, limit:text", "others join with: shoal join '{link}'"),
+            "link_limited": ("text", "{text}"),
             "page": ("url", "web page: {url}"),
             "over": ("reason, finished", "{reason}"),
             "agent_died": (
@@ -491,7 +520,8 @@ _TRAINING_PROCESS = (
         {
             "progress": (
                 "peer, peers, versions, tokens_per_s:float, share_of_peak:float, "
-                "time_left_s, next_merge_s, device_bytes, temperature_c:float",
+                "time_left_s, next_merge_s, device_bytes, temperature_c:float, "
+                "processor_share:float",
                 "step {steps}, loss {loss}",
             ),
             "done": ("finished, stopped, directory", "ended at step {steps}, loss {loss}"),

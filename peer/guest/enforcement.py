@@ -18,6 +18,7 @@ from pathlib import Path
 
 from dht.throttled_host import Gate
 from peer.guest import other_programs
+from peer.guest.own_use import OwnUse
 from peer.rules.limits import (
     BadLimitsFile,
     DiskShares,
@@ -78,6 +79,9 @@ class Guest:
         self._started_at = time.time() if started_at is None else started_at
         self._others = OthersBusy()
         self._disk_used: int | None = None
+        self._own_use = OwnUse(os.getppid() if trains else os.getpid())
+        self.processor_share: float | None = None
+        """Share of all processors that this peer uses, its trainer included."""
         self._stamp: tuple[int, int] | None = None
         self.limits = Limits()
         self.up, self.down = Gate(), Gate()
@@ -130,10 +134,11 @@ class Guest:
         return self.verdict
 
     async def watch_machine(self) -> None:
-        """Sample other programs and the folder's size for ever, as far as there are limits."""
+        """Sample the own use of processors for ever, and what else there are limits for."""
         before: other_programs.Sample | None = None
         measured_at = float("-inf")
         while True:
+            self.processor_share = await asyncio.to_thread(self._own_use.look)
             if self.limits.idle_below is None:
                 before = None
                 self._others.forget()
@@ -149,6 +154,16 @@ class Guest:
                 measured_at = time.monotonic()
                 self._disk_used = await asyncio.to_thread(folder_bytes, self._folder)
             await asyncio.sleep(LOOK_AT_MACHINE_S)
+
+    @property
+    def relay_bytes_s(self) -> float | None:
+        """Rate at which bulk data of other peers is passed on now; ``None``: not at all."""
+        return None if isinstance(self.verdict, Rest) else self.limits.relay_bytes_s
+
+    async def meter_relayed(self, count: int) -> None:
+        """Count bytes that are passed on, within the limits of both directions."""
+        await self.down.pass_through(count)
+        await self.up.pass_through(count)
 
     def line_max(self) -> float:
         """Bytes per second allowed in the direction with the lower limit."""

@@ -2,8 +2,8 @@
 
 It belongs to no run and does not train. It stores records of the DHT, introduces peers of the same
 run to each other, dials peers back that ask whether they can be reached, and relays control
-messages for those that cannot. A run needs one to start, should have several, and continues without
-any.
+messages for those that cannot; with the consent of its host it passes their bulk data on, too. A
+run needs one to start, should have several, and continues without any.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from dht.errors import AddressError
 from dht.identity import Identity, PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
+from dht.libp2p.lane import LaneSettings
+from dht.libp2p.relaying import Relay
 from dht.presence.events import PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import PresenceSettings, Profile
@@ -85,6 +88,15 @@ class BootstrapSettings:
     seeds: tuple[Multiaddr, ...] = ()
     """Other bootstrap peers to stay connected to."""
 
+    relay_bytes_s: float | None = None
+    """Rate of bulk data that it passes on between peers of one run; ``None``: it does not.
+
+    The default: a bootstrap peer costs its host next to nothing, and anybody may found a run.
+    """
+
+    lane_port: int | None = None
+    """TCP port for that; ``None``: the one after ``port``."""
+
     page: PageAddress | None = None
     notify_socket: str | None = None
     """Socket for notifications to systemd."""
@@ -96,6 +108,15 @@ class BootstrapSettings:
                 f"{self.port} is no port for a bootstrap peer, whose address must not change: "
                 f"choose one from 1 to 65535, such as {DEFAULT_PORT}",
             )
+        if self.lane_port is not None and not 0 < self.lane_port < 65536:
+            raise SettingError("--lane", f"{self.lane_port} is no port; choose one up to 65535")
+
+    @property
+    def lane(self) -> LaneSettings | None:
+        """The lane through which it relays; ``None`` if it does not."""
+        if self.relay_bytes_s is None:
+            return None
+        return LaneSettings(port=self.lane_port or self.port % 65535 + 1)
 
     def arguments(self) -> tuple[str, ...]:
         """The command line of these settings, without folder and key."""
@@ -106,6 +127,8 @@ class BootstrapSettings:
             *(word for address in self.announce for word in ("--announce", str(address))),
             *(word for address in self.seeds for word in ("--seed", str(address))),
             *("--page", "off" if self.page is None else str(self.page)),
+            *(() if self.relay_bytes_s is None else ("--relay-bulk", f"{self.relay_bytes_s:.0f}")),
+            *(() if self.lane_port is None else ("--lane", str(self.lane_port))),
         )
 
     @property
@@ -279,6 +302,12 @@ class Bootstrap:
         )
         yield _counter("shoal_hellos_received", "Hellos received.", stats.hellos_received)
         yield _counter("shoal_calls_refused", "Hellos refused.", stats.refused)
+        relay = Relay() if self.host.lane is None else self.host.lane.relay
+        yield _gauge("shoal_relay_circuits", "Connections relayed now.", relay.circuits)
+        yield _counter(
+            "shoal_relayed_bytes", "Bulk data passed on for others.", relay.counters["bytes"]
+        )
+        yield _counter("shoal_relay_refused", "Connections not relayed.", relay.counters["refused"])
         yield _counter("shoal_daemon_restarts", "Daemon restarts.", self.host.restarts)
         rejected = CounterMetricFamily(
             "shoal_records_rejected", "DHT records rejected, by reason.", labels=["reason"]
@@ -315,6 +344,8 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
     listen = settings.listen or _all_interfaces(settings.port)
     for address in listen:
         try_to_listen(address, option="--port")
+    if settings.lane is not None:
+        try_to_listen(Multiaddr(f"/ip4/0.0.0.0/tcp/{settings.lane.port}"), option="--lane")
     _allow_many_files()
     daemon = DaemonSettings(
         listen=listen,
@@ -333,7 +364,8 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
         )
         _log_warning(event)
 
-    async with await HivemindHost.open(identity, HostSettings(daemon=daemon)) as host:
+    host_settings = HostSettings(daemon=daemon, lane=settings.lane)
+    async with await HivemindHost.open(identity, host_settings) as host:
         presence = Presence(
             host,
             identity,
@@ -343,6 +375,10 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
             on_event=tell,
         )
         await presence.start()
+        if host.lane is not None:
+            # It takes no part in runs: its lane is for circuits, and to show peers their ports.
+            host.lane.relay.judge = partial(_judge_members, presence)
+            host.lane.relay.set_rate(settings.relay_bytes_s)
         try:
             bootstrap = Bootstrap(settings, host, presence, board, await host.addresses())
             if settings.page is None:
@@ -362,6 +398,16 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
                     yield bootstrap
         finally:
             await presence.close()
+
+
+async def _judge_members(presence: Presence, peer: PeerId, other: PeerId) -> str | None:
+    """Reason why nothing is relayed between two peers; ``None`` for live members of one run."""
+    now = asyncio.get_running_loop().time()
+    for table in presence.tables.values():
+        live = {member.peer for member in table.live(now)}
+        if {peer, other} <= live:
+            return None
+    return "this bootstrap peer does not know both as live members of one run"
 
 
 async def serve(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import socket
 
 from multiaddr import Multiaddr
 
 from peer.errors import PeerError
+from peer.storage.address import listen_briefly
 
 USUAL_PORT = 7700
 
@@ -42,27 +42,21 @@ class SettingError(PeerError):
 
 
 def try_to_listen(address: Multiaddr, *, option: str) -> None:
-    """Listen at an address for a moment, because the daemon does not report a port that is taken.
+    """Listen at an address for a moment, before anything starts.
 
     ``option``: the option that sets the port. Raises ``CannotListen`` or ``SettingError``.
     """
     kind = "ip6" if "ip6" in {protocol.name for protocol in address.protocols()} else "ip4"
     try:
-        host = address.value_for_protocol(kind)
+        address.value_for_protocol(kind)
         port = int(address.value_for_protocol("tcp") or 0)
     except LookupError:
         raise SettingError(
             "--listen",
             f"{address} is not an address to listen at: use /ip4/0.0.0.0/tcp/{USUAL_PORT}",
         ) from None
-    family = socket.AF_INET6 if kind == "ip6" else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            probe.bind((host, port))
-            probe.listen(1)
+        listen_briefly(address)
     except OSError as error:
         raise CannotListen(str(address), *_listen_trouble(error, port, option)) from error
 

@@ -26,11 +26,13 @@ from dht.presence.events import PresenceEvent
 from dht.presence.intake import Misfit
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
-from peer.errors import NobodyMet, PeerError, RunNotFound
+from peer.errors import NobodyMet, PeerError, RunNotFound, SeedsElsewhere
 from peer.joining.link import Link, parse_link
 
 FETCH_TIMEOUT_S = 60.0
 LOOK_EVERY_S = 0.2
+ELSEWHERE = 4
+"""Exit code for seeds that take part in another run: asking again is of no use."""
 SEEDS_JUDGED_AFTER_S = 5.0
 
 
@@ -96,7 +98,7 @@ async def fetch_run_file(link: Link, *, timeout_s: float) -> bytes:
 
 
 def check_seeds_run(link: Link, misfits: Mapping[PeerId, Misfit], *, waited_s: float) -> None:
-    """Raise ``NobodyMet`` once all seeds of a link have answered that they are in another run.
+    """Raise ``SeedsElsewhere`` once all seeds of a link have answered that they are in another run.
 
     Not before ``SEEDS_JUDGED_AFTER_S``: a seed may know a peer of this run.
     """
@@ -104,7 +106,7 @@ def check_seeds_run(link: Link, misfits: Mapping[PeerId, Misfit], *, waited_s: f
     runs = {misfit.theirs for misfit in found if misfit is not None and misfit.what == "run"}
     everybody = len(found) == len(link.seeds) and None not in found
     if waited_s >= SEEDS_JUDGED_AFTER_S and everybody and len(runs) == 1:
-        raise NobodyMet(
+        raise SeedsElsewhere(
             f"run {link.run_id[:16]}...",
             f"the link's seeds take part in run {runs.pop()[:16]}...; check that the link "
             "was copied completely, or ask for a new one",
@@ -130,7 +132,7 @@ def main(arguments: Sequence[str]) -> int:
     except (PeerError, DhtError) as error:
         reason = error.reason if isinstance(error, RunNotFound) else error
         sys.stderr.write(f"{reason}\n")
-        return 3
+        return ELSEWHERE if isinstance(error, SeedsElsewhere) else 3
     except asyncio.CancelledError:  # the asking process is gone
         return 130
     sys.stdout.buffer.write(content)

@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 from peer.bridge.agent_process import agent_environment
-from peer.errors import RunNotFound
+from peer.errors import RunNotFound, SeedsElsewhere
+from peer.joining.fetch import ELSEWHERE
 from peer.joining.link import Link, find_run
 from peer.run_file.reading import RUN_FILE_MAX_BYTES
 from peer.run_file.sections import RunFile
@@ -46,9 +47,8 @@ def ask_peers(link: Link) -> bytes:
         os.close(own_end)
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise RunNotFound(
-            "the link's seeds", lines[-1] if lines else f"exit code {done.returncode}"
-        )
+        kind = SeedsElsewhere if done.returncode == ELSEWHERE else RunNotFound
+        raise kind("the link's seeds", lines[-1] if lines else f"exit code {done.returncode}")
     if len(done.stdout) > RUN_FILE_MAX_BYTES:
         raise RunNotFound("the link's seeds", f"an answer of {len(done.stdout)} bytes")
     return done.stdout

@@ -13,14 +13,14 @@ import ssl
 import time
 import urllib.error
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from multiaddr import Multiaddr
 
 from dht import addresses
-from dht.identity import RunId
+from dht.identity import PeerId, RunId
 from dht.membership.credentials import InviteKey, parse_invite
 from peer.errors import LinkError, RunNotFound
 from peer.https import https_opener
@@ -29,6 +29,8 @@ from peer.run_file.sections import SEEDS_MAX, RunFile
 
 SCHEME = "shoal://"
 LINK_MAX_CHARACTERS = 8192
+SHORT_SEEDS = 3
+"""Number of addresses in the links that peers print."""
 
 _RUN_ID = re.compile(r"[0-9a-f]{64}")
 
@@ -77,6 +79,8 @@ class FoundRun:
     """Folder of a local file, which its relative paths refer to."""
     invite: InviteKey | None = None
     """Invite in the link."""
+    by_link: bool = False
+    """A link led to it: the run has been founded."""
 
 
 def parse_link(text: str) -> Link:
@@ -118,6 +122,36 @@ def parse_link(text: str) -> Link:
     return Link(RunId(run_id), tuple(seeds), invite)
 
 
+def short_link(run_id: RunId, *, seeds: Sequence[Multiaddr], own: Sequence[Multiaddr]) -> Link:
+    """A link with at most ``SHORT_SEEDS`` addresses, all of the widest scope that there is.
+
+    ``seeds`` in the order of preference, of which each peer is named once, and addresses of the
+    peer that makes the link: one of them is always in it.
+    """
+    scope = max(map(addresses.scope_of, [*seeds, *own]), default=None)
+    mine = [address for address in own if addresses.scope_of(address) is scope]
+    me = {addresses.peer_of(address) for address in own}
+    others: dict[PeerId | None, Multiaddr] = {}
+    for seed in seeds:
+        if addresses.scope_of(seed) is scope and addresses.peer_of(seed) not in me:
+            others.setdefault(addresses.peer_of(seed), seed)
+    first = list(others.values())[: SHORT_SEEDS - bool(mine)]
+    return Link(run_id, tuple([*first, *mine][:SHORT_SEEDS]))
+
+
+def is_news(link: str, told: str | None) -> bool:
+    """True if people need this link beside the one that they were told before.
+
+    That one may lead nowhere any more, or not as far as this one.
+    """
+    if told is None:
+        return True
+    new, old = parse_link(link), parse_link(told)
+    if new.scope is None or old.scope is None:
+        return new.scope is not None
+    return new.scope > old.scope or not set(new.seeds) & set(old.seeds)
+
+
 def only_from(text: str) -> str | None:
     """A warning for whoever passes on a link that is of no use elsewhere; ``None``: it is fine."""
     scope = parse_link(text).scope
@@ -149,7 +183,7 @@ def find_run(
         # The private half of an invite stays here: a link may be passed to another process.
         data = ask_peers(replace(link, invite=None))
         run = from_canonical(data, link.run_id)
-        return FoundRun(run, link.seeds, "peers", invite=link.invite)
+        return FoundRun(run, link.seeds, "peers", invite=link.invite, by_link=True)
     if scheme in ("http", "https") and "://" in where:
         text = _download(where.strip(), timeout_s=timeout_s, tls=tls)
         return _found(text, where.strip())

@@ -24,6 +24,8 @@ from typing import Any, TypeVar
 import msgspec
 from blake3 import blake3
 
+from averaging.live.fetcher import Fetcher, FetchProgress
+from averaging.live.threads import Threads
 from dht.errors import CallRefused, DhtError, PeerUnreachable, RunFileUnavailable
 from dht.identity import PeerId
 from dht.libp2p.hivemind_host import HivemindHost
@@ -39,7 +41,7 @@ from peer.errors import NobodyMet
 from peer.events.printable import printable
 from peer.joining.fetch import SeedFailures, check_seeds_run, observer
 from peer.joining.link import Link
-from peer.quantities import bytes_text, count_text, duration_text
+from peer.quantities import bytes_text, count_text, duration_text, fates_text, peers_text
 from peer.run_file.reading import from_canonical
 
 FOLLOWING = ("learner", "keeper")
@@ -89,6 +91,13 @@ class RunStatus:
         return told + [s.step_time_s or 0.0 for s in self.silent.values() if s.role == LEARNER]
 
     @property
+    def ended_at(self) -> float | None:
+        """Wall-clock time at which the run ended, if all peers with a state say so."""
+        told = [peer.ended_at for peer in self.peers if peer.versions]
+        times = [at for at in told if at is not None]
+        return min(times) if times and len(times) == len(told) else None
+
+    @property
     def global_tokens(self) -> int:
         return max((peer.global_tokens for peer in self.peers), default=0)
 
@@ -103,6 +112,7 @@ class RunStatus:
         return {
             "run_id": self.run_id,
             "global_tokens": self.global_tokens,
+            "ended_at": self.ended_at,
             "held_out": None if self.held_out is None else _named(self.held_out),
             "peers": [
                 {**_named(peer), "held_out": peer.held_out and _named(peer.held_out)}
@@ -167,6 +177,10 @@ class Visitor:
         found.sort(key=lambda answer: (answer.name, answer.peer))
         in_force = await self._directives_in_force()
         return RunStatus(self._link.run_id, tuple(found), silent, in_force)
+
+    def fetcher(self, threads: Threads, on_progress: Callable[[FetchProgress], None]) -> Fetcher:
+        """Fetches states from peers that ``look`` has found, as one that catches up does."""
+        return Fetcher(self._host, self._link.run_id, threads, on_progress=on_progress)
 
     async def deliver(self, directive: bytes) -> dict[PeerId, str]:
         """Give a directive to every member found: the reason of each, empty if it was taken."""
@@ -280,27 +294,34 @@ def status_lines(seen: RunStatus) -> list[str]:
     held_out = "" if seen.held_out is None else f"   held-out loss {seen.held_out.loss:.3f}"
     lines = [
         f"run {seen.run_id[:16]}...   {count_text(seen.global_tokens)} tokens merged   "
-        f"{len(seen.peers)} peers{held_out}",
-        f"{'peer':18} {'phase':10} {'steps':>7} {'s/step':>7} {'loss':>7} "
+        f"{peers_text(len(seen.peers))}{held_out}",
+        f"{'peer':18} {'state':10} {'steps':>7} {'s/step':>7} {'loss':>7} "
         f"{'version':>8} {'behind':>6} {'merged':>8}",
     ]
     for peer in seen.peers:
         loss = "-" if peer.loss is None else f"{peer.loss:.3f}"
         version = str(min(peer.versions)) if peer.versions else "-"
+        state = status.state_in_words(peer.role, peer.phase, rests=peer.rest is not None)
+        trains = peer.role == LEARNER
+        steps = str(peer.steps) if trains else "-"
+        step_time = f"{peer.step_time_s:.2f}" if peer.step_time_s else "-"
+        merged = count_text(peer.fates.get("merged", 0.0)) if trains else "-"
         lines.append(
-            f"{peer.name[:18]:18} {peer.phase[:10]:10} {peer.steps:7} {peer.step_time_s:7.2f} "
-            f"{loss:>7} {version:>8} {peer.staleness:6} "
-            f"{count_text(peer.fates.get('merged', 0.0)):>8}"
+            f"{peer.name[:18]:18} {state[:10]:10} {steps:>7} {step_time:>7} {loss:>7} "
+            f"{version:>8} {peer.staleness:6} {merged:>8}"
         )
-        fates = ", ".join(f"{name} {count_text(value)}" for name, value in peer.fates.items())
         if peer.rest is not None or peer.limits:
             resting = [] if peer.rest is None else [f"resting: {peer.rest}"]
             allowed = [f"limits: {', '.join(peer.limits)}"] if peer.limits else []
             lines.append("  " + "; ".join(resting + allowed))
-        lines.append(
-            f"  up {duration_text(peer.up_s)}   sent {bytes_text(peer.bytes_sent)}   "
-            f"blocked {peer.blocked_s:.2f} s   tokens: {fates}"
-        )
+        if peer.paths:
+            paths = ", ".join(f"{count} {name}" for name, count in peer.paths.items())
+            passed = f"; passed on {bytes_text(peer.relayed_bytes)}" * bool(peer.relayed_bytes)
+            lines.append(f"  bulk data: {paths}{passed}")
+        online = f"  online for {duration_text(peer.up_s)}, sent {bytes_text(peer.bytes_sent)}"
+        if trains:
+            online += f", blocked {peer.blocked_s:.1f} s; tokens: {fates_text(peer.fates)}"
+        lines.append(online)
     for peer_id, silent in seen.silent.items():
         lines.append(f"{silent.name[:18] or peer_id}: no answer: {printable(silent.reason)}")
     for signer, directive in seen.directives.items():

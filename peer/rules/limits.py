@@ -90,6 +90,13 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     """Train only while other programs use less than this share of all processors."""
     disk_bytes: Annotated[float, Meta(ge=DISK_MIN_BYTES)] | None = None
     """Size of all files in the peer's folder."""
+    relay_bytes_s: Annotated[float, Meta(ge=RATE_MIN_BYTES_S)] | None = None
+    """Rate of bulk data that this peer passes on between others. ``None``: it does not relay.
+
+    That is the default: every byte passes its line twice, on its owner's bill, and a member that
+    can be dialled already helps more by leading and reducing. Only where nobody in a run can be
+    dialled does a relay decide whether anything is merged, and there a host outside has to consent.
+    """
 
     def words(
         self, *, month_used_bytes: float | None = None, disk_used_bytes: float | None = None
@@ -114,6 +121,8 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
             found.append(f"only while other programs use less than {self.idle_below:.0%}")
         if self.disk_bytes is not None:
             found.append(f"{_used(disk_used_bytes)}{_gigabytes(self.disk_bytes)} of disk")
+        if self.relay_bytes_s is not None:
+            found.append(f"relays {self.relay_bytes_s / 1e6:g} MB/s for others")
         return found
 
     def share(self, *, accelerated: bool) -> float:

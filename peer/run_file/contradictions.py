@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from datetime import datetime
 from typing import TypeAlias
 
 from dht import addresses
@@ -19,6 +20,7 @@ from peer.run_file.places import (
     place_of,
 )
 from peer.run_file.sections import (
+    HUB_COMMIT,
     HUB_NAME,
     CustomData,
     FilesData,
@@ -37,6 +39,7 @@ Contradiction: TypeAlias = tuple[str, str]
 def contradictions(run: RunFile) -> Iterator[Contradiction]:
     yield from _of_model(run)
     yield from _of_data_files(run)
+    yield from _without_commit(run)
     yield from _of_thresholds(run)
     yield from _of_token_counts(run)
     yield from _of_rounds(run)
@@ -120,11 +123,33 @@ def _of_tokenizer(data: FilesData) -> Iterator[Contradiction]:
             yield "data.tokenizer", f"is {data.tokenizer!r}: {fault}"
         if data.end_token is None:
             yield "data.end_token", "is missing; a tokenizer.json does not say what ends a document"
-    elif not re.fullmatch(HUB_NAME, data.tokenizer):
+    else:
+        name, at, commit = data.tokenizer.partition("@")
+        if not re.fullmatch(HUB_NAME, name) or (at and not re.fullmatch(HUB_COMMIT, commit)):
+            yield (
+                "data.tokenizer",
+                f"is {data.tokenizer!r}; it must be 'bytes', a name with a commit such as "
+                "'owner/name@' and 40 hex digits, or a tokenizer.json with '#sha256=' and its hash",
+            )
+
+
+def _without_commit(run: RunFile) -> Iterator[Contradiction]:
+    """What the hub serves under a name alone changes with time: a commit fixes it."""
+    data = run.data
+    if not isinstance(data, HfData | FilesData):
+        return
+    if isinstance(data, HfData) and not re.fullmatch(HUB_COMMIT, data.revision or ""):
+        yield (
+            "data.revision",
+            f"is {data.revision!r}; it must be a commit of {data.dataset}, 40 hex digits: `shoal "
+            f"run new` writes the newest, and https://huggingface.co/datasets/{data.dataset}"
+            "/commits/main lists all",
+        )
+    if data.tokenizer != "bytes" and re.fullmatch(HUB_NAME, data.tokenizer):
         yield (
             "data.tokenizer",
-            f"is {data.tokenizer!r}; it must be 'bytes', a name such as 'owner/name', or a "
-            "tokenizer.json with '#sha256=' and its hash",
+            f"is {data.tokenizer!r}; add its commit, '{data.tokenizer}@' and 40 hex digits: "
+            f"https://huggingface.co/{data.tokenizer}/commits/main lists them",
         )
 
 
@@ -182,4 +207,49 @@ def _of_rounds(run: RunFile) -> Iterator[Contradiction]:
             "rounds.quorum",
             f"is {rounds.quorum}; a group has at most rounds.group_size = "
             f"{rounds.group_size} peers",
+        )
+
+
+def obstacles(run: RunFile, *, now: datetime) -> Iterator[Contradiction]:
+    """Settings that a peer may read, and with which a run that is still to begin comes to nothing.
+
+    They are no contradictions: the peers of a run under way must be able to read its file when its
+    date has passed.
+    """
+    end, outer, schedule = run.end, run.outer, run.schedule
+    if end.date is not None and end.date <= now:
+        yield "end.date", f"is {end.date:%Y-%m-%dT%H:%M:%SZ}, which is past: the run would be over"
+    if outer.overlap_steps > outer.steps_per_cycle:
+        yield (
+            "outer.overlap_steps",
+            f"is {outer.overlap_steps}; a fragment would be due again after "
+            f"outer.steps_per_cycle = {outer.steps_per_cycle} steps, before its merge is over",
+        )
+    quorum, peers = run.rounds.quorum, run.policy.peers
+    if run.policy.admission == "listed" and isinstance(quorum, int) and quorum > len(peers):
+        yield (
+            "rounds.quorum",
+            f"is {quorum}; policy.peers lists {len(peers)}, so no round would ever have a quorum",
+        )
+    if end.tokens == "unlimited":
+        return
+    if (schedule.decay_tokens or 0) > end.tokens:
+        yield (
+            "schedule.decay_tokens",
+            f"is {schedule.decay_tokens}; the run ends at end.tokens = {end.tokens}, before the "
+            "learning rate has decayed",
+        )
+    if schedule.warmup_tokens >= end.tokens:
+        yield (
+            "schedule.warmup_tokens",
+            f"is {schedule.warmup_tokens}; the run ends at end.tokens = {end.tokens}, before the "
+            "learning rate has risen",
+        )
+    cycle_tokens = run.inner.batch_size * run.data.sequence_length * outer.steps_per_cycle
+    if not isinstance(run.data, CustomData) and cycle_tokens > end.tokens:
+        yield (
+            "end.tokens",
+            f"is {end.tokens}; a peer trains on {cycle_tokens} tokens in one cycle "
+            "(inner.batch_size x data.sequence_length x outer.steps_per_cycle), so the run would "
+            "end before every fragment is merged once",
         )

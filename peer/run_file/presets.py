@@ -22,6 +22,8 @@ from peer.run_file.sections import (
 )
 
 STDLIB, FINEWEB = "python_stdlib", "fineweb-edu"
+FINEWEB_COMMIT = "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"
+TOKENIZER = "openai-community/gpt2@607a30d783dfa663caf39e06633721c8d4cfcd7e"
 
 TOKENS_PER_PARAMETER = 20
 """The compute-optimal number of training tokens (Hoffmann et al., 2022, arXiv 2203.15556)."""
@@ -34,14 +36,17 @@ _RATES = {"124m": 2e-3, "350m": 1.5e-3, "1b": 1e-3}
 def preset(size: str, data: str = STDLIB) -> RunFile:
     """A run of a model of this size, one of ``SIZES``. Raises ``ValueError``.
 
-    ``data``: ``python_stdlib``, ``fineweb-edu``, or the name of a dataset on the hub.
+    ``data``: ``python_stdlib``, ``fineweb-edu``, or the name of a dataset on the hub, with or
+    without ``@`` and a commit.
     """
     if size not in SIZES:
         raise ValueError(f"size is {size!r}; it is one of {', '.join(SIZES)}")
     model = GptModel(**SIZES[size])
     tokens = TOKENS_PER_PARAMETER * _PARAMETERS[size]
     return RunFile(
-        name=re.sub(r"[^a-z0-9._-]+", "-", f"{data}-{size}".lower()).strip("._-")[:64],
+        name=re.sub(r"[^a-z0-9._-]+", "-", f"{data.partition('@')[0]}-{size}".lower()).strip("._-")[
+            :64
+        ],
         model=model,
         data=_data(data, sequence_length=model.context),
         inner=MuonInner(learning_rate=_RATES[size], batch_size=_BATCHES[size]),
@@ -56,9 +61,10 @@ def preset(size: str, data: str = STDLIB) -> RunFile:
 def _data(name: str, *, sequence_length: int) -> Data:
     if name == STDLIB:
         return PythonStdlibData(sequence_length=sequence_length)
-    dataset, subset = name, None
+    dataset, _, commit = name.partition("@")
+    subset = None
     if name == FINEWEB:
-        dataset, subset = "HuggingFaceFW/fineweb-edu", "sample-100BT"
+        dataset, subset, commit = "HuggingFaceFW/fineweb-edu", "sample-100BT", FINEWEB_COMMIT
     elif "/" not in name:
         raise ValueError(
             f"data is {name!r}; it is {STDLIB}, {FINEWEB}, or the name of a dataset on the hub "
@@ -67,6 +73,7 @@ def _data(name: str, *, sequence_length: int) -> Data:
     return HfData(
         dataset=dataset,
         subset=subset,
-        tokenizer="openai-community/gpt2",
+        revision=commit or None,
+        tokenizer=TOKENIZER,
         sequence_length=sequence_length,
     )

@@ -6,13 +6,15 @@ Nothing in a run file is executed, and reading one opens no file and no connecti
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 import msgspec
 from blake3 import blake3
 
 from peer.errors import Fault, RunFileError
-from peer.run_file.contradictions import contradictions
+from peer.run_file.contradictions import Contradiction, contradictions, obstacles
 from peer.run_file.sections import SCHEMA, SIZES, RunFile
 from peer.run_file.setting_rules import check_table
 from peer.run_file.toml_lines import TomlLines
@@ -60,6 +62,13 @@ def from_canonical(data: bytes, run_id: str, *, source: str = "run file from pee
     return run
 
 
+def faults_of_new(run: RunFile, *, now: datetime, text: str | None = None) -> list[Fault]:
+    """The faults of a run that is still to begin, by ``obstacles``. ``text``: its TOML."""
+    lines = None if text is None else TomlLines(text)
+    found = _faults(obstacles(run, now=now), lines)
+    return sorted(found, key=lambda fault: fault.line or 0)
+
+
 def _too_large(size: int) -> Fault:
     return Fault("", f"it has {size} bytes; a run file has at most {RUN_FILE_MAX_BYTES}")
 
@@ -95,7 +104,7 @@ def _checked(settings: dict[str, Any], *, source: str, lines: TomlLines | None) 
         except msgspec.ValidationError as error:  # a rule that check_table does not know
             faults.append(Fault("", str(error)))
         else:
-            faults = _conflicts(run, lines)
+            faults = _faults(contradictions(run), lines)
             if not faults and (size := len(run.canonical())) > RUN_FILE_MAX_BYTES:
                 faults = [_too_large(size)]
             if not faults:
@@ -103,9 +112,9 @@ def _checked(settings: dict[str, Any], *, source: str, lines: TomlLines | None) 
     raise RunFileError(source, sorted(faults, key=lambda fault: fault.line or 0))
 
 
-def _conflicts(run: RunFile, lines: TomlLines | None) -> list[Fault]:
+def _faults(problems: Iterable[Contradiction], lines: TomlLines | None) -> list[Fault]:
     found = []
-    for setting, problem in contradictions(run):
+    for setting, problem in problems:
         line = lines.of(tuple(setting.split("."))) if lines else None
         found.append(Fault(setting, f"{setting} {problem}", line))
     return found

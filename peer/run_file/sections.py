@@ -37,7 +37,9 @@ def _text(pattern: str, rule: str, description: str, *, length_max: int) -> Meta
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*\Z"
 _HEX_64 = r"^[0-9a-f]{64}\Z"
 HUB_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?\Z"
-_OWNED_HUB_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\Z"
+HUB_COMMIT = r"^[0-9a-f]{40}\Z"
+_HUB_TOKENIZER = HUB_NAME.replace(r"\Z", r"(@[0-9a-f]{40})?\Z")
+OWNED_HUB_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\Z"
 """Without an owner, ``datasets`` takes some names for readers of local files: 'text' is one."""
 _PEER_ID = r"^[1-9A-HJ-NP-Za-km-z]{40,64}\Z"
 
@@ -199,7 +201,7 @@ class HfData(_Data, frozen=True, kw_only=True, tag_field="recipe", tag="hf"):
     dataset: Annotated[
         str,
         _text(
-            _OWNED_HUB_NAME,
+            OWNED_HUB_NAME,
             "a name such as 'owner/name'",
             "Name of the dataset on the hub.",
             length_max=128,
@@ -214,7 +216,10 @@ class HfData(_Data, frozen=True, kw_only=True, tag_field="recipe", tag="hf"):
     ] = "train"
     revision: Annotated[
         Annotated[str, _text(_PRINTABLE, "a printable text", "", length_max=128)] | None,
-        Meta(description="Commit of the dataset, so that every peer reads the same data."),
+        Meta(
+            description="Commit of the dataset, 40 hex digits, so that every peer reads the same "
+            "data. A dataset without it is refused."
+        ),
     ] = None
     text_field: Annotated[
         str, _text(_PRINTABLE, "a printable text", "Column that holds the text.", length_max=64)
@@ -222,9 +227,9 @@ class HfData(_Data, frozen=True, kw_only=True, tag_field="recipe", tag="hf"):
     tokenizer: Annotated[
         str,
         _text(
-            HUB_NAME,
-            "'bytes' or a name such as 'owner/name'",
-            "'bytes', or the name of a tokenizer on the hub.",
+            _HUB_TOKENIZER,
+            "'bytes' or a name with a commit, such as 'owner/name@' and 40 hex digits",
+            "'bytes', or the name of a tokenizer on the hub with its commit: 'owner/name@...'.",
             length_max=128,
         ),
     ] = "bytes"
@@ -271,8 +276,9 @@ class FilesData(_Data, frozen=True, kw_only=True, tag_field="recipe", tag="files
         _text(
             _PRINTABLE,
             "a printable text",
-            "'bytes', the name of a tokenizer on the hub, or a tokenizer.json in the data folder "
-            "or at an https URL, with '#sha256=...'. Token shards need none.",
+            "'bytes', the name of a tokenizer on the hub with its commit ('owner/name@...'), or a "
+            "tokenizer.json in the data folder or at an https URL, with '#sha256=...'. Token "
+            "shards need none.",
             length_max=1024,
         ),
     ] = "bytes"

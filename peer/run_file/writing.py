@@ -21,9 +21,9 @@ _TITLES = {
 }
 
 
-def template(name: str = "my-run") -> str:
+def template(name: str = "my-run", *, every_recipe: bool = False) -> str:
     """Run file with every setting at its default and a comment: the output of ``shoal run new``."""
-    return to_toml(RunFile(name=name))
+    return to_toml(RunFile(name=name), every_recipe=every_recipe)
 
 
 def with_owner(text: str, owner: str) -> str:
@@ -53,10 +53,11 @@ def with_owner(text: str, owner: str) -> str:
     return changed
 
 
-def to_toml(run: RunFile, *, notes: Sequence[str] = ()) -> str:
+def to_toml(run: RunFile, *, notes: Sequence[str] = (), every_recipe: bool = False) -> str:
     """Run file with these settings and comments; ``parse`` reads back an equal ``RunFile``.
 
-    ``notes``: further lines for the comment at the top.
+    ``notes``: further lines for the comment at the top. ``every_recipe``: with the settings of the
+    recipes that were not chosen, as comments.
     """
     plain = msgspec.to_builtins(run)
     out = [
@@ -87,11 +88,68 @@ def to_toml(run: RunFile, *, notes: Sequence[str] = ()) -> str:
         for inner in settings:
             if section_in_list(inner.type) is None:
                 out += _setting_lines(inner, plain[field.name][inner.name])
+        if every_recipe:
+            for recipe in recipes:
+                if not isinstance(section, recipe):
+                    out += _recipe_lines(field.name, recipe, settings)
         for inner in settings:  # after the plain settings, which would belong to the last table
             if (listed := section_in_list(inner.type)) is not None:
                 name = f"{field.name}.{inner.name}"
                 out += _list_lines(name, inner, listed, plain[field.name][inner.name])
     return "\n".join(out) + "\n"
+
+
+def _recipe_lines(
+    section: str, recipe: type[msgspec.Struct], shown: Sequence[msgspec.structs.FieldInfo]
+) -> list[str]:
+    """A recipe that was not chosen, with the settings that differ from those shown, in comments."""
+    config = recipe.__struct_config__
+    out = ["", f'# With {config.tag_field} = "{config.tag}":']
+    known = {field.name: field.default for field in shown}
+    for field in msgspec.structs.fields(recipe):
+        if known.get(field.name, ...) == field.default:
+            continue
+        listed = section_in_list(field.type)
+        out += _comment(f"{description_of(field.type)} ({rule_of(field.type)})")
+        if listed is not None:
+            out.append(f"#   [[{section}.{field.name}]]")
+            for inner in msgspec.structs.fields(listed):
+                out += _comment(f"  {description_of(inner.type)} ({rule_of(inner.type)})")
+                out.append(f"#   {_default_line(inner)}")
+        else:
+            out.append(f"#   {_default_line(field)}")
+    return out if len(out) > 2 else []
+
+
+def _default_line(field: msgspec.structs.FieldInfo) -> str:
+    if field.required or field.default in (None, msgspec.NODEFAULT):
+        return f"{field.name} = ..."
+    return f"{field.name} = {_toml(field.default)}"
+
+
+def differences(before: RunFile, after: RunFile) -> list[str]:
+    """The settings that differ, as ``inner.batch_size was 16 and is 32``. Seeds do not count."""
+
+    def flat(run: RunFile) -> dict[str, Any]:
+        plain = msgspec.to_builtins(run)
+        del plain["seeds"]
+        return {
+            f"{section}.{name}" if isinstance(values, dict) else section: value
+            for section, values in plain.items()
+            for name, value in (values.items() if isinstance(values, dict) else [("", values)])
+        }
+
+    old, new = flat(before), flat(after)
+    return [
+        f"{name} was {_shown(old.get(name))} and is {_shown(new.get(name))}"
+        for name in dict.fromkeys([*old, *new])
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _shown(value: Any) -> str:
+    text = "unset" if value is None else _toml(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _list_lines(

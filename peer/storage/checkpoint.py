@@ -123,6 +123,21 @@ class CheckpointFolder:
             return sorted(int(p.name) for p in self.folder.iterdir() if _NAME.fullmatch(p.name))
         return []
 
+    def path_of(self, number: int) -> Path:
+        return self.folder / f"{number:012d}"
+
+    def were_set_aside(self) -> bool:
+        """Return whether there are checkpoints that were found damaged."""
+        return any(self.folder.glob(f"*{_DAMAGED}"))
+
+    def newest_meta(self) -> Mapping[str, Any] | None:
+        """The ``meta`` of the newest checkpoint that has one; its tensors are not verified."""
+        for number in reversed(self.numbers()):
+            with contextlib.suppress(CheckpointDamaged, FileNotFoundError):
+                meta: Mapping[str, Any] = _read_meta(self.path_of(number))["meta"]
+                return meta
+        return None
+
     def save(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
         """Write a checkpoint, flush it to the disk and remove those beyond ``keep``.
 
@@ -148,7 +163,7 @@ class CheckpointFolder:
             envelope = {"format": FORMAT, "tensors_digest": digest, "tensors_bytes": size}
             _write_meta(temporary / _META, {**envelope, "meta": dict(meta)})
             _sync_folder(temporary)
-            final = self.folder / f"{self._next_number():012d}"
+            final = self.path_of(self._next_number())
             temporary.rename(final)
             _sync_folder(self.folder)
         except OSError as error:
@@ -158,13 +173,13 @@ class CheckpointFolder:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         for number in self.numbers()[: -self.keep]:
-            _remove(self.folder / f"{number:012d}")
+            _remove(self.path_of(number))
         return final
 
     def load_latest(self) -> Checkpoint | None:
         """The newest intact checkpoint; damaged ones are set aside with a warning."""
         for number in reversed(self.numbers()):
-            path = self.folder / f"{number:012d}"
+            path = self.path_of(number)
             try:
                 return open_checkpoint(path)
             except CheckpointDamaged as error:
@@ -180,7 +195,7 @@ class CheckpointFolder:
         """Remove old checkpoints until ``needed_bytes`` fit the limit; the newest one stays."""
         while (left := self._left_bytes()) is not None and left < needed_bytes:
             damaged = sorted(self.folder.glob(f"*{_DAMAGED}"))
-            older = [self.folder / f"{number:012d}" for number in self.numbers()[:-1]]
+            older = [self.path_of(number) for number in self.numbers()[:-1]]
             if not (doomed := [*damaged, *older]):
                 return
             _remove(doomed[0])

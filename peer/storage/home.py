@@ -26,6 +26,9 @@ from peer.run_file.sections import RunFile
 MARKS = frozenset(("in_use", "identity.key"))
 """Files by which a folder is known to be a peer's. The first is in all, the second is older."""
 
+LEARNERS_MAX = 64
+"""Number of learners of one run on one machine that find a folder by themselves."""
+
 DATA = "data"
 """The user's part of a peer's folder: it may be there before the peer is."""
 
@@ -49,6 +52,19 @@ def data_home(environment: Mapping[str, str]) -> Path:
 def default_directory(run_id: RunId) -> Path:
     """The folder for key, checkpoints and logs of a learner of this run."""
     return data_home(os.environ) / "runs" / run_id[:16]
+
+
+def free_directory(run_id: RunId) -> Path:
+    """The folder for one more learner of this run on this machine.
+
+    It is the default one unless another peer holds that now.
+    """
+    first = default_directory(run_id)
+    for number in range(1, LEARNERS_MAX + 1):
+        folder = first if number == 1 else first.with_name(f"{first.name}-{number}")
+        if not folder.exists() or not is_in_use(folder):
+            return folder
+    return first
 
 
 def keeper_directory(run_id: RunId) -> Path:

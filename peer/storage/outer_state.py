@@ -29,6 +29,9 @@ from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import Checkpoint, CheckpointFolder
 from peer.storage.tensor_file import Tensor, write_safetensors
 
+OUTER = "outer"
+"""Folder of an agent's checkpoints, in the peer's folder."""
+
 _LINEAGE_BYTES = 32
 
 
@@ -145,9 +148,31 @@ def load_outer(
     return None
 
 
+def kept_run(folder: Path) -> RunFile | None:
+    """The run of the newest checkpoint in a peer's folder; ``None`` if there is none."""
+    meta = CheckpointFolder(folder / OUTER).newest_meta()
+    if meta is None:
+        return None
+    try:
+        return from_canonical(meta["run"].encode(), meta["run_id"])
+    except (KeyError, AttributeError, RunFileError):  # of another program, or another version
+        return None
+
+
 def model_name(states: Iterable[FragmentState]) -> str:
     """Name of the parameters: equal names mean equal histories, hence equal bits."""
     return blake3(b"".join(state.lineage for state in states)).hexdigest()[:16]
+
+
+def founding_name(states: Iterable[FragmentState]) -> str:
+    """Name of the founder's first weights, which all peers of one history share.
+
+    Empty if the history of a fragment is too long to reach back to them.
+    """
+    roots = [state.chain.root for state in states]
+    if not roots or None in roots:
+        return ""
+    return blake3(b"".join(root.lineage for root in roots if root is not None)).hexdigest()[:16]
 
 
 def export(folder: CheckpointFolder, out: Path, *, apart: str = "") -> OuterState:
@@ -159,6 +184,12 @@ def export(folder: CheckpointFolder, out: Path, *, apart: str = "") -> OuterStat
     outer = load_outer(folder)
     if outer is None:
         raise NothingToExport(str(folder.folder))
+    write_model(outer, out, apart=apart)
+    return outer
+
+
+def write_model(outer: OuterState, out: Path, *, apart: str = "") -> None:
+    """Write parameters, by name and in fp32, as one safetensors file. Raises ``NotWritten``."""
     metadata = {
         "format": "pt",
         "shoal_run": outer.run.name,
@@ -179,7 +210,6 @@ def export(folder: CheckpointFolder, out: Path, *, apart: str = "") -> OuterStat
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-    return outer
 
 
 def named_tensors(layout: Layout, states: Sequence[FragmentState]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from peer.quantities import plural
 from peer.trainer.choices import DeviceFacts, cuda_precisions
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -56,7 +57,7 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     if device.type == "mps":
         return f"Apple {platform.machine()}"
-    return f"CPU, {torch.get_num_threads()} threads"
+    return f"CPU, {plural(torch.get_num_threads(), 'thread')}"
 
 
 def cpu_has_bf16() -> bool:

@@ -81,6 +81,8 @@ class Speed:
     """Time until the next merge of a fragment is expected."""
     device_bytes: float | None = None
     temperature_c: float | None = None
+    processor_share: float | None = None
+    """Share of the machine's processors that this peer uses, agent and daemon included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,8 @@ class ObservedRun(Protocol):
     def held_out_loss(self) -> float | None: ...
     @property
     def others(self) -> tuple[Other, ...]: ...
+    @property
+    def share(self) -> float: ...
     @property
     def staleness(self) -> int: ...
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,8 +30,10 @@ from peer.model.recipes import embedding_names, head_names
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
 from peer.storage.credentials import own_credential
-from peer.storage.home import default_directory, occupied, peer_folder
+from peer.storage.earlier import look_at_checkpoints
+from peer.storage.home import default_directory, free_directory, occupied, peer_folder
 from peer.storage.inner_saves import InnerSaves
+from peer.storage.last_seen import load_last_seen
 from peer.storage.progress import ProgressFile
 from peer.trainer.learner import BUDGET_S, Learner
 from peer.trainer.news import News
@@ -52,6 +55,7 @@ STARTS_MAX = 4
 
 FOUND_AFTER_S = 30.0
 END_AGENT_WITHIN_S = 20.0
+LINK_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +184,16 @@ def _find(where: str | Path | RunFile) -> FoundRun:
 
 
 def _open_home(settings: JoinSettings, found: FoundRun, stack: ExitStack) -> _Home:
-    directory = settings.directory or default_directory(found.run.run_id)
+    directory = settings.directory or (
+        # Without a seed a second peer would not find the first one, and found the run again.
+        free_directory(found.run.run_id)
+        if found.seeds or settings.seeds
+        else default_directory(found.run.run_id)
+    )
     stack.enter_context(occupied(directory, found.run, "learner"))
+    if not settings.quiet:
+        for text in look_at_checkpoints(directory).told:
+            warnings.warn(text, stacklevel=2)
     with peer_folder(directory):
         identity = Identity.load_or_create(directory / "identity.key")
         credential = own_credential(
@@ -199,9 +211,6 @@ def _first_message(
 ) -> Begin:
     settings, progress = plan.settings, home.progress
     seeds = (*map(str, found.seeds), *settings.seeds)
-    found_after_s = settings.found_after_s
-    if found_after_s is None:
-        found_after_s = FOUND_AFTER_S if seeds else 0.0
     return Begin(
         run=found.run.canonical(),
         seeds=seeds,
@@ -218,12 +227,27 @@ def _first_message(
         announce=settings.announce,
         lane=settings.lane,
         credential=home.credential,
-        found_after_s=found_after_s,
+        found_after_s=found_after_s(settings, found, home.directory, has_seeds=bool(seeds)),
         page=settings.page,
         started_at=settings.started_at,
         earlier_tokens=progress.now.earlier_tokens,
         ended_cleanly=progress.previous is None or progress.previous.clean,
     )
+
+
+def found_after_s(
+    settings: JoinSettings, found: FoundRun, directory: Path, *, has_seeds: bool
+) -> float | None:
+    """Time after which to found the run if nobody has its state; ``None``: never."""
+    founds = settings.found
+    if founds is None:
+        is_known = found.by_link or load_last_seen(directory, found.run.run_id) is not None
+        founds = settings.found_after_s is not None or not is_known
+    if not founds:
+        return None
+    if settings.found_after_s is not None:
+        return settings.found_after_s
+    return FOUND_AFTER_S if has_seeds else 0.0
 
 
 def _end_agent(agent: AgentProcess) -> None:
@@ -234,7 +258,8 @@ def _end_agent(agent: AgentProcess) -> None:
 def arrive(parts: Parts, news: News, conditions: Conditions) -> None:
     """Exchange until every fragment has a version of the run and the run's tokens are known.
 
-    Raises ``RunUnreachable``, one of ``errors.REFUSALS``, or ``LeftEarly``.
+    Then wait a moment for the link that others join by. Raises ``RunUnreachable``, one of
+    ``errors.REFUSALS``, or ``LeftEarly``.
     """
     run, timeout_s = parts.run_file.name, parts.plan.settings.start_timeout_s
     patience = Patience(timeout_s, since=time.monotonic())
@@ -258,6 +283,12 @@ def arrive(parts: Parts, news: News, conditions: Conditions) -> None:
             raise RunUnreachable(
                 run, f"still {doing}, and no further for {timeout_s:g} s; see {log}"
             )
+        time.sleep(0.002)
+    deadline = time.monotonic() + LINK_WITHIN_S
+    while not (news.facts.link or news.over or conditions.leaving()):
+        parts.learner.exchange()
+        if time.monotonic() > deadline:
+            return  # it has no address at all, and trains all the same
         time.sleep(0.002)
 
 
@@ -287,6 +318,8 @@ class Patience:
     _done: float = 0.0
 
     def is_over(self, phase: Phase | None, *, now: float) -> bool:
-        if phase is not None and phase.name == "fetching" and phase.done > self._done:
+        if phase is not None and phase.name == "waiting":
+            self.since = now  # whoever waits for other peers waits as long as it takes
+        elif phase is not None and phase.name == "fetching" and phase.done > self._done:
             self._done, self.since = phase.done, now
         return now - self.since > self.limit_s

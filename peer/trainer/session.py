@@ -21,10 +21,12 @@ is an optimizer step. A step that a ``GradScaler`` skips does not count.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -32,9 +34,11 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
-from peer.bridge.messages import Measured, Mistaken, Other, Restore
+from peer.bridge.messages import Device, Measured, Mistaken, Other, Restore
 from peer.data.sequences import Data
 from peer.errors import INTERRUPTED, LeftEarly, RunLost
+from peer.events.telling import on_screen
+from peer.joining.link import is_news, only_from
 from peer.run_file.sections import RunFile
 from peer.storage.inner_state import Optimizers, several
 from peer.trainer.loop_checks import Mistake, restart_broken_moments
@@ -55,6 +59,7 @@ LAST_WORDS_S = 10.0
 """Time beyond the drain time for an agent to save and end."""
 
 LOSSES_MAX = 64
+TELL_DEVICE_EVERY_S = 5.0
 
 RESTORE_WITHIN_S = 30.0
 """Time, beyond that of a round, for the agent to hand over the run's parameters."""
@@ -93,8 +98,14 @@ class Run(Rank):
         self._news.on("not_finite", self._heard_not_finite)
         self._losses: deque[_Loss] = deque(maxlen=LOSSES_MAX)
         self._reads_ahead = False
+        self._link_seen: str | None = None
+        self._link_told: str | None = None
+        self._tell_device_at = 0.0
         self._merged_at: list[int] = []
         """The step of the last merge of each fragment."""
+        if not plan.settings.quiet:
+            for event in ("page", "link", "link_limited"):
+                self.on(event, partial(_print, event))
 
     def __repr__(self) -> str:
         if isinstance(self._stage, Plan):
@@ -118,6 +129,8 @@ class Run(Rank):
             arrive(parts, self._news, conditions)
             cycle = parts.run_file.outer.steps_per_cycle
             self._merged_at = first_merges(parts.memory.fragments, cycle)
+            self._tell_link()
+            self._news.deliver()
             self._open.callback(parts.inner.close)
             self._begin_steps()
             self._agree()
@@ -225,6 +238,9 @@ class Run(Rank):
             loss, sequences = measure()
             parts.agent.send(Measured(version=wanted.version, loss=loss, sequences=sequences))
         parts.inner.maybe_save(step=learner.steps, position=parts.feed.state)
+        if self._device_use is not None and time.monotonic() >= self._tell_device_at:
+            self._tell_device_at = time.monotonic() + TELL_DEVICE_EVERY_S
+            parts.agent.send(self._look_at_device())
 
     def _count(self) -> None:
         # Before a peer can hear of this step, so that it counts even after a kill -9.
@@ -279,6 +295,7 @@ class Run(Rank):
             if learner.steps:
                 self._merged_at[fragment] = learner.steps
             self._news.add("adopted", {"fragment": fragment, "version": version})
+        self._tell_link()
         self._news.deliver()
         return bool(adopted)
 
@@ -304,6 +321,18 @@ class Run(Rank):
             time.sleep(REST_LOOK_S)
         restart_broken_moments(parts.plan.model, parts.plan.optimizers)
         self._agree()
+
+    def _tell_link(self) -> None:
+        """Report the link once, and again when the one told before is of less use."""
+        link = self.link
+        if link != self._link_seen and link is not None:
+            self._link_seen = link
+            if is_news(link, self._link_told):
+                self._link_told = link
+                limit = only_from(link)
+                self._news.add("link", {"link": link, "limit": limit})
+                if limit is not None:
+                    self._news.add("link_limited", {"text": limit})
 
     @property
     def recipe_data(self) -> Data:
@@ -332,7 +361,7 @@ class Run(Rank):
     def on(self, event: str, handler: Callable[[Fields], None]) -> None:
         """Call ``handler(fields)`` at the safe point after each ``event``; ``"*"`` for all.
 
-        Events are, among others: phase, adopted, round, round_missed, peer_joined, peer_left,
+        Events are, among others: link, phase, adopted, round, round_missed, peer_joined, peer_left,
         peer_lost, agent_died, measured, over. With ``"*"`` the fields have the event's name as
         ``event``.
         """
@@ -360,9 +389,8 @@ class Run(Rank):
 
     @property
     def link(self) -> str | None:
-        """The link for others to join by; ``None`` until this peer has an address for it."""
-        link = self._news.facts.link
-        return link if "?" in link else None
+        """The link for others to join by; ``None`` while this peer has no address."""
+        return self._news.facts.link or None
 
     @property
     def global_tokens(self) -> int:
@@ -453,12 +481,11 @@ class Run(Rank):
         steps = steps_to_merge(
             self._merged_at, cycle=self.run_file.outer.steps_per_cycle, steps=learner.steps
         )
-        use = None if self._device_use is None else self._device_use()
+        device = self._look_at_device()
         speed = step_tokens / step_s
-        peak = None if use is None else use.peak_flops
         return Speed(
             tokens_per_s=speed,
-            share_of_peak=None if use is None or not peak else speed * use.flops_per_token / peak,
+            share_of_peak=device.share_of_peak,
             time_left_s=time_left_s(
                 tokens_left=end.tokens - self.merged_tokens if end.tokens != "unlimited" else None,
                 step_tokens=step_tokens,
@@ -466,9 +493,32 @@ class Run(Rank):
                 date_left_s=None if end.date is None else end.date.timestamp() - time.time(),
             ),
             next_merge_s=steps * step_s if self.peers > 1 else None,
-            device_bytes=None if use is None else use.memory_bytes,
-            temperature_c=None if use is None else use.temperature_c,
+            device_bytes=device.memory_bytes,
+            temperature_c=device.temperature_c,
+            processor_share=self._news.facts.processor_share,
         )
+
+    @property
+    def share(self) -> float:
+        """Part of all merged tokens of the run that is this peer's."""
+        return self._news.facts.share
+
+    def _look_at_device(self) -> Device:
+        use, learner = self._device_use and self._device_use(), self._parts.learner
+        if use is None:
+            return Device(share_of_peak=None, memory_bytes=None, temperature_c=None)
+        share = None
+        if use.peak_flops and learner.step_time_s:
+            speed = learner.tokens / learner.steps / learner.step_time_s
+            share = speed * use.flops_per_token / use.peak_flops
+        return Device(
+            share_of_peak=share, memory_bytes=use.memory_bytes, temperature_c=use.temperature_c
+        )
+
+
+def _print(event: str, fields: Fields) -> None:
+    sys.stdout.write(f"{on_screen({'event': event, **fields})}\n")
+    sys.stdout.flush()
 
 
 class _Loss:

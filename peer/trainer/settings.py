@@ -21,8 +21,8 @@ class JoinSettings:
     """Settings of this peer that are not part of the run."""
 
     directory: Path | None = None
-    """Folder for key, checkpoints and logs of this peer; unset: the user's data folder, one per
-    run."""
+    """Folder for key, checkpoints and logs of this peer; unset: a folder of the run in the user's
+    data folder, and another one for each further peer that joins the run on this machine."""
     data_directory: Path | None = None
     """Folder where the file patterns of the ``text`` recipe begin; unset: the folder of a local run
     file, else ``data`` in ``directory``. A run file from the network therefore cannot name other
@@ -42,11 +42,18 @@ class JoinSettings:
     invite: InviteKey | None = None
     """Invite to a run that admits invited peers, if it is not in the link; kept for later starts.
     """
+    found: bool | None = None
+    """Whether this peer founds the run if nobody has its state. Without it this peer waits for the
+    others. Unset: it does, unless it was given a ``shoal://`` link or knows that the run has
+    existed."""
     found_after_s: float | None = None
     """Time without meeting anybody after which this peer founds the run. Unset: 30 s, or at once if
     there is no seed."""
-    page: str | None = None
-    """HOST:PORT of a local page; ``auto``: this machine, from port 7777 on; unset: no page."""
+    page: str | None = "auto"
+    """HOST:PORT of a local page; ``auto``: this machine, from port 7777 on; ``None``: no page."""
+    quiet: bool = False
+    """Do not print the link for others and the address of the page, nor warn of checkpoints that
+    are damaged."""
     pace_s: float = 0.0
     """Least time per step, so that several learners on one machine behave like several machines."""
     start_timeout_s: float = 900.0

@@ -12,8 +12,10 @@ from averaging.history.merged_map import Mark
 from dht.identity import PeerId
 from dht.membership.table import Member
 from dht.records import unpack_versions
+from peer.bridge.messages import Device
 from peer.events.board import Board
-from peer.status import Status
+from peer.quantities import fates_text, plural, rounded_shares
+from peer.status import Status, state_in_words
 from peer.views.pages import Check
 
 
@@ -29,7 +31,7 @@ def checks(status: Status) -> Sequence[Check]:
         Check(
             "peers",
             True,  # a run of one peer is a run
-            f"{others} other live peers" if others else "no other live peer; training goes on",
+            plural(others, "other live peer") if others else "no other live peer; training goes on",
         ),
     )
 
@@ -60,12 +62,17 @@ def figures(status: Status) -> Iterator[Metric]:
         ("received_bytes", status.bytes_received, "Bytes received in rounds"),
         ("blocked_seconds", status.blocked_s, "Time that rounds blocked the trainer"),
         ("global_tokens", status.global_tokens, "Merged tokens of all peers"),
+        ("relayed_bytes", status.relayed_bytes, "Bulk data passed on between other peers"),
     ):
         yield CounterMetricFamily(f"shoal_{name}", text, value=float(count))
     versions = GaugeMetricFamily("shoal_version", "Version of each fragment", labels=["fragment"])
     for fragment, version in enumerate(status.versions):
         versions.add_metric([str(fragment)], version)
     yield versions
+    paths = GaugeMetricFamily("shoal_paths", "Peers by path of bulk data", labels=["path"])
+    for name in ("direct", "punched", "relayed"):
+        paths.add_metric([name], status.paths.get(name, 0))
+    yield paths
     tokens = GaugeMetricFamily("shoal_tokens", "Tokens of this peer by fate", labels=["fate"])
     for name, amount in sorted(status.fates.items()):
         tokens.add_metric([name], amount)
@@ -74,6 +81,9 @@ def figures(status: Status) -> Iterator[Metric]:
 
 SCHEMA = 1
 """Version of ``/state.json``. Fields are added, never changed."""
+
+MORE = PeerId("")
+"""Id of the row for all further peers that left."""
 
 GONE_MAX = 32
 """Peers that left and are shown, the largest contributors first."""
@@ -105,6 +115,9 @@ class OwnState:
     limits: Sequence[str]
     in_flight: Sequence[str]
     """Fragments with the current activity, in words."""
+    processor_share: float | None
+    device: Device | None
+    time_left_s: float | None
 
 
 def content(
@@ -120,6 +133,8 @@ def content(
     """Content of the page, for ``/state.json``."""
     held_out = None if status.held_out is None else status.held_out.loss
     blocked = status.blocked_s / status.up_s if status.up_s > 0 else 0.0
+    device = own.device
+    rows = peer_rows(status, peers, board.names)
     return {
         "schema": SCHEMA,
         "kind": status.role,
@@ -127,10 +142,12 @@ def content(
         "title": run_name,
         "run": run_id,
         "phase": status.phase if own.rest is None else own.rest,
+        "state": _own_state(status),
         "resting": own.rest is not None,
         "limits": list(own.limits),
-        "who": f"{status.name}, {status.role}, step {status.steps}",
-        "link": own.link if "?" in own.link else None,
+        "who": f"{status.name}, {status.role}"
+        + (f", step {status.steps}" if status.role == "learner" else ""),
+        "link": own.link or None,
         "fragments": len(status.versions),
         "figures": {
             "loss": status.loss,
@@ -148,9 +165,18 @@ def content(
             "staleness": status.staleness,
             "versions": list(status.versions),
             "fates": dict(status.fates),
+            "fates_text": fates_text(status.fates) if status.role == "learner" else None,
+            "tokens_per_s": status.tokens / status.steps / status.step_time_s
+            if status.steps and status.step_time_s
+            else None,
+            "time_left_s": own.time_left_s,
+            "processor_share": own.processor_share,
+            "share_of_peak": None if device is None else device.share_of_peak,
+            "device_bytes": None if device is None else device.memory_bytes,
+            "temperature_c": None if device is None else device.temperature_c,
         },
         "in_flight": list(own.in_flight),
-        "peers": peer_rows(status, peers, board.names),
+        "peers": rows,
         **board.plain(),
     }
 
@@ -160,7 +186,7 @@ def peer_rows(
 ) -> list[dict[str, Any]]:
     """Rows of this peer, of live peers, and of peers that left but have merged tokens."""
     tokens = {peer: mark.tokens for peer, mark in peers.merged.items()}
-    total = sum(tokens.values()) or 1
+    total = sum(tokens.values())
     rows = [_own_row(status), *(_row(member, peers.now) for member in peers.members)]
     here = {row["peer"] for row in rows}
     gone = sorted((peer for peer in tokens if peer not in here), key=lambda peer: -tokens[peer])
@@ -168,13 +194,20 @@ def peer_rows(
         {"peer": peer, "name": names(peer), "you": False, "role": None, "state": "gone"}
         for peer in gone[:GONE_MAX]
     ]
+    if more := gone[GONE_MAX:]:
+        tokens[MORE] = sum(tokens[peer] for peer in more)
+        name = plural(len(more), "other")
+        rows.append({"peer": MORE, "name": name, "you": False, "role": None, "state": "gone"})
     newest = max((row["version"] for row in rows if row.get("version") is not None), default=0)
     for row in rows:
         version = row.get("version")
         row["behind"] = None if version is None else newest - version
         row["last"] = peers.last_offers.get(row["peer"])
         row["tokens"] = tokens.get(row["peer"])
-        row["share"] = tokens.get(row["peer"], 0) / total
+        row["share"] = tokens.get(row["peer"], 0) / total if total else 0.0
+    per_mille = rounded_shares([row["share"] for row in rows], whole=1000)
+    for row, share in zip(rows, per_mille, strict=True):
+        row["percent"] = share / 10 if total else None
     return sorted(rows, key=lambda row: (-row["share"], row["name"]))
 
 
@@ -184,7 +217,7 @@ def _own_row(status: Status) -> dict[str, Any]:
         "name": status.name,
         "you": True,
         "role": status.role,
-        "state": status.phase if status.phase != "ready" else _state(status.role, True),
+        "state": _own_state(status),
         "step_time_s": status.step_time_s or None,
         "version": min(status.versions) if status.versions else None,
         "rounds": status.rounds,
@@ -204,7 +237,11 @@ def _row(member: Member, now: float) -> dict[str, Any]:
         "name": record.name or member.peer[-6:],
         "you": False,
         "role": record.role,
-        "state": _state(record.role, record.trains),
+        "state": state_in_words(
+            record.role,
+            "ready" if record.trains or record.versions else "connecting",
+            rests=not record.trains,
+        ),
         "step_time_s": record.step_time_s,
         "version": min(versions) if versions else None,
         "rounds": record.counters.rounds,
@@ -213,7 +250,5 @@ def _row(member: Member, now: float) -> dict[str, Any]:
     }
 
 
-def _state(role: str, trains: bool) -> str:
-    if role != "learner":
-        return role
-    return "training" if trains else "not training"
+def _own_state(status: Status) -> str:
+    return state_in_words(status.role, status.phase, rests=status.rest is not None)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from peer.quantities import bytes_text, count_text, duration_text
+from peer.quantities import bytes_text, count_text, duration_text, fates_text, peers_text, plural
 from peer.trainer.observed_run import ObservedRun as Run
 from peer.trainer.observed_run import Outcome, Speed, Stats
 
@@ -64,8 +64,8 @@ def progress_line(record: Mapping[str, Any]) -> str:
     loss = "-" if record["loss"] is None else f"{record['loss']:.3f}"
     return (
         f"step {record['steps']}  loss {loss}  {peers_text(record['peers'])}  "
-        f"{count_text(record['global_tokens'])} tokens merged  {record['rounds']} rounds  "
-        f"up {bytes_text(record['bytes_sent'])}  blocked {record['blocked_fraction']:.2%}"
+        f"{count_text(record['global_tokens'])} tokens merged  {plural(record['rounds'], 'round')}"
+        f"  sent {bytes_text(record['bytes_sent'])}  blocked {record['blocked_fraction']:.2%}"
         f"{''.join(f'  {text}' for text in speed_texts(_speed_of(record)))}"
     )
 
@@ -84,6 +84,8 @@ def speed_texts(speed: Speed) -> list[str]:
         texts.append(f"{duration_text(speed.time_left_s)} left")
     if speed.next_merge_s is not None:
         texts.append(f"next merge in {duration_text(speed.next_merge_s)}")
+    if speed.processor_share is not None:
+        texts.append(f"{speed.processor_share:.0%} of the processors")
     if speed.device_bytes is not None:
         texts.append(f"{bytes_text(speed.device_bytes)} on the device")
     if speed.temperature_c is not None:
@@ -94,17 +96,9 @@ def speed_texts(speed: Speed) -> list[str]:
 def outcome_text(outcome: Outcome) -> str:
     """The outcome as a sentence."""
     how = "the run is over" if outcome.finished else "left the run"
-    fates = outcome.stats.fates
-    merged = fates.get("merged", 0.0)
     held_out = "" if outcome.held_out_loss is None else f", held-out {outcome.held_out_loss:.3f}"
     loss = "-" if outcome.loss is None else f"{outcome.loss:.3f}"
     return (
-        f"{how}: {outcome.steps} steps, loss {loss}{held_out}; "
-        f"{count_text(merged)} of {count_text(fates.get('processed', 0.0))} tokens merged; "
-        f"files in {outcome.directory}"
+        f"{how}: {plural(outcome.steps, 'step')}, loss {loss}{held_out}; "
+        f"tokens: {fates_text(outcome.stats.fates)}; files in {outcome.directory}"
     )
-
-
-def peers_text(count: int) -> str:
-    """``1 peer`` or ``2 peers``."""
-    return "1 peer" if count == 1 else f"{count} peers"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.events.printable import printable
-from peer.quantities import bytes_text, count_text, duration_text
+from peer.quantities import bytes_text, count_text, duration_text, plural
 
 _BARS = " ▁▂▃▄▅▆▇█"
 
@@ -29,7 +29,7 @@ class PeerRow:
 
     name: str
     state: str
-    """``training``, ``joining``, ``gone`` ..."""
+    """``training``, ``joining``, ``gone`` ... (``peer.status.state_in_words``)"""
     steps: int | None = None
     step_time_s: float | None = None
     loss: float | None = None
@@ -61,7 +61,9 @@ class View:
     steps: int | None = None
     """Steps of this peer, if those of the others are not known."""
     speed: Sequence[str] = ()
-    """Speed of this peer, time left, state of its device, in words."""
+    """Speed of this peer, time left, use of processor and device, in words."""
+    fates: str = ""
+    """This peer's tokens by their fate, in words."""
     in_flight: Sequence[str] = ()
     """Fragments with the current activity, in words."""
     last_offer: str = ""
@@ -77,7 +79,7 @@ NEWS_MIN, NEWS_MAX = 3, 12
 
 def draw(view: View, *, width: int = 80, height: int = 24) -> RenderableType:
     """The whole screen. The oldest events are left out where there is no room."""
-    headline = textwrap.wrap(printable(_headline(view)), width)
+    headline = _lines(map(printable, _headline(view)), width)
     own = [line for text in _own(view) for line in _wrapped(printable(text), width)]
     taken = len(headline) + len(own) + 4 + (1 + len(view.peers)) + 2
     news = view.news[-max(NEWS_MIN, min(NEWS_MAX, height - taken - 1)) :]
@@ -103,8 +105,10 @@ def _own(view: View) -> list[str]:
     found = []
     if view.speed:
         found.append(f"speed: {', '.join(view.speed)}")
+    if view.fates:
+        found.append(f"tokens: {view.fates}")
     if view.in_flight:
-        found.append(f"in flight: {', '.join(view.in_flight)}")
+        found.append(f"in progress: {', '.join(view.in_flight)}")
     if view.last_offer:
         found.append(f"last offer: {view.last_offer}")
     if view.limits:
@@ -117,7 +121,18 @@ def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent="  ", max_lines=2, placeholder=" ...")
 
 
-def _headline(view: View) -> str:
+def _lines(parts: Iterable[str], width: int) -> list[str]:
+    """Lines of parts, none of which is broken unless it is wider than a line."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 2 + len(part) <= width:
+            lines[-1] += f"  {part}"
+        else:
+            lines += textwrap.wrap(part, width)
+    return lines
+
+
+def _headline(view: View) -> list[str]:
     parts = [view.title, duration_text(view.elapsed_s)]
     if view.steps is not None:
         parts.append(f"step {view.steps}")
@@ -125,11 +140,11 @@ def _headline(view: View) -> str:
         parts.append(f"loss {view.losses[-1]:.3f}")
     goal = f" of {count_text(view.tokens_goal)}" if view.tokens_goal else ""
     parts.append(f"{count_text(view.global_tokens)}{goal} tokens merged")
-    parts.append(f"{view.rounds} rounds")
-    parts.append(f"up {bytes_text(view.bytes_up)} down {bytes_text(view.bytes_down)}")
+    parts.append(plural(view.rounds, "round"))
+    parts.append(f"{bytes_text(view.bytes_up)} up, {bytes_text(view.bytes_down)} down")
     if view.blocked_fraction is not None:
         parts.append(f"blocked {view.blocked_fraction:.2%}")
-    return "  ".join(parts)
+    return parts
 
 
 def _curve(losses: Sequence[float], width: int) -> Text:

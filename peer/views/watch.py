@@ -9,8 +9,9 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -19,14 +20,13 @@ from rich.text import Text
 
 from peer.events.printable import printable
 from peer.events.telling import on_screen, own_offer
-from peer.joining.link import only_from
+from peer.quantities import fates_text, peers_text, rounded_shares
 from peer.trainer.observed_run import Fields, Outcome
 from peer.trainer.observed_run import ObservedRun as Run
 from peer.views.event_log import plain
 from peer.views.progress import (
     done,
     outcome_text,
-    peers_text,
     progress,
     progress_line,
     speed_texts,
@@ -50,11 +50,11 @@ def sentence(fields: Fields) -> str | None:
 
 def _is_progress(fields: Fields, before: Fields) -> bool:
     """Say whether an event only shows how far the phase of the event before has come."""
-    return (
-        fields["event"] == before.get("event") == "phase"
-        and fields["name"] == before["name"]
-        and (fields["text"] == before["text"] or bool(fields.get("done") and before.get("done")))
-    )
+    if not fields["event"] == before.get("event") == "phase" or fields["name"] != before["name"]:
+        return False
+    # "downloading the state of the run from 3 peers": their number changes all the time.
+    texts = [str(each["text"]).partition(" from ")[0] for each in (fields, before)]
+    return texts[0] == texts[1] or bool(fields.get("done") and before.get("done"))
 
 
 class Watch:
@@ -86,7 +86,6 @@ class Watch:
     def view(self, run: Run) -> View:
         """The content of the screen as of now."""
         stats = run.stats
-        merged, processed = stats.fates.get("merged", 0.0), stats.fates.get("processed", 0.0)
         own = PeerRow(
             name=f"you ({run.peer_id[-6:]})",
             state="training" if run.rest is None else "resting",
@@ -94,7 +93,7 @@ class Watch:
             version=min(run.versions),
             behind=run.staleness,
             last=run.last_offer,
-            share=merged / run.merged_tokens if run.merged_tokens and processed else None,
+            share=run.share,
         )
         goal = run.run_file.end.tokens
         return View(
@@ -107,9 +106,10 @@ class Watch:
             bytes_up=stats.bytes_sent,
             bytes_down=stats.bytes_received,
             blocked_fraction=stats.blocked.fraction,
-            peers=(own, *_others(run)),
+            peers=_with_whole_shares([own, *_others(run)]),
             steps=stats.steps,
             speed=speed_texts(run.speed),
+            fates=fates_text(stats.fates) if stats.fates.get("processed") else "",
             in_flight=run.in_flight,
             last_offer=self._last_offer,
             limits=([] if run.rest is None else [f"resting: {run.rest}"]) + list(run.limits),
@@ -132,7 +132,19 @@ def _others(run: Run) -> list[PeerRow]:
         for other in run.others[:OTHERS_SHOWN]
     ]
     more = len(run.others) - len(shown)
-    return [*shown, PeerRow(f"and {more} more", "")] if more > 0 else shown
+    if more <= 0:
+        return shown
+    rest = 1.0 - run.share - sum(row.share or 0.0 for row in shown)
+    return [*shown, PeerRow(f"and {more} more", "", share=max(0.0, rest))]
+
+
+def _with_whole_shares(rows: Sequence[PeerRow]) -> tuple[PeerRow, ...]:
+    """The rows with shares that sum to 100 percent as they are shown; none before a merge."""
+    shares = rounded_shares([row.share or 0.0 for row in rows])
+    return tuple(
+        replace(row, share=share / 100 if any(shares) else None)
+        for row, share in zip(rows, shares, strict=True)
+    )
 
 
 class Reporter(Protocol):
@@ -166,7 +178,6 @@ class _LineReporter:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._said_at = float("-inf")
-        self._link: str | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -181,9 +192,6 @@ class _LineReporter:
         raise NotImplementedError
 
     def on_step(self, run: Run) -> None:
-        if run.link != self._link and run.link is not None:
-            self._link = run.link
-            self.on_event({"event": "link", "link": run.link, "limit": only_from(run.link)})
         now = time.monotonic()
         if now - self._said_at >= self.every_s:
             self._said_at = now
@@ -242,7 +250,6 @@ class ScreenReporter:
         self._watch = Watch()
         self._live = Live("joining ...", auto_refresh=False)
         self._drawn_at = float("-inf")
-        self._link: str | None = None
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -252,18 +259,16 @@ class ScreenReporter:
         self._live.stop()
 
     def on_event(self, fields: Fields) -> None:
+        if fields["event"] in ("link", "link_limited", "page"):
+            # Above the screen, where it stays and can be copied.
+            self._live.console.print(Text(sentence(fields) or ""), soft_wrap=True)
+            return
         text = self._watch.on_event(fields)
         if text is not None and fields["event"] in ("phase", "paused", "compiling"):
             self._live.update(Text(text), refresh=True)
 
     def on_step(self, run: Run) -> None:
         self._watch.on_step(run.loss)
-        if run.link != self._link and run.link is not None:
-            self._link = run.link
-            # Above the screen, where it stays and can be copied.
-            event = {"event": "link", "link": run.link, "limit": only_from(run.link)}
-            text = sentence(event) or ""
-            self._live.console.print(Text(text), soft_wrap=True)
         now = time.monotonic()
         if now - self._drawn_at >= REPORT_EVERY_S:
             self._drawn_at = now

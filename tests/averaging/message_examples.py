@@ -83,7 +83,7 @@ EXAMPLES: tuple[Message, ...] = (
     said.Refused(3, 9, "I am behind you", behind=True),
     said.Committed(3, said.encode_commit(COMMIT), bytes(64)),
     said.Declined(3, ROUND, "I stand elsewhere now", absent=True),
-    said.Behind(3, HEAD, ANNA),
+    said.Behind(3, HEAD, ANNA, bytes(32)),
     said.Compare(3, HEAD),
     said.Closed(3, 8, ROUND),
     said.Finished(3, ROUND, HEAD),

@@ -18,7 +18,7 @@ from averaging.rules.peer_view import PeerView
 from dht.errors import StreamBroken
 from tests.averaging.live.links import introduce, linked
 from tests.averaging.live.quadratic import LAYOUT, POLICY, RUN, QuadraticLearner, start_of
-from tests.averaging.live.served_states import Shelf, same, state_of
+from tests.averaging.live.served_states import EVERYBODY, Shelf, same, state_of
 from tests.contract.worlds import World, essential
 
 DATA = bytes(range(256)) * 10_000
@@ -151,7 +151,7 @@ def test_a_state_is_fetched_from_two_sources_at_once(world: World) -> None:
             servers.append(server)
         fetcher = Fetcher(me, RUN, threads)
         peers = [host.peer_id for host in sources]
-        got = await fetcher.state(0, state.theta.size, peers, timeout_s=30.0)
+        got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=30.0)
         assert same(got, state)
         assert sum(server.counters["pieces_served"] for server in servers) == 32
         threads.close()

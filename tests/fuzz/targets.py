@@ -273,6 +273,16 @@ TARGETS: dict[str, Target] = {
         lambda data: lane_wire.decode(lane_wire.Begin, data),
         ValueError,
     ),
+    "lane_circuit": Target(
+        [lane_wire.encode(lane_wire.Circuit(ANNA.peer_id, bytes(16)))],
+        lambda data: lane_wire.decode(lane_wire.Circuit, data),
+        ValueError,
+    ),
+    "lane_via": Target(
+        [lane_wire.encode(lane_wire.Via(ANNA.peer_id, bytes(16)))],
+        lambda data: lane_wire.decode(lane_wire.Via, data),
+        ValueError,
+    ),
     "frames": Target([_FRAMES], _frames),
     "address": Target(
         [addresses.pack(addresses.parse("/ip4/203.0.113.7/tcp/7700"))],

@@ -267,12 +267,13 @@ class Swarm:
         *,
         listen: str = ANY_LOOPBACK_PORT,
         prefix: Sequence[str] = (),
+        options: Sequence[str] = (),
     ) -> Command:
         """A bootstrap peer that is ready."""
         where = self.directory / name
         arguments = [
             *("bootstrap", "--listen", listen, "--json"),
-            *("--data-dir", str(where), "--page", "off"),
+            *("--data-dir", str(where), "--page", "off", *options),
         ]
         command = Command(self.processes, arguments, prefix=prefix)
         address_of(command)

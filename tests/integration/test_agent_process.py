@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dht import addresses
 from peer.joining.find import ask_peers
 from peer.joining.link import parse_link
 from peer.lab.processes import free_port
@@ -39,6 +41,25 @@ def test_a_link_is_all_that_is_needed_to_get_the_run_file(anna: Learner) -> None
     assert run.name == "linear"
 
 
+def test_a_link_outlives_a_restart_and_a_taken_port_is_told(
+    processes: Processes, tmp_path: Path
+) -> None:
+    def once() -> Learner:
+        learner = Learner(processes, tmp_path / "anna", name="anna", sample_seed=1)
+        learner.ready()
+        learner.stop()
+        learner.end()
+        return learner
+
+    link = once().ready()["link"]
+    assert once().ready()["link"] == link
+    port = addresses.port_of(parse_link(link).seeds[0])
+    with socket.create_server(("127.0.0.1", port)):
+        third = once()
+    assert third.ready()["link"] != link
+    assert [e["port"] for e in third.events("port_taken")] == [port]
+
+
 def test_an_agent_and_its_daemon_take_no_torch_and_little_memory(anna: Learner) -> None:
     until(lambda: anna.last()["step"] >= 40, "some steps")
     agent = psutil.Process(anna.last()["agent"])
@@ -57,9 +78,9 @@ def test_the_example_loop_is_joined_by_its_own_link(processes: Processes, tmp_pa
 
     def links() -> list[str]:
         return [
-            line.rpartition("join: ")[2]
+            line.split("'")[1]
             for line in processes.output_of(first).splitlines()
-            if "?seed=" in line
+            if line.startswith("others join with")
         ]
 
     until(lambda: bool(links()), "a link")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,15 @@ ROUNDS = "document.querySelectorAll('#rounds rect').length"
 GONE = "document.querySelectorAll('#peers tr.gone').length"
 
 
+CURVES = "document.querySelectorAll('#loss polyline').length"
+LEVELS = "[...document.querySelectorAll('#loss text.level')].map(each => each.textContent)"
+PERCENTS = (
+    "[...document.querySelectorAll('#peers tr')].map(tr => parseFloat(tr.cells[2].textContent))"
+)
+TABLE_FITS = (
+    "document.getElementById('peers').parentElement.scrollWidth"
+    " <= document.querySelector('#peersbox .scroll').clientWidth"
+)
 NARROW = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 RUNS = "[...document.querySelectorAll('#runs tr')].map(tr => tr.innerText.split(/\\s+/).join(' '))"
 CHECKS = "[...document.querySelectorAll('#checks li')].map(li => li.innerText.split(/\\s+/)[1])"
@@ -103,7 +113,21 @@ def test_the_page_follows_a_run_in_a_browser(processes: Processes, tmp_path: Pat
 
             before = await tab.value(ROUNDS)
             await tab.until(f"{ROUNDS} > {before}", timeout_s=30)  # without a reload
-            await tab.until("document.querySelectorAll('#loss polyline').length === 1", timeout_s=5)
+            await tab.until(f"{CURVES} === 2", timeout_s=5)
+            await tab.value("document.getElementById('smooth').click()")
+            await tab.until(f"{CURVES} === 1", timeout_s=5)
+            await tab.value("document.getElementById('smooth').click()")
+            levels = [float(text) for text in await tab.value(LEVELS)]
+            steps = {f"{after - before:.6g}" for before, after in pairwise(levels)}
+            assert len(steps) == 1 and steps.pop().strip("0.") in ("1", "2", "5"), levels
+            assert await tab.value("document.getElementById('phase').textContent") == "training"
+            fates = await tab.value("document.getElementById('fatestext').textContent")
+            assert " trained: " in fates and " merged, " in fates
+            tiles = await tab.value("document.getElementById('tiles').innerText")
+            for label in ("tokens/s", "left of the run", "of the processors"):
+                assert label in tiles, tiles
+            percents = await tab.value(PERCENTS)
+            assert round(10 * sum(percents)) == 1000, percents
             await tab.photograph(pictures / "page-light.png")
 
             await tab.value(
@@ -125,6 +149,7 @@ def test_the_page_follows_a_run_in_a_browser(processes: Processes, tmp_path: Pat
 
             await tab.look(width=390, height=844, dark=True)
             assert await tab.value(NARROW), "the page is wider than a phone"
+            assert await tab.value(TABLE_FITS), "the table of peers is wider than a phone"
             await tab.photograph(pictures / "page-phone.png")
 
             anna.stop()

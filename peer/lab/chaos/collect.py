@@ -65,6 +65,7 @@ def collect(
         round_deadline_s=rounds.round_deadline_s,
         others_share=others_share,
         hostile_uploads=tuple(uploads),
+        bootstraps={each.name: tuple(each.samples) for each in swarm.bootstraps},
         leaks=swarm.leaks,
     )
 

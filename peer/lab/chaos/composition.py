@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dht.identity import PeerId
 from peer.run_file.sections import (
     AdamwInner,
     End,
@@ -13,6 +14,7 @@ from peer.run_file.sections import (
     GptModel,
     Membership,
     Outer,
+    Policy,
     PythonStdlibData,
     Rounds,
     RunFile,
@@ -46,6 +48,8 @@ class SwarmSettings:
     """All connections go through proxies."""
     skewed: bool = False
     """The learners' clocks can be set, and are wrong from the start."""
+    listed: bool = False
+    """The run admits its learners alone."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.peers <= 32:
@@ -54,8 +58,13 @@ class SwarmSettings:
             raise ValueError(f"pace_s is {self.pace_s}; learners that share cores must be paced")
 
 
-def run_file(settings: SwarmSettings, seeds: Sequence[str]) -> RunFile:
-    """The run of a swarm: a tiny byte-level transformer with many short rounds."""
+def run_file(
+    settings: SwarmSettings, seeds: Sequence[str], listed: Sequence[PeerId] = ()
+) -> RunFile:
+    """The run of a swarm: a tiny byte-level transformer with many short rounds.
+
+    ``listed``: the peers that it admits; all, if there are none.
+    """
     return RunFile(
         name="chaos",
         description="A swarm with injected faults.",
@@ -83,5 +92,6 @@ def run_file(settings: SwarmSettings, seeds: Sequence[str]) -> RunFile:
             heartbeat_s=min(2.0, settings.expiry_s / 3), expiry_s=settings.expiry_s
         ),
         evaluation=Evaluation(sequences=64),
+        policy=Policy(admission="listed", peers=list(listed)) if listed else Policy(),
         end=End(tokens="unlimited"),
     )

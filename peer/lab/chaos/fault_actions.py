@@ -46,7 +46,7 @@ class FaultActions:
                 return self._kill_bootstraps()
             case FaultKind.PARTITION:
                 return self._partition()
-            case FaultKind.GARBAGE | FaultKind.FLOOD:
+            case FaultKind.GARBAGE | FaultKind.FLOOD | FaultKind.CROWD:
                 return self._stranger(fault)
         assert victim is not None, f"{fault.kind} needs a victim"
         match fault.kind:
@@ -146,14 +146,21 @@ class FaultActions:
             link = learner.life.link if learner.lives else None
             addresses += _own_addresses(link or "", learner.peer_id)
         arguments = [
-            *("--what", str(fault.kind), "--run", swarm.run.run_id),
+            *("--run", swarm.run.run_id),
             *("--seed", str(int(self._rng.integers(1 << 30)))),
             *("--seconds", str(fault.lasts_s)),
-            *addresses,
         ]
+        if fault.kind is FaultKind.CROWD:
+            module = "peer.lab.chaos.crowd"
+            addresses += [bootstrap.address for bootstrap in swarm.bootstraps]
+            for port in self._ports():
+                arguments += ["--knock", str(port)]
+        else:
+            module = "peer.lab.chaos.stranger"
+            arguments += ["--what", str(fault.kind)]
         self._strangers += 1
         process, log = swarm.helper(
-            "peer.lab.chaos.stranger", arguments, f"stranger-{self._strangers}.out"
+            module, [*arguments, *addresses], f"stranger-{self._strangers}.out"
         )
 
         def undo() -> Mapping[str, int]:
@@ -164,6 +171,16 @@ class FaultActions:
             return {name: count for name, count in counters[-1].items() if name != "event"}
 
         return undo
+
+    def _ports(self) -> list[int]:
+        """The ports at which agents listen themselves: those of the lanes."""
+        ports = []
+        for learner in self._swarm.learners:
+            for process in learner.members("peer.agent") if learner.up else ():
+                with contextlib.suppress(psutil.Error):
+                    found = process.net_connections(kind="tcp")
+                    ports += [each.laddr.port for each in found if each.status == "LISTEN"]
+        return sorted(set(ports))
 
 
 def _limit_files(victim: Learner) -> Undo:

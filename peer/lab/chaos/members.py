@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from dht.identity import Identity, PeerId
 from peer.lab.chaos.clocks import set_clock
 from peer.lab.chaos.judging.evidence import Life, Report, Sample
 from peer.lab.chaos.workspace import Workspace
@@ -182,6 +183,7 @@ class Learner:
                         trained_s=record["trained_s"],
                         merged_tokens=record["fates"].get("merged", 0.0),
                         global_tokens=record["global_tokens"],
+                        peers=record["peers"],
                         loss=record["loss"],
                         blocked_p99_ms=record["blocked_p99_ms"],
                     )
@@ -197,27 +199,31 @@ class Learner:
 
     def sample(self) -> None:
         """Record memory and descriptors of its processes."""
-        now = self._workspace.now()
-        members = family(self.life.process)
-        self._workspace.note(members)
-        for process in members:
-            with contextlib.suppress(psutil.Error):
-                words = " ".join(process.cmdline())
-                self.samples.append(
-                    Sample(
-                        at_s=now,
-                        pid=process.pid,
-                        role=_role(words),
-                        descriptors=process.num_fds(),
-                        memory_bytes=process.memory_info().rss,
-                    )
-                )
+        self.samples += _sampled(self.life.process, self._workspace, role="trainer")
+
+    def make_identity(self) -> PeerId:
+        """Its peer id, before its first life."""
+        self.directory.mkdir()
+        return Identity.load_or_create(self.directory / "identity.key").peer_id
 
 
-def _role(command_line: str) -> str:
-    if "peer.agent" in command_line:
-        return "agent"
-    return "daemon" if "p2pd" in command_line else "trainer"
+def _sampled(
+    process: subprocess.Popen[bytes], workspace: Workspace, *, role: str
+) -> Iterator[Sample]:
+    """Memory and descriptors of a process with this role, and of its children."""
+    now = workspace.now()
+    members = family(process)
+    workspace.note(members)
+    for member in members:
+        with contextlib.suppress(psutil.Error):
+            words = " ".join(member.cmdline())
+            yield Sample(
+                at_s=now,
+                pid=member.pid,
+                role="agent" if "peer.agent" in words else "daemon" if "p2pd" in words else role,
+                descriptors=member.num_fds(),
+                memory_bytes=member.memory_info().rss,
+            )
 
 
 class Bootstrap:
@@ -228,6 +234,7 @@ class Bootstrap:
         self.address = ""
         """Known once it has been launched and has printed it."""
         self.process: subprocess.Popen[bytes] | None = None
+        self.samples: list[Sample] = []
         self._workspace = workspace
         self._directory = workspace.directory / self.name
         self._directory.mkdir()
@@ -262,6 +269,11 @@ class Bootstrap:
         if self.address and self._announce is None:
             self._listen = self.address.partition("/p2p/")[0]
         return bool(self.address)
+
+    def sample(self) -> None:
+        """Record memory and descriptors of its processes."""
+        if self.process is not None:
+            self.samples += _sampled(self.process, self._workspace, role="bootstrap")
 
     def kill(self) -> None:
         if self.process is not None:

@@ -65,7 +65,8 @@ class ProcessSwarm:
 
     def compose(self, seeds: Sequence[str]) -> RunFile:
         """The run to join, from the addresses of the bootstrap peers."""
-        return run_file(self.settings, seeds)
+        listed = [x.make_identity() for x in self.everybody] if self.settings.listed else []
+        return run_file(self.settings, seeds, listed)
 
     # --- start ----------------------------------------------------------------------------------
 
@@ -78,11 +79,11 @@ class ProcessSwarm:
             self.bootstraps[-1].launch()
         for bootstrap in self.bootstraps:
             self._wait_for_address(bootstrap)
-        self.run = self.compose([b.address for b in self.bootstraps])
-        self.workspace.run_path.write_text(to_toml(self.run), encoding="utf-8")
         self.learners = [Learner(self.workspace, index) for index in range(self.settings.peers)]
         if self.settings.hostile:
             self.mallory = Learner(self.workspace, 0, hostile=True)
+        self.run = self.compose([b.address for b in self.bootstraps])
+        self.workspace.run_path.write_text(to_toml(self.run), encoding="utf-8")
         if self.settings.skewed:
             for learner, offset_s in zip(self.learners, itertools.cycle(CLOCKS_OFF_S)):
                 learner.set_clock(offset_s)
@@ -154,6 +155,8 @@ class ProcessSwarm:
             for learner in self.everybody:
                 if learner.up:
                     learner.sample()
+            for bootstrap in self.bootstraps:
+                bootstrap.sample()
 
     def _note_loss(self, version: int, loss: float) -> None:
         """Note a held-out loss. Peers pass measurements on, so only the first report counts."""

@@ -27,11 +27,12 @@ def write(directory: Path, outcome: Outcome) -> Path:
     """Write the self-contained page ``chaos.html``; returns its path."""
     settings = outcome.settings
     path = directory / "chaos.html"
+    length = "" if settings.minutes is None else f" --minutes {settings.minutes:g}"
     write_html(
         path,
         title="shoal chaos",
         command=f"shoal chaos run {' '.join(each.scenario for each in outcome.judged)} --peers "
-        f"{settings.peers} --minutes {settings.minutes:g} --seed {settings.seed}",
+        f"{settings.peers}{length} --seed {settings.seed}",
         sections=[_section(each) for each in outcome.judged],
     )
     return path

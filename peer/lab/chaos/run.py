@@ -39,19 +39,20 @@ class ChaosSettings:
     scenarios: tuple[Scenario, ...]
     directory: Path
     peers: int = 4
-    minutes: float = 2.0
-    """Length of each scenario, from the moment when every learner is in the run."""
+    minutes: float | None = None
+    """Length of each scenario, from the moment when every learner is in the run. ``None``: the
+    scenario's own."""
     seed: int = 0
     control: bool = True
     """Run a swarm without faults first, and compare with it."""
     pace_s: float = 0.2
 
     def __post_init__(self) -> None:
-        Timing.of(60 * self.minutes)  # raises ValueError for a run that is too short
+        for scenario in self.scenarios:
+            self.timing(scenario)  # raises ValueError for a run that is too short
 
-    @property
-    def timing(self) -> Timing:
-        return Timing.of(60 * self.minutes)
+    def timing(self, scenario: Scenario) -> Timing:
+        return Timing.of(60 * (scenario.minutes if self.minutes is None else self.minutes))
 
     @property
     def whole_min(self) -> int:
@@ -127,7 +128,7 @@ def schedule(settings: ChaosSettings, scenario: Scenario) -> tuple[Fault, ...]:
     """The faults of a scenario. They depend on the seed, not on which other scenarios are run."""
     return plan(
         scenario.kinds,
-        settings.timing,
+        settings.timing(scenario),
         learners=settings.peers,
         whole_min=settings.whole_min,
         rng=_rng(settings, scenario),
@@ -142,7 +143,7 @@ def run_scenario(
     settings: ChaosSettings, scenario: Scenario, faults: Sequence[Fault], watcher: Watcher
 ) -> Evidence:
     """Run one swarm from its start to its end."""
-    timing = settings.timing
+    timing = settings.timing(scenario)
     swarm_settings = SwarmSettings(
         directory=settings.directory / scenario.name,
         peers=settings.peers,
@@ -150,6 +151,7 @@ def run_scenario(
         hostile=scenario.hostile,
         proxied=scenario.proxied,
         skewed=scenario.skewed,
+        listed=scenario.listed,
     )
     watcher.say(f"{scenario.name}: {scenario.text}")
     with signals.as_interrupts(), ProcessSwarm(swarm_settings) as swarm:

@@ -66,7 +66,7 @@ HOST = HostSettings(
 
 
 def streams_of(run: RunId) -> tuple[str, ...]:
-    return (f"shoal/{run}/control/1", f"shoal/{run}/bulk/1", fetch_protocol(run))
+    return (f"shoal/{run}/control/1", f"shoal/{run}/bulk/2", fetch_protocol(run))
 
 
 async def garbage(
@@ -151,7 +151,7 @@ async def _babble(
             done["lane_breaks"] += 1
 
 
-async def _knock(ip: str, port: int, done: Counter[str]) -> None:
+async def knock_silently(ip: str, port: int, done: Counter[str]) -> None:
     """Open silent connections to the port of a lane, again and again."""
     while True:
         with ExitStack() as knocking:
@@ -196,7 +196,7 @@ async def flood(
     offers = {peer: await _lane_of(host, peer) for peer in peers}
     async with asyncio.TaskGroup() as tasks:
         knocking = [
-            tasks.create_task(_knock(peers[peer], offer.port, done))
+            tasks.create_task(knock_silently(peers[peer], offer.port, done))
             for peer, offer in offers.items()
             if offer is not None
         ]

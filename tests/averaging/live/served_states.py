@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from averaging.history.lineage import Lineage
-from averaging.history.manifest import PIECE_BYTES
+from averaging.history.manifest import PIECE_BYTES, Manifest
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
 from averaging.live.fetch_server import FetchSettings
+from averaging.messages import Signatures
 from dht.host import Stream
+from dht.identity import PeerId
 
 VALUES = 5 * PIECE_BYTES // 4 + 123
 
@@ -35,8 +37,32 @@ class Shelf:
     def state(self, fragment: int) -> FragmentState | None:
         return self.held if self.held and self.held.fragment == fragment else None
 
+    def signatures(self, state: FragmentState) -> Signatures:
+        return ()
+
     def replay(self, fragment: int, version: int, lineage: Lineage) -> Sequence[ReplayEntry] | None:
         return None
+
+
+class Everybody:
+    """A reader that believes every source."""
+
+    holders_min = 1
+
+    def counts(self, peer: PeerId) -> bool:
+        return True
+
+    def hear(self, manifest: Manifest, signatures: Signatures) -> None:
+        return
+
+    def problem(self, manifest: Manifest) -> str | None:
+        return None
+
+    def signers(self, manifest: Manifest) -> Sequence[PeerId]:
+        return ()
+
+
+EVERYBODY = Everybody()
 
 
 def same(one: FragmentState, other: FragmentState) -> bool:

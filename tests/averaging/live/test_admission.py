@@ -18,6 +18,7 @@ from dht.membership.admission import NO_INVITE, Admission
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import LAYOUT, RUN, Peer, Swarm, swarm
+from tests.averaging.live.served_states import EVERYBODY
 from tests.averaging.message_examples import EXAMPLES
 from tests.dht.membership.signers import NOW, admission, banning, credential, invitation
 
@@ -85,7 +86,7 @@ def test_a_stranger_gets_no_answer_from_any_protocol_of_an_invited_run() -> None
             threads = Threads(1)
             with pytest.raises(FetchFailed, match="admits invited peers only"):
                 await Fetcher(stranger, RUN, threads).state(
-                    0, LAYOUT.fragments[0].size, [anna.id], timeout_s=10.0
+                    0, LAYOUT.fragments[0].size, [anna.id], trust=EVERYBODY, timeout_s=10.0
                 )
             assert anna.host.refused >= 3 * len(served)
             assert not anna.averager.counters()["manifests_served"]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from averaging.history.state import FragmentState
 from averaging.live.reducing import Reducing
 from averaging.live.settings import AveragerSettings
 from averaging.numbers.arrays import Float32s
@@ -21,7 +22,7 @@ from averaging.rules.quorum import QuorumPolicy
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import CALM, STORM
 from dht.memory.virtual_loop import run
-from tests.averaging.live.quadratic import POLICY, check_tokens, swarm
+from tests.averaging.live.quadratic import LAYOUT, POLICY, check_tokens, swarm
 
 ROUGH = replace(POLICY, quorum=QuorumPolicy(wait_s=20.0), margin_s=3.0)
 
@@ -97,6 +98,36 @@ def test_who_missed_rounds_replays_them_and_loses_no_work() -> None:
                 for version in range(a["from_version"] + 1, a["version"] + 1)
             ]
             check_tokens(peers)
+
+    run(main())
+
+
+def test_histories_that_were_founded_apart_are_never_averaged_and_one_goes_over_whole() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna, boris = await made.add("anna"), await made.add("boris")
+            other = [
+                FragmentState.founded(made.layout.hash, state.fragment, state.theta + np.float32(1))
+                for state in made.start
+            ]
+            clara = await made.add("clara", states=other)
+            await made.live(60.0)
+            made.check()
+            assert clara.versions() == [0] * len(made.layout.fragments)
+            assert {told["peer"] for told in clara.told("founded_apart")} >= {anna.id}
+            assert {told["peer"] for told in anna.told("founded_apart")} == {clara.id}
+            assert all(told["kind"] == "merge" for told in anna.told("round"))
+            assert all(set(told["members"]) <= {anna.id, boris.id} for told in anna.told("round"))
+
+            states = await clara.averager.states_of(anna.id)
+            await clara.averager.replace_states(states, reason="founded_apart")
+            await made.live(60.0)
+            made.check()
+            assert clara.averager.stats.contributed > 0
+            assert clara.versions() == anna.versions()
+            check_tokens([anna, boris, clara])
+            assert clara.learner is not None
+            assert clara.learner.discarded(0) > 0
 
     run(main())
 
@@ -312,6 +343,31 @@ def test_a_peer_killed_in_the_middle_of_a_round_does_not_stop_the_others() -> No
             for peer in peers[:3]:
                 assert min(version or 0 for version in peer.versions()) >= before + 5
             check_tokens(peers[:3])
+
+    run(main())
+
+
+def test_a_peer_that_leaves_has_its_pending_work_merged_first() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            for name in ("anna", "boris", "clara", "dora"):
+                await made.add(name)
+            await made.live(61.0)
+            anna = made.peers[0]
+            assert anna.learner is not None
+            step = anna.learner.step
+            assert any(anna.learner.pending(index) for index in range(len(LAYOUT.fragments)))
+
+            assert await anna.averager.merge_pending(timeout_s=15.0)
+
+            for state in anna.averager.states:
+                assert state is not None
+                assert anna.averager.life.mark_in(state.merged) >= step
+            made.check()
+            left = [peer.id for peer in made.peers[1:]]
+            for peer in left:
+                del anna.view[peer]
+            assert not await anna.averager.merge_pending(timeout_s=15.0), "nobody is left"
 
     run(main())
 

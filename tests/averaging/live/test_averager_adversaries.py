@@ -30,6 +30,7 @@ from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import LAYOUT, POLICY, RUN, Peer, Swarm, start_of, swarm
+from tests.averaging.live.served_states import EVERYBODY
 from tests.dht.membership.signers import only
 
 MALLORY = identity_of("mallory").peer_id
@@ -354,7 +355,7 @@ def test_garbage_other_versions_and_unknown_fragments_are_counted_and_change_not
             host = made.network.host("mallory")
             await host.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
             rng = np.random.default_rng(7)
-            control, bulk = f"shoal/{RUN}/control/1", f"shoal/{RUN}/bulk/1"
+            control, bulk = f"shoal/{RUN}/control/1", f"shoal/{RUN}/bulk/2"
             link = await host.open_stream(anna.id, control, timeout_s=5.0)
             future = said.encode(said.Ask(0, bytes(32)))
             stranger = said.encode(said.Ask(999, bytes(32)))
@@ -494,7 +495,9 @@ def test_a_peer_that_is_not_listed_gets_no_weights() -> None:
             for peer in peers:
                 await stranger.connect(peer.id, await peer.host.addresses(), timeout_s=5.0)
                 with pytest.raises(FetchFailed, match="admits only the peers it lists"):
-                    await fetcher.state(0, LAYOUT.fragments[0].size, [peer.id], timeout_s=10.0)
+                    await fetcher.state(
+                        0, LAYOUT.fragments[0].size, [peer.id], trust=EVERYBODY, timeout_s=10.0
+                    )
                 assert isinstance(peer.host, GuardedHost) and peer.host.refused == 1
                 assert peer.averager.counters()["manifests_served"] == 0
             await stranger.close()
@@ -557,7 +560,7 @@ def test_commits_of_strangers_that_name_a_peer_as_reducer_do_not_fill_its_memory
                     commit=commit,
                     signature=leader.sign(commit),
                 )
-                stream = await host.open_stream(anna.id, f"shoal/{RUN}/bulk/1", timeout_s=5.0)
+                stream = await host.open_stream(anna.id, f"shoal/{RUN}/bulk/2", timeout_s=5.0)
                 with suppress(StreamBroken):
                     await stream.send(said.encode_opening(opening), timeout_s=5.0)
                     await stream.send(np.ones(layout.size, np.float32).tobytes(), timeout_s=20.0)

@@ -35,7 +35,7 @@ from dht.memory.host import MemoryNetwork
 from dht.memory.network import Weather
 from dht.memory.virtual_loop import run
 from tests.averaging.live.links import introduce
-from tests.averaging.live.served_states import VALUES, Dripping, Shelf, same, state_of
+from tests.averaging.live.served_states import EVERYBODY, VALUES, Dripping, Shelf, same, state_of
 from tests.dht.membership.signers import only
 
 RUN = RunId("fetch")
@@ -72,7 +72,7 @@ def test_a_state_comes_from_all_sources_at_once_and_is_the_same_to_the_last_bit(
         async with sources(MemoryNetwork(), state, state, state) as (fetcher, peers, _, servers, _):
             seen: list[FetchProgress] = []
             fetcher.on_progress = seen.append
-            got = await fetcher.state(0, state.theta.size, peers, timeout_s=60.0)
+            got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=60.0)
             assert same(got, state)
             assert all(server.counters["pieces_served"] for server in servers)
             count = Pieces(state.theta.size).count
@@ -96,7 +96,7 @@ def test_a_source_that_dies_is_left_and_the_others_go_on_where_it_stopped() -> N
                 network.crash(peers[1])
 
             killing = asyncio.ensure_future(kill())
-            got = await fetcher.state(0, state.theta.size, peers, timeout_s=600.0)
+            got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=600.0)
             await killing
             assert same(got, state)
             assert fetcher.counters["sources_left"] == 1
@@ -127,7 +127,7 @@ def test_a_source_that_answers_drop_by_drop_is_left_when_others_have_nothing_to_
             servers[0].__class__ = DrippingServer
             servers[0].drips = drips
             began = asyncio.get_running_loop().time()
-            got = await fetcher.state(0, state.theta.size, peers, timeout_s=600.0)
+            got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=600.0)
             took_s = asyncio.get_running_loop().time() - began
             assert same(got, state)
             # Four pieces in two requests were asked of it: 72 s, and as many for a manifest.
@@ -144,7 +144,7 @@ def test_a_source_may_be_slow_as_long_as_nobody_else_is_waiting_for_it() -> None
         state = state_of(2, 40 * PIECE_BYTES // 4)
         async with sources(network, state) as (fetcher, peers, hosts, _, _):
             network.simulated.set_link(hosts[0].peer_id, up_bytes_s=300e3)
-            got = await fetcher.state(0, state.theta.size, peers, timeout_s=600.0)
+            got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=600.0)
             assert same(got, state)
             assert not fetcher.counters["sources_left"]
 
@@ -160,11 +160,15 @@ def test_what_was_verified_is_kept_when_all_sources_die_and_another_attempt_begi
             loop = asyncio.get_running_loop()
             loop.call_later(8.0, network.crash, peers[0])
             with pytest.raises(FetchFailed) as failed:
-                await fetcher.state(0, state.theta.size, peers[:1], timeout_s=600.0)
+                await fetcher.state(
+                    0, state.theta.size, peers[:1], trust=EVERYBODY, timeout_s=600.0
+                )
             assert peers[0] in failed.value.reasons
             before = servers[0].counters["pieces_served"]
             assert before > 2
-            got = await fetcher.state(0, state.theta.size, peers[1:], timeout_s=600.0)
+            got = await fetcher.state(
+                0, state.theta.size, peers[1:], trust=EVERYBODY, timeout_s=600.0
+            )
             assert same(got, state)
             assert servers[1].counters["pieces_served"] < Pieces(state.theta.size).count
 
@@ -178,7 +182,7 @@ def test_the_majority_is_believed_and_who_has_other_bits_is_named() -> None:
         theta[7] += 1
         odd = replace(state, theta=theta)
         async with sources(MemoryNetwork(), odd, state, state) as (fetcher, peers, _, servers, _):
-            got = await fetcher.state(0, VALUES, peers, timeout_s=60.0)
+            got = await fetcher.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=60.0)
             assert same(got, state)
             assert servers[0].counters["pieces_served"] == 0
             assert fetcher.counters["digests_disagree"] == 1
@@ -194,7 +198,7 @@ def test_a_piece_with_other_bits_than_its_manifest_ends_that_source_only() -> No
             loop = asyncio.get_running_loop()
             # It told the manifest of good numbers, and changes them before they travel.
             loop.call_later(0.15, lambda: liar.theta.fill(0))
-            got = await fetcher.state(0, VALUES, peers, timeout_s=60.0)
+            got = await fetcher.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=60.0)
             assert same(got, state)
             assert fetcher.counters["pieces_refused"] == 1
 
@@ -215,7 +219,7 @@ def test_a_state_that_is_being_read_stays_readable_when_a_newer_one_replaces_it(
                 shelves[0].held = newer
 
             asyncio.get_running_loop().call_later(8.0, move_on)
-            got = await fetcher.state(0, state.theta.size, peers, timeout_s=600.0)
+            got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=600.0)
             assert same(got, state)
             await asyncio.sleep(SETTINGS.frozen_idle_s + 1.0)
             assert not servers[0].is_frozen(state)
@@ -253,7 +257,7 @@ def test_a_download_is_spread_over_the_sources_by_their_lines(
             fetcher, peers, hosts, servers, _ = made
             lines(network, hosts, 20.0, 50.0, 100.0, 20.0, 20.0)
             network.simulated.set_link(fetcher.host.peer_id, down_bytes_s=down_mbit * MBIT)
-            got = await fetcher.state(0, state.theta.size, peers, timeout_s=600.0)
+            got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=600.0)
 
             assert same(got, state)
             served = [server.counters["pieces_served"] for server in servers]
@@ -275,7 +279,7 @@ def test_a_reader_on_a_slow_line_gives_up_no_source_and_reads_nothing_twice() ->
             fetcher, peers, hosts, _, _ = made
             lines(network, hosts, 20.0, 50.0, 100.0, 20.0, 20.0)
             network.simulated.set_link(fetcher.host.peer_id, down_bytes_s=1 * MBIT)
-            got = await fetcher.state(0, state.theta.size, peers, timeout_s=600.0)
+            got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=600.0)
 
             assert same(got, state)
             assert fetcher.counters["sources_left"] == 0
@@ -300,7 +304,7 @@ def test_a_state_is_kept_for_a_reader_that_waits_for_the_manifests_of_others() -
                     servers[0].is_frozen(state)
 
             going_on = asyncio.ensure_future(rounds_go_on())
-            got = await fetcher.state(0, VALUES, peers, timeout_s=60.0)
+            got = await fetcher.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=60.0)
             going_on.cancel()
 
             assert same(got, state)
@@ -323,10 +327,10 @@ def test_a_slow_reader_keeps_its_state_when_others_ask_for_newer_ones() -> None:
                 for version in range(1, 2 * SETTINGS.frozen_max):
                     await asyncio.sleep(4.0)
                     shelves[0].held = state_of(15 + version)
-                    await others.state(0, VALUES, peers, timeout_s=60.0)
+                    await others.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=60.0)
 
             reading = asyncio.ensure_future(others_read())
-            got = await fetcher.state(0, VALUES, peers, timeout_s=600.0)
+            got = await fetcher.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=600.0)
             await reading
             assert same(got, state)
             await other.close()
@@ -338,9 +342,9 @@ def test_nobody_to_ask_and_nobody_who_has_it_are_told_apart() -> None:
     async def main() -> None:
         async with sources(MemoryNetwork(), None) as (fetcher, peers, _, _, _):
             with pytest.raises(FetchFailed, match="nobody to ask"):
-                await fetcher.state(0, VALUES, [], timeout_s=60.0)
+                await fetcher.state(0, VALUES, [], trust=EVERYBODY, timeout_s=60.0)
             with pytest.raises(FetchFailed, match="no state of fragment 0"):
-                await fetcher.state(0, VALUES, peers, timeout_s=60.0)
+                await fetcher.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=60.0)
 
     run(main())
 
@@ -361,7 +365,9 @@ def test_requests_of_any_bytes_are_refused_and_the_server_goes_on(seed: int) -> 
                 assert answer is not None and answer[:1] == b"\x02"
                 stream.abort()
             assert servers[0].counters["requests_refused"] == 50
-            assert same(await fetcher.state(0, VALUES, peers, timeout_s=60.0), state)
+            assert same(
+                await fetcher.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=60.0), state
+            )
 
     run(main())
 
@@ -412,9 +418,9 @@ def test_four_identities_do_not_hold_all_places_of_a_source() -> None:
                 holding = [group.create_task(hold(h, ids[0])) for h in holders for _ in range(2)]
                 await asyncio.sleep(1.0)
                 with pytest.raises(FetchFailed, match="too many fetches"):
-                    await fetcher.state(0, VALUES, ids, timeout_s=5.0)
+                    await fetcher.state(0, VALUES, ids, trust=EVERYBODY, timeout_s=5.0)
                 await asyncio.sleep(SETTINGS.served_grace_s)
-                got = await fetcher.state(0, VALUES, ids, timeout_s=5.0)
+                got = await fetcher.state(0, VALUES, ids, trust=EVERYBODY, timeout_s=5.0)
                 for task in holding:
                     task.cancel()
             assert same(got, state)
@@ -439,7 +445,7 @@ def test_a_peer_that_is_not_admitted_is_refused_whatever_it_asks() -> None:
         sources = [server_host.peer_id]
         with pytest.raises(FetchFailed, match="admits only the peers it lists"):
             await Fetcher(stranger, RUN, threads, SETTINGS).state(
-                0, state.theta.size, sources, timeout_s=30.0
+                0, state.theta.size, sources, trust=EVERYBODY, timeout_s=30.0
             )
         asked: list[Request] = [
             AskManifest(0),
@@ -457,7 +463,7 @@ def test_a_peer_that_is_not_admitted_is_refused_whatever_it_asks() -> None:
         assert guarded.refused == 4
         assert not server.counters
         got = await Fetcher(listed, RUN, threads, SETTINGS).state(
-            0, state.theta.size, sources, timeout_s=30.0
+            0, state.theta.size, sources, trust=EVERYBODY, timeout_s=30.0
         )
         assert same(got, state)
         for host in (server_host, listed, stranger):

@@ -326,6 +326,34 @@ def test_a_refusal_reaches_the_opener_with_its_reason_even_while_it_is_sending()
     run(main())
 
 
+def test_an_answer_that_is_not_acknowledged_by_the_deadline_is_not_refused() -> None:
+    """A reducer on a slow line: its agent ended with the round, and came back without its work."""
+
+    async def answer(bulk: Bulk, header: bytes) -> None:
+        try:
+            async with asyncio.timeout(2.0):
+                await bulk.send(bytes(100_000))
+                await bulk.finish()
+        except TimeoutError:
+            await bulk.refuse("the round's deadline has come")
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        hosts = network.host("anna"), network.host("boris")
+        await introduce(*hosts)
+        async with linked(*hosts, bulk=answer) as (anna, boris):
+            bulk = await anna.transport.open_bulk(boris.peer, b"header")
+            await asyncio.sleep(5.0)  # nobody reads, so nothing is acknowledged
+            bulk.abort()
+            anna.transport.send(boris.peer, b"still there?")
+            await asyncio.sleep(1.0)
+            assert boris.said() == [b"still there?"]
+        for host in hosts:
+            await host.close()
+
+    run(main())
+
+
 def test_one_peer_cannot_open_bulk_streams_without_limit() -> None:
     async def wait(bulk: Bulk, header: bytes) -> None:
         await asyncio.sleep(5.0)

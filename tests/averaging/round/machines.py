@@ -9,7 +9,8 @@ import msgspec
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Standing
-from averaging.messages import Head, Join, Message, claim_of
+from averaging.messages import Behind, Head, Join, Message, claim_of, link_claim
+from averaging.round.certificates import link_of
 from averaging.round.effects import Effect, Send
 from averaging.round.identity import Circumstances, Identity
 from averaging.round.inputs import Due, Offer, Offered, Received
@@ -76,6 +77,18 @@ def machine(
     )
     made.peers.started_at = -1e3
     return made
+
+
+def certified(where: Standing, by: tuple[PeerId, ...] = (ANNA, BORIS)) -> Head:
+    """The head of a standing, signed by these peers."""
+    claim = link_claim(TOPIC, 0, link_of(where.head()))
+    signatures = tuple((peer, sign(peer, claim)) for peer in by)
+    return msgspec.structs.replace(where.head(), signatures=signatures)
+
+
+def behind(where: Standing, source: PeerId, *, found: str = "start") -> Behind:
+    """``source`` tells a peer that it stands further on; its head is certified."""
+    return Behind(0, certified(where), source, lineage(found))
 
 
 def offer(where: Standing, *, mark: int = 24, steps: int = 24) -> Offer:

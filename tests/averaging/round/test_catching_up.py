@@ -12,7 +12,7 @@ from averaging.history.standing import Standing
 from averaging.live.fetch_server import FetchServer, Request
 from averaging.messages import Head, Link
 from averaging.round.catching_up import FETCH_BASE_S, UnreliableSources, fetch_timeout_s
-from dht.memory.host import MemoryNetwork
+from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import LAYOUT, POLICY, Peer, swarm
 from tests.averaging.live.served_states import Dripping
@@ -77,13 +77,17 @@ class Drips(FetchServer):
         await super()._answer(replace(reader, stream=Dripping(reader.stream)), request)
 
 
-def invented(standing: Standing) -> Head:
-    """A head that descends from this one, with twice the tokens. No peer has it."""
+def invented(standing: Standing, topic: bytes, fragment: int) -> Head:
+    """A head that descends from this one, with twice the tokens. No peer has it, and boris has
+    signed it."""
     lineage = Lineage(bytes([66]) * 32)
     head = standing.head()
     version = head.version + 5
     tokens = 2 * standing.merged.tokens + 1
-    return Head(version, lineage, (Link(version, lineage, tokens), *head.links))
+    link = Link(version, lineage, tokens)
+    boris = identity_of("boris")
+    signature = boris.sign(said.link_claim(topic, fragment, link))
+    return Head(version, lineage, (link, *head.links), ((boris.peer_id, signature),))
 
 
 def test_a_slow_liar_delays_a_peer_for_a_while_and_not_for_ten_minutes() -> None:
@@ -94,7 +98,8 @@ def test_a_slow_liar_delays_a_peer_for_a_while_and_not_for_ten_minutes() -> None
             for index in range(len(LAYOUT.fragments)):
                 standing = to.averager.standing(index)
                 assert standing is not None
-                behind = said.Behind(index, invented(standing), liar.id)
+                head = invented(standing, to.averager.topic, index)
+                behind = said.Behind(index, head, liar.id, standing.lineage)
                 liar.averager.transport.send(to.id, said.encode(behind))
             await asyncio.sleep(2.0)
 

@@ -20,8 +20,10 @@ from tests.averaging.round.machines import (
     ME,
     POLICY,
     asks,
+    certified,
     joined,
     leading,
+    lineage,
     machine,
     offer,
     ranked,
@@ -74,7 +76,13 @@ def test_a_leader_that_falls_behind_keeps_no_empty_roster_open() -> None:
     assert rounds.gathering is not None
 
     ahead = standing("start", "one")
-    rounds.handle(Received(caller, said.Behind(0, ahead.head(), caller)), 1.1)
+    rounds.handle(
+        Received(
+            caller,
+            said.Behind(0, certified(ahead, tuple(rounds.peers.view)), caller, lineage("start")),
+        ),
+        1.1,
+    )
     assert rounds.gathering is None
     rounds.handle(CaughtUp(ahead), 1.2)
 
@@ -234,7 +242,7 @@ def test_a_leader_that_catches_up_for_long_sends_members_on_before_the_quorums_d
         for each in (standing("start", str(name)) for name in range(100))
         if ranked((ME, one, two), each.head())[0] == ME
     )
-    rounds.handle(asks(one, ahead), 1.0)
+    rounds.handle(asks(one, ahead, head=certified(ahead, (one, two))), 1.0)
     assert rounds.phase is Phase.CATCHING and rounds.gathering is not None
 
     assert not refusals(rounds.handle(Tick(), 1.0 + POLICY.resend_s))

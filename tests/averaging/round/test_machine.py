@@ -6,12 +6,15 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+import blake3
 import msgspec
 import pytest
 
 from averaging import messages as said
+from averaging.history.chain import Chain, ChainLink
+from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Apart, IAmBehind, Same, Standing, TheyAreBehind, relate
-from averaging.messages import Join, Message, Opening
+from averaging.messages import Head, Join, Message, Opening
 from averaging.round.effects import (
     Apply,
     CatchUp,
@@ -31,6 +34,7 @@ from averaging.round.inputs import (
     CaughtUp,
     Due,
     Folded,
+    FoldWhenAlone,
     Leave,
     LinkLost,
     MergedArrived,
@@ -45,6 +49,7 @@ from averaging.round.inputs import (
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.round.roster import Leader, compose, recomposed
+from averaging.rules.mixing import meets
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
 from tests.averaging.message_examples import EXAMPLES
@@ -55,6 +60,8 @@ from tests.averaging.round.machines import (
     POLICY,
     TOPIC,
     asks,
+    behind,
+    certified,
     join,
     joined,
     leading,
@@ -207,7 +214,7 @@ def test_a_leader_that_was_passed_over_is_asked_again_at_another_version() -> No
     assert rounds.peers.leader(standing("start").head(), (), 2.0) != first
 
     ahead = standing("start", "one")
-    rounds.handle(Received(BORIS, said.Behind(0, ahead.head(), BORIS)), 2.0)
+    rounds.handle(Received(BORIS, behind(ahead, BORIS)), 2.0)
     rounds.handle(CaughtUp(ahead), 2.0)
 
     assert not rounds.peers.passed_over
@@ -306,7 +313,7 @@ def test_nothing_that_a_stranger_says_counts() -> None:
     claims: list[Message] = [
         said.Call(0, ahead.head(), 10.0),
         said.Compare(0, ahead.head()),
-        said.Behind(0, ahead.head(), ANNA),
+        behind(ahead, ANNA),
         said.Finished(0, bytes(32), ahead.head()),
         said.Ask(0, bytes(32)),
         said.Prepare(0, bytes(32), 1),
@@ -320,8 +327,9 @@ def test_nothing_that_a_stranger_says_counts() -> None:
     effects = rounds.handle(asks(eve, standing("start")), 1.0)
     assert [type(answer) for answer in sent(effects, eve)] == [said.NoQuorum]
     assert rounds.gathering is None
-    behind = said.Behind(0, ahead.head(), eve)
-    assert not rounds.handle(Received(ANNA, behind), 1.0), "nobody is sent to a stranger"
+    assert not rounds.handle(Received(ANNA, behind(ahead, eve)), 1.0), (
+        "nobody is sent to a stranger"
+    )
 
 
 def test_no_identity_ranks_first_on_every_lineage() -> None:
@@ -388,6 +396,53 @@ def test_a_founder_alone_folds() -> None:
     assert rounds.standing == fold.standing
 
 
+def test_a_peer_that_is_about_to_leave_folds_at_once_but_only_alone() -> None:
+    rounds = machine(others=())
+    assert not of(rounds.handle(Due(), 1.0), TakeSnapshot), "others may be back soon"
+    rounds.handle(FoldWhenAlone(), 2.0)
+    assert of(rounds.handle(Due(), 2.0), TakeSnapshot)
+    assert of(rounds.handle(Offered(offer(standing("start"))), 2.0), Fold)
+
+    rounds = machine()
+    rounds.handle(FoldWhenAlone(), 1.0)
+    rounds.handle(Due(), 1.0)
+    assert not of(rounds.handle(Offered(offer(standing("start"))), 1.0), Fold)
+
+
+def founded_by(name: str, tokens: int) -> Standing:
+    """A peer's standing on a founding that shares nothing with others."""
+    root, tip = (blake3.blake3(f"{name} {at}".encode()).digest() for at in (0, 1))
+    chain = Chain([ChainLink(0, root, 0), ChainLink(1, tip, tokens)])
+    return Standing(1, tip, chain, MergedMap())
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(100, 100_000), (1000, 1001), (100_000, 100)])
+def test_histories_that_were_founded_apart_are_neither_mixed_nor_left_by_one_fragment(
+    mine: int, theirs: int
+) -> None:
+    own, other = founded_by("me", mine), founded_by("anna", theirs)
+    relation = relate(own.head(), own.chain, other.head())
+    assert isinstance(relation, Apart) and relation.founded_apart
+    assert not meets(relation, own.head(), other.head())
+
+    for message in (asks(ANNA, other), Received(ANNA, said.Compare(0, other.head()))):
+        effects = machine(own).handle(message, 1.0)
+        assert {"peer": ANNA, "mine": mine, "theirs": theirs} in [
+            note.fields for note in of(effects, Note) if note.event == "founded_apart"
+        ]
+        assert not of(effects, Rebase) and not of(effects, CatchUp)
+        answers = sent(effects, ANNA)
+        # The lighter side does not answer a comparison, or two would compare for ever.
+        assert any(isinstance(each, said.Compare) for each in answers) == (mine > theirs)
+
+
+def test_chains_that_begin_later_than_a_founding_prove_nothing() -> None:
+    own, other = founded_by("me", 10), founded_by("anna", 10)
+    cut = Head(other.version, other.lineage, other.head().links[:1])
+    relation = relate(own.head(), own.chain, cut)
+    assert isinstance(relation, Apart) and not relation.founded_apart
+
+
 # Leading
 
 
@@ -413,7 +468,7 @@ def test_a_peer_that_hears_of_a_longer_chain_catches_up() -> None:
     rounds = machine()
     ahead = standing("start", "one")
 
-    effects = rounds.handle(Received(ANNA, said.Behind(0, ahead.head(), BORIS)), 1.0)
+    effects = rounds.handle(Received(ANNA, behind(ahead, BORIS)), 1.0)
 
     assert of(effects, CatchUp) == [CatchUp(BORIS, 1, ahead.lineage, "its chain holds my lineage")]
     assert phase(rounds) is Phase.CATCHING
@@ -423,7 +478,7 @@ def test_a_peer_that_hears_of_a_longer_chain_catches_up() -> None:
 
 def test_a_failed_catch_up_leaves_everything_as_it_was_and_has_a_deadline() -> None:
     rounds = machine()
-    rounds.handle(Received(ANNA, said.Behind(0, standing("start", "one").head(), BORIS)), 1.0)
+    rounds.handle(Received(ANNA, behind(standing("start", "one"), BORIS)), 1.0)
     assert rounds.deadline == 1.0 + POLICY.catch_up_s
 
     rounds.handle(Tick(), 1.0 + POLICY.catch_up_s)
@@ -433,14 +488,14 @@ def test_a_failed_catch_up_leaves_everything_as_it_was_and_has_a_deadline() -> N
 
 def test_a_source_that_did_not_deliver_is_not_asked_again_at_once() -> None:
     rounds = machine()
-    ahead = standing("start", "one").head()
-    rounds.handle(Received(ANNA, said.Behind(0, ahead, ANNA)), 1.0)
+    ahead = standing("start", "one")
+    rounds.handle(Received(ANNA, behind(ahead, ANNA)), 1.0)
     rounds.handle(CaughtUp(None), 2.0)
 
-    assert not of(rounds.handle(Received(ANNA, said.Behind(0, ahead, ANNA)), 3.0), CatchUp)
-    assert of(rounds.handle(Received(BORIS, said.Behind(0, ahead, BORIS)), 3.0), CatchUp)
+    assert not of(rounds.handle(Received(ANNA, behind(ahead, ANNA)), 3.0), CatchUp)
+    assert of(rounds.handle(Received(BORIS, behind(ahead, BORIS)), 3.0), CatchUp)
     rounds.handle(CaughtUp(None), 4.0)
-    assert of(rounds.handle(Received(ANNA, said.Behind(0, ahead, ANNA)), 60.0), CatchUp)
+    assert of(rounds.handle(Received(ANNA, behind(ahead, ANNA)), 60.0), CatchUp)
 
 
 def test_the_light_side_rebases_and_the_heavy_one_tells_it_to() -> None:
@@ -448,11 +503,11 @@ def test_the_light_side_rebases_and_the_heavy_one_tells_it_to() -> None:
     light = standing("start", "l0")
 
     rounds = machine(light)
-    (rebase,) = of(rounds.handle(Received(ANNA, said.Compare(0, heavy.head())), 1.0), Rebase)
+    (rebase,) = of(rounds.handle(Received(ANNA, said.Compare(0, certified(heavy))), 1.0), Rebase)
     assert isinstance(rebase, Rebase) and (rebase.source, rebase.ancestor) == (ANNA, 0)
 
     (answer,) = sent(machine(heavy).handle(asks(ANNA, light), 1.0), ANNA)
-    assert answer == said.Compare(0, heavy.head())
+    assert answer == said.Compare(0, certified(heavy, by=(ME,)))
 
 
 def test_a_peer_of_one_of_several_groups_leaves_its_work_to_its_side_when_it_rebases() -> None:
@@ -460,7 +515,7 @@ def test_a_peer_of_one_of_several_groups_leaves_its_work_to_its_side_when_it_reb
     light, heavy = standing("start", "mine", tokens=10), standing("start", "theirs", tokens=1000)
 
     def rebases(rounds: FragmentRounds) -> bool:
-        effects = rounds.handle(Received(ANNA, said.Compare(0, heavy.head())), 2.0)
+        effects = rounds.handle(Received(ANNA, said.Compare(0, certified(heavy))), 2.0)
         (rebase,) = of(effects, Rebase)
         assert isinstance(rebase, Rebase)
         return rebase.others_follow
@@ -509,7 +564,9 @@ def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> Non
     first, second = sorted(rounds.peers.view)
     ahead = standing("start", "one")
 
-    effects = rounds.handle(asks(first, ahead), 1.0)
+    head = certified(ahead, (first, second))
+
+    effects = rounds.handle(asks(first, ahead, head=head), 1.0)
 
     assert [effect.source for effect in of(effects, CatchUp) if isinstance(effect, CatchUp)] == [
         first
@@ -518,7 +575,7 @@ def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> Non
     assert rounds.gathering is not None
     assert not rounds.gathering.joins and list(rounds.gathering.held) == [first]
 
-    rounds.handle(asks(second, ahead), 1.5)
+    rounds.handle(asks(second, ahead, head=head), 1.5)
     assert sorted(rounds.gathering.held) == [first, second]
     rounds.handle(CaughtUp(ahead), 2.0)
 
@@ -526,11 +583,26 @@ def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> Non
     assert sorted(rounds.gathering.joins) == [first, second] and not rounds.gathering.held
 
 
+def test_a_leader_that_has_been_catching_up_for_long_refuses_a_join_from_ahead_at_once() -> None:
+    rounds = leading_at(standing("start"), standing("start", "one"))
+    first, second = sorted(rounds.peers.view)
+    ahead = standing("start", "one")
+    rounds.handle(asks(first, ahead), 1.0)
+    rounds.handle(Tick(), 1.0 + POLICY.answer_s)
+
+    refused = sent(rounds.handle(asks(second, ahead), 1.0 + POLICY.answer_s), second)
+
+    assert [type(message) for message in refused] == [said.Refused]
+    assert isinstance(refused[0], said.Refused) and refused[0].behind
+    assert rounds.gathering is None
+
+
 def test_a_join_from_ahead_is_dropped_when_the_leader_cannot_catch_up() -> None:
     """The version that a join claims may be a lie. It is no reason to refuse other joins."""
     rounds = leading_at(standing("start"), standing("start", "one"))
     first, second = sorted(rounds.peers.view)
-    rounds.handle(asks(first, standing("start", "one")), 1.0)
+    ahead = standing("start", "one")
+    rounds.handle(asks(first, ahead, head=certified(ahead, (first, second))), 1.0)
     rounds.handle(CaughtUp(None), 2.0)
     rounds.handle(asks(second, standing("start")), 2.5)
 
@@ -565,6 +637,19 @@ def test_a_member_that_only_dials_out_comes_last_and_reduces_nothing() -> None:
     assert [entry.peer for entry in commit.members] == ["anna", "boris", "dialler"]
     assert sorted(commit.reducers) == ["anna", "boris"]
     assert dict(zip(commit.reducers, commit.shares, strict=True)) == {"anna": 100, "boris": 300}
+
+
+def test_a_member_on_a_slow_line_reduces_nothing() -> None:
+    joins = [
+        (PeerId(name), join(standing("start"), bytes_per_s=speed))
+        for name, speed in (("anna", 6e6), ("boris", 4e6), ("clara", 0.9e6), ("new", 0.0))
+    ]
+    leader = Leader(peer=PeerId("clara"), incarnation=1, topic=TOPIC, fragment=0, nonce=1)
+
+    commit = compose(leader, joins, POLICY, encoded_bytes=lambda codec: 10 << 20)
+
+    assert len(commit.members) == 4
+    assert sorted(commit.reducers) == ["anna", "boris", "new"]
 
 
 def test_a_codec_that_a_member_lacks_is_not_used() -> None:

@@ -35,7 +35,17 @@ from averaging.round.phase import Phase
 from averaging.rules.mixing import MixingPolicy
 from dht.identity import PeerId
 from tests.averaging.round import machines
-from tests.averaging.round.machines import ANNA, BORIS, asks, leading, machine, offer, standing
+from tests.averaging.round.machines import (
+    ANNA,
+    BORIS,
+    asks,
+    behind,
+    certified,
+    leading,
+    machine,
+    offer,
+    standing,
+)
 from tests.averaging.simulated import swarm as swarm_module
 from tests.averaging.simulated.swarm import Storm, storm, weather_out
 
@@ -161,7 +171,7 @@ def call_of_the_first(rounds: FragmentRounds) -> Input:
 
 def catching() -> FragmentRounds:
     rounds = idle()
-    rounds.handle(Received(ANNA, messages.Compare(0, standing("start", "one").head())), 1.0)
+    rounds.handle(Received(ANNA, messages.Compare(0, certified(standing("start", "one")))), 1.0)
     return rounds
 
 
@@ -212,10 +222,10 @@ def from_leader(answer: Callable[[int], Message]) -> Callable[[FragmentRounds], 
 
 AHEAD = standing("start", "one")
 FROM_AHEAD: tuple[Message, ...] = (
-    messages.Behind(0, AHEAD.head(), BORIS),
-    messages.Call(0, AHEAD.head(), 10.0),
-    messages.Compare(0, AHEAD.head()),
-    messages.Finished(0, bytes(32), AHEAD.head()),
+    behind(AHEAD, BORIS),
+    messages.Call(0, certified(AHEAD), 10.0),
+    messages.Compare(0, certified(AHEAD)),
+    messages.Finished(0, bytes(32), certified(AHEAD)),
 )
 BEFORE_A_COMMIT = (idle, wanted, joining, promised)
 LATE = 1e4
@@ -226,7 +236,10 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
         for play in BEFORE_A_COMMIT
         for message in FROM_AHEAD
     ),
-    *((play, lambda rounds: asks(ANNA, AHEAD), 2.0) for play in BEFORE_A_COMMIT),
+    *(
+        (play, lambda rounds: asks(ANNA, AHEAD, head=certified(AHEAD)), 2.0)
+        for play in BEFORE_A_COMMIT
+    ),
     *(
         (play, lambda rounds, given=given: given, 2.0)
         for play in (wanted, joining, promised)

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from averaging.rules.deadlines import SLACK, Deadlines, Load, deadlines, longest
+from msgspec.structs import replace
+
+from averaging.rules.deadlines import (
+    SLACK,
+    SLOWER_MAX,
+    Deadlines,
+    Load,
+    deadlines,
+    loads_of,
+    longest,
+)
 from averaging.rules.policy import RoundPolicy
 from tests.averaging.message_examples import COMMIT
 
@@ -29,15 +39,20 @@ def test_a_billion_parameters_over_ten_megabits_have_minutes() -> None:
     assert found.round_s > 4 * needed_s
 
 
-def test_the_slowest_member_sets_the_deadline_down_to_the_policys_slowest_link() -> None:
+def test_the_slowest_member_sets_the_deadline_down_to_a_tenth_of_an_unknown_line() -> None:
     fast, slow = even(1, bytes_per_s=1e8)[0], Load(share=0.0, members=3, bytes_per_s=1e6)
     crawling = Load(share=0.0, members=3, bytes_per_s=1.0)
 
     def upload_s(*loads: Load) -> float:
         return deadlines(POLICY, encoded_bytes=10**7, loads=loads).upload_s
 
+    unknown = Load(share=0.0, members=3, bytes_per_s=0.0)
+
     assert upload_s(fast, slow) == POLICY.upload_s + SLACK * 10.0
-    assert upload_s(fast, crawling) == POLICY.upload_s + SLACK * 1e7 / POLICY.slow_link_bytes_s
+    assert upload_s(fast, unknown) == POLICY.upload_s + SLACK * 1e7 / POLICY.slow_link_bytes_s
+    assert upload_s(fast, crawling) == (
+        POLICY.upload_s + SLACK * 1e7 / (POLICY.slow_link_bytes_s / SLOWER_MAX)
+    )
 
 
 def test_a_reducer_of_everything_receives_from_all_others() -> None:
@@ -51,13 +66,18 @@ def test_a_reducer_of_everything_receives_from_all_others() -> None:
 def test_the_deadlines_of_an_honest_leader_are_accepted() -> None:
     for bytes_per_s in (0.0, 1.0, 1e5, 1e9):
         for encoded_bytes in (100, 10**6, 10**9):
-            members = len(COMMIT.members)
+            members = tuple(replace(each, bytes_per_s=bytes_per_s) for each in COMMIT.members)
+            commit = replace(COMMIT, members=members)
             said = deadlines(
                 POLICY,
                 encoded_bytes=encoded_bytes,
-                loads=even(members, bytes_per_s=bytes_per_s),
+                loads=loads_of(
+                    [each.peer for each in members],
+                    dict(zip(commit.reducers, commit.shares, strict=True)),
+                    {each.peer: bytes_per_s for each in members},
+                ),
             )
-            limit = longest(POLICY, encoded_bytes=encoded_bytes, commit=COMMIT)
+            limit = longest(POLICY, encoded_bytes=encoded_bytes, commit=commit)
             assert said.upload_s <= limit.upload_s and said.round_s <= limit.round_s
 
 

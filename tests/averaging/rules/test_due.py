@@ -95,3 +95,35 @@ def test_peers_of_any_speeds_meet_without_waiting_longer_than_the_overlap() -> N
         assert due.wait_steps < TAU, due
         assert due.finish_steps < TAU, due
         assert due.roster_share > free.roster_share + 0.2, (due, free)
+
+
+def test_a_peer_that_takes_part_in_every_third_version_sits_two_out() -> None:
+    time = DueTime(POLICY, fragment=0, step=0)
+    time.every = 3
+    assert not time.sits_out(7, 30, 24), "it has not been in any yet"
+    time.took_part(7, 30)
+
+    assert [time.sits_out(version, 60, 24) for version in (8, 9, 10, 11)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_where_no_roster_closes_without_it_a_peer_takes_part_after_as_many_cycles() -> None:
+    time = DueTime(POLICY, fragment=0, step=0)
+    time.every = 3
+    time.took_part(7, 30)
+
+    assert time.sits_out(8, 30 + 71, 24)
+    assert not time.sits_out(8, 30 + 72, 24)
+
+
+def test_at_the_end_nobody_sits_a_version_out() -> None:
+    time = DueTime(POLICY, fragment=0, step=0)
+    time.every = 3
+    time.took_part(7, 30)
+    time.eager = True
+
+    assert not time.sits_out(8, 31, 24)

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from averaging.rules.peer_view import PeerView
-from averaging.rules.succession import leaders, succession
+from averaging.rules.succession import leaders, on_usual_lines, succession
 from dht.identity import PeerId
 
 TOPIC = bytes(16)
@@ -72,3 +72,29 @@ def test_a_group_that_nobody_can_reach_borrows_a_leader() -> None:
 
     assert lead(view, me_reachable=False) == {KEEPER}
     assert lead({ANNA: seen(reachable=False)}, me_reachable=False) == set()
+
+
+def test_a_peer_on_a_slow_line_does_not_lead() -> None:
+    view = {
+        ANNA: seen(bytes_per_s=6e6),
+        BORIS: seen(bytes_per_s=1.4e6),
+        KEEPER: seen(bytes_per_s=None),
+    }
+
+    def able(me_bytes_per_s: float) -> set[PeerId]:
+        me = PeerId("me")
+        return set(on_usual_lines((me, *view), view, me=me, me_bytes_per_s=me_bytes_per_s))
+
+    assert able(5.7e6) == {ANNA, KEEPER, "me"}
+    assert able(5.5e6) == {ANNA, BORIS, KEEPER, "me"}
+    assert able(1.3e6) == {ANNA, BORIS, KEEPER, "me"}, "the median is slow itself"
+    assert able(0.3e6) == {ANNA, BORIS, KEEPER}
+    assert able(0.0) == {ANNA, BORIS, KEEPER, "me"}
+
+
+def test_one_that_claims_an_absurd_line_leads_beside_the_others() -> None:
+    view = {ANNA: seen(bytes_per_s=1e15), BORIS: seen(bytes_per_s=4e6)}
+
+    assert on_usual_lines(view, view, me=PeerId("me"), me_bytes_per_s=0.0) == (ANNA, BORIS)
+    three = on_usual_lines((*view, PeerId("me")), view, me=PeerId("me"), me_bytes_per_s=3e6)
+    assert three == (ANNA, BORIS, "me")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from ipaddress import IPv4Address
 
-from dht.errors import PeerUnreachable
+from dht.errors import CallRefused, PeerUnreachable
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
 from dht.libp2p.frame_stream import FrameStream
-from dht.libp2p.lane import Lane, LaneSettings
+from dht.libp2p.lane import Lane, LaneSettings, Outside
+from dht.libp2p.lane_wire import CIRCUIT_PROTOCOL, PUNCH_PROTOCOL, VIA_PROTOCOL, is_outer
 from tests.integration.loopback import WAIT_S
 
 HERE = "127.0.0.1"
-ANNA, BORIS = PeerId("anna"), PeerId("boris")
+ANNA, BORIS, CLARA = PeerId("anna"), PeerId("boris"), PeerId("clara")
 PATIENT = LaneSettings(wait_s=5.0)
 """Long limits, so that no stream falls back to the daemon on a busy machine."""
 
@@ -45,6 +47,43 @@ class End:
         if self.refuses is None:
             self.served.put_nowait(stream)
         return self.refuses
+
+
+class OnLoopback(Outside):
+    """A daemon whose peers are all on this machine."""
+
+    def __init__(self, end: End, observers: Sequence[PeerId] = ()) -> None:
+        self.end = end
+        self.seen = HERE
+        self.outside = observers
+        self.called = 0
+
+    async def call(self, peer: PeerId, protocol: str, message: bytes) -> bytes:
+        if peer not in self.end.others:
+            raise PeerUnreachable(peer, "nobody knows it")
+        lane = self.end.others[peer].lane
+        answer = {PUNCH_PROTOCOL: lane.meet, VIA_PROTOCOL: lane.come, CIRCUIT_PROTOCOL: lane.grant}
+        self.called += protocol == PUNCH_PROTOCOL
+        try:
+            return await answer[protocol](self.end.me, message)
+        except ValueError as error:
+            raise CallRefused(peer, protocol, str(error)) from error
+
+    async def observers(self) -> Sequence[tuple[PeerId, str]]:
+        return [(peer, HERE) for peer in (*self.outside, CLARA)]
+
+    async def seen_by(self, peer: PeerId) -> str:
+        return self.seen
+
+
+def with_loopback(ip: str) -> bool:
+    return is_outer(ip) or (ip != "" and IPv4Address(ip).is_loopback)
+
+
+async def closed(*ends: End) -> None:
+    for end in ends:
+        await end.lane.close()
+    await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

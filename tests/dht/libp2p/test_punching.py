@@ -8,53 +8,36 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
-from ipaddress import IPv4Address
 
 import pytest
 
-from dht.errors import HostClosed, PeerUnreachable
+from dht.errors import HostClosed
 from dht.identity import PeerId
 from dht.libp2p import lane as lanes
-from dht.libp2p.lane import LaneSettings, Outside
+from dht.libp2p.lane import LaneSettings
 from dht.libp2p.lane_wire import Offer, Punch, PunchOffer, decode, encode, is_outer
 from dht.libp2p.punching import Opening
 from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES
-from tests.dht.libp2p.lane_ends import ANNA, BORIS, HERE, PATIENT, End, one_round
+from tests.dht.libp2p.lane_ends import (
+    ANNA,
+    BORIS,
+    CLARA,
+    HERE,
+    PATIENT,
+    End,
+    OnLoopback,
+    closed,
+    one_round,
+    with_loopback,
+)
 from tests.integration.loopback import WAIT_S, run
 
-CLARA = PeerId("clara")
 OFFER = PunchOffer("203.0.113.7", 7700, bytes(NUMBER_BYTES), bytes(KEY_BYTES), bytes(KEY_BYTES))
-
-
-class OnLoopback(Outside):
-    """A daemon whose peers are all on this machine."""
-
-    def __init__(self, end: End, observers: Sequence[PeerId] = ()) -> None:
-        self.end = end
-        self.seen = HERE
-        self.outside = observers
-        self.called = 0
-
-    async def call(self, peer: PeerId, punch: bytes) -> bytes:
-        self.called += 1
-        try:
-            return await self.end.others[peer].lane.meet(self.end.me, punch)
-        except ValueError as error:
-            raise PeerUnreachable(peer, str(error)) from error
-
-    async def observers(self) -> Sequence[tuple[PeerId, str]]:
-        return [(peer, HERE) for peer in (*self.outside, CLARA)]
-
-    async def seen_by(self, peer: PeerId) -> str:
-        return self.seen
 
 
 @pytest.fixture(autouse=True)
 def _loopback_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    def outer(ip: str) -> bool:
-        return is_outer(ip) or (ip != "" and IPv4Address(ip).is_loopback)
-
-    monkeypatch.setattr(lanes, "is_outer", outer)
+    monkeypatch.setattr(lanes, "is_outer", with_loopback)
 
 
 def hidden(settings: LaneSettings = PATIENT) -> tuple[End, End, OnLoopback]:
@@ -70,12 +53,6 @@ def hidden(settings: LaneSettings = PATIENT) -> tuple[End, End, OnLoopback]:
             settings, ask=end.ask, where=end.where, serve=end.serve, outside=outside
         )
     return anna, boris, outsides[0]
-
-
-async def closed(*ends: End) -> None:
-    for end in ends:
-        await end.lane.close()
-    await asyncio.sleep(0.01)
 
 
 def test_two_ports_that_dial_each_other_make_one_connection() -> None:

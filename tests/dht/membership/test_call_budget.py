@@ -1,7 +1,7 @@
 """The limit of calls that each peer may make."""
 
 from dht.identity import Identity, PeerId
-from dht.membership.call_budget import CallBudget, CallRate
+from dht.membership.call_budget import CallBudget, CallQueue, CallRate
 
 
 def peer(number: int) -> PeerId:
@@ -42,3 +42,40 @@ def test_a_rate_forgets_the_longest_silent_peer() -> None:
     for peer in (b"anna", b"boris", b"clara"):
         assert rate.spend(peer, 0.0)
     assert rate.spend(b"anna", 0.0) and not rate.spend(b"clara", 0.0)
+
+
+def test_a_peer_is_frugal_while_it_has_half_of_its_burst() -> None:
+    rate = CallRate(2.0, 8.0)
+    assert rate.is_frugal(b"anna", 0.0), "a peer that never called"
+    for _ in range(4):
+        rate.spend(b"anna", 0.0)
+    assert rate.is_frugal(b"anna", 0.0)
+    rate.spend(b"anna", 0.0)
+    assert not rate.is_frugal(b"anna", 0.4)
+    assert rate.is_frugal(b"anna", 0.5)
+
+
+def test_calls_of_frugal_peers_begin_before_those_of_the_others() -> None:
+    queue: CallQueue[int] = CallQueue()
+    for number in range(3):
+        queue.put(b"flood", number, is_frugal=False)
+    queue.put(b"flood too", 3, is_frugal=False)
+    queue.put(b"anna", 10, is_frugal=True)
+    assert len(queue) == 5
+    assert queue.take(8) == [(b"anna", 10), (b"flood", 0)]
+    # Those of the others, one of each peer in turn.
+    assert [queue.take(8) for _ in range(3)] == [
+        [(b"flood too", 3)],
+        [(b"flood", 1)],
+        [(b"flood", 2)],
+    ]
+    assert not queue and queue.take(8) == []
+
+
+def test_frugal_peers_take_turns_and_keep_the_others_from_starving() -> None:
+    queue: CallQueue[int] = CallQueue()
+    for peer in (b"anna", b"anna", b"boris"):
+        queue.put(peer, 0, is_frugal=True)
+    queue.put(b"flood", 9, is_frugal=False)
+    assert queue.take(2) == [(b"anna", 0), (b"boris", 0), (b"flood", 9)]
+    assert queue.take(2) == [(b"anna", 0)]

@@ -35,3 +35,20 @@ def test_three_homes_behind_routers_lead_and_reduce_for_each_other(
     assert len(leaders) >= 2, "any of them may lead"
     for fates in outcome.fates.values():
         assert fates["merged"] > 0.5 * fates["processed"]
+
+
+def test_homes_whose_routers_let_nothing_through_merge_by_a_relay_and_survive_faults(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """A router forgets its connections, and a home gets another address, while rounds go on."""
+    homes = [Nat.SYMMETRIC, Nat.SYMMETRIC, Nat.PORT_RESTRICTED]
+    happenings = [("quiet", 20.0), ("forget", 10.0), ("address", 10.0)]
+    outcome = conduct(
+        sites(0, homes), happenings, processes, tmp_path, relay="10M", cycle=60, layers=1, width=64
+    )
+    for each in outcome.rows:
+        tell(f"{each.phase}: {each.rounds} rounds, {each.missed} of {each.member_rounds} missed")
+    tell(load())
+    assert outcome.rows[0].rounds >= 3
+    for fates in outcome.fates.values():
+        assert fates["merged"] > 0.5 * fates["processed"]

@@ -24,11 +24,14 @@ def can_meet(one: Nat, other: Nat) -> bool:
     return not {(one, other), (other, one)} & CANNOT_MEET
 
 
-@pytest.mark.parametrize("lane", ["on", "off"])
+@pytest.mark.parametrize("lane", ["on", "off", "relaying"])
 def test_homes_meet_through_every_pair_of_routers_that_can_be_met_through(
     processes: Processes, lane: str
 ) -> None:
-    """``lane``: whether a peer outside can tell the homes the outer addresses of their ports."""
+    """``lane``: whether a peer outside can tell the homes the outer addresses of their ports.
+
+    ``relaying``: it also passes bulk data on for the pairs that cannot meet.
+    """
     sites = [Site("public", one_way_ms=5)]
     sites += [
         Site(f"{side}{index}", kind, one_way_ms=20)
@@ -59,11 +62,12 @@ def test_homes_meet_through_every_pair_of_routers_that_can_be_met_through(
                 other = kinds[number]
                 assert other is not None
                 tell(f"{own} calls {other}: {line}")
-                assert (word == "met") == can_meet(own, other), f"{own} calls {other}: {line}"
-                if word == "met":
-                    assert rest[1] == "relayed=False"
+                if can_meet(own, other):
+                    assert (word, rest[1]) == ("met", "PUNCHED"), f"{own} calls {other}: {line}"
+                elif lane == "relaying":
+                    assert (word, rest[1]) == ("met", "RELAYED"), f"{own} calls {other}: {line}"
                 else:
-                    assert "routers" in line
+                    assert word == "apart" and "routers" in line
         tell(load())
 
 
@@ -88,4 +92,23 @@ def test_two_computers_behind_one_router_need_no_meeting_and_call_homes_elsewher
         ]
         for caller in callers:
             line = processes.wait_for_line(caller, "met 2 ", timeout_s=120)
-            assert line.endswith("relayed=False")
+            assert "PUNCHED" in line
+
+
+def test_the_kind_of_each_router_is_told_with_the_help_of_two_addresses_outside(
+    processes: Processes,
+) -> None:
+    sites = [Site("one"), Site("other")]
+    sites += [Site(f"home{index}", kind) for index, kind in enumerate(KINDS)]
+    with internet(sites) as net:
+        prefix = [sys.executable, "-m", PEER]
+        outside = []
+        for number, name in enumerate(("one", "other"), start=1):
+            at = f"/ip4/{net.address(name)}/tcp/{PORT}"
+            helper = processes.start([*net.at(name), *prefix, "relay", at, "on", str(number)])
+            outside.append(processes.wait_for_line(helper, "relay ", timeout_s=60).split()[1])
+        for index, kind in enumerate(KINDS):
+            command = [*net.at(f"home{index}"), *prefix, "look", str(3 + index), *outside]
+            line = processes.wait_for_line(processes.start(command), "router ", timeout_s=60)
+            tell(f"{kind}: {line}")
+            assert line.removeprefix("router ").startswith(kind.replace("full-", "full "))

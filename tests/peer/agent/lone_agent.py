@@ -37,6 +37,10 @@ from peer.bridge.trainer_line import TrainerLine, hear_doorbell
 from peer.storage.outer_state import named_tensors
 from peer.storage.tensor_file import write_safetensors
 
+LINK = (
+    f"shoal://{'ab' * 32}?seed=/ip4/203.0.113.7/tcp/7700/p2p/"
+    f"{Identity.from_seed(bytes(32)).peer_id}"
+)
 OWN_PENDING = 1000
 """Tokens that are never merged."""
 
@@ -46,7 +50,7 @@ def facts(
 ) -> Facts:
     return Facts(
         peer_id=me,
-        link="shoal://test?seed=/here",
+        link=LINK,
         merged_tokens=max(0, tokens - OWN_PENDING),
         global_tokens=tokens,
         versions=tuple(state.version for state in states),

@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from averaging import messages as said
 from averaging.live.averager import Averager
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.addresses import with_peer
 from dht.errors import HostClosed
-from dht.identity import Identity
+from dht.identity import Identity, RunId
 from dht.libp2p.hivemind_host import HivemindHost
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
-from peer.agent.active_peer import ActivePeer, make_averager
-from peer.agent.keeper import Keeper
+from dht.records import RUN_FILE_MAX_BYTES, RecordKeeper, Rejected, RunRecord, file_key, seal
+from peer.agent.active_peer import ActivePeer, lacks, make_averager
+from peer.agent.keeper import Keeper, behind
 from peer.agent.local_peer import PeerSettings
 from peer.agent.online_peer import OnlinePeer, go_online
 from peer.guest.enforcement import Guest
@@ -68,8 +70,8 @@ async def keeper_online(
     """A keeper on a simulated network, with the averager that it makes, beside one other peer."""
     network = MemoryNetwork()
 
-    async def opened(identity: Identity, *args: Any) -> MemoryHost:
-        return network.host(identity)
+    async def opened(identity: Identity, *args: Any, keeper: RecordKeeper) -> MemoryHost:
+        return network.host(identity, keeper=keeper)
 
     monkeypatch.setattr(HivemindHost, "open", opened)
     helper = network.host("boris")
@@ -126,6 +128,27 @@ def test_a_keeper_in_a_learners_folder_leaves_its_account_as_it_is(
     assert (after.total_tokens, after.clean) == (300, clean)
 
 
+def test_records_of_other_runs_take_little_of_a_members_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can make run files without end; a bootstrap peer keeps 64 MiB of them."""
+
+    async def main() -> None:
+        async with keeper_online(tmp_path, monkeypatch) as (online, _):
+            keeper, kept = online.host.keeper, 0
+            evicted: list[str] = []
+            keeper.on_evicted = lambda key, peer: evicted.append(key)
+            mallory, size = identity_of("mallory"), RUN_FILE_MAX_BYTES
+            for number in range(1000):
+                content = number.to_bytes(4, "big") * (size // 4)
+                key = file_key(RunId(blake3(content).hexdigest()))
+                record = seal(RunRecord(content=content), mallory, key=key, sequence=1, ttl_s=600)
+                kept += not isinstance(keeper.admit(record, now=0.0), Rejected)
+            assert 100 < kept - len(evicted) <= (8 << 20) // size
+
+    run(main())
+
+
 def test_a_verdict_between_building_the_averager_and_taking_part_is_not_lost(
     tmp_path: Path, acted_upon: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,3 +194,19 @@ def test_a_verdict_reaches_rounds_although_the_daemon_is_just_down(
             assert averager.reachable
 
     run(main())
+
+
+def test_a_keeper_is_behind_by_the_versions_that_others_tell_of() -> None:
+    assert behind((3, 4), [(3, 4), (3, 9), ()]) == 5
+    assert behind((3, 4), [(2, 4)]) == 0
+    assert behind((), [(2, 4)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("theirs", "is_lacking"),
+    [((3, 4), False), ((4, 4), False), ((3, 3), True), ((), True), ((3,), True)],
+)
+def test_who_leaves_waits_for_those_who_lack_a_version(
+    theirs: tuple[int, ...], is_lacking: bool
+) -> None:
+    assert lacks(theirs, (3, 4)) is is_lacking

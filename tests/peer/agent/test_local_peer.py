@@ -157,11 +157,14 @@ def test_the_outcome_of_each_peers_last_offer_is_remembered(
 
     async def live() -> None:
         peer.averager_event("round", a_round())
-        assert peer.last_offers == {BORIS: "merged 2/7", CLARA: "left out 2/7: too long"}
+        assert peer.last_offers == {
+            BORIS: "merged, fragment 2",
+            CLARA: "left out, fragment 2: too long",
+        }
         peer.averager_event("round", a_round(outcome="given up", version=8))
-        assert peer.last_offers[BORIS] == "merged 2/7"
+        assert peer.last_offers[BORIS] == "merged, fragment 2"
         peer.averager_event("round", a_round(contributors=[CLARA], left_out={}, version=9))
-        assert peer.last_offers[CLARA] == "merged 2/9"
+        assert peer.last_offers[CLARA] == "merged, fragment 2"
         for number in range(2000):
             peer.averager_event("round", a_round(contributors=[PeerId(f"12D3{number}")]))
         assert len(peer.last_offers) == 1024

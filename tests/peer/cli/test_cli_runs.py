@@ -5,17 +5,36 @@ from __future__ import annotations
 import inspect
 import json
 import socket
+import time
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from averaging.history.state import FragmentState
+from averaging.numbers.layout import Layout, TensorSpec
+from dht.identity import Identity
 from peer import cli
 from peer.cli import taking_part
+from peer.errors import RunNotFound
+from peer.joining.link import FoundRun, Link
 from peer.rules.ending import Ending
 from peer.run_file.presets import preset
 from peer.run_file.reading import parse
-from peer.run_file.sections import SIZES, GptModel, RunFile
+from peer.run_file.sections import SIZES, End, GptModel, RunFile
+from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.earlier import look_at_checkpoints
+from peer.storage.home import default_directory, occupied
+from peer.storage.last_seen import LastSeen, State, save_last_seen, save_state
+from peer.storage.outer_state import OUTER, save_outer
 from peer.trainer.needs import needs_of
+from peer.trainer.settings import JoinSettings
+
+PEER = Identity.from_seed(bytes(32)).peer_id
+
+COMMIT = "0123456789" * 4
 
 
 def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -44,7 +63,7 @@ def test_a_new_run_file_has_every_default_and_is_valid(
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("data", ["python_stdlib", "fineweb-edu", "Owner/some_Text"])
+@pytest.mark.parametrize("data", ["python_stdlib", "fineweb-edu", f"Owner/some_Text@{COMMIT}"])
 def test_a_new_run_file_for_a_size_is_valid_and_says_what_the_run_needs(
     size: str, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,6 +83,23 @@ def test_a_new_run_file_for_a_size_is_valid_and_says_what_the_run_needs(
     for line in told.splitlines():
         assert f"\n# {line}\n" in text
     assert max(len(line) for line in text.splitlines()) <= 100
+
+
+def test_a_new_run_file_names_the_newest_commit_of_its_dataset(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="the extra 'hf' is not installed")
+    monkeypatch.setattr(hub.HfApi, "dataset_info", lambda *_: SimpleNamespace(sha=COMMIT))
+    code, text, _ = said(["run", "new", "--size", "124m", "--data", "a/b"], capsys)
+    assert code == 0 and parse(text) == preset("124m", f"a/b@{COMMIT}")
+
+    def unreachable(*_: object) -> None:
+        raise OSError("no route to the hub")
+
+    monkeypatch.setattr(hub.HfApi, "dataset_info", unreachable)
+    code, text, errors = said(["run", "new", "--size", "124m", "--data", "a/b"], capsys)
+    assert (code != 0, text) == (True, "")
+    assert "no route to the hub; name it as a/b@COMMIT" in errors
 
 
 @pytest.mark.parametrize(
@@ -99,6 +135,117 @@ def test_every_fault_of_a_run_file_is_printed_with_its_line(
     assert {fault["line"] for fault in json.loads(output)["faults"]} == {2, 4}
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[end]\ndate = 2020-03-31T12:00:00Z", "line 3: end.date is 2020-03-31T12:00:00Z, which"),
+        (
+            "[schedule]\nshape = 'constant'\n[end]\ntokens = 200_000",
+            "before the learning rate has risen",
+        ),
+        ("[schedule]\nwarmup_tokens = 0\n[end]\ntokens = 1_000", "98304 tokens in one cycle"),
+        ("[schedule]\ndecay_tokens = 200_000_000", "before the learning rate has decayed"),
+        ("[outer]\noverlap_steps = 25", "outer.steps_per_cycle = 24 steps"),
+        (
+            f"[policy]\nadmission = 'listed'\npeers = ['{PEER}']\n[rounds]\nquorum = 2",
+            "no round would ever have a quorum",
+        ),
+    ],
+)
+def test_a_run_that_could_not_work_is_found_before_it_begins(
+    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "new.toml"
+    path.write_text(f'name = "new"\n{text}\n', encoding="utf-8")
+    for command in (["run", "check"], ["start", "--yes", "--directory", str(tmp_path / "peer")]):
+        code, output, errors = said([*command, str(path)], capsys)
+        assert (code, output) == (2, "")
+        assert says in errors
+    assert not (tmp_path / "peer").exists()
+
+
+def test_a_run_whose_text_cannot_be_read_is_not_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "new.toml"
+    path.write_text('name = "new"\n[data]\nrecipe = "text"\nfiles = ["*.txt"]\n')
+    start = ["start", "--yes", "--directory", str(tmp_path / "peer"), str(path)]
+    for content, says in ((None, "no file"), ("short", "at least two sequences are needed")):
+        if content is not None:
+            (tmp_path / "a.txt").write_text(content)
+        code, output, errors = said(start, capsys)
+        assert (code, output) == (2, "")
+        assert says in errors
+    assert not (tmp_path / "peer").exists()
+
+
+def test_a_new_run_file_may_show_the_settings_of_every_recipe(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, text, _ = said(["run", "new", "--all"], capsys)
+    assert code == 0
+    assert parse(text) == RunFile()
+    assert '# With recipe = "hf":' in text
+    assert "#   dataset = ..." in text
+    assert "#   [[data.sources]]" in text
+    assert "#   nesterov = false" in text
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert "[[data.sources]]" not in said(["run", "new"], capsys)[1]
+
+
+def test_an_edited_run_file_is_told_with_what_was_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    before = RunFile(name="new", end=End(date=datetime(2020, 3, 31, tzinfo=UTC)))
+    save_checkpoint(default_directory(before.run_id), before)
+    path = tmp_path / "new.toml"
+    path.write_text('name = "new"\n[inner]\nbatch_size = 16\n[end]\ndate = 2020-03-31T00:00:00Z\n')
+    code, _, errors = said(["start", "--yes", str(path)], capsys)
+    assert code == 2  # for the date
+    assert "inner.batch_size was 32 and is 16. With them this is another run" in errors
+    path.write_text('name = "new"\n[end]\ndate = 2020-03-31T00:00:00Z\n')
+    (default_directory(before.run_id) / "stranger").write_text("")  # ends the command there
+    code, _, errors = said(["start", "--yes", str(path)], capsys)
+    assert "not a peer's folder" in errors
+    assert "another run" not in errors
+
+
+def save_checkpoint(folder: Path, run: RunFile) -> Path:
+    layout = Layout.build([TensorSpec("w", (4, 4), "float32")], run.outer.fragments)
+    states = [
+        FragmentState.founded(layout.hash, index, np.zeros(fragment.size, np.float32))
+        for index, fragment in enumerate(layout.fragments)
+    ]
+    return save_outer(CheckpointFolder(folder / OUTER), run=run, layout=layout, states=states)
+
+
+def test_damaged_checkpoints_are_told_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, run = tmp_path / "peer", RunFile(name="new")
+    path = tmp_path / "new.toml"
+    path.write_text('name = "new"\n', encoding="utf-8")
+    saved = [save_checkpoint(folder, run) for _ in range(2)]
+    (folder / "in_use").touch()
+    (saved[1] / "tensors.safetensors").write_bytes(b"x")
+    found = look_at_checkpoints(folder)
+    assert not found.lost
+    assert found.told == (
+        f"checkpoint {saved[1]} is damaged: tensors.safetensors has the wrong size; "
+        "going on from 000000000001, before it",
+    )
+    (saved[0] / "meta.json").write_bytes(b"x")
+    code, output, errors = said(["start", str(path), "--directory", str(folder)], capsys)
+    assert (code, output) == (4, "")
+    assert "no checkpoint in" in errors
+    assert "the run begins again with its first weights" in errors
+    # What an agent has set aside is lost all the same.
+    for each in saved:
+        CheckpointFolder(folder / OUTER).set_aside(each)
+    assert look_at_checkpoints(folder).lost
+
+
 def test_a_run_with_a_custom_model_cannot_be_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,7 +260,7 @@ def test_a_run_with_a_custom_model_cannot_be_kept(
 def test_a_keeper_without_a_checkpoint_says_so_at_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def kept(*_: object) -> Ending:
+    async def kept(*_: object, **__: object) -> Ending:
         return Ending("asked to end", 130, finished=False, timeout_s=0.0)
 
     monkeypatch.setattr("peer.agent.keeper.keep", kept)
@@ -281,3 +428,145 @@ def test_an_invalid_seed_is_reported_before_anything_starts(
     code, output, errors = said([command, str(path), *where], capsys)
     assert (code, output) == (2, "")
     assert "seed.example.org:7700" in errors
+
+
+# --- a run that has existed -------------------------------------------------------------------
+
+OLD = RunFile(name="old")
+LINK = f"shoal://{OLD.run_id}"
+SEED = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGVBEgkHzjFQg5VNNCdTSh3MPQbYUsFKVpLLUwz3kk2fu"
+
+
+@pytest.fixture
+def began(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[FoundRun, JoinSettings]]:
+    """What a command would take part with."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    taken: list[tuple[FoundRun, JoinSettings]] = []
+
+    def take_part(found: FoundRun, own: JoinSettings, options: object) -> int:
+        taken.append((found, own))
+        return 0
+
+    monkeypatch.setattr(taking_part, "_take_part", take_part)
+    return taken
+
+
+def remember(tmp_path: Path, **changes: float) -> Path:
+    """Leave what a keeper of this machine knew of the run, and write its run file."""
+    seen = LastSeen(run=OLD.canonical().decode(), at=0.0, tokens=2_000_000, **changes)
+    save_last_seen(tmp_path / "shoal" / "keepers" / OLD.run_id[:16], seen)
+    path = tmp_path / "old.toml"
+    path.write_text('name = "old"\n', encoding="utf-8")
+    return path
+
+
+def test_a_run_that_has_existed_is_founded_anew_only_when_that_is_meant(
+    tmp_path: Path,
+    began: list[tuple[FoundRun, JoinSettings]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = str(remember(tmp_path))
+    code, output, errors = said(["start", path], capsys)
+    assert (code, output, began) == (4, "", [])
+    assert "the run 'old' has existed: last seen here on 1970-01-01" in errors
+    assert "at 2 M tokens" in errors and "`shoal start --anew` founds it anew" in errors
+    for answer in ("--anew", "--yes"):
+        code, _, errors = said(["start", path, answer], capsys)
+        assert code == 0 and "has existed" in errors
+        assert began.pop()[1].found is True
+
+
+def test_starting_in_the_folder_of_an_earlier_start_goes_on_without_a_question(
+    tmp_path: Path,
+    began: list[tuple[FoundRun, JoinSettings]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, folder = remember(tmp_path), tmp_path / "anna"
+    (folder / "outer" / "000000000001").mkdir(parents=True)
+    assert said(["start", str(path), "--directory", str(folder)], capsys) == (0, "", "")
+    assert len(began) == 1
+
+
+def test_joining_never_founds_and_needs_nobody_to_know_the_run_file(
+    tmp_path: Path,
+    began: list[tuple[FoundRun, JoinSettings]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    remember(tmp_path)
+    assert said(["join", LINK], capsys) == (0, "", "")
+    ((found, own),) = began
+    assert (found.run, found.by_link) == (OLD, True)
+    assert (own.found, own.found_after_s) == (False, None)
+    code, _, errors = said(["join", LINK, "--anew"], capsys)
+    assert code == 2 and "never founds" in errors
+
+
+def test_a_run_that_has_ended_says_so_to_those_who_join_and_those_who_ask(
+    tmp_path: Path,
+    began: list[tuple[FoundRun, JoinSettings]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    remember(tmp_path, ended_at=86_400.0)
+    sentence = (
+        "this run has ended on 1970-01-02 00:00 UTC at 2,000,000 tokens; "
+        f"`shoal export '{LINK}' OUT.safetensors` fetches its model\n"
+    )
+    assert said(["join", LINK], capsys) == (4, "", f"shoal: {sentence}")
+    assert said(["status", LINK], capsys) == (0, sentence, "")
+    assert began == []
+
+
+def test_a_link_that_nobody_answers_is_asked_again_until_somebody_does(
+    began: list[tuple[FoundRun, JoinSettings]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+
+    def ask_peers(link: Link) -> bytes:
+        if len(pauses) < 9:
+            raise RunNotFound("the link's seeds", "nobody answers")
+        return OLD.canonical()
+
+    monkeypatch.setattr("peer.joining.find.ask_peers", ask_peers)
+    monkeypatch.setattr("time.sleep", pauses.append)
+    code, _, errors = said(["join", f"{LINK}?seed={SEED}"], capsys)
+    assert (code, began[0][0].run) == (0, OLD)
+    assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 300]
+    assert errors.count("is on line (never seen from this machine): nobody answers") == 9
+
+
+def test_status_without_a_link_shows_the_peers_of_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert said(["status"], capsys) == (0, "none of your peers is running on this machine\n", "")
+    folder = tmp_path / "anna"
+    with occupied(folder, OLD, "learner"):
+        assert ": starting\n" in said(["status"], capsys)[1]
+        save_state(folder, State(name="ready", text="in the run", at=time.time()))
+        save_last_seen(folder, LastSeen(run=OLD.canonical().decode(), at=0.0, tokens=2_000_000))
+        code, output, _ = said(["status"], capsys)
+        assert code == 0
+        assert output.startswith("old, learner for 0:") and ": in the run\n" in output
+        assert f"  0 tokens of this peer, 2 M merged in the run; {folder}\n" in output
+        (row,) = json.loads(said(["status", "--json"], capsys)[1])["peers"]
+        assert (row["run_id"], row["merged_tokens"]) == (OLD.run_id, 2_000_000)
+
+
+@pytest.mark.parametrize(
+    ("out", "why"), [("no/out.safetensors", "its folder does not exist"), (".", "it is a folder")]
+)
+def test_a_place_that_cannot_be_written_to_is_refused_before_a_download(
+    out: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output, errors = said(["export", LINK, str(tmp_path / out)], capsys)
+    assert (code, output) == (2, "")
+    assert why in errors and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("until", ["soon", "2027-13-01", ""])
+def test_a_keeper_needs_a_date_or_a_word(until: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, output, errors = said(["keep", LINK, "--until", until], capsys)
+    assert (code, output) == (2, "")
+    assert "'forever', 'end' or a date" in errors

@@ -21,7 +21,7 @@ from multiaddr import Multiaddr
 
 from dht.identity import Identity
 from peer.errors import LinkError, RunFileError, RunNotFound
-from peer.joining.link import Link, find_run, only_from, parse_link
+from peer.joining.link import Link, find_run, is_news, only_from, parse_link, short_link
 from peer.run_file.reading import RUN_FILE_MAX_BYTES
 from peer.run_file.sections import RunFile
 from peer.run_file.writing import template, to_toml
@@ -69,6 +69,51 @@ def test_a_link_names_no_address_that_is_another_machine_where_it_is_pasted(
         assert warning is None
     else:
         assert warning is not None and works_only in warning and "--announce" in warning
+
+
+HOSTS = [
+    f"/ip4/203.0.113.{number}/tcp/7700/p2p/{Identity.from_seed(bytes([number]) * 32).peer_id}"
+    for number in range(1, 5)
+]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "own", "expected"),
+    [
+        ((), (OTHER,), (OTHER,)),
+        (HOSTS, (OTHER,), (*HOSTS[:2], OTHER)),  # room for this peer among many seeds
+        (HOSTS, (NEAR,), HOSTS[:3]),
+        ((HOSTS[0], HOSTS[0].replace("7700", "443")), (OTHER,), (HOSTS[0], OTHER)),
+        ((SEED,), (OTHER,), (OTHER,)),  # it was told its own address
+        ((NEAR,), (HERE, NEAR), (NEAR,)),
+    ],
+)
+def test_a_short_link_has_three_addresses_of_different_peers_and_one_of_its_own(
+    seeds: tuple[str, ...], own: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    link = short_link(RUN.run_id, seeds=list(map(Multiaddr, seeds)), own=list(map(Multiaddr, own)))
+    assert [str(seed) for seed in link.seeds] == list(expected)
+
+
+@pytest.mark.parametrize(
+    ("told", "new", "news"),
+    [
+        (None, (NEAR,), True),
+        ((NEAR,), (NEAR,), False),
+        ((NEAR,), (SEED,), True),  # a router has opened a port
+        ((SEED, HOSTS[0]), (SEED, HOSTS[1]), False),
+        ((HOSTS[0],), (HOSTS[1],), True),
+        ((SEED,), (NEAR,), True),
+        ((SEED,), (), False),
+    ],
+)
+def test_a_link_is_told_again_only_if_the_one_before_leads_nowhere_or_less_far(
+    told: tuple[str, ...] | None, new: tuple[str, ...], news: bool
+) -> None:
+    def text(seeds: tuple[str, ...]) -> str:
+        return str(Link(RUN.run_id, tuple(map(Multiaddr, seeds))))
+
+    assert is_news(text(new), None if told is None else text(told)) is news
 
 
 @pytest.mark.parametrize(

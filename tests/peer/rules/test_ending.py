@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dht.membership.clock_offset import ClockEstimate
-from peer.rules.ending import LastRounds, seconds_left, who_differs
+from peer.rules.ending import LastRounds, ended, seconds_left, who_differs
 from peer.run_file.sections import End
 from peer.status import Status
 from tests.peer.statuses import a_status
@@ -76,3 +76,23 @@ def test_equal_versions_on_two_sides_of_a_fork_differ(by_date: bool) -> None:
         "boris: at these versions with other parameters"
     ]
     assert who_differs((3, 4), [other("")], by_date=by_date, model="ab") == []
+
+
+GOAL = End(tokens=1000)
+
+
+def test_a_run_has_ended_when_all_who_have_its_state_say_so_and_its_tokens_bear_it_out() -> None:
+    now = datetime(2026, 11, 22, tzinfo=UTC)
+    over = a_status(ended_at=7.0, global_tokens=1000)
+    later = a_status(ended_at=9.0, global_tokens=1001)
+    assert ended(GOAL, [over, later, a_status(versions=())], now=now) == (7.0, 1001)
+    assert ended(GOAL, [over, a_status(global_tokens=1000)], now=now) is None
+    assert ended(GOAL, [a_status(ended_at=7.0, global_tokens=999)], now=now) is None
+    assert ended(GOAL, [], now=now) is None
+
+
+def test_a_run_with_a_date_has_not_ended_before_it_whoever_says_so() -> None:
+    date = datetime(2026, 11, 22, 12, tzinfo=UTC)
+    over = [a_status(ended_at=7.0, global_tokens=5)]
+    assert ended(End(tokens="unlimited", date=date), over, now=date - timedelta(seconds=1)) is None
+    assert ended(End(tokens="unlimited", date=date), over, now=date) == (7.0, 5)

@@ -210,6 +210,7 @@ def test_the_words_of_limits_have_the_used_part() -> None:
         "only while other programs use less than 25%",
         "12.3 MB of 0.5 GB of disk",
     ]
+    assert Limits(relay_bytes_s=2e6).words() == ["relays 2 MB/s for others"]
 
 
 def test_a_trimmed_log_keeps_its_end(tmp_path: Path) -> None:
@@ -322,9 +323,10 @@ def test_the_commands_write_what_the_peer_reads(
     assert read_limits(tmp_path) == Limits()
     capsys.readouterr()
     more = ["--threads", "2", "--gpu", "50%", "--idle-only", "25%", "--disk", "1G"]
+    more += ["--relay-bulk", "2M"]
     assert cli.run(["limits", *folder, *more]) == 0
     assert read_limits(tmp_path) == Limits(
-        threads=2, gpu_share=0.5, idle_below=0.25, disk_bytes=1e9
+        threads=2, gpu_share=0.5, idle_below=0.25, disk_bytes=1e9, relay_bytes_s=2e6
     )
     said = capsys.readouterr().out
     assert (

@@ -262,7 +262,7 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
         ),
         (
             "[data]\nrecipe = 'files'\ntokenizer = '../x'\nsources = [{ files = ['a'] }]",
-            "data.tokenizer is '../x'; it must be 'bytes', a name such as 'owner/name', or a",
+            "data.tokenizer is '../x'; it must be 'bytes', a name with a commit such as",
         ),
         (
             f"[data]\nrecipe = 'files'\ntokenizer = 't.json#sha256={'ab' * 32}'\n"
@@ -272,6 +272,21 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
         (
             "[model]\nvocabulary = 100\n[data]\nrecipe = 'files'\nsources = [{ files = ['a'] }]",
             "data in bytes needs at least 256",
+        ),
+        ("[data]\nrecipe = 'hf'\ndataset = 'a/b'", "must be a commit of a/b, 40 hex digits"),
+        ("[data]\nrecipe = 'hf'\ndataset = 'a/b'\nrevision = 'main'", "is 'main'; it must be a"),
+        (
+            f"[data]\nrecipe = 'hf'\ndataset = 'a/b'\nrevision = '{'ab' * 20}'\n"
+            "tokenizer = 'openai/gpt2'",
+            "add its commit, 'openai/gpt2@' and 40 hex digits",
+        ),
+        (
+            "[data]\nrecipe = 'files'\ntokenizer = 'a/b'\nsources = [{ files = ['a'] }]",
+            "add its commit, 'a/b@' and 40 hex digits",
+        ),
+        (
+            "[data]\nrecipe = 'files'\ntokenizer = 'a/b@main'\nsources = [{ files = ['a'] }]",
+            "a name with a commit such as",
         ),
         ("[data]\nrecipe = 'hf'\ndataset = '../x'", "a name such as 'owner/name'"),
         ("[data]\nrecipe = 'hf'\ndataset = 'text'", "a name such as 'owner/name'"),
@@ -372,7 +387,7 @@ RUNS = [
     RunFile(name="x", seeds=[f"/dns4/seed.example.org/tcp/7700/p2p/{PEER}"], description='ünï "q"'),
     RunFile(
         model=HfModel(config={"model_type": "llama", "rope": {"type": "x", "f": [1.0, 2]}}),
-        data=HfData(dataset="a/b"),
+        data=HfData(dataset="a/b", revision="ab" * 20),
         inner=SgdInner(nesterov=True),
     ),
     RunFile(model=CustomModel(layout_hash="ab" * 32), data=CustomData(), inner=CustomInner()),

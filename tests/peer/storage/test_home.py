@@ -12,7 +12,14 @@ from peer import cli
 from peer.errors import FolderInUse, FolderNotEmpty, FolderOfAnotherRun, FolderUnusable
 from peer.guest.enforcement import read_limits
 from peer.run_file.sections import RunFile
-from peer.storage.home import occupied, only_process, peer_folder, running_peers
+from peer.storage.home import (
+    default_directory,
+    free_directory,
+    occupied,
+    only_process,
+    peer_folder,
+    running_peers,
+)
 
 
 def run_named(name: str) -> RunFile:
@@ -119,3 +126,19 @@ def test_commands_without_a_folder_act_on_all_running_peers(
         assert cli.run(["limits", "--up", "2M"]) == 0
         assert read_limits(tmp_path / "b").up_bytes_s == 2e6
     assert cli.run(["pause"]) == 2
+
+
+def test_one_more_learner_of_a_run_on_a_machine_has_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    run = RunFile(name="a")
+    first = default_directory(run.run_id)
+    assert free_directory(run.run_id) == first
+    with occupied(first, run, "learner"):
+        second = free_directory(run.run_id)
+        assert second.name == f"{first.name}-2"
+        with occupied(second, run, "learner"):
+            assert free_directory(run.run_id).name == f"{first.name}-3"
+        assert free_directory(run.run_id) == second
+    assert free_directory(run.run_id) == first

@@ -101,7 +101,7 @@ def test_five_lines_around_a_loop_exchange_every_fragment(start: Start) -> None:
         assert stats.blocked.fraction < 1.0
         assert run.global_tokens > 0
         assert run.peers == 1
-        assert run.link == "shoal://test?seed=/here"
+        assert run.link == lone_agent.LINK
     assert set(adopted) == {0, 1, 2}
     assert run.over and not run.finished
 
@@ -237,6 +237,19 @@ def test_the_checks_of_a_loop_read_nothing_from_the_device(
         operations.counted.clear()
         run.step()
         assert operations.counted == {"aten._local_scalar_dense.default": 1}, "the logged loss"
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_loop_prints_its_link_once_when_it_has_joined(
+    start: Start, capsys: pytest.CaptureFixture[str], quiet: bool
+) -> None:
+    run, model, optimizer = start(quiet=quiet)
+    with run:
+        assert capsys.readouterr().out == (
+            "" if quiet else f"others join with: shoal join '{lone_agent.LINK}'\n"
+        )
+        train_until(lambda: min(run.versions) >= 1, lambda: one_step(run, model, optimizer), 30)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_run_that_was_not_entered_says_so(start: Start) -> None:

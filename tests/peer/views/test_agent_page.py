@@ -62,10 +62,18 @@ def test_the_versions_a_peer_is_behind_are_counted_from_the_newest() -> None:
     assert (rows["anna"]["behind"], rows["boris"]["behind"]) == (0, 2)
 
 
-def test_a_peer_that_rests_is_shown_as_not_training() -> None:
-    assert rows_by_name(a_member(BORIS, trains=False), merged={})["boris"]["state"] == (
-        "not training"
-    )
+def test_a_peer_without_a_state_joins_and_one_that_makes_no_steps_rests() -> None:
+    rests = a_member(BORIS, trains=False, versions=pack_versions((9, 7)))
+    assert rows_by_name(rests, merged={})["boris"]["state"] == "resting"
+    assert rows_by_name(a_member(BORIS, trains=False), merged={})["boris"]["state"] == "joining"
+
+
+def test_the_percentages_sum_to_a_hundred_also_with_many_who_left() -> None:
+    merged = {PeerId(f"gone-{number}"): 10 + number for number in range(50)}
+    rows = rows_by_name(a_member(BORIS), merged={BORIS: 1000, **merged})
+    assert sum(round(10 * float(str(row["percent"]))) for row in rows.values()) == 1000
+    assert rows["18 others"]["state"] == "gone"
+    assert {row["percent"] for row in rows_by_name(merged={}).values()} == {None}
 
 
 def test_a_record_with_invalid_versions_does_not_break_the_page() -> None:

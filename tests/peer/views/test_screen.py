@@ -99,7 +99,7 @@ def test_own_part_and_the_others_fit_80_by_24_with_reasons_and_limits() -> None:
         "and 11 more",
         "step 123456",
         "speed: 425 k tokens/s (37% of peak), 1:02:05 left, next merge in 0:12, 61 °C",
-        "in flight: 0 exchanging, 3 waiting for peers, 4 catching up",
+        "in progress: 0 exchanging, 3 waiting for peers, 4 catching up",
         "last offer: fragment 2 version 7 was merged without it: not in every slice",
         "limits: up 2 MB/s, 12.3 GB of 200 GB a month, from 22:00 to 7:00",
         "event 19",

@@ -53,10 +53,12 @@ def test_the_plain_reporter_says_where_a_link_works_that_holds_no_public_address
     said: list[str] = []
     for host in ("203.0.113.7", "192.168.1.5"):
         link = f"shoal://{'ab' * 32}?seed=/ip4/{host}/tcp/7700/p2p/{peer}"
-        PlainReporter(said.append).on_event(
-            {"event": "link", "link": link, "limit": only_from(link)}
-        )
-    assert ["only in this local network" in line for line in said] == [False, True]
+        reporter = PlainReporter(said.append)
+        reporter.on_event({"event": "link", "link": link})
+        if (limit := only_from(link)) is not None:
+            reporter.on_event({"event": "link_limited", "text": limit})
+    assert [line.partition("'")[0] for line in said[:2]] == ["others join with: shoal join "] * 2
+    assert ["works only in this local network" in line for line in said] == [False, False, True]
 
 
 def test_the_plain_reporter_tells_a_phase_once() -> None:

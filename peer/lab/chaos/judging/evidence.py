@@ -27,6 +27,8 @@ class Report:
     global_tokens: int
     loss: float | None
     blocked_p99_ms: float
+    peers: int = 1
+    """Number of peers in the run that it knows, with itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +186,8 @@ class Evidence:
     """Share of the machine's processors, from ``ready_s`` to ``ended_s``, that processes outside
     of the experiment used."""
     hostile_uploads: tuple[HostileUpload, ...] = ()
+    bootstraps: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
+    """Resources of the bootstrap peers, by name."""
     leaks: Leaks = field(default_factory=Leaks)
 
     @property

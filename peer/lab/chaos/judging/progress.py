@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+import statistics
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 
-from peer.lab.chaos.judging.evidence import Evidence, Life, PeerEvidence
+from peer.lab.chaos.judging.evidence import Evidence, Life, PeerEvidence, Sample
 from peer.lab.chaos.judging.schedule import FaultKind
 from peer.lab.chaos.judging.verdict import (
     OTHERS_SHARE_MAX,
@@ -17,7 +19,14 @@ from peer.lab.chaos.judging.verdict import (
 )
 
 SILENCES = frozenset(
-    {FaultKind.PARTITION, FaultKind.LINK, FaultKind.FREEZE, FaultKind.CRAWL, FaultKind.FLOOD}
+    {
+        FaultKind.PARTITION,
+        FaultKind.LINK,
+        FaultKind.FREEZE,
+        FaultKind.CRAWL,
+        FaultKind.FLOOD,
+        FaultKind.CROWD,
+    }
 )
 """Faults that make a living peer answer late or not at all."""
 
@@ -29,6 +38,18 @@ LEAVE_MAX_S = 45.0
 
 FLOOD_MEMORY_MAX_BYTES = 200e6
 """A stranger may open 64 streams, each with two unread frames of one mebibyte."""
+
+BOOTSTRAP_MEMORY_MAX_BYTES = 320e6
+"""A full directory has 64 MiB of records, twice that in Python's objects, and the daemon remembers
+addresses and connections."""
+
+WINDOW_S = 10.0
+"""Versions are counted in windows of this length, beside strangers and without them."""
+
+WINDOWS_MIN = 3
+BESIDE_STRANGERS_MIN = 0.9
+"""Versions per minute beside strangers, relative to those without. Less is within noise if it is
+less than three standard errors from it."""
 
 
 def judge_bounded(evidence: Evidence) -> Verdict:
@@ -47,23 +68,29 @@ def judge_bounded(evidence: Evidence) -> Verdict:
         if life.ended_s - evidence.ended_s > LEAVE_MAX_S:
             wrong.append(f"{peer.name} took {life.ended_s - evidence.ended_s:.0f} s to leave")
     grown_bytes = 0
-    for peer in evidence.honest:
-        for role, grown in _grown_in_floods(evidence, peer):
+    sampled = {peer.name: peer.samples for peer in evidence.honest} | dict(evidence.bootstraps)
+    for name, samples in sampled.items():
+        for role, grown in _grown_in_floods(evidence, samples):
             grown_bytes = max(grown_bytes, grown)
-            if grown > FLOOD_MEMORY_MAX_BYTES:
-                wrong.append(f"a flood made the {role} of {peer.name} {grown / 1e6:.0f} MB larger")
+            most = (
+                BOOTSTRAP_MEMORY_MAX_BYTES
+                if name in evidence.bootstraps
+                else FLOOD_MEMORY_MAX_BYTES
+            )
+            if grown > most:
+                wrong.append(f"a flood made the {role} of {name} {grown / 1e6:.0f} MB larger")
     flooded = f"; a flood took {grown_bytes / 1e6:.0f} MB at most" if grown_bytes else ""
     return verdict_of(Promise.BOUNDED, wrong, f"the longest round took {longest:.1f} s{flooded}")
 
 
-def _grown_in_floods(evidence: Evidence, peer: PeerEvidence) -> Iterator[tuple[str, int]]:
-    """Role and memory growth of each process of a peer, for each flood."""
+def _grown_in_floods(evidence: Evidence, samples: Sequence[Sample]) -> Iterator[tuple[str, int]]:
+    """Role and memory growth of each process, for each flood."""
     for fault in evidence.faults:
-        if fault.kind is not FaultKind.FLOOD:
+        if fault.kind not in (FaultKind.FLOOD, FaultKind.CROWD):
             continue
         before: dict[tuple[int, str], int] = {}
         largest: dict[tuple[int, str], int] = {}
-        for sample in peer.samples:
+        for sample in samples:
             process = (sample.pid, sample.role)
             if sample.at_s < fault.at_s:
                 before[process] = sample.memory_bytes
@@ -99,7 +126,47 @@ def judge_goes_on(evidence: Evidence) -> Verdict:
         merged = [report for report in peer.rounds if report.finished and report.contributed]
         if not any(report.at_s >= evidence.quiet_s for report in merged):
             wrong.append(f"{peer.name} merged nothing in the quiet end")
-    return verdict_of(Promise.GOES_ON, wrong, f"never more than {gap_s:.1f} s without a merge")
+    slower, beside = _beside_strangers(evidence)
+    if slower:
+        wrong.append(beside)
+    kept = f"never more than {gap_s:.1f} s without a merge{beside and '; ' + beside}"
+    return verdict_of(Promise.GOES_ON, wrong, kept)
+
+
+def _beside_strangers(evidence: Evidence) -> tuple[bool, str]:
+    """Whether versions come more slowly beside a crowd of strangers than without it, and how many
+    a minute. Nothing is said of too short a run, or when other programs used the machine."""
+    crowds = [(f.at_s, f.until_s) for f in evidence.faults if f.kind is FaultKind.CROWD]
+    if not crowds or len(crowds) < len(evidence.faults):
+        return False, ""
+    edges = [evidence.ready_s, *(edge for crowd in crowds for edge in crowd), evidence.ended_s]
+    made: dict[str, float] = {}
+    for _, report in evidence.finished_rounds():
+        made[report.round] = min(report.at_s, made.get(report.round, math.inf))
+    times = sorted(made.values())
+    quiet, beside = (
+        [
+            60.0 / WINDOW_S * (bisect_left(times, at_s + WINDOW_S) - bisect_left(times, at_s))
+            for begin_s, end_s in spans
+            for at_s in _windows(begin_s, end_s)
+        ]
+        for spans in (zip(edges[::2], edges[1::2], strict=True), crowds)
+    )
+    if min(len(quiet), len(beside)) < WINDOWS_MIN:
+        return False, ""
+    usual, found = statistics.fmean(quiet), statistics.fmean(beside)
+    error = math.sqrt(
+        statistics.variance(quiet) / len(quiet) + statistics.variance(beside) / len(beside)
+    )
+    text = f"{found:.0f} versions a minute beside strangers, {usual:.0f} (+-{error:.0f}) without"
+    if evidence.others_share > OTHERS_SHARE_MAX:
+        return False, f"{text}; {others_text(evidence)}"
+    return found < BESIDE_STRANGERS_MIN * usual and usual - found > 3 * error, text
+
+
+def _windows(begin_s: float, end_s: float) -> list[float]:
+    """Beginnings of the windows that fit into an interval."""
+    return [begin_s + number * WINDOW_S for number in range(int((end_s - begin_s) / WINDOW_S))]
 
 
 def _steps_in_quiet_end(evidence: Evidence, life: Life) -> int:

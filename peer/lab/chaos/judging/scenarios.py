@@ -22,6 +22,10 @@ class Scenario:
     """Every connection goes through a proxy."""
     skewed: bool = False
     """The learners' clocks can be set, and are wrong from the start."""
+    listed: bool = False
+    """The run admits its learners alone, so that nobody else can be a member."""
+    minutes: float = 2.0
+    """Usual length."""
 
 
 SCENARIOS: Mapping[str, Scenario] = {
@@ -78,6 +82,14 @@ SCENARIOS: Mapping[str, Scenario] = {
             "flood",
             "a stranger that keeps opening streams and announces too large frames",
             {FaultKind.FLOOD: 1.0},
+        ),
+        Scenario(
+            "strangers",
+            "strangers with ever new keys, which join, forge heads, squat in the directory, use up "
+            "bandwidth, and send every other kind of hostile request",
+            {FaultKind.CROWD: 1.0},
+            listed=True,
+            minutes=60.0,
         ),
         Scenario(
             "churn",

@@ -47,6 +47,9 @@ class FaultKind(StrEnum):
     """A stranger sends random bytes on every protocol."""
     FLOOD = "flood"
     """A stranger opens streams without end and announces frames that are too large."""
+    CROWD = "crowd"
+    """Strangers with ever new keys send hostile requests of every kind to members and bootstrap
+    peers."""
 
 
 ABSENT = frozenset(
@@ -54,7 +57,7 @@ ABSENT = frozenset(
 )
 """Kinds that keep a learner from training."""
 
-STRANGERS = frozenset({FaultKind.GARBAGE, FaultKind.FLOOD})
+STRANGERS = frozenset({FaultKind.GARBAGE, FaultKind.FLOOD, FaultKind.CROWD})
 """Kinds that a separate process carries out."""
 
 HAS_VICTIM = ABSENT | {
@@ -82,8 +85,15 @@ LASTS_S: Mapping[FaultKind, tuple[float, float]] = {
     FaultKind.CLOCK: (0.0, 0.0),
     FaultKind.GARBAGE: (8.0, 15.0),
     FaultKind.FLOOD: (10.0, 30.0),
+    FaultKind.CROWD: (60.0, 120.0),
 }
 """Shortest and longest duration of each kind, without the time that a restart takes."""
+
+REST_S = 2.0
+"""Least time between two faults of a kind."""
+
+CROWD_REST_S = 30.0
+"""The same for crowds: the time without strangers, with which the time beside them is compared."""
 
 LEADER_PHASES = ("joining", "committed", "exchanging", "recovering")
 
@@ -182,7 +192,8 @@ def plan(
                 detail = str(rng.choice(["narrow", "distant", "torn"]))
             if kind in ABSENT:
                 absent.append((at_s, at_s + lasts_s + START_S))
-            busy[kind] = at_s + lasts_s + 2.0
+            rest_s = CROWD_REST_S if kind is FaultKind.CROWD else REST_S
+            busy[kind] = at_s + lasts_s + rest_s
             faults.append(
                 Fault(
                     at_s=round(at_s, 3),

@@ -30,6 +30,15 @@ def judge_hygiene(evidence: Evidence) -> Verdict:
         peer_id for _, report in evidence.finished_rounds() for peer_id in report.contributors
     }
     wrong += [f"{peer_id}, an unknown peer, was in a merge" for peer_id in sorted(merged - known)]
+    most = max(
+        (r.peers for p in evidence.peers for life in p.lives for r in life.reports), default=0
+    )
+    if most > len(evidence.peers):
+        wrong.append(f"a peer counted {most} peers in the run; it has {len(evidence.peers)}")
+    for word in ("believed", "states_served"):
+        count = sum(fault.did.get(word, 0) for fault in evidence.faults)
+        if count:
+            wrong.append(f"strangers counted {word}: {count}")
     hostile = {peer.peer_id for peer in evidence.peers if peer.hostile}
     kept_out = 0
     for upload in evidence.hostile_uploads:

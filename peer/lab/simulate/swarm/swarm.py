@@ -22,7 +22,6 @@ import blake3
 import msgspec
 import numpy as np
 
-from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.messages import Compare
 from averaging.numbers.arrays import Float32s
@@ -289,7 +288,7 @@ class SimulatedSwarm(Watch):
             for node in peer.nodes:
                 if node.machine.is_final(self.heap.now) and node.state is not None:
                     other = peers[int(self.environment.rng.integers(len(peers)))]
-                    head = Standing.of(node.state).head()
+                    head = node.shown(node.state)
                     if other is not peer:
                         self.wires.send(node, other.name, Compare(node.fragment.index, head))
         self.heap.call_in(COMPARE_EVERY_S, self._compare_final_states)

@@ -1,7 +1,8 @@
-"""Hostile requests of twenty kinds to a bootstrap peer, from several identities of one process.
+"""Hostile requests of nineteen kinds that any peer can send to any other one, and a twentieth.
 
-``python -m tests.integration.hostile_requests ADDRESS PAGE_PORT REQUESTS SEED`` prints one JSON
-object with the number of requests of each kind.
+``python -m peer.lab.chaos.hostile_requests ADDRESS PAGE_PORT REQUESTS SEED`` sends them to a
+bootstrap peer, from several identities of one process, and prints one JSON object with the number
+of requests of each kind. The twentieth are bare TCP connections to its daemon and its page.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 from blake3 import blake3
+from multiaddr import Multiaddr
 
 from dht import addresses
 from dht.errors import DhtError
 from dht.host import UNARY_MAX_BYTES
 from dht.identity import Identity, PeerId, RunId
+from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_directory import id_of
-from dht.libp2p.hivemind_host import HivemindHost
+from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.hivemind_patches import MSGPackSerializer, dht_pb2
 from dht.membership import hello
 from dht.membership.table import bucket_key
@@ -39,9 +41,10 @@ from dht.records import (
     file_key,
     seal,
 )
-from tests.integration.loopback import LOOPBACK
 
-SILENT = replace(LOOPBACK, serve_directory=False)
+HOST = HostSettings(
+    daemon=DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),), port_mapping=False)
+)
 IDENTITIES = 3
 AT_ONCE = 16
 """Requests of one identity under way at once."""
@@ -55,13 +58,19 @@ RECORD = PeerRecord(protocol=(1, 1), role="learner", incarnation=1, name="x" * 3
 
 
 class Attacker:
-    """One identity that sends one request after another."""
+    """One identity that sends one request after another to one peer."""
 
-    def __init__(self, host: HivemindHost, target: PeerId, rng: random.Random) -> None:
+    def __init__(
+        self, identity: Identity, host: HivemindHost, target: PeerId, rng: random.Random
+    ) -> None:
+        self.key = identity
+        """The host's own identity."""
         self.host = host
         self.target = target
         self.rng = rng
+        self.run = CROWDED
         self.identity = Identity.from_seed(rng.randbytes(32))
+        """The identity that its records are signed by."""
         self.place = id_of(host.peer_id).to_bytes()
         self.sequence = 1
 
@@ -91,7 +100,7 @@ class Attacker:
     def new_run(self) -> RunId:
         return RunId(self.rng.randbytes(32).hex())
 
-    # Twenty kinds
+    # Nineteen kinds
 
     async def ping_with_a_chosen_place(self) -> None:
         info = dht_pb2.NodeInfo(node_id=self.rng.randbytes(20))
@@ -107,7 +116,7 @@ class Attacker:
         await self.find(*(self.rng.randbytes(20) for _ in range(1000)))
 
     async def find_what_is_large(self) -> None:
-        await self.find(id_of(bucket_key(CROWDED, "")).to_bytes())
+        await self.find(id_of(bucket_key(self.run, "")).to_bytes())
 
     async def store_under_a_nested_subkey(self) -> None:
         nested = b"\xc4\x00"
@@ -116,7 +125,7 @@ class Attacker:
         await self.store("x", b"x", nested)
 
     async def store_garbage(self) -> None:
-        await self.store(bucket_key(CROWDED, ""), self.rng.randbytes(900))
+        await self.store(bucket_key(self.run, ""), self.rng.randbytes(900))
 
     async def store_a_member_of_a_new_run(self) -> None:
         self.identity = Identity.from_seed(self.rng.randbytes(32))
@@ -125,17 +134,17 @@ class Attacker:
 
     async def store_one_more_member(self) -> None:
         self.identity = Identity.from_seed(self.rng.randbytes(32))
-        key = bucket_key(CROWDED, "")
+        key = bucket_key(self.run, "")
         await self.store(key, self.sealed(key, sequence=SEQUENCE_MAX))
 
     async def renew_a_member(self) -> None:
-        key = bucket_key(CROWDED, "")
+        key = bucket_key(self.run, "")
         self.sequence += 1
         await self.store(key, self.sealed(key, sequence=self.sequence))
 
     async def store_a_false_run_file(self) -> None:
         junk = RunRecord(content=self.rng.randbytes(RUN_FILE_MAX_BYTES))
-        key = file_key(CROWDED)
+        key = file_key(self.run)
         await self.store(key, seal(junk, self.identity, key=key, sequence=1, ttl_s=3600))
 
     async def store_a_useless_run_file(self) -> None:
@@ -151,14 +160,14 @@ class Attacker:
         rows = [[self.rng.randbytes(8).hex(), self.rng.randbytes(60), LATER] for _ in range(100)]
         packed = msgspec.msgpack.encode([math.inf, LATER, rows])
         value = b"\xc9" + len(packed).to_bytes(4, "big") + b"\x50" + packed
-        await self.store(bucket_key(CROWDED, ""), value, b"")
+        await self.store(bucket_key(self.run, ""), value, b"")
 
     async def greet_with_garbage(self) -> None:
         await self.call(hello.HELLO_PROTOCOL, self.rng.randbytes(500))
 
     async def greet_for_a_new_run(self) -> None:
         run = self.new_run()
-        record = seal(RECORD, self.host._identity, key=bucket_key(run, ""), sequence=1, ttl_s=600)
+        record = seal(RECORD, self.key, key=bucket_key(run, ""), sequence=1, ttl_s=600)
         passed = tuple(
             hello.Passed(self.sealed(bucket_key(run, ""), sequence=n), 0.0)
             for n in range(hello.PASSED_MAX)
@@ -203,11 +212,15 @@ async def knock(port: int, data: bytes) -> None:
         writer.transport.abort()
 
 
-KINDS = sorted(
-    name
-    for name in vars(Attacker)
-    if name.startswith(("ping_", "find_", "store_", "renew_", "greet_", "ask_", "call_", "open_"))
-)
+_VERBS = ("ping_", "find_", "store_", "renew_", "greet_", "ask_", "call_", "open_", "send_")
+
+
+def kinds_of(attacker: type[Attacker]) -> list[str]:
+    """The names of the methods that send a request of one kind."""
+    return sorted(name for name in vars(attacker) if name.startswith(_VERBS))
+
+
+KINDS = kinds_of(Attacker)
 KNOCK_EVERY = 50
 """Every so many requests, the kind is a TCP connection to the daemon or to the page instead."""
 
@@ -216,6 +229,7 @@ async def attack(at: str, page_port: int, requests: int, seed: int) -> Counter[s
     """Send so many requests. Returns the number of each kind, and of answers to refuse them."""
     address = addresses.parse_seed(at)
     target = addresses.peer_of(address)
+    assert target is not None, "a seed names its peer"
     port = int(str(address).split("/")[4])
     done: Counter[str] = Counter()
     left = requests
@@ -244,9 +258,9 @@ async def attack(at: str, page_port: int, requests: int, seed: int) -> Counter[s
         for number in range(IDENTITIES):
             rng = random.Random(f"{seed} {number}")
             identity = Identity.from_seed(rng.randbytes(32))
-            host = await stack.enter_async_context(await HivemindHost.open(identity, LOOPBACK))
+            host = await stack.enter_async_context(await HivemindHost.open(identity, HOST))
             await host.connect(target, [address], timeout_s=30.0)
-            attacker = Attacker(host, target, rng)
+            attacker = Attacker(identity, host, target, rng)
             for _ in range(AT_ONCE):
                 group.create_task(work(attacker))
     return done

@@ -1,0 +1,242 @@
+"""Uploads that leave room for others on the own line.
+
+TCP fills the queue in front of a home line, and everything else on that line waits behind it: up to
+seconds, where a router has much memory. The idea of LEDBAT (RFC 6817) is to measure that queue as
+the time by which a round trip takes longer than the shortest one, and to keep it at ``TARGET_S``.
+Here the kernel measures round trips (``TCP_INFO``) and paces each connection
+(``SO_MAX_PACING_RATE``), so a large frame does not leave in one burst; ``Pace`` decides the rate of
+all connections together. The queue is what the connections have in common, so the least of theirs
+counts: a slow line at the other end of one of them is no reason to slow the others down.
+
+Limits: a queue in front of the *incoming* line lengthens round trips as well, and cannot be told
+from one in front of the outgoing line; ``FLOOR_SHARE`` keeps it, or a neighbour that fills the
+line, from stopping an upload.
+Connections within ``NEAR_S`` are not paced: they do not pass a home line. Where the kernel has
+neither option (other than Linux), nothing is paced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+LOOK_S = 0.05
+REST_S = 0.25
+"""Time between two looks while nothing is being sent."""
+
+TARGET_S = 0.02
+"""The queue that is kept in front of the line: less than half of what a probe may feel."""
+
+TOO_MUCH = 4.0
+"""From this many targets on the queue is drained at half the rate of the line."""
+
+FIRST_BYTES_S = 8e6
+LEAST_BYTES_S = 50e3
+MOST_BYTES_S = 1e10
+FLOOR_SHARE = 0.2
+"""The rate does not fall below this share of the best delivered in the last ``BEST_FOR_S``."""
+
+BEST_FOR_S = 30.0
+SLOWER_S = 0.5
+"""Time after which a line that delivers less than it is given counts as slower than it was."""
+
+GROWTH, GROWTH_PER_S, GROWTH_MAX = 0.02, 0.05, 0.5
+"""Growth within a round trip while there is no queue, more the longer there is none, at most."""
+
+SMOOTHING = 0.3
+"""Weight of the newest look in the delivered rate and in the estimate of the line."""
+
+BACK_S = 0.5
+"""Strength of the correction towards the target: in proportion to target over round trip."""
+
+BACK_MIN, BACK_MAX = 0.05, 0.25
+SHARE_THAT_COUNTS = 0.05
+"""A connection with less of the acknowledged bytes says nothing about the line."""
+
+NEAR_S = 0.002
+TCP_INFO_BYTES = 168
+SO_MAX_PACING_RATE = 47
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one connection did since the last look."""
+
+    acked_bytes: int
+    rtt_s: float
+    least_rtt_s: float
+    has_more: bool
+    """More bytes wait to be sent."""
+
+    @property
+    def queue_s(self) -> float:
+        return max(0.0, self.rtt_s - self.least_rtt_s)
+
+
+class Pace:
+    """The rate of all uploads together. Pure: the caller looks at the clock."""
+
+    def __init__(self) -> None:
+        self.rate = FIRST_BYTES_S
+        """Bytes per second that may be sent."""
+
+        self.queue_s = 0.0
+        """The last measured queue of the own line."""
+
+        self._line = FIRST_BYTES_S
+        """Estimate of the line's rate."""
+
+        self._delivered = 0.0
+        self._starts = True
+        """No queue was seen yet: the rate doubles within a round trip."""
+
+        self._best: deque[tuple[float, float]] = deque()
+        """Times and delivered rates of the last ``BEST_FOR_S``, falling."""
+
+        self._now = 0.0
+        self._clear_since = 0.0
+        self._carried_at = 0.0
+        """When the line last carried what it was given, or had no long queue."""
+
+    def __repr__(self) -> str:
+        return f"Pace({self.rate / 1e6:.2f} MB/s, queue {self.queue_s * 1000:.0f} ms)"
+
+    def look(self, samples: Sequence[Sample], *, passed_s: float) -> float:
+        """Take in what the connections did in ``passed_s``, and return the new rate."""
+        self._now += passed_s
+        acked = sum(sample.acked_bytes for sample in samples)
+        if not acked or passed_s <= 0:
+            return self.rate
+        telling = [s for s in samples if s.acked_bytes >= SHARE_THAT_COUNTS * acked]
+        self.queue_s = min(sample.queue_s for sample in telling)
+        rtt_s = max(LOOK_S, min(sample.least_rtt_s for sample in telling))
+        self._delivered += SMOOTHING * (acked / passed_s - self._delivered)
+        self._note_best()
+        # Only a sender that is held up by this rate tells whether the line has room for more.
+        is_full = any(s.has_more for s in samples) and self._delivered > 0.7 * self.rate
+        if self.queue_s >= TARGET_S / 2:
+            self._starts, self._clear_since = False, self._now
+            if self._delivered < self._line:
+                self._line += SMOOTHING * (self._delivered - self._line)
+        elif is_full:
+            clear_s = self._now - self._clear_since
+            growth = 1.0 if self._starts else min(GROWTH + GROWTH_PER_S * clear_s, GROWTH_MAX)
+            self._line *= 1 + growth * min(1.0, passed_s / rtt_s)
+        self._line = min(MOST_BYTES_S, max(self._line, self._floor()))
+        off = max(-2.0, (TARGET_S - self.queue_s) / TARGET_S)
+        back = min(BACK_MAX, max(BACK_MIN, BACK_S * TARGET_S / rtt_s))
+        self.rate = self._line * (1 + back * off)
+        if self.queue_s > TOO_MUCH * TARGET_S:
+            self.rate = 0.5 * min(self._line, self._delivered)
+        self.rate = max(self.rate, self._floor())
+        return self.rate
+
+    def _note_best(self) -> None:
+        has_queue = self.queue_s > TOO_MUCH * TARGET_S
+        if not has_queue or self._delivered > 0.8 * self.rate:
+            self._carried_at = self._now
+        elif self._now - self._carried_at > SLOWER_S:
+            self._best.clear()
+        while self._best and self._best[-1][1] <= self._delivered:
+            self._best.pop()
+        self._best.append((self._now, self._delivered))
+        while self._best[0][0] < self._now - BEST_FOR_S:
+            self._best.popleft()
+
+    def _floor(self) -> float:
+        best = self._best[0][1] if self._best else 0.0
+        return max(LEAST_BYTES_S, FLOOR_SHARE * best)
+
+
+def shares(rate: float, delivered: Sequence[float]) -> list[float]:
+    """The rate of each connection that is sending, of which these rates were delivered lately.
+
+    What one of them does not use another one may have; nobody gets less than an equal share.
+    """
+    equal = rate / max(1, len(delivered))
+    total = sum(delivered)
+    return [max(equal, rate - (total - own)) for own in delivered]
+
+
+# --- carrying it out ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Info:
+    """The part of the kernel's ``struct tcp_info`` that is used here."""
+
+    rtt_s: float
+    least_rtt_s: float
+    acked_bytes: int
+    unacked: int
+    unsent_bytes: int
+
+    @classmethod
+    def of(cls, connected: socket.socket) -> _Info | None:
+        """``None`` where the kernel does not tell."""
+        try:
+            raw = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        except (OSError, AttributeError):
+            return None
+        if len(raw) < TCP_INFO_BYTES:
+            return None
+        unacked, rtt_us = struct.unpack_from("=I", raw, 24)[0], struct.unpack_from("=I", raw, 68)[0]
+        (acked,) = struct.unpack_from("=Q", raw, 120)
+        unsent, least_us = struct.unpack_from("=II", raw, 144)
+        return cls(rtt_us / 1e6, least_us / 1e6, acked, unacked, unsent)
+
+
+class Pacer:
+    """Paces the sockets of a lane for as long as ``run`` runs."""
+
+    def __init__(self, sockets: Callable[[], Iterable[tuple[Hashable, socket.socket]]]) -> None:
+        """``sockets``: the connections that are open now, and the socket of each."""
+        self.pace = Pace()
+        self._sockets = sockets
+        self._acked: dict[Hashable, int] = {}
+        """Bytes acknowledged at the last look, by connection."""
+
+    def __repr__(self) -> str:
+        return f"Pacer({self.pace!r}, connections={len(self._acked)})"
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        looked_at = loop.time()
+        while True:
+            pause_s = LOOK_S if self._look(loop.time() - looked_at) else REST_S
+            looked_at = loop.time()
+            await asyncio.sleep(pause_s)
+
+    def _look(self, passed_s: float) -> bool:
+        """Adapt all rates. Says whether something is being sent."""
+        before, self._acked = self._acked, {}
+        sending: list[tuple[socket.socket, Sample]] = []
+        resting: list[socket.socket] = []
+        for connection, each in self._sockets():
+            info = _Info.of(each)
+            if info is None or not info.least_rtt_s or info.least_rtt_s < NEAR_S:
+                continue
+            self._acked[connection] = info.acked_bytes
+            acked = info.acked_bytes - before.get(connection, info.acked_bytes)
+            if acked or info.unsent_bytes or info.unacked:
+                has_more = info.unsent_bytes > 0
+                sending.append((each, Sample(acked, info.rtt_s, info.least_rtt_s, has_more)))
+            else:
+                resting.append(each)
+        rate = self.pace.look([sample for _, sample in sending], passed_s=passed_s)
+        delivered = [sample.acked_bytes / max(passed_s, LOOK_S) for _, sample in sending]
+        for (each, _), share in zip(sending, shares(rate, delivered), strict=True):
+            _limit(each, share)
+        for each in resting:
+            _limit(each, rate / (len(sending) + 1))
+        return bool(sending)
+
+
+def _limit(connected: socket.socket, rate: float) -> None:
+    with contextlib.suppress(OSError):  # it was closed, or the kernel cannot
+        connected.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=Q", int(rate)))

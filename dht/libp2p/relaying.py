@@ -1,0 +1,314 @@
+"""Relaying of bulk connections for two peers that cannot connect to each other.
+
+Where two routers let no direct connection through, both ends dial a third peer, the relay, which
+passes the bytes on. Each end asks the relay for its leg over libp2p, which authenticates it, so
+nobody joins a circuit in another's name; the relay judges the pair before it admits either end.
+The keys of the frames are exchanged by the two ends over libp2p, so the relay carries ciphertext
+and can neither read nor change it unnoticed (``dht.libp2p.sealing``).
+
+A relay acts with the consent of its owner only, within a rate for all circuits together.
+``FairQueue`` shares the rate equally among pairs of peers, whatever number of circuits each has.
+Memory is bounded: two chunks for each circuit, and the kernel's buffers at ``WINDOW_BYTES``. A
+circuit is closed when either end closes its leg, or after ``idle_max_s`` without a byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from dht.identity import PeerId
+from dht.libp2p.sealing import NUMBER_BYTES
+from dht.throttled_host import Gate
+
+JOINED = b"\x01"
+"""Sent to both ends once both legs are there."""
+
+CHUNK_BYTES = 64 * 1024
+WINDOW_BYTES = 1 << 20
+"""Limit of the bytes that a leg's kernel buffer takes in: 80 Mbit/s at 100 ms."""
+
+UNSENT_BYTES = 2 * CHUNK_BYTES
+TCP_WINDOW_CLAMP = 10
+"""Of Linux; missing in the ``socket`` module."""
+
+T = TypeVar("T")
+Pair = tuple[PeerId, PeerId]
+
+Judge = Callable[[PeerId, PeerId], Awaitable[str | None]]
+"""Gives the reason why nothing is relayed between two peers; ``None`` if it is."""
+
+Meter = Callable[[int], Awaitable[None]]
+"""Counts bytes that pass, and waits where the owner limits the traffic of this machine."""
+
+
+async def nobody(peer: PeerId, other: PeerId) -> str | None:
+    """The judge of a relay that was given none."""
+    return "this peer does not know them as members of one run"
+
+
+async def _unmetered(count: int) -> None: ...
+
+
+class FairQueue(Generic[T]):
+    """Requests of several pairs, in an order that gives each pair the same number of bytes.
+
+    Start-time fair queueing: the pair that was served least goes first, and a pair that comes
+    back is treated as if it had been served as much as the one served last. Pure.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Pair, deque[tuple[int, T]]] = {}
+        self._served: dict[Pair, int] = {}
+        self._level = 0
+        """Bytes served to the pair that was served last, before that."""
+
+    def __len__(self) -> int:
+        return sum(len(requests) for requests in self._waiting.values())
+
+    def push(self, pair: Pair, size: int, request: T) -> None:
+        if pair not in self._waiting:
+            self._waiting[pair] = deque()
+            self._served[pair] = max(self._level, self._served.get(pair, 0))
+        self._waiting[pair].append((size, request))
+
+    def pop(self) -> tuple[int, T]:
+        """The next request with its size. Raises ``IndexError`` if there is none."""
+        if not self._waiting:
+            raise IndexError("no request waits")
+        pair = min(self._waiting, key=lambda each: (self._served[each], each))
+        size, request = self._waiting[pair].popleft()
+        self._level = self._served[pair]
+        self._served[pair] += size
+        if not self._waiting[pair]:
+            del self._waiting[pair]
+            self._served = {
+                p: n for p, n in self._served.items() if p in self._waiting or p == pair
+            }
+        return size, request
+
+
+@dataclass(slots=True, eq=False)
+class _Circuit:
+    """The connection of two peers through this one."""
+
+    pair: Pair
+    legs: dict[PeerId, bytes] = field(default_factory=dict)
+    """The number that each end was given."""
+
+    sockets: list[socket.socket] = field(default_factory=list)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+    active_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelaySettings:
+    """Limits of a relay, beside its rate."""
+
+    circuits_max: int = 64
+    per_peer_max: int = 16
+    join_s: float = 10.0
+    """Time for both ends to come."""
+
+    idle_max_s: float = 300.0
+
+
+class Relay:
+    """The circuits through this machine. It refuses all while ``rate`` is ``None``."""
+
+    def __init__(self, settings: RelaySettings | None = None) -> None:
+        self.settings = settings or RelaySettings()
+        self.judge: Judge = nobody
+        self.meter: Meter = _unmetered
+        self.counters: Counter[str] = Counter()
+        """``bytes`` passed on, ``circuits`` joined, ``refused`` requests."""
+
+        self._gate = Gate()
+        self._is_on = False
+        self._circuits: dict[tuple[Pair, bytes], _Circuit] = {}
+        self._legs: dict[bytes, _Circuit] = {}
+        """Circuits by the number of a leg that has not come yet."""
+
+        self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
+        self._serving: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"Relay(rate={self.rate}, circuits={self.circuits})"
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes per second that it passes on; ``None``: it does not relay."""
+        return self._gate.bucket.rate if self._is_on else None
+
+    def set_rate(self, rate: float | None) -> None:
+        """Change the rate at once. Without one, every circuit is closed."""
+        if rate == self.rate:
+            return
+        self._is_on = rate is not None
+        if rate is None:
+            for task in self._tasks:
+                task.cancel()
+        else:
+            self._gate.set_rate(rate)
+
+    @property
+    def circuits(self) -> int:
+        """Number of circuits, with those whose ends have yet to come."""
+        return len(self._circuits)
+
+    async def admit(self, peer: PeerId, other: PeerId, number: bytes) -> bytes:
+        """Number of the leg of ``peer`` to a circuit. Raises ``ValueError`` to refuse."""
+        try:
+            if not self._is_on:
+                raise ValueError("this peer does not relay bulk data")
+            if peer == other:
+                raise ValueError("a circuit has two different ends")
+            if (reason := await self.judge(peer, other)) is not None:
+                raise ValueError(reason)
+            circuit = self._circuit((min(peer, other), max(peer, other)), number)
+            if peer in circuit.legs:
+                raise ValueError("this end of the circuit was asked for already")
+        except ValueError:
+            self.counters["refused"] += 1
+            raise
+        circuit.legs[peer] = leg = secrets.token_bytes(NUMBER_BYTES)
+        self._legs[leg] = circuit
+        return leg
+
+    def _circuit(self, pair: Pair, number: bytes) -> _Circuit:
+        known = self._circuits.get((pair, number))
+        if known is not None:
+            return known
+        settings = self.settings
+        if len(self._circuits) >= settings.circuits_max:
+            raise ValueError(f"this peer relays {settings.circuits_max} connections already")
+        for peer in pair:
+            if sum(peer in ends for ends, _ in self._circuits) >= settings.per_peer_max:
+                raise ValueError(
+                    f"this peer relays {settings.per_peer_max} connections of {peer} already"
+                )
+        circuit = self._circuits[pair, number] = _Circuit(pair)
+        carrying = asyncio.create_task(self._carry(circuit, number), name=f"circuit {pair}")
+        self._tasks.add(carrying)
+        carrying.add_done_callback(lambda task: self._ended(circuit, number, task))
+        return circuit
+
+    def _ended(self, circuit: _Circuit, number: bytes, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        del self._circuits[circuit.pair, number]
+        for leg in circuit.legs.values():
+            self._legs.pop(leg, None)
+        for each in circuit.sockets:
+            each.close()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "relaying failed", "exception": error}
+            )
+
+    def arrive(self, number: bytes, leg: socket.socket) -> bool:
+        """Take the connection of an end that shows this number; ``False`` if nobody has it."""
+        circuit = self._legs.pop(number, None)
+        if circuit is None:
+            return False
+        leg.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError, AttributeError):  # of Linux: memory is bounded by it
+            leg.setsockopt(socket.IPPROTO_TCP, TCP_WINDOW_CLAMP, WINDOW_BYTES)
+            leg.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        circuit.sockets.append(leg)
+        if len(circuit.sockets) == 2:
+            circuit.complete.set()
+        return True
+
+    async def _carry(self, circuit: _Circuit, number: bytes) -> None:
+        """Wait for both ends, then pass bytes on until one of them is gone or both are silent."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self.settings.join_s):
+                await circuit.complete.wait()
+                for each in circuit.sockets:
+                    await loop.sock_sendall(each, JOINED)
+        except (TimeoutError, OSError):
+            return
+        self.counters["circuits"] += 1
+        circuit.active_at = loop.time()
+        one, other = circuit.sockets
+        pumps = {
+            asyncio.create_task(self._pump(circuit, one, other)),
+            asyncio.create_task(self._pump(circuit, other, one)),
+        }
+        try:
+            done: set[asyncio.Task[None]] = set()
+            while not done:
+                idle_left_s = circuit.active_at + self.settings.idle_max_s - loop.time()
+                if idle_left_s <= 0:
+                    break
+                done, _ = await asyncio.wait(
+                    pumps, timeout=idle_left_s, return_when=asyncio.FIRST_COMPLETED
+                )
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.wait(pumps)  # before their sockets are closed
+
+    async def _pump(self, circuit: _Circuit, source: socket.socket, target: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        chunk = memoryview(bytearray(CHUNK_BYTES))
+        with contextlib.suppress(OSError):  # an end is gone
+            while count := await loop.sock_recv_into(source, chunk):
+                circuit.active_at = loop.time()
+                await self._pass_through(circuit.pair, count)
+                await loop.sock_sendall(target, chunk[:count])
+                circuit.active_at = loop.time()
+                self.counters["bytes"] += count
+
+    async def _pass_through(self, pair: Pair, count: int) -> None:
+        """Wait until these bytes may pass, by the owner's limits and this pair's share."""
+        await self.meter(count)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.push(pair, count, turn)
+        if self._serving is None:
+            self._serving = asyncio.create_task(self._serve(), name="relay turns")
+        await turn
+
+    async def _serve(self) -> None:
+        """Let requests pass at the rate, until none waits."""
+        try:
+            while self._queue:
+                size, turn = self._queue.pop()
+                if not turn.done():  # else its circuit is closed
+                    await self._gate.pass_through(size)
+                if not turn.done():
+                    turn.set_result(None)
+        finally:
+            self._serving = None
+
+    async def close(self) -> None:
+        """Close every circuit."""
+        self._is_on = False
+        tasks = [*self._tasks, *((self._serving,) if self._serving is not None else ())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def reach_through(ip: str, port: int, leg: bytes) -> socket.socket:
+    """A connection to the other end of a circuit through a relay. Raises ``OSError``."""
+    loop = asyncio.get_running_loop()
+    made = socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET)
+    made.setblocking(False)
+    try:
+        await loop.sock_connect(made, (ip, port))
+        await loop.sock_sendall(made, bytes((NUMBER_BYTES,)) + leg)
+        if await loop.sock_recv(made, 1) != JOINED:
+            raise OSError("the relay closed the connection before the other end came")
+    except BaseException:
+        made.close()
+        raise
+    return made

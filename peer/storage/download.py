@@ -1,0 +1,187 @@
+"""Downloading a run's parameters without taking part, for ``shoal export LINK``.
+
+The fragments are fetched one after the other from all peers that have them, keepers or learners,
+and each is kept in a folder until all are there. A download that was interrupted goes on with what
+is missing, as long as the run stands where it stood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from averaging.history.chain import Chain, ChainLink
+from averaging.history.manifest import Manifest
+from averaging.history.merged_map import Mark, MergedMap
+from averaging.history.state import FragmentState
+from averaging.live.fetcher import Fetcher, FetchFailed, FetchProgress
+from averaging.live.threads import Threads
+from averaging.messages import Signatures
+from averaging.numbers.layout import Layout
+from dht.identity import PeerId
+from peer.errors import CheckpointDamaged, PeerError
+from peer.joining.link import Link
+from peer.joining.visit import Visitor, visit
+from peer.rules.foundings import heaviest
+from peer.run_file.sections import RunFile
+from peer.status import Status
+from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.outer_state import OuterState
+from peer.storage.tensor_file import Tensor
+
+LOOK_S = 15.0
+FETCH_FRAGMENT_S = 3600.0
+
+
+class NotDownloaded(PeerError):
+    """No peer that is on line gives the parameters of the run."""
+
+    exit_code = 3
+
+    def __init__(self, run: str, reason: str) -> None:
+        super().__init__(run, reason)
+        self.run = run
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"the parameters of run {self.run!r} cannot be downloaded: {self.reason}; what is here "
+            "is kept: run the command again"
+        )
+
+
+async def download(
+    link: Link,
+    run: RunFile,
+    layout: Layout,
+    parts: Path,
+    *,
+    on_progress: Callable[[float], None] = lambda share: None,
+) -> OuterState:
+    """The parameters of all fragments, as the peers of one founding have them now.
+
+    ``parts``: folder for what has arrived. Raises ``NotDownloaded``, ``NobodyMet`` or ``DhtError``.
+    """
+    async with visit(link) as visitor:
+        seen = await visitor.look(timeout_s=LOOK_S)
+        holders = [each for each in seen.peers if each.versions]
+        fitting = [each for each in holders if each.layout == layout.hash.hex()]
+        if not fitting:
+            told = f"{len(seen.peers)} peers answered, and none of them has its state"
+            if holders:
+                told = (
+                    f"the peers have another layout ({holders[0].layout}) than {layout.hash.hex()}"
+                )
+            elif not seen.peers and seen.silent:
+                told = "; ".join(sorted({each.reason for each in seen.silent.values()}))
+            raise NotDownloaded(run.name, told)
+        founding = heaviest(fitting)
+        sources = [each for each in fitting if each.founding == founding] or fitting
+        states = await _fetch(visitor, layout, sources, parts, on_progress, run)
+    return OuterState(run, layout, states, None, parts)
+
+
+async def _fetch(
+    visitor: Visitor,
+    layout: Layout,
+    sources: Sequence[Status],
+    parts: Path,
+    on_progress: Callable[[float], None],
+    run: RunFile,
+) -> tuple[FragmentState, ...]:
+    whole, done = layout.size, 0
+
+    def progress(now: FetchProgress) -> None:
+        share = now.verified_pieces / max(1, now.pieces)
+        on_progress((done + share * layout.fragments[now.fragment].size) / whole)
+
+    threads = Threads(1)
+    fetcher = visitor.fetcher(threads, progress)
+    states = []
+    try:
+        for fragment in layout.fragments:
+            index, folder = fragment.index, CheckpointFolder(parts / str(fragment.index), keep=1)
+            state = _kept(folder, index, fragment.size, sources)
+            if state is None:
+                newest = max(each.versions[index] for each in sources)
+                # Those that are behind are asked as well: they may have caught up.
+                ranked = sorted(sources, key=lambda each: each.versions[index] != newest)
+                state = await _fetch_one(
+                    fetcher, index, fragment.size, [PeerId(each.peer) for each in ranked], run
+                )
+                _keep(folder, state)
+            states.append(state)
+            done += fragment.size
+            on_progress(done / whole)
+    finally:
+        threads.close()
+    return tuple(states)
+
+
+async def _fetch_one(
+    fetcher: Fetcher, index: int, size: int, sources: Sequence[PeerId], run: RunFile
+) -> FragmentState:
+    reason = ""
+    for _ in range(2):  # pieces that have arrived are kept for the second attempt
+        try:
+            return await fetcher.state(
+                index, size, sources, trust=_Agreement(len(sources)), timeout_s=FETCH_FRAGMENT_S
+            )
+        except FetchFailed as error:
+            reason = str(error)
+    raise NotDownloaded(run.name, reason)
+
+
+@dataclass(frozen=True)
+class _Agreement:
+    """Trust of a reader that has seen nobody work: two sources must hold the same bits.
+
+    Where one peer is all there is, its word is all there is.
+    """
+
+    sources: int
+
+    @property
+    def holders_min(self) -> int:
+        return min(2, self.sources)
+
+    def counts(self, peer: PeerId) -> bool:
+        return True
+
+    def hear(self, manifest: Manifest, signatures: Signatures) -> None: ...
+
+    def problem(self, manifest: Manifest) -> str | None:
+        return None
+
+    def signers(self, manifest: Manifest) -> Sequence[PeerId]:
+        return ()
+
+
+def _keep(folder: CheckpointFolder, state: FragmentState) -> None:
+    marks = {p: [m.incarnation, m.step, m.tokens] for p, m in sorted(state.merged.items())}
+    meta = {"version": state.version, "lineage": state.lineage.hex(), "merged": marks}
+    folder.save({"theta": Tensor.of(state.theta)}, {"kind": "part", **meta})
+
+
+def _kept(
+    folder: CheckpointFolder, index: int, size: int, sources: Sequence[Status]
+) -> FragmentState | None:
+    """The parameters that an earlier attempt has fetched, if no peer has newer ones."""
+    checkpoint = folder.load_latest()
+    if checkpoint is None:
+        return None
+    try:
+        meta, theta = checkpoint.meta, checkpoint.array("theta")
+        version, lineage = int(meta["version"]), bytes.fromhex(meta["lineage"])
+        merged = MergedMap({PeerId(p): Mark(*mark) for p, mark in meta["merged"].items()})
+        chain = Chain([ChainLink(version, lineage, merged.tokens)])
+    except (CheckpointDamaged, KeyError, ValueError, TypeError):
+        return None
+    if theta.shape != (size,) or any(each.versions[index] != version for each in sources):
+        return None
+    # Parameters alone: nobody averages with them, so their momentum is not kept.
+    momentum = np.zeros(0, np.float32)
+    return FragmentState(index, version, lineage, chain, theta, momentum, merged)

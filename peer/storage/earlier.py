@@ -1,0 +1,81 @@
+"""What a peer's folder holds of earlier times, for a person to know before anything starts.
+
+A damaged checkpoint is replaced by an older one, and an edited run file makes another run. Neither
+is an error, and both may cost work that nobody meant to lose.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer.errors import CheckpointDamaged
+from peer.run_file.sections import RunFile
+from peer.run_file.writing import differences
+from peer.storage.checkpoint import CheckpointFolder, open_checkpoint
+from peer.storage.home import data_home
+from peer.storage.outer_state import OUTER, kept_run
+
+DIFFERENCES_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """Sentences about the checkpoints of a peer."""
+
+    told: tuple[str, ...]
+    lost: bool
+    """True if there are checkpoints, and none of them is intact."""
+
+
+def look_at_checkpoints(folder: Path) -> Earlier:
+    """Verify the checkpoints in a peer's folder, the newest first, until one is intact."""
+    outer = CheckpointFolder(folder / OUTER)
+    damaged: list[CheckpointDamaged] = []
+    for number in reversed(outer.numbers()):
+        try:
+            intact = open_checkpoint(outer.path_of(number))
+        except CheckpointDamaged as error:
+            damaged.append(error)
+        except FileNotFoundError:  # a peer that runs here removed it: it will say so itself
+            continue
+        else:
+            return Earlier(
+                tuple(f"{error}; going on from {intact.path.name}, before it" for error in damaged),
+                lost=False,
+            )
+    if not damaged and not outer.were_set_aside():
+        return Earlier((), lost=False)
+    why = f" ({damaged[0].reason})" if damaged else ""
+    lost = (
+        f"no checkpoint in {outer.folder} is intact{why}: the other peers give this one their "
+        "state, and if there is none the run begins again with its first weights"
+    )
+    return Earlier((lost,), lost=True)
+
+
+def told_if_edited(run: RunFile, folder: Path) -> str | None:
+    """A sentence if this run has no state here, and another one of the same name has."""
+    own = kept_run(folder)
+    if own is not None and own.run_id == run.run_id:
+        return None
+    found = [
+        (outer.stat().st_mtime, home, before)
+        for home in {folder, *(data_home(os.environ) / "runs").glob("*/")}
+        if (outer := home / OUTER).is_dir()
+        and (before := kept_run(home)) is not None
+        and before.name == run.name
+        and before.run_id != run.run_id
+    ]
+    if not found:
+        return None
+    _, home, before = max(found, key=lambda each: each[0])
+    changed = differences(before, run)
+    more = len(changed) - DIFFERENCES_SHOWN
+    shown = "; ".join(changed[:DIFFERENCES_SHOWN]) + (f"; {more} more" if more > 0 else "")
+    return (
+        f"the run {run.name!r} that has a checkpoint in {home} had other settings: {shown}. With "
+        "them this is another run, which begins with its first weights; undo the changes to go on "
+        "with the earlier one"
+    )

@@ -1,0 +1,135 @@
+"""Memory of a run whose peers are not on line: when it was last seen, by whom, how far.
+
+A peer keeps this beside its checkpoints. ``shoal join`` reads the run file from it when nobody can
+be asked, ``shoal start`` finds out that a run has existed, and a run that has ended is known to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from dht.identity import RunId
+from dht.membership.peer_cache import PeerCache
+from dht.presence.kept_peers import load_cache, write_whole
+from peer.errors import RunFileError
+from peer.quantities import count_text
+from peer.run_file.reading import from_canonical
+from peer.run_file.sections import RunFile
+from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.home import default_directory, keeper_directory
+
+FILE = "last_seen.json"
+STATE_FILE = "state.json"
+NAMES_MAX = 8
+
+
+class LastSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as one peer of this machine knew it last."""
+
+    run: str = ""
+    """The run file in canonical form; empty if only the peers are known."""
+    at: float
+    """Wall-clock time."""
+    tokens: int | None = None
+    """Merged tokens of all peers."""
+    names: tuple[str, ...] = ()
+    """Names of other peers that were there."""
+    ended_at: float | None = None
+    """Wall-clock time at which the run ended; ``None`` if it has not, as far as is known."""
+
+    @property
+    def sentence(self) -> str:
+        """``last seen here on 2026-11-22 20:41 UTC at 1.2 M tokens, with anna and boris``."""
+        reached = "" if self.tokens is None else f" at {count_text(self.tokens)} tokens"
+        company = f", with {_listed(self.names)}" if self.names else ""
+        return f"last seen here on {date_text(self.at)}{reached}{company}"
+
+    def run_file(self, run_id: RunId) -> RunFile | None:
+        """The run file, if it is known. It is checked against its hash."""
+        try:
+            return from_canonical(self.run.encode(), run_id) if self.run else None
+        except RunFileError:
+            return None
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What a peer is doing, for commands of its owner."""
+
+    name: str
+    """The phase that it is in."""
+    text: str
+    at: float
+    """Wall-clock time at which it entered the phase."""
+
+
+def save_state(folder: Path, state: State) -> None:
+    """Replace what is kept in a peer's folder. Raises ``OSError``."""
+    write_whole(folder / STATE_FILE, msgspec.json.encode(state))
+
+
+def load_state(folder: Path) -> State | None:
+    """The last state that a peer has kept."""
+    try:
+        return msgspec.json.decode((folder / STATE_FILE).read_bytes(), type=State)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def date_text(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def save_last_seen(folder: Path, seen: LastSeen) -> None:
+    """Replace what is kept in a peer's folder. Raises ``OSError``."""
+    write_whole(folder / FILE, msgspec.json.encode(seen))
+
+
+def load_last_seen(folder: Path, run_id: RunId) -> LastSeen | None:
+    """The memory of the peer of this folder; ``None`` if it never was in the run."""
+    try:
+        seen = msgspec.json.decode((folder / FILE).read_bytes(), type=LastSeen)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        seen = None
+    if seen is not None:
+        return seen if seen.run_file(run_id) is not None else None
+    return _from_checkpoint(folder, run_id) or _from_peers(folder, run_id)
+
+
+def _from_checkpoint(folder: Path, run_id: RunId) -> LastSeen | None:
+    """The run of a folder in which an older version, or one that was killed, left a checkpoint."""
+    for number in reversed(CheckpointFolder(folder / "outer").numbers()):
+        path = folder / "outer" / f"{number:012d}" / "meta.json"
+        try:  # not verified as for use: the folder may be that of a peer which is running
+            meta, at = json.loads(path.read_bytes())["meta"], path.stat().st_mtime
+            if meta["run_id"] == run_id:
+                return LastSeen(run=str(meta["run"]), at=at)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue
+    return None
+
+
+def _from_peers(folder: Path, run_id: RunId) -> LastSeen | None:
+    path = folder / "peers.json"
+    try:
+        cache: PeerCache | None = load_cache(path)
+        at = path.stat().st_mtime
+    except (OSError, ValueError):
+        return None
+    return LastSeen(at=at) if cache is not None and cache.run == run_id and cache.peers else None
+
+
+def recall(run_id: RunId, folders: Iterable[Path | None] = ()) -> LastSeen | None:
+    """The newest that is known of a run on this machine: in ``folders`` and the usual ones."""
+    usual = (default_directory(run_id), keeper_directory(run_id))
+    places = {folder for folder in (*folders, *usual) if folder is not None}
+    known = [seen for folder in sorted(places) if (seen := load_last_seen(folder, run_id))]
+    return max(known, key=lambda seen: (bool(seen.run), seen.at), default=None)

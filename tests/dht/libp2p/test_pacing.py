@@ -1,0 +1,162 @@
+"""The rate of uploads, on a simulated line, and what the kernel tells about a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from dht.libp2p import pacing
+from dht.libp2p.pacing import FLOOR_SHARE, LEAST_BYTES_S, LOOK_S, Pace, Pacer, Sample, shares
+from tests.dht.libp2p.lane_ends import HERE
+from tests.integration.loopback import run
+
+MBIT = 125_000.0
+BUFFER_S = 0.5
+
+
+class Line:
+    """A line with a queue of ``BUFFER_S``; acknowledgements come back a round trip later.
+
+    TCP's window doubles within a round trip, from ten packets on, and is halved by a loss.
+    """
+
+    def __init__(self, rtt_s: float) -> None:
+        self.rtt_s = rtt_s
+        self.queue_bytes = 0.0
+        self._window = 15_000.0
+        self._under_way: deque[tuple[float, float]] = deque([(0.0, 0.0)] * round(rtt_s / LOOK_S))
+
+    def pass_on(self, sent: float, rate: float) -> tuple[float, float]:
+        """Send for the time between two looks; returns acknowledged bytes and their queue."""
+        under_way = self.queue_bytes + sum(each for each, _ in self._under_way)
+        self._window *= 1 + min(1.0, LOOK_S / self.rtt_s)
+        self.queue_bytes += max(0.0, min(sent, self._window - under_way))
+        if self.queue_bytes > BUFFER_S * rate:
+            self.queue_bytes = BUFFER_S * rate
+            self._window = max(15_000.0, under_way / 2)
+        delivered = min(self.queue_bytes, rate * LOOK_S)
+        self.queue_bytes -= delivered
+        self._under_way.append((delivered, self.queue_bytes / rate))
+        return self._under_way.popleft()
+
+
+def upload(
+    rate_of: Callable[[float], float],
+    *,
+    seconds: float,
+    rtt_s: float = 0.1,
+    offered: Callable[[float], float] = lambda now: float("inf"),
+    other_queue_s: Callable[[float], float] = lambda now: 0.0,
+) -> list[tuple[float, float, float]]:
+    """Time, rate of delivery and queue at each look. ``rate_of``: the line's rate."""
+    pace, line = Pace(), Line(rtt_s)
+    seen = []
+    for index in range(round(seconds / LOOK_S)):
+        now = index * LOOK_S
+        sent = min(pace.rate, offered(now)) * LOOK_S
+        acked, queue_s = line.pass_on(sent, rate_of(now))
+        rtt = rtt_s + queue_s + other_queue_s(now)
+        seen.append((now, acked / LOOK_S, line.queue_bytes / rate_of(now)))
+        has_more = offered(now) > pace.rate
+        pace.look([Sample(int(acked), rtt, rtt_s, has_more)], passed_s=LOOK_S)
+    return seen
+
+
+def mean(seen: Sequence[tuple[float, float, float]], since: float, column: int) -> float:
+    values = [each[column] for each in seen if each[0] >= since]
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize("rtt_s", [0.02, 0.05, 0.1, 0.15, 0.3])
+@pytest.mark.parametrize("mbit", [1, 5, 20, 100, 500])
+def test_an_idle_line_is_used_and_its_queue_stays_short(rtt_s: float, mbit: float) -> None:
+    seen = upload(lambda now: mbit * MBIT, seconds=40, rtt_s=rtt_s)
+    assert mean(seen, 10, 1) >= 0.93 * mbit * MBIT
+    late = sorted(queue for now, _, queue in seen if now >= 10)
+    assert mean(seen, 10, 2) < 0.04
+    assert late[int(0.95 * len(late))] < 0.05
+
+
+def test_a_line_that_becomes_slow_and_fast_again_is_followed() -> None:
+    def rate(now: float) -> float:
+        return (1 if 20 <= now < 40 else 20) * MBIT
+
+    seen = upload(rate, seconds=80)
+    slow = [each for each in seen if 25 <= each[0] < 40]
+    assert mean(slow, 0, 1) >= 0.9 * 1 * MBIT
+    assert mean([each for each in slow if each[0] > 32], 0, 2) < 0.1
+    assert mean(seen, 70, 1) >= 0.9 * 20 * MBIT
+    assert mean(seen, 70, 2) < 0.05
+
+
+def test_a_sender_with_little_to_send_learns_nothing_about_the_line() -> None:
+    pace = Pace()
+    before = pace.rate
+    for _ in range(200):
+        pace.look([Sample(1000, 0.1, 0.1, False)], passed_s=LOOK_S)
+    assert pace.rate == pytest.approx(before, rel=0.3)
+    assert pace.look([], passed_s=LOOK_S) == pace.rate
+
+
+def test_a_queue_that_is_not_its_own_slows_it_down_and_does_not_stop_it() -> None:
+    """Another program fills the line from second 20 on."""
+    seen = upload(
+        lambda now: 20 * MBIT,
+        seconds=30,
+        other_queue_s=lambda now: 0.2 if now >= 20 else 0.0,
+    )
+    late = [each for each in seen if 25 <= each[0] < 28]
+    assert mean(late, 0, 1) < 0.5 * 20 * MBIT
+    assert min(each[1] for each in late) >= 0.9 * FLOOR_SHARE * 20 * MBIT
+    assert LEAST_BYTES_S < FLOOR_SHARE * 20 * MBIT
+
+
+def test_a_slow_line_at_the_other_end_of_one_connection_is_no_reason() -> None:
+    pace = Pace()
+    near = Sample(100_000, 0.05, 0.05, True)
+    far = Sample(100_000, 0.55, 0.05, True)
+    pace.look([near, far], passed_s=LOOK_S)
+    assert pace.queue_s == 0.0
+    quiet = Sample(100, 0.05, 0.05, False)
+    pace.look([quiet, far], passed_s=LOOK_S)
+    assert pace.queue_s == pytest.approx(0.5), "who sends next to nothing meets no queue"
+
+
+def test_a_connection_gets_what_the_others_leave() -> None:
+    assert shares(90.0, []) == []
+    assert shares(90.0, [30.0, 30.0, 30.0]) == [30.0, 30.0, 30.0]
+    assert shares(90.0, [10.0, 40.0]) == [50.0, 80.0]
+    assert shares(90.0, [100.0, 100.0]) == [45.0, 45.0]
+
+
+def test_the_kernel_tells_about_connections_and_takes_their_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On loopback, which counts as near and is not paced unless the bound is lifted."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        with (
+            socket.create_server((HERE, 0)) as server,
+            socket.create_connection(server.getsockname()) as one,
+            server.accept()[0] as other,
+        ):
+            one.setblocking(False)
+            other.setblocking(False)
+            pacer = Pacer(lambda: [("one", one)])
+            for near_s in (pacing.NEAR_S, 0.0):
+                monkeypatch.setattr(pacing, "NEAR_S", near_s)
+                assert not pacer._look(LOOK_S)
+                await loop.sock_sendall(one, bytes(100_000))
+                got = 0
+                while got < 100_000:
+                    got += len(await loop.sock_recv(other, 1 << 16))
+                assert pacer._look(LOOK_S) is (near_s == 0.0)
+            told = one.getsockopt(socket.SOL_SOCKET, pacing.SO_MAX_PACING_RATE, 8)
+            assert int.from_bytes(told, "little") == pytest.approx(pacer.pace.rate, abs=1.0)
+
+    run(scenario())

@@ -1,0 +1,33 @@
+"""Two foundings of one run: which goes on, and what newcomers begin with."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from peer.rules.foundings import Founding, founding_of, heaviest
+from tests.peer.statuses import a_status
+
+
+def test_of_two_foundings_exactly_one_gives_way() -> None:
+    every = [Founding(tokens, name) for tokens in (0, 1, 500) for name in "abc"]
+    for one, other in itertools.permutations(every, 2):
+        ways = one.gives_way_to(other) + other.gives_way_to(one)
+        assert ways == (one.name != other.name), (one, other)
+    assert Founding(1, "a").gives_way_to(Founding(2, "b"))
+
+
+@pytest.mark.parametrize("unknown", [Founding(9, ""), Founding(0, "")])
+def test_a_founding_that_is_not_known_neither_wins_nor_loses(unknown: Founding) -> None:
+    assert not unknown.gives_way_to(Founding(5, "a"))
+    assert not Founding(5, "a").gives_way_to(unknown)
+
+
+def test_a_newcomer_follows_the_heaviest_founding_that_somebody_has() -> None:
+    light = a_status(founding="light", global_tokens=10)
+    heavy = a_status(founding="heavy", global_tokens=20)
+    empty = a_status(founding="empty", global_tokens=30, versions=())
+    assert heaviest([light, heavy, empty]) == "heavy"
+    assert heaviest([empty, a_status()]) == ""
+    assert founding_of(heavy) == Founding(20, "heavy")

@@ -1,0 +1,69 @@
+"""What a machine remembers of a run: from a record, from a checkpoint, from the peers met."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dht.membership.peer_cache import CachedPeer, PeerCache
+from dht.presence.kept_peers import save_cache
+from peer.run_file.sections import RunFile
+from peer.storage.last_seen import LastSeen, load_last_seen, recall, save_last_seen
+
+RUN = RunFile(name="old")
+SEEN = LastSeen(run=RUN.canonical().decode(), at=1_795_380_000.0, tokens=1_234_567)
+
+
+@pytest.fixture(autouse=True)
+def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return tmp_path / "shoal"
+
+
+def test_a_record_comes_back_with_a_run_file_that_has_the_id(tmp_path: Path) -> None:
+    save_last_seen(tmp_path, SEEN)
+    assert load_last_seen(tmp_path, RUN.run_id) == SEEN
+    assert SEEN.run_file(RUN.run_id) == RUN
+    assert load_last_seen(tmp_path, RunFile(name="new").run_id) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"at": "now"}', b"\xff\xfe"])
+def test_a_damaged_record_is_no_record(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "last_seen.json").write_bytes(content)
+    assert load_last_seen(tmp_path, RUN.run_id) is None
+
+
+def test_peers_that_were_met_show_that_a_run_has_existed(tmp_path: Path) -> None:
+    def save(*peers: CachedPeer) -> None:
+        save_cache(tmp_path / "peers.json", PeerCache(run=RUN.run_id, peers=list(peers)))
+
+    save()
+    assert load_last_seen(tmp_path, RUN.run_id) is None
+    save(CachedPeer("12D3KooWBoris", []))
+    seen = load_last_seen(tmp_path, RUN.run_id)
+    assert seen is not None and seen.run_file(RUN.run_id) is None
+    assert load_last_seen(tmp_path, RunFile(name="new").run_id) is None
+
+
+def test_the_newest_of_all_folders_counts_and_one_with_a_run_file_comes_first(
+    tmp_path: Path, data_home: Path
+) -> None:
+    keeper = data_home / "keepers" / RUN.run_id[:16]
+    save_last_seen(keeper, LastSeen(run=SEEN.run, at=10.0, tokens=1))
+    assert recall(RUN.run_id) == load_last_seen(keeper, RUN.run_id)
+    save_last_seen(tmp_path / "own", LastSeen(run=SEEN.run, at=20.0, tokens=2))
+    save_cache(
+        data_home / "runs" / RUN.run_id[:16] / "peers.json",
+        PeerCache(run=RUN.run_id, peers=[CachedPeer("12D3KooWBoris", [])]),
+    )
+    newest = recall(RUN.run_id, [tmp_path / "own", None])
+    assert newest is not None and newest.tokens == 2
+
+
+def test_what_is_known_is_said_with_date_tokens_and_company() -> None:
+    assert SEEN.sentence == "last seen here on 2026-11-22 20:40 UTC at 1.23 M tokens"
+    company = LastSeen(at=0.0, names=("anna", "boris", "clara"))
+    assert company.sentence == (
+        "last seen here on 1970-01-01 00:00 UTC, with anna, boris and clara"
+    )
