@@ -10,7 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from peer.errors import LeftEarly, PeerError, RunUnreachable
+    from peer.errors import (
+        LeftEarly,
+        LoopMistake,
+        LoopWarning,
+        ModelMismatch,
+        PeerError,
+        RunUnreachable,
+    )
     from peer.joining.find import read_run
     from peer.model.recipes import (
         build_model,
@@ -29,6 +36,9 @@ if TYPE_CHECKING:
 __all__ = [
     "JoinSettings",
     "LeftEarly",
+    "LoopMistake",
+    "LoopWarning",
+    "ModelMismatch",
     "PeerError",
     "Run",
     "RunFile",
@@ -50,6 +60,9 @@ __all__ = [
 _HOMES = {
     "JoinSettings": "peer.trainer.settings",
     "LeftEarly": "peer.errors",
+    "LoopMistake": "peer.errors",
+    "LoopWarning": "peer.errors",
+    "ModelMismatch": "peer.errors",
     "PeerError": "peer.errors",
     "Run": "peer.trainer.session",
     "RunFile": "peer.run_file.sections",

@@ -373,6 +373,24 @@ class RunLost(RunUnreachable):
         return f"cannot go on in the run {self.run!r}: {self.reason}"
 
 
+class LoopWarning(UserWarning):
+    """A training loop seems to be wrong. Each kind is told once per run."""
+
+
+class LoopMistake(PeerError):
+    """A training loop is wrong, and was joined with ``strict=True``."""
+
+    exit_code = 2
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(kind, text)
+        self.kind = kind
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class MachineTooSmall(PeerError):
     """This machine lacks memory or disk space for the run's model."""
 

@@ -61,8 +61,10 @@ from peer.bridge.messages import (
     Leave,
     Measure,
     Measured,
+    Mistaken,
     Over,
     Phase,
+    Restore,
 )
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine, hear_doorbell
@@ -134,6 +136,7 @@ class Agent(Delegate):
             run.outer.adoption,
             run.outer.blend_alpha,
             self._adopted,
+            on_not_finite=self._not_finite,
             closed=self.local.closed,
         )
         self._begin = begin
@@ -147,6 +150,8 @@ class Agent(Delegate):
         self._fetched: dict[int, float] = {}
         """The fetched part of each fragment's state."""
         self._facts_wanted = asyncio.Event()
+        self._to_restore: set[int] = set()
+        """Fragments that the trainer wants to be overwritten."""
         self._device: Device | None = None
 
     def __repr__(self) -> str:
@@ -227,6 +232,11 @@ class Agent(Delegate):
             elif isinstance(message, Measured):
                 measured = HeldOut(message.version, message.loss, self.local.me)
                 self.local.take_held_out(measured)
+            elif isinstance(message, Restore):
+                self._to_restore |= set(range(self._memory.fragments))
+                self._facts_wanted.set()
+            elif isinstance(message, Mistaken):
+                self.local.event("loop_mistake", kind=message.kind, text=message.text)
         _quit_at_the_latest(QUIT_WITHIN_S)
         self._end("the trainer is gone", 0.0)
 
@@ -244,6 +254,7 @@ class Agent(Delegate):
         local, turn = self.local, 0
         while True:
             self.port.rang()
+            self._restore()
             if self._rest.obey():
                 self._facts_wanted.set()
             if turn % 4 == 0:
@@ -264,6 +275,14 @@ class Agent(Delegate):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._facts_wanted.wait(), FACTS_EVERY_S)
 
+    def _restore(self) -> None:
+        """Overwrite the trainer's parameters of fragments that no round is using, if it asked."""
+        for fragment, state in enumerate(self.local.states):
+            if fragment not in self._to_restore or state is None:
+                continue
+            if self.port.restore(fragment, state, reason="not finite"):
+                self._to_restore.remove(fragment)
+
     # --- the trainer ----------------------------------------------------------------------------
 
     def _adopted(self, adopted: Adopted) -> None:
@@ -281,6 +300,9 @@ class Agent(Delegate):
             if held == self._memory.fragments:
                 local.enter_phase("ready", "in the run", 1.0)
                 self._facts_wanted.set()
+
+    def _not_finite(self, fragment: int) -> None:
+        self.local.event("not_finite", fragment=fragment, reason="parameters of its trainer")
 
     def _fetch_progress(self, progress: FetchProgress) -> None:
         self._fetched[progress.fragment] = progress.verified_pieces / max(1, progress.pieces)

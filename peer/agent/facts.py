@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from peer.agent.account import global_tokens
 from peer.agent.local_peer import TrainerStatus
 from peer.agent.online_peer import OnlinePeer
 from peer.bridge.messages import Facts, Other, Value
@@ -18,7 +17,7 @@ def facts_of(online: OnlinePeer, trainer: TrainerStatus) -> Facts:
     """The run as this peer sees it now."""
     local, guest = online.local, online.local.guest
     stats, newest, live = local.averaging.stats, local.held_out.newest, local.live_peers
-    merged_tokens = global_tokens(local.states)
+    merged_tokens = local.merged_tokens()
     rows = online.peer_rows()
     return Facts(
         peer_id=local.me,

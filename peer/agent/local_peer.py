@@ -211,6 +211,7 @@ class LocalPeer:
         self._followed = ""
         self.held_out = HeldOutLoss(self.run_id, self.me, self.run_file.evaluation.every_versions)
         self.began_at = loop.time()
+        self._merged_tokens = 0
         self._is_alone = False
         self._reach = Reach()
 
@@ -350,6 +351,14 @@ class LocalPeer:
         """The version of each fragment; empty until there is a state of every one."""
         states = [state for state in self.states if state is not None]
         return tuple(s.version for s in states) if len(states) == len(self.layout.fragments) else ()
+
+    def merged_tokens(self) -> int:
+        """Merged tokens of all peers, for people: the most that was ever in the states.
+
+        A peer on the lighter side of a fork takes a state with fewer.
+        """
+        self._merged_tokens = max(self._merged_tokens, global_tokens(self.states))
+        return self._merged_tokens
 
     @property
     def model(self) -> str:

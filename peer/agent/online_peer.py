@@ -32,7 +32,7 @@ from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from dht.records import ContributionCounters, KeeperLimits, RecordKeeper
 from peer import description
-from peer.agent.account import global_tokens, merged_of
+from peer.agent.account import merged_of
 from peer.agent.local_peer import LocalPeer, PeerSettings, TrainerStatus
 from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
@@ -355,7 +355,7 @@ class OnlinePeer:
             step_time_s=part.step_time_s,
             loss=part.loss,
             held_out=local.held_out.newest,
-            global_tokens=global_tokens(local.states),
+            global_tokens=local.merged_tokens(),
             versions=local.versions(),
             staleness=part.staleness,
             peers=1 + len(local.live_peers),
@@ -501,10 +501,10 @@ class OnlinePeer:
 
     def _time_left_s(self, part: TrainerStatus) -> float | None:
         """Time until the run ends at the present speed of all peers; ``None`` if it has no end."""
-        goal, states = self.local.run_file.end.tokens, self.local.states
+        goal, merged = self.local.run_file.end.tokens, self.local.merged_tokens()
         times = [member.record.step_time_s for member in self.live_members()]
         return time_left_s(
-            tokens_left=goal - global_tokens(states) if isinstance(goal, int) else None,
+            tokens_left=goal - merged if isinstance(goal, int) else None,
             step_tokens=part.tokens / part.steps if part.steps else 0.0,
             step_times_s=[part.step_time_s, *(each for each in times if each is not None)],
             date_left_s=self.seconds_left(),
@@ -515,7 +515,7 @@ class OnlinePeer:
         local = self.local
         while True:
             loss = local.delegate.trainer_status().loss
-            local.board.sample(tokens=global_tokens(local.states), loss=loss)
+            local.board.sample(tokens=local.merged_tokens(), loss=loss)
             await asyncio.sleep(SAMPLE_EVERY_S)
 
 

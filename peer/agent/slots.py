@@ -42,6 +42,8 @@ from peer.bridge.shared_memory import Adoption, AdoptionOrder, Base, SharedTenso
 MARKS_MAX = 16
 """Number of offered steps whose token counts are remembered."""
 
+CHECKED_AT_ONCE = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
@@ -67,6 +69,8 @@ class _Entry:
     """The steps offered last, oldest first, with the tokens up to them."""
     outstanding: int | None = None
     """The mark of a snapshot that averaging is using."""
+    is_finite: bool = True
+    """The last offered snapshot was."""
     waiting: asyncio.Future[None] | None = None
     """Set by a caller that waits for the next OFFERED."""
     next: tuple[FragmentState, int | None] | None = None
@@ -107,6 +111,8 @@ class SlotPort:
     rule: AdoptionRule = "carry"
     alpha: float = 0.5
     on_adopted: Callable[[Adopted], None] = lambda adopted: None
+    on_not_finite: Callable[[int], None] = lambda fragment: None
+    """Called when what the trainer offers of a fragment is not finite, once until it is again."""
     closed: set[int] = field(default_factory=set)
     """Final fragments, of which nothing is offered any more."""
     _entries: list[_Entry] = field(init=False)
@@ -141,6 +147,14 @@ class SlotPort:
             self.release(fragment)
             return None
         mark, tokens = self.memory.offered(fragment)
+        was_finite, entry.is_finite = entry.is_finite, await _is_finite(offered)
+        if entry.outstanding != mark:
+            return None  # something was adopted meanwhile
+        if not entry.is_finite:
+            self.release(fragment)
+            if was_finite:
+                self.on_not_finite(fragment)
+            return None
         return Snapshot(
             base=entry.base,
             values=offered,
@@ -244,6 +258,16 @@ class SlotPort:
         """Give up pending work that is too old to be offered, and set ``state.theta``."""
         self._entries[fragment].giving_up = reason
         self.adopt(fragment, state, contained=None)
+
+    def restore(self, fragment: int, state: FragmentState, *, reason: str) -> bool:
+        """``discard`` for the trainer, which asks for it, unless a round uses what it offered."""
+        entry = self._entries[fragment]
+        if entry.outstanding is not None:
+            return False
+        entry.taken_over = False
+        entry.giving_up = reason
+        self._adopt_next(fragment, entry, state, None)
+        return True
 
     def write_off(self, fragment: int, tokens: int, *, reason: str) -> None:
         """Ignore that merged own work is in no followed version any more.
@@ -476,6 +500,17 @@ class SlotPort:
         if entry.lost_from is not None:
             lost = max(0, self.memory.adopted_at(fragment)[1] - entry.lost_from)
         self.on_adopted(Adopted(fragment, state.version, lost, entry.lost_reason))
+
+
+async def _is_finite(values: Float32s) -> bool:
+    """Return whether all values are finite, without keeping the event loop for long."""
+    for start in range(0, values.size, CHECKED_AT_ONCE):
+        part = values[start : start + CHECKED_AT_ONCE]
+        # Without a temporary; NaN is the result of both where there is any.
+        if not (np.isfinite(part.min()) and np.isfinite(part.max())):
+            return False
+        await asyncio.sleep(0)
+    return True
 
 
 def _holds(state: FragmentState, base: Base | None) -> bool:

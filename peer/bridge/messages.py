@@ -93,6 +93,17 @@ class Due(_Message, frozen=True):
     fragment: int
 
 
+class Restore(_Message, frozen=True):
+    """Trainer: overwrite its parameters by the run's newest ones."""
+
+
+class Mistaken(_Message, frozen=True):
+    """Trainer: its loop seems to be wrong (``peer.trainer.loop_checks``)."""
+
+    kind: str
+    text: str
+
+
 class Measured(_Message, frozen=True, kw_only=True):
     """Trainer: the held-out loss that ``Measure`` asked for."""
 
@@ -207,7 +218,7 @@ class Device(_Message, frozen=True, kw_only=True):
     temperature_c: float | None
 
 
-FromTrainer: TypeAlias = Begin | Beat | Leave | Due | Measured | Device
+FromTrainer: TypeAlias = Begin | Beat | Leave | Due | Measured | Device | Restore | Mistaken
 FromAgent: TypeAlias = Beat | Phase | Facts | Happened | Measure | Over
 
 _encoder = msgspec.msgpack.Encoder()

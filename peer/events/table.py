@@ -464,6 +464,7 @@ _THIS_PEER = (
             "exported": ("path, versions, model", "wrote {path}, model {model}"),
             "export_failed": ("text", "could not write the model: {text}"),
             "page_not_served": ("text", "{text}"),
+            "loop_mistake": ("kind, text", "{text}"),
             "port_taken": (
                 "port",
                 "another program uses port {port}, where this peer listened before: "

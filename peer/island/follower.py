@@ -23,6 +23,7 @@ from peer.run_file.reading import from_canonical
 from peer.run_file.schedule import Rates
 from peer.storage.home import default_directory
 from peer.storage.inner_saves import InnerSaves
+from peer.trainer.loop_checks import Mistake, restart_broken_moments
 from peer.trainer.observed_run import Fields
 from peer.trainer.parameters import model_layout, trained_parameters
 from peer.trainer.rank import Agreed, Plan, Rank, RankParts, check_finished, entered
@@ -46,7 +47,7 @@ class Follower(Rank):
     link: str | None = None
 
     def __init__(self, channel: Channel, plan: Plan) -> None:
-        super().__init__()
+        super().__init__(plan)
         self._channel = channel
         self._stage: Plan | _Parts = plan
         self._steps = 0
@@ -166,11 +167,14 @@ class Follower(Rank):
             unit.send_own(answer)
 
     def _safe_point(self) -> None:
-        self._channel.total(self._step_tokens)
-        self._step_tokens = 0
+        tokens, self._step_tokens = self._step_tokens, 0
+        self._channel.total(tokens)
         self._steps += 1
         self._follow()
         self.set_rates()
+        if self._checks is not None:
+            # Whether anything is exchanged, and whether there are tokens at all, rank 0 knows.
+            self._checks.stepped(tokens=1, exchanged=True, alone=False)
         if self._agreed.measure:
             if self._measure is None:
                 raise IslandBroken(
@@ -179,6 +183,16 @@ class Follower(Rank):
                 )
             self._measure()
         self._parts.inner.maybe_save(step=self._steps, position=self._parts.feed.state)
+
+    def _take_loss(self, loss: torch.Tensor | float) -> None:
+        """Do nothing: the loss of rank 0 is shown."""
+
+    def _found_mistake(self, mistake: Mistake, text: str) -> None:
+        """Do nothing: the event log is at rank 0."""
+
+    def restore(self) -> None:
+        self._follow()
+        restart_broken_moments(self._parts.plan.model, self._parts.plan.optimizers)
 
     def adopt_final(self) -> None:
         check_finished(self.finished)

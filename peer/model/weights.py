@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,10 @@ from peer.model.naming import bare_name, unwrapped
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_ADAPTER = "adapter_model.safetensors"
+
+NAMES_MAX = 10
+"""Number of names that an error lists."""
 
 
 class WeightsUnfit(PathError):
@@ -60,23 +65,40 @@ def check_there(path: Path) -> None:
         raise WeightsUnfit(str(path), "there is no such file or folder")
 
 
+@dataclass(frozen=True, slots=True)
+class Unmatched:
+    """Names that ``load_weights`` found on one side only."""
+
+    missing: tuple[str, ...]
+    """Parameters and buffers of the model that are not in the file and were left alone."""
+    superfluous: tuple[str, ...]
+    """Tensors of the file that are not in the model."""
+
+
 @torch.no_grad()
-def load_weights(model: torch.nn.Module, path: str | Path) -> None:
+def load_weights(model: torch.nn.Module, path: str | Path, *, strict: bool = True) -> Unmatched:
     """Load weights written by ``save_weights``, ``save_pretrained`` or ``shoal export``.
 
     ``path``: a file, or a folder with one file or with the index of several. It must hold exactly
     the parameters and persistent buffers of the model, with their shapes; values are cast to the
-    model's dtypes. Raises ``WeightsUnfit`` and leaves the model unchanged if they do not fit.
+    model's dtypes. What a run exchanges (``shoal export``), and the adapter that peft has saved,
+    need not have frozen parameters and buffers. With ``strict=False`` names may be missing or
+    superfluous, as long as there is one that fits. Raises ``WeightsUnfit`` and leaves the model
+    unchanged if they do not fit.
     """
     path = Path(path)
     wanted = dict(_named(model))
     aliases = _aliases(model)
-    places = _places(path)
-    unknown = sorted(name for name in places if name not in aliases)
+    places, is_part = _places(path)
+    superfluous = sorted(name for name in places if name not in aliases)
     found = {aliases[name]: (name, file) for name, file in places.items() if name in aliases}
     missing = sorted(wanted.keys() - found.keys())
-    if missing or unknown:
-        raise WeightsUnfit(str(path), _differences(missing, unknown))
+    needed = missing
+    if is_part or _adapters(model):
+        # Buffers do not require gradients either.
+        needed = [name for name in missing if wanted[name].requires_grad]
+    if not found or (strict and (needed or superfluous)):
+        raise WeightsUnfit(str(path), _differences(needed or missing, superfluous))
     try:
         for name, (there, file) in found.items():
             with safe_open(file, "pt") as opened:
@@ -91,6 +113,7 @@ def load_weights(model: torch.nn.Module, path: str | Path) -> None:
                 _fill(wanted[name], opened.get_tensor(there))
     except (SafetensorError, OSError) as error:
         raise WeightsUnfit(str(path), str(error)) from error
+    return Unmatched(tuple(missing), tuple(superfluous))
 
 
 def _fill(held: Any, values: torch.Tensor) -> None:
@@ -117,29 +140,51 @@ def _aliases(model: torch.nn.Module) -> Mapping[str, str]:
     aliases = {}
     for name, tensor in unwrapped(model).state_dict(keep_vars=True).items():
         aliases[bare_name(name)] = first.setdefault(id(tensor), bare_name(name))
+    for adapter in _adapters(model):
+        for name, known in list(aliases.items()):
+            aliases.setdefault(_name_in_adapter_file(name, adapter), known)
     return aliases
 
 
-def _places(path: Path) -> Mapping[str, Path]:
-    """The file of each tensor."""
+def _adapters(model: torch.nn.Module) -> tuple[str, ...]:
+    """Names of the adapters of a model of peft."""
+    configurations = getattr(unwrapped(model), "peft_config", None)
+    return tuple(configurations) if isinstance(configurations, Mapping) else ()
+
+
+def _name_in_adapter_file(name: str, adapter: str) -> str:
+    """The name that peft writes: without that of the adapter, which may change."""
+    return ".".join(
+        part
+        for part in name.replace(f"modules_to_save.{adapter}.", "").split(".")
+        if part != adapter
+    )
+
+
+def _places(path: Path) -> tuple[Mapping[str, Path], bool]:
+    """The file of each tensor, and whether they are what a run exchanges of a model."""
     try:
         if (path / _INDEX).is_file():
             index = json.loads((path / _INDEX).read_text(encoding="utf-8"))["weight_map"]
             # Only the file name: a path could refer to a file outside this folder.
-            return {str(name): path / Path(str(file)).name for name, file in index.items()}
-        file = path / _FILE if path.is_dir() else path
+            return {str(name): path / Path(str(file)).name for name, file in index.items()}, False
+        file = path
+        if path.is_dir():
+            file = path / (_FILE if (path / _FILE).exists() else _ADAPTER)
         with safe_open(file, "pt") as opened:
-            return dict.fromkeys(opened.keys(), file)
+            is_export = "shoal_run_id" in (opened.metadata() or {})
+            return dict.fromkeys(opened.keys(), file), is_export
     except (OSError, SafetensorError, ValueError, KeyError, AttributeError) as error:
         raise WeightsUnfit(
             str(path), " ".join(str(error).split()) or type(error).__name__
         ) from error
 
 
-def _differences(missing: list[str], unknown: list[str]) -> str:
+def _differences(missing: Sequence[str], superfluous: Sequence[str]) -> str:
     parts = []
-    for names, what in ((missing, "is not in it"), (unknown, "is not in the model")):
+    for names, what in ((missing, "not in it"), (superfluous, "not in the model")):
         if names:
-            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            parts.append(f"{names[0]!r}{more} {what}")
+            more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+            listed = ", ".join(map(repr, names[:NAMES_MAX]))
+            parts.append(f"{listed}{more} {'is' if len(names) == 1 else 'are'} {what}")
     return "; ".join(parts)

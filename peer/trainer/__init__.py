@@ -9,6 +9,7 @@ parameters of the run in the model, the learning rate, batches, events, statisti
 - ``learner``: the safe point, the only place where parameters are read or changed;
   ``device_copies``: its copies; ``parameters``: which parameters are exchanged;
 - ``news``: the agent's messages; ``pacing``: limits of the owner; ``synchronous``: rounds to await;
+  ``loop_checks``: mistakes of the caller's loop;
 - ``loop``, ``preflight``, ``measuring``, ``solo``: the loop of the commands, checks before joining,
   held-out loss, training without other peers;
 - ``engine``: the computing part of the loop's steps; ``choices`` (precision, micro-batch, compiler)

@@ -97,6 +97,8 @@ class Learner:
         self._last_at: float | None = None
         self._batch_tokens_max = 0
         self._adopted: list[tuple[int, int]] = []
+        self.overwritten: set[int] = set()
+        """Fragments whose parameters were overwritten; emptied by whom that concerns."""
         self.steps = 0
         """Optimizer steps of this incarnation."""
         self.tokens = 0
@@ -201,6 +203,8 @@ class Learner:
             return False
         del self._adopting[fragment]
         self._memory.note_adoption(fragment, order, step=self.steps, tokens=self.tokens)
+        if order.operation is Adoption.SET:
+            self.overwritten.add(fragment)
         self._adopted.append((fragment, order.version))
         return True
 

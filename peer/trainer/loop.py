@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from types import FrameType
 import torch
 
 from peer import signals
+from peer.errors import LoopWarning
 from peer.model.recipes import build_model, build_optimizer
 from peer.model.weights import load_weights
 from peer.run_file.sections import RunFile
@@ -177,7 +179,8 @@ def make_steps(
             on_event(engine.events.popleft())
 
     run.leave_when(lambda: bool(stop) or steps == steps_max)
-    with engine.warming_up() as is_warm:
+    with warnings.catch_warnings(), engine.warming_up() as is_warm:
+        warnings.simplefilter("ignore", LoopWarning)  # the screen shows the event loop_mistake
         tell()
         with run:
             run.schedule(engine.optimizer)

@@ -6,12 +6,16 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from peer.bridge.messages import Facts, FromAgent, Happened, Measure, Over, Phase
 from peer.trainer.observed_run import Fields
 
 EVENTS_MAX = 1000
 """Number of events that are kept for the next safe point; beyond it the oldest are dropped."""
 
+COUNTED_BY_AGENT = ("rounds", "rounds_missed", "bytes_sent", "bytes_received")
+TOKENS = ("merged_tokens", "global_tokens")
 
 NO_FACTS = Facts(
     peer_id="",
@@ -36,6 +40,8 @@ class News:
 
     def __init__(self) -> None:
         self.facts = NO_FACTS
+        self._earlier_agents = dict.fromkeys(COUNTED_BY_AGENT, 0)
+        """Counts of the agents before the present one."""
         self.phase: Phase | None = None
         self.over: Over | None = None
         """The last message of an agent that has ended for good."""
@@ -48,7 +54,7 @@ class News:
     def hear(self, message: FromAgent) -> None:
         """Note a message. It must not block: it runs on the line's thread."""
         if isinstance(message, Facts):
-            self.facts = message
+            self.facts = self._grown(message)
         elif isinstance(message, Phase):
             self.phase = message
             self.add("phase", {"name": message.name, "text": message.text, "done": message.done})
@@ -62,7 +68,18 @@ class News:
             self.over = message
             self.add("over", {"reason": message.reason, "finished": message.finished})
 
+    def _grown(self, facts: Facts) -> Facts:
+        """``facts`` with counters that never run backwards, whatever becomes of agents and forks.
+
+        A new agent counts from 0. Tokens fall where the lighter side of a fork is given up: the
+        learning rate that follows them does not.
+        """
+        counted = {name: n + getattr(facts, name) for name, n in self._earlier_agents.items()}
+        tokens = {name: max(getattr(self.facts, name), getattr(facts, name)) for name in TOKENS}
+        return msgspec.structs.replace(facts, **counted, **tokens)
+
     def agent_died(self, code: int, restart_in_s: float) -> None:
+        self._earlier_agents = {name: getattr(self.facts, name) for name in COUNTED_BY_AGENT}
         self.add("agent_died", {"exit_code": code, "restart_in_s": restart_in_s})
 
     def add(self, event: str, fields: Fields) -> None:

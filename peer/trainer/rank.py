@@ -26,6 +26,13 @@ from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
 from peer.storage.inner_saves import InnerSaves
 from peer.trainer.device_copies import Piece
+from peer.trainer.loop_checks import (
+    LoopChecks,
+    Mistake,
+    checked_loss,
+    token_count,
+    warn_unless_entered,
+)
 from peer.trainer.observed_run import DeviceUse
 from peer.trainer.settings import JoinSettings
 
@@ -108,8 +115,11 @@ class RankParts:
 class Rank(abc.ABC):
     """One process of a learner, used as a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, plan: Plan) -> None:
         self._open = ExitStack()
+        self._was_entered = warn_unless_entered(plan.optimizers[-1])
+        """Function to call when the block is entered."""
+        self._checks: LoopChecks | None = None
         self._agreed = Agreed()
         self._measure: Callable[[], tuple[float, int]] | None = None
         self._leaving: Callable[[], bool] = lambda: False
@@ -154,6 +164,17 @@ class Rank(abc.ABC):
     def _begin_steps(self) -> None:
         """Restore the inner state, and make the optimizer's step a safe point."""
         parts = self._parts
+        self._was_entered()
+        settings = parts.plan.settings
+        self._checks = LoopChecks(
+            parts.plan.model,
+            parts.plan.optimizers,
+            auto=parts.plan.auto,
+            cycle=parts.run_file.outer.steps_per_cycle,
+            strict=settings.strict,
+            tell=self._found_mistake,
+        )
+        self._checks.watch_optimizers(self._open)
         if (restored := parts.inner.restore()) is not None:
             parts.feed.restore(restored.data)
         if parts.plan.auto:
@@ -167,6 +188,19 @@ class Rank(abc.ABC):
             self._safe_point()
 
     @abc.abstractmethod
+    def _found_mistake(self, mistake: Mistake, text: str) -> None:
+        """Take note of a mistake of the loop, which is told as a warning anyway."""
+
+    @abc.abstractmethod
+    def restore(self) -> None:
+        """Set the model to the run's newest parameters, after some were no longer finite.
+
+        Own work that is not merged is given up; moments of the optimizer and running statistics
+        that are not finite begin anew. It waits for rounds that use what was offered. Of several
+        processes that are one learner each calls it, after the same step.
+        """
+
+    @abc.abstractmethod
     def adopt_final(self) -> None:
         """Set the model to the final parameters of a run that is over (``finished``).
 
@@ -176,16 +210,32 @@ class Rank(abc.ABC):
         is not over.
         """
 
-    def log(self, *, loss: torch.Tensor | float | None = None, tokens: int | None = None) -> None:
-        """Report a batch, before the step that it belongs to. Tokens of several batches add up."""
-        if tokens is not None:
-            if tokens < 0:
-                raise ValueError(f"tokens is {tokens}; a batch has none or some")
-            self._step_tokens += tokens
+    def log(
+        self,
+        *,
+        loss: torch.Tensor | float | None = None,
+        tokens: torch.Tensor | float | None = None,
+    ) -> None:
+        """Report a batch, before the step that it belongs to. Tokens of several batches add up.
 
-    def step(self, *, tokens: int | None = None) -> None:
+        ``loss``: a number or a tensor with one value, on any device. ``tokens``: a whole number of
+        any type that is on the host.
+        """
+        if tokens is not None:
+            self._step_tokens += token_count(tokens)
+        if loss is not None:
+            self._take_loss(checked_loss(loss))
+        if self._checks is not None:
+            self._checks.logged()
+
+    @abc.abstractmethod
+    def _take_loss(self, loss: torch.Tensor | float) -> None:
+        """Take note of a loss that was logged."""
+
+    def step(self, *, tokens: torch.Tensor | float | None = None) -> None:
         """The safe point, for ``auto=False``: call it after each optimizer step."""
-        self.log(tokens=tokens)
+        if tokens is not None:
+            self.log(tokens=tokens)
         self._safe_point()
 
     def data(

@@ -34,13 +34,14 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
-from peer.bridge.messages import Device, Measured, Other
+from peer.bridge.messages import Device, Measured, Mistaken, Other, Restore
 from peer.data.sequences import Data
 from peer.errors import INTERRUPTED, LeftEarly, RunLost
 from peer.events.telling import on_screen
 from peer.joining.link import is_news, only_from
 from peer.run_file.sections import RunFile
 from peer.storage.inner_state import Optimizers, several
+from peer.trainer.loop_checks import Mistake, restart_broken_moments
 from peer.trainer.news import News
 from peer.trainer.observed_run import Fields, Speed, Stats
 from peer.trainer.parts import Conditions, Parts, arrive, open_parts
@@ -59,6 +60,9 @@ LAST_WORDS_S = 10.0
 
 LOSSES_MAX = 64
 TELL_DEVICE_EVERY_S = 5.0
+
+RESTORE_WITHIN_S = 30.0
+"""Time, beyond that of a round, for the agent to hand over the run's parameters."""
 
 
 def join(
@@ -87,12 +91,12 @@ class Run(Rank):
     """This peer's part in a run. Made by ``join``, used as a context manager."""
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__()
+        super().__init__(plan)
         self._stage: Plan | Parts = plan
         self._ranks = plan.ranks
         self._news = News()
+        self._news.on("not_finite", self._heard_not_finite)
         self._losses: deque[_Loss] = deque(maxlen=LOSSES_MAX)
-        self._told_no_tokens = False
         self._reads_ahead = False
         self._link_seen: str | None = None
         self._link_told: str | None = None
@@ -203,26 +207,20 @@ class Run(Rank):
 
     # --- the loop -------------------------------------------------------------------------------
 
-    def log(self, *, loss: torch.Tensor | float | None = None, tokens: int | None = None) -> None:
-        """Report a batch, before the step that it belongs to. Tokens of several batches add up.
-
-        A loss on an accelerator is read when it has arrived on the host: this waits for nothing.
-        """
-        super().log(tokens=tokens)
-        if loss is not None:
-            self._losses.append(_Loss(loss))
+    def _take_loss(self, loss: torch.Tensor | float) -> None:
+        # A loss on an accelerator is read when it has arrived on the host: this waits for nothing.
+        self._losses.append(_Loss(loss))
 
     def _safe_point(self) -> None:
         parts, learner = self._parts, self._parts.learner
         tokens, self._step_tokens = self._step_tokens, 0
         if self._ranks is not None:
             tokens = self._ranks.total(tokens)
-        if not tokens and not self._told_no_tokens:
-            self._told_no_tokens = True
-            logger.warning("no_tokens_logged a step without run.log(tokens=...) weighs nothing")
+        assert self._checks is not None
         while self._losses and (value := self._losses[0].ready()) is not None:
             learner.loss = value
             self._losses.popleft()
+            self._checks.check_loss(value)
         learner.step(tokens, on_count=self._count)
         if parts.synchronous is not None:
             parts.synchronous.wait()
@@ -233,7 +231,9 @@ class Run(Rank):
         measure = None if wanted is None else self._measure
         self._agree(measure=measure is not None)
         self.set_rates()
-        self._tell()
+        exchanged = self._tell()
+        alone = self.peers == 1 and parts.agent.alive
+        self._checks.stepped(tokens=tokens, exchanged=exchanged, alone=alone or self.over)
         if wanted is not None and measure is not None:
             loss, sequences = measure()
             parts.agent.send(Measured(version=wanted.version, loss=loss, sequences=sequences))
@@ -261,6 +261,8 @@ class Run(Rank):
             time.sleep(REST_LOOK_S)
         if rested:
             self._parts.pacer.forget()
+            if self._checks is not None:
+                self._checks.rested()
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
         if self._ranks is not None:
@@ -285,14 +287,40 @@ class Run(Rank):
             )
             self._ranks.go(self._agreed)
 
-    def _tell(self) -> None:
+    def _tell(self) -> bool:
+        """Tell what has happened. Returns whether a version was adopted."""
         learner = self._parts.learner
-        for fragment, version in learner.take_adopted():
+        adopted = learner.take_adopted()
+        for fragment, version in adopted:
             if learner.steps:
                 self._merged_at[fragment] = learner.steps
             self._news.add("adopted", {"fragment": fragment, "version": version})
         self._tell_link()
         self._news.deliver()
+        return bool(adopted)
+
+    def _found_mistake(self, mistake: Mistake, text: str) -> None:
+        self._parts.agent.send(Mistaken(mistake, text))
+
+    def _heard_not_finite(self, fields: Fields) -> None:
+        if self._checks is not None:
+            self._checks.not_finite(f"parameters of fragment {fields['fragment']} are not finite")
+
+    def restore(self) -> None:
+        parts, learner = self._parts, self._parts.learner
+        deadline = time.monotonic() + RESTORE_WITHIN_S + parts.run_file.rounds.round_deadline_s
+        learner.overwritten.clear()
+        parts.agent.send(Restore())
+        while len(learner.overwritten) < parts.memory.fragments:
+            learner.exchange()
+            if self.over or time.monotonic() > deadline:
+                raise TimeoutError(
+                    "the run's parameters could not be had: "
+                    + ("this peer's part in the run is over" if self.over else "no agent answers")
+                )
+            time.sleep(REST_LOOK_S)
+        restart_broken_moments(parts.plan.model, parts.plan.optimizers)
+        self._agree()
 
     def _tell_link(self) -> None:
         """Report the link once, and again when the one told before is of less use."""

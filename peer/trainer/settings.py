@@ -67,11 +67,14 @@ class JoinSettings:
     """Wall-clock time of this start. An older ``shoal leave`` was meant for an earlier trainer."""
     line: LineSettings = field(default_factory=LineSettings)
     final: Literal["run", "own"] = "run"
-    """What the model holds after a run that is over: the run's final parameters, or this peer's
-    own, which have the steps since its last merge as well."""
+    """Parameters that the model holds after a run that is over: the run's final ones, or this
+    peer's own, which have the steps since its last merge as well."""
     allow_frozen_differences: bool = False
     """Train together with peers whose frozen parameters are others than here. By default a peer
     whose frozen parameters differ from those of all others is refused."""
+    strict: bool = False
+    """Raise ``LoopMistake`` instead of a warning if the optimizer stopped stepping, parameters were
+    replaced, or nothing is exchanged any more."""
     agent_command: tuple[str, ...] | None = None
     """Command that starts an agent. For tests."""
 

@@ -28,8 +28,10 @@ from peer.bridge.messages import (
     Leave,
     Measure,
     Measured,
+    Mistaken,
     Over,
     Phase,
+    Restore,
 )
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine, hear_doorbell
@@ -98,10 +100,16 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
     def adopted(what: Adopted) -> None:
         line.say(Happened("lost", {"fragment": what.fragment, "tokens": what.lost_tokens}))
 
-    port = SlotPort(memory, me, run["outer"]["adoption"], run["outer"]["blend_alpha"], adopted)
+    def not_finite(fragment: int) -> None:
+        line.say(Happened("not_finite", {"fragment": fragment}))
+
+    port = SlotPort(
+        *(memory, me, run["outer"]["adoption"], run["outer"]["blend_alpha"], adopted, not_finite)
+    )
     stop_bell = hear_doorbell(bell_at, port.rang)
     line.say(Phase(name="founding", text="founding", done=0.0))
     states: list[FragmentState] = []
+    to_restore: set[int] = set()
     rounds = 0
 
     async def play() -> None:
@@ -130,6 +138,9 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
         last = 0
         while True:
             await asyncio.sleep(0.002)
+            for fragment in sorted(to_restore):
+                if port.restore(fragment, states[fragment], reason="not finite"):
+                    to_restore.remove(fragment)
             if memory.step < last + due:
                 continue
             last = memory.step
@@ -173,6 +184,10 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
             break
         if isinstance(message, Device):
             line.say(Happened("device", {"bytes": message.memory_bytes}))
+        if isinstance(message, Mistaken):
+            line.say(Happened("loop_mistake", {"kind": message.kind, "text": message.text}))
+        if isinstance(message, Restore):
+            to_restore |= set(range(memory.fragments))
         if isinstance(message, Measured):
             line.say(Happened("measured", {"loss": message.loss}))
     for task in (playing, beating):

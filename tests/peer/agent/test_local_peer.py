@@ -9,18 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from averaging.history.merged_map import MergedMap
+from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
-from peer.agent.local_peer import Delegate, Fields, LocalPeer, PeerSettings
+from peer.agent.local_peer import Delegate, Fields, LocalPeer, NotAveraging, PeerSettings
 from peer.guest.enforcement import Guest, write_limits
 from peer.rules.ending import Ending
 from peer.rules.limits import Limits
 from peer.run_file.reading import parse
 from peer.views.event_log import read_events
 from tests.integration import learner_process
+from tests.peer.trainer.learner_pair import moved
 
 BORIS, CLARA = PeerId("12D3KooWBoris"), PeerId("12D3KooWClara")
 
@@ -229,3 +233,17 @@ def test_an_offer_that_failed_before_a_round_is_reported_with_its_reason(
     asyncio.run(live())
     assert [(name, fields["fragment"]) for name, fields in delegate.heard] == [("not_merged", 1)]
     assert "closed the roster" in delegate.heard[0][1]["reason"]
+
+
+def test_the_tokens_that_people_see_do_not_fall_when_a_fork_is_given_up(
+    made: tuple[LocalPeer, Hearing],
+) -> None:
+    local, _ = made
+    first = FragmentState.founded(local.layout.hash, 0, np.zeros(16, np.float32))
+    shown = []
+    for tokens in (100, 60, 130):
+        averaging = NotAveraging()
+        averaging.states = (moved(first, 1.0, MergedMap().with_work(BORIS, 1, 5, tokens)),)
+        local.averaging = averaging
+        shown.append(local.merged_tokens())
+    assert shown == [100, 100, 130]

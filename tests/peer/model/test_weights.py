@@ -1,14 +1,23 @@
+"""Weights in files: there and back, other names for the same tensors, files that do not fit."""
+
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from averaging.history.state import FragmentState
 from peer.model.weights import WeightsUnfit, load_weights, save_weights
+from peer.storage.outer_state import named_tensors
+from peer.storage.tensor_file import write_safetensors
+from peer.trainer.parameters import model_layout
 
 
 class Net(nn.Module):
@@ -115,3 +124,120 @@ def test_an_index_cannot_refer_to_files_elsewhere(tmp_path: Path) -> None:
     (inside / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     with pytest.raises(WeightsUnfit):
         load_weights(nn.Linear(3, 2), inside)
+
+
+def exported(model: nn.Module, path: Path, value: float) -> dict[str, torch.Tensor]:
+    """Write what a run has of a model, as ``shoal export`` does: its parameters, in fp32."""
+    layout = model_layout(model, 3)
+    states = [
+        FragmentState.founded(
+            layout.hash, part.index, np.arange(part.size, dtype=np.float32) + value
+        )
+        for part in layout.fragments
+    ]
+    with path.open("wb") as file:
+        metadata = {"format": "pt", "shoal_run_id": "5f" * 32}
+        write_safetensors(file, named_tensors(layout, states), metadata=metadata)
+    return load_file(path)
+
+
+def test_the_export_of_a_partly_frozen_model_goes_back_into_it(tmp_path: Path) -> None:
+    model = Net(0)
+    model.norm.weight.requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    tensors = exported(model, tmp_path / "run.safetensors", 3.0)
+    assert set(tensors) == {"embedding.weight", "head.bias", "norm.bias"}
+    unmatched = load_weights(model, tmp_path / "run.safetensors")
+    assert unmatched.superfluous == () and "norm.weight" in unmatched.missing
+    assert model.head.weight is model.embedding.weight
+    for name, tensor in model.state_dict().items():
+        expected = before[name] if name in unmatched.missing else tensors.get(name)
+        if name != "head.weight":
+            assert expected is not None and torch.equal(tensor, expected), name
+
+
+def test_an_export_without_a_trained_parameter_is_refused(tmp_path: Path) -> None:
+    frozen = Net(0)
+    frozen.norm.weight.requires_grad_(False)
+    exported(frozen, tmp_path / "run.safetensors", 3.0)
+    with pytest.raises(WeightsUnfit, match=r"'norm\.weight' is not in it"):
+        load_weights(Net(0), tmp_path / "run.safetensors")
+
+
+def test_at_most_ten_names_are_listed_and_the_brave_load_what_fits(tmp_path: Path) -> None:
+    tensors = {f"extra.{n:02}": torch.zeros(1) for n in range(12)} | {"weight": torch.ones(2, 3)}
+    save_file(tensors, tmp_path / "m.safetensors")
+    model = nn.Linear(3, 2)
+    with pytest.raises(WeightsUnfit) as caught:
+        load_weights(model, tmp_path / "m.safetensors")
+    told = str(caught.value)
+    assert "'bias' is not in it" in told and "'extra.09' and 2 more are not in the model" in told
+    unmatched = load_weights(model, tmp_path / "m.safetensors", strict=False)
+    assert unmatched.missing == ("bias",) and len(unmatched.superfluous) == 12
+    assert torch.equal(model.weight, torch.ones(2, 3))
+    save_file({"other": torch.zeros(1)}, tmp_path / "none.safetensors")
+    with pytest.raises(WeightsUnfit, match="'weight' is not in it"):
+        load_weights(nn.PReLU(3), tmp_path / "none.safetensors", strict=False)
+
+
+class Adapted(nn.Module):
+    """Named as peft names a linear layer with an adapter and a head that is trained whole."""
+
+    def __init__(self, adapter: str) -> None:
+        super().__init__()
+        self.peft_config = {adapter: object()}
+        layer, head = nn.Module(), nn.Module()
+        layer.base_layer = nn.Linear(4, 3).requires_grad_(False)
+        layer.lora_A = nn.ModuleDict({adapter: nn.Linear(4, 2, bias=False)})
+        layer.lora_B = nn.ModuleDict({adapter: nn.Linear(2, 3, bias=False)})
+        head.original_module = nn.Linear(3, 2).requires_grad_(False)
+        head.modules_to_save = nn.ModuleDict({adapter: nn.Linear(3, 2)})
+        inner = nn.ModuleDict({"layer": layer, "head": head})
+        self.base_model = nn.ModuleDict({"model": inner})
+
+
+def test_an_adapter_is_found_by_the_names_that_peft_writes(tmp_path: Path) -> None:
+    written = {
+        "base_model.model.layer.lora_A.weight": torch.full((2, 4), 1.0),
+        "base_model.model.layer.lora_B.weight": torch.full((3, 2), 2.0),
+        "base_model.model.head.weight": torch.full((2, 3), 3.0),
+        "base_model.model.head.bias": torch.full((2,), 4.0),
+    }
+    save_file(written, tmp_path / "adapter_model.safetensors")
+    model = Adapted("default")
+    load_weights(model, tmp_path)
+    inner = model.base_model["model"]
+    assert torch.equal(inner["layer"].lora_B["default"].weight, torch.full((3, 2), 2.0))
+    assert torch.equal(inner["head"].modules_to_save["default"].bias, torch.full((2,), 4.0))
+    assert not torch.equal(inner["head"].original_module.bias, torch.full((2,), 4.0))
+    tensors = exported(model, tmp_path / "run.safetensors", 5.0)
+    load_weights(model, tmp_path / "run.safetensors")
+    for name, tensor in tensors.items():
+        assert torch.equal(model.get_parameter(name), tensor), name
+
+
+def test_the_adapter_of_peft_itself_goes_there_and_back(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="the extra 'hf' is not installed")
+
+    def adapted(seed: int) -> Any:
+        torch.manual_seed(0)
+        base = nn.Sequential(OrderedDict(first=nn.Linear(4, 3), last=nn.Linear(3, 2)))
+        lora = peft.LoraConfig(r=2, target_modules=["first"], modules_to_save=["last"])
+        model = peft.get_peft_model(base, lora)
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                nn.init.normal_(parameter)
+        return model
+
+    def trained(model: Any) -> dict[str, torch.Tensor]:
+        return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+    one, other = adapted(1), adapted(2)
+    one.save_pretrained(tmp_path / "adapter")
+    load_weights(other, tmp_path / "adapter")
+    assert all(torch.equal(p, trained(other)[name]) for name, p in trained(one).items())
+    tensors = exported(one, tmp_path / "run.safetensors", 5.0)
+    load_weights(one, tmp_path / "run.safetensors")
+    assert tensors.keys() == trained(one).keys()
+    assert all(torch.equal(p, tensors[name]) for name, p in trained(one).items())

@@ -14,6 +14,7 @@ import torch
 
 from averaging.history.chain import ChainLink
 from averaging.history.state import FragmentState
+from averaging.live.learner_port import Snapshot
 from averaging.numbers.layout import Layout
 from peer.agent.slots import Adopted
 from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors, SlotState
@@ -303,6 +304,37 @@ def test_parameters_that_are_not_contiguous_are_changed_too() -> None:
         pair.idle()
         for fragment in range(2):
             assert np.allclose(pair.now(fragment), before[fragment] + 1.0, atol=1e-6)
+
+    asyncio.run(story())
+
+
+def test_what_is_not_finite_is_not_offered_and_can_be_overwritten() -> None:
+    async def story() -> None:
+        pair = Pair()
+        told: list[int] = []
+        pair.port.on_not_finite = told.append
+        states = await pair.found()
+
+        async def ask() -> Snapshot | None:
+            waiting = asyncio.ensure_future(pair.port.snapshot(0, timeout_s=5))
+            await asyncio.sleep(0)
+            pair.idle()
+            return await waiting
+
+        assert await ask() is not None
+        assert not pair.port.restore(0, states[0], reason="not finite"), "a round uses it"
+        pair.port.release(0)
+        name = pair.layout.fragments[0].units[-1].tensor
+        with torch.no_grad():
+            pair.parameters[name].view(-1)[-1] = float("nan")
+        assert await ask() is None and await ask() is None
+        assert told == [0], "once"
+        assert pair.port.restore(0, states[0], reason="not finite")
+        pair.idle()
+        assert np.array_equal(pair.now(0), states[0].theta)
+        assert pair.learner.overwritten == {0}
+        assert (pair.adopted[-1].reason, pair.adopted[-1].lost_tokens) == ("not finite", 40)
+        assert await ask() is not None
 
     asyncio.run(story())
 

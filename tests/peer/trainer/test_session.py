@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import peer
 from dht.identity import PeerId
@@ -44,10 +46,15 @@ QUICK = LineSettings(beat_s=0.05, silence_max_s=20.0, restart_first_s=0.05, rest
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Run, Any, Any]]:
     def make(
-        *, text: str | None = None, auto: bool = True, dtype: Any = torch.float32, **own: Any
+        *,
+        text: str | None = None,
+        auto: bool = True,
+        dtype: Any = torch.float32,
+        model: Any = None,
+        **own: Any,
     ) -> tuple[Run, Any, Any]:
         torch.manual_seed(0)
-        model = torch.nn.Linear(4, 3).to(dtype)
+        model = model or torch.nn.Linear(4, 3).to(dtype)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         run = peer.join(
             parse(text or toml()),
@@ -123,6 +130,31 @@ def test_after_the_end_the_model_holds_the_runs_final_parameters(
         assert torch.equal(model.get_parameter(name), value.to(dtype)), name
 
 
+def test_after_the_end_frozen_parameters_and_buffers_are_this_peers_own(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_ROUNDS", "2")
+    layers = torch.nn.Linear(4, 4), torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)
+    layers[0].requires_grad_(False)
+    run, model, optimizer = start(model=torch.nn.Sequential(*layers))
+    frozen = layers[0].weight.clone()
+
+    def step() -> None:
+        model(torch.randn(8, 4)).square().mean().backward()
+        run.log(tokens=8)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with run:
+        train_until(lambda: run.over, step)
+        statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    final = final_parameters(run)
+    assert set(final) == {name for name, p in model.named_parameters() if p.requires_grad}
+    assert all(torch.equal(model.get_parameter(name), value) for name, value in final.items())
+    assert torch.equal(layers[0].weight, frozen)
+    assert all(torch.equal(model.get_buffer(name), value) for name, value in statistics.items())
+
+
 def test_the_own_parameters_stay_on_request_until_the_final_ones_are_adopted(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +186,61 @@ def test_final_parameters_that_cannot_be_had_are_missed_aloud(
     with pytest.warns(UserWarning, match="own parameters and not the run's final ones"), run:
         train_until(lambda: run.over, lambda: one_step(run, model, optimizer))
         (run.directory / "model.safetensors").unlink()
+
+
+def test_parameters_that_are_not_finite_are_not_offered_and_can_be_restored(start: Start) -> None:
+    run, model, optimizer = start()
+    optimizer.param_groups[0]["momentum"] = 0.9
+    told: list[Any] = []
+
+    def step() -> None:
+        one_step(run, model, optimizer)
+
+    def heard(mistake: str) -> bool:
+        return any(fields["kind"] == mistake for fields in told)
+
+    with run:
+        run.on("loop_mistake", told.append)
+        train_until(lambda: min(run.versions) >= 1, step)
+        with torch.no_grad():
+            model.weight[0, 0] = float("nan")
+        with pytest.warns(peer.LoopWarning, match=r"run\.restore\(\)"):
+            train_until(lambda: heard("not_finite"), step)
+        assert not any(parameter.isfinite().all() for parameter in model.parameters())
+        run.restore()
+        assert all(parameter.isfinite().all() for parameter in model.parameters())
+        assert not optimizer.state
+        versions = max(run.versions)
+        train_until(lambda: min(run.versions) > versions, step)
+        assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is asked of a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counted[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_checks_of_a_loop_read_nothing_from_the_device(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_EVERY", "1000000")
+    run, model, _ = start(auto=False)
+    with run, Operations() as operations:
+        for _ in range(64):  # more than twelve cycles, and no exchange
+            run.log(loss=0.5, tokens=8)
+            run.step()
+        assert not operations.counted
+        run.log(loss=model.weight.sum(), tokens=8)
+        operations.counted.clear()
+        run.step()
+        assert operations.counted == {"aten._local_scalar_dense.default": 1}, "the logged loss"
 
 
 @pytest.mark.parametrize("quiet", [False, True])

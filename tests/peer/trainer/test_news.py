@@ -1,0 +1,32 @@
+"""The trainer's record of its agent's messages."""
+
+from __future__ import annotations
+
+import msgspec
+
+from peer.trainer.news import NO_FACTS, News
+
+
+def test_counters_never_run_backwards_when_an_agent_is_replaced_or_a_fork_given_up() -> None:
+    news = News()
+
+    def hear(rounds: int, tokens: int) -> tuple[int, int, int, int]:
+        news.hear(
+            msgspec.structs.replace(
+                NO_FACTS,
+                rounds=rounds,
+                bytes_sent=10 * rounds,
+                merged_tokens=tokens,
+                global_tokens=tokens + 5,
+            )
+        )
+        facts = news.facts
+        return facts.rounds, facts.bytes_sent, facts.merged_tokens, facts.global_tokens
+
+    assert hear(7, 100) == (7, 70, 100, 105)
+    assert hear(8, 60) == (8, 80, 100, 105)
+    news.agent_died(-9, 0.5)
+    assert hear(0, 0) == (8, 80, 100, 105)
+    assert hear(3, 120) == (11, 110, 120, 125)
+    news.agent_died(-9, 0.5)
+    assert hear(1, 121) == (12, 120, 121, 126)
