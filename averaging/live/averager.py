@@ -63,6 +63,7 @@ from averaging.round.phase import Phase
 from averaging.round.silence import LastHeard
 from averaging.round.turns import NO_PLACE, Turns, holder_that_gives_way
 from averaging.rules.line_pace import exchanges_at_once
+from averaging.rules.probation import Probation
 from dht.host import Host
 from dht.identity import PeerId
 
@@ -119,7 +120,7 @@ class Averager:
             bulk=self._serve,
             settings=self.settings.transport,
             addresses=around.addresses,
-            prefers=self._is_established,
+            prefers=self.is_established,
         )
         outside = self.settings.outside_bytes_max
         self.workshop = Workshop(
@@ -137,7 +138,7 @@ class Averager:
             library=self,
             threads=self.threads,
             settings=self.settings.fetch,
-            prefers=self._is_established,
+            prefers=self.is_established,
         )
         self.fetcher = Fetcher(
             host, terms.run, self.threads, self.settings.fetch, around.on_fetched
@@ -149,6 +150,7 @@ class Averager:
         self._works = [FragmentWork(self, index) for index in range(len(terms.layout.fragments))]
         self._last_heard = LastHeard()
         self.sources = UnreliableSources(terms.policy)
+        self.probation = Probation(terms.policy.probation, trusted=around.trusted)
         self._turns = Turns()
         self._catching = asyncio.Semaphore(self.settings.catching_max)
         self._catching_slowly = asyncio.Lock()
@@ -453,9 +455,12 @@ class Averager:
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _is_established(self, peer: PeerId) -> bool:
-        seen = self.view.get(peer)
-        return seen is not None and seen.is_established(self.now())
+    def is_established(self, peer: PeerId) -> bool:
+        now, seen = self.now(), self.view.get(peer)
+        if seen is None or not seen.is_established(now):
+            return False
+        live = [other for other, each in self.view.items() if each.is_live(now)]
+        return self.probation.is_established(peer, [self.life.peer, *live], now)
 
     def event(self, event: str, **fields: Any) -> None:
         self._on_event(event, fields)
@@ -474,7 +479,7 @@ class Averager:
         say. What strangers and newcomers send is only counted.
         """
         if (
-            not self._is_established(peer)
+            not self.is_established(peer)
             or peer in self._told_not_a_commit
             or len(self._told_not_a_commit) >= PEERS_BLAMED_MAX
         ):

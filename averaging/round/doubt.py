@@ -108,11 +108,11 @@ class Doubting:
         return [Send(peer, ask) for peer in roster if peer not in doubt.forsworn]
 
     def is_answered_by(self, sender: PeerId, round_id: bytes) -> bool:
-        """True if this peer may say how the round in doubt ended: the roster may."""
+        """True if this peer may say how the round in doubt ended: its voters may."""
         doubt = self.doubt
         if doubt is None or doubt.round != round_id:
             return False
-        return doubt.commit.index(sender) is not None
+        return doubt.commit.index(sender) in doubt.commit.voters
 
     def receive(self, sender: PeerId, message: Message, now: float) -> Changes:
         """A member has said something about the round in doubt.

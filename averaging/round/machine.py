@@ -181,6 +181,7 @@ from averaging.rules import final_mix, plausible
 from averaging.rules.due import DueTime
 from averaging.rules.mixing import Measured
 from averaging.rules.peer_view import PeerView
+from averaging.rules.probation import Probation
 from averaging.rules.sites import carries
 from dht.identity import PeerId
 
@@ -237,19 +238,22 @@ class FragmentRounds:
         view: Mapping[PeerId, PeerView],
         standing: Standing | None,
         sources: UnreliableSources | None = None,
+        probation: Probation | None = None,
         step: int = 0,
         now: float = 0.0,
     ) -> None:
         """``view``: kept up to date by the owner. ``standing``: ``None`` for an auxiliary peer
-        without state. ``sources``: shared with the peer's other fragments. ``step``: the learner's
-        own step now.
+        without state. ``sources``, ``probation``: shared with the peer's other fragments. ``step``:
+        the learner's own step now.
         """
         circumstances = circumstances or Circumstances()
         self._id = identity
         self.policy = identity.policy
         self.standing = standing
         version = standing.version if standing else 0
-        self.peers = Neighbourhood(identity, circumstances, view, now=now)
+        self.peers = Neighbourhood(identity, circumstances, view, now=now, probation=probation)
+        if version or standing is None:
+            self.peers.probation.saw_all = False
         """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
         self.pace = Pace(self.policy.due, self.peers, fragment=identity.fragment, step=step)
         self._begun_at_step = step
@@ -712,7 +716,7 @@ class FragmentRounds:
         if len(self.rounds) >= ROUNDS_MAX * (1 if self.peers.trains else AUXILIARY_ROUNDS):
             return "too many rounds at once"
         situation = self._situation(now)
-        reason = objection(commit, self._id, situation, self.peers)
+        reason = objection(commit, self._id, situation, self.peers, now=now)
         if reason is not None or self.standing is None or commit.index(self._id.me) is None:
             return reason
         behind = members_behind(commit, self.standing)
@@ -758,6 +762,7 @@ class FragmentRounds:
         self._apply([transitions.Stand(standing, fresh=contained)], now)
         head = standing.head()
         self.outcomes[part.id] = head
+        self._saw_merged(part, now)
         self._note(
             "finished",
             version=standing.version,
@@ -771,6 +776,11 @@ class FragmentRounds:
         self._apply(part.finished(head), now)
         self._apply(self.leading.tell_late(part.id, head), now)
         self._apply(self.catching_up.take_hint(self._situation(now), now), now)
+
+    def _saw_merged(self, part: Participation, now: float) -> None:
+        if part.seal and part.commit.kind != "mix":
+            members = part.commit.members
+            self.peers.saw_merged([members[index].peer for index in part.seal], now)
 
     def _part(self, round_id: bytes) -> Participation | None:
         part = self.rounds.get(round_id)
@@ -805,6 +815,8 @@ class FragmentRounds:
     def _drop(self, part: Participation, now: float) -> None:
         if part.id not in self.outcomes:
             self.outcomes[part.id] = part.head
+        if part.entry is None and part.stage is Stage.FINISHED:
+            self._saw_merged(part, now)  # this peer has only led it, or reduced
         del self.rounds[part.id]
         self._apply(part.forget(), now)
 

@@ -95,6 +95,8 @@ def is_void(
         return is_chosen(commit, message, verify)
     if owner_of(message.ballot, commit) == sender:
         return True
+    if commit.index(sender) not in commit.voters:
+        return False
     said_by.add(sender)
     return len(said_by) >= min(2, len(commit.voters) - 1)
 
@@ -150,11 +152,13 @@ class Coordinator:
     __slots__ = (
         "_changes",
         "_is_down",
+        "_newcomers_until",
         "_policy",
         "_verify",
         "absent",
         "accepted",
         "ballot",
+        "began_at",
         "commit",
         "complete",
         "deadline",
@@ -217,6 +221,9 @@ class Coordinator:
         self.value: tuple[int, ...] | None = None
         self.why = ""
         self.sealed_at = now
+        self.began_at = now
+        self._newcomers_until: float | None = None
+        """Deadline for uploads of members on probation; ``None``: the others have not all done."""
         self.phase = Phase.PREPARING if ballot else Phase.GATHERING
         self.resend_at = now + policy.resend_s
         wait_s = 2 * policy.margin_s if ballot else commit.upload_s + policy.margin_s
@@ -253,6 +260,7 @@ class Coordinator:
             return
         self._note("ballot_gathers", ballot=self.ballot)
         self.phase = Phase.GATHERING
+        self.began_at = now
         self.deadline = now + self.commit.upload_s + self._policy.margin_s
         promised = {self.commit.members[index].peer for index in self.promises}
         for _, other in sorted(self.promises.items()):
@@ -366,6 +374,10 @@ class Coordinator:
             self.phase = Phase.SEALED
         return len(self.finished.keys() | self.gone.keys()) >= len(self.commit.members)
 
+    def voters_have_finished(self) -> bool:
+        """True if all voters have the new version or are gone."""
+        return (self.finished.keys() | self.gone.keys()).issuperset(self.commit.voters)
+
     def forsworn_by(self, peer: PeerId, signature: bytes) -> None:
         """A voter will never finish this round. A majority of vows voids it."""
         index = self.commit.index(peer)
@@ -467,13 +479,24 @@ class Coordinator:
             self._seal("too few members are left", now)
             return
         waiting = self.expected & may_still_upload(self.commit, self.gone)
-        for slice_index in range(len(self.reducers)):
-            complete = self.complete.get(slice_index)
-            if complete is None:
-                return
-            if waiting.difference(complete, self.refused.get(slice_index, ())):
-                return
-        self._seal("every upload is settled", now)
+        if not self._are_settled(waiting.intersection(self.commit.voters)):
+            return
+        if self._are_settled(waiting):
+            self._seal("every upload is settled", now)
+        elif self._newcomers_until is None:
+            # They get as much time again as the others took.
+            took_s = now - self.began_at
+            self._newcomers_until = now + max(took_s, self._policy.resend_s)
+        elif now >= self._newcomers_until:
+            self._seal("every upload but those of members on probation is settled", now)
+
+    def _are_settled(self, members: set[int]) -> bool:
+        """True if every reducer has these members' uploads, or has refused them."""
+        return all(
+            index in self.complete
+            and not members.difference(self.complete[index], self.refused.get(index, ()))
+            for index in range(len(self.reducers))
+        )
 
     def declined_indices(self) -> frozenset[int]:
         """Members that said that the commit does not hold for them."""
@@ -495,7 +518,9 @@ class Coordinator:
         else:
             # A member whose upload was refused must not cost the others their round.
             bad = {index for refused in self.refused.values() for index in refused}
-            if not seal or len(bad.union(seal)) < self.commit.contributors_min:
+            if not is_backed(self.commit, seal) or (
+                len(bad.union(seal)) < self.commit.contributors_min
+            ):
                 wanted = self.commit.contributors_min
                 why = f"{why}; {len(seal)} of {wanted} contributors complete"
                 seal = VOID
@@ -523,6 +548,8 @@ class Coordinator:
         ]
         if count >= limit or not candidates:
             return
+        worked = [peer for peer in candidates if self.commit.index(peer) in self.commit.voters]
+        candidates = worked or candidates
         # The next in rank after the failed one, so that several lost slices are spread.
         index = self.commit.index(before)
         later = [p for p in candidates if (self.commit.index(p) or 0) > (index or 0)]
@@ -575,6 +602,11 @@ class Coordinator:
         votes = tuple(sorted(signed.items())) if len(signed) >= self.commit.majority else ()
         why = self.why[:300]
         return Void(self.commit.fragment, self.round, why, forsworn, self.ballot, votes)
+
+
+def is_backed(commit: Commit, seal: tuple[int, ...]) -> bool:
+    """True if a seal has the work of a voter: that of others alone moves no state."""
+    return not set(seal).isdisjoint(commit.voters)
 
 
 def expected_of(commit: Commit) -> set[int]:

@@ -541,8 +541,8 @@ def test_where_one_round_fits_at_a_time_every_fragment_has_as_many(
 
 
 def test_fragments_that_wait_for_their_group_take_no_place_from_others() -> None:
-    """Where groups change with every version, the place that was held for one group's fragment was
-    what another group waited for: with one place there was one version where there are six."""
+    """A place held for one group's fragment was what another group waited for, where groups change
+    with every version: with one place there was one version where there are six."""
 
     async def main() -> None:
         shapes = [TensorSpec(f"block.{index}", (4, 20)) for index in range(12)]
@@ -651,7 +651,7 @@ def test_states_can_be_pinned_for_reading_while_rounds_go_on() -> None:
 
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Of merged slices, by the round's kind: how many were under way when their seal came."""
+    """Merged slices under way when their seal came, counted by the round's kind."""
     counted: Counter[str] = Counter()
     merge = Reducing._merge
 
