@@ -48,6 +48,8 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Index: TypeAlias = Annotated[int, Meta(ge=0, lt=2**16)]
 Reason: TypeAlias = Annotated[str, Meta(max_length=300)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=40)]
+SitePass: TypeAlias = Annotated[str, Meta(min_length=1, max_length=160)]
+"""Public key and signature (``averaging.rules.sites``)."""
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e7)]
 BytesPerSecond: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e15)]
 Signature: TypeAlias = Annotated[bytes, Meta(max_length=64)]
@@ -105,7 +107,7 @@ class Head(_Part, frozen=True):
     lineage: Digest
     links: Links
     signatures: Signatures = ()
-    """Of peers that have stood on the newest link: its certificate, if they are enough."""
+    """Signatures of peers that have stood on the newest link; enough of them certify it."""
 
 
 class Entry(_Part, frozen=True):
@@ -129,7 +131,7 @@ class Entry(_Part, frozen=True):
     """The tokens in the ``Join``, if not all of them count."""
     batch_tokens_max: Count = 0
     bytes_per_s: BytesPerSecond = 0.0
-    site: Name | None = None
+    site: SitePass | None = None
     signature: Signature = b""
     """The member's, under ``claim_in`` the commit."""
 
@@ -234,8 +236,8 @@ class Join(_Message, frozen=True):
     codecs: Annotated[tuple[Name, ...], Meta(max_length=CODECS_MAX)]
     failed: Annotated[tuple[Peer, ...], Meta(max_length=FAILED_MAX)] = ()
     """Leaders of higher rank that did not answer this member."""
-    site: Name | None = None
-    """Peers that name the same site are near: one may carry the work of all over the slow link."""
+    site: SitePass | None = None
+    """Peers that prove the same site are near: one may carry the work of all over the slow link."""
     signature: Signature = b""
     """The sender's, under ``claim_of``: all that a commit says of a member, for one leader."""
 
@@ -366,7 +368,8 @@ class Void(_Message, frozen=True):
     ballot: Ballot = 0
     """The ballot of the coordinator that found it void."""
     votes: Votes = ()
-    """Votes of a majority for the empty seal; none if it was forsworn, or too few were in it."""
+    """Votes of a majority for the empty seal, or its vows if ``forsworn``; none if too few members
+    were in the round."""
 
 
 # Reducing
@@ -464,6 +467,8 @@ class Forsworn(_Message, frozen=True):
 
     round: Digest
     head: Head | None
+    signature: Signature = b""
+    """Under ``vow``: others are shown it."""
 
 
 class Ask(_Message, frozen=True):
@@ -549,7 +554,7 @@ class Claim(_Part, frozen=True, kw_only=True):
     batch_tokens_max: Count
     bytes_per_s: BytesPerSecond
     reachable: bool
-    site: Name | None
+    site: SitePass | None
 
 
 _T = TypeVar("_T")
@@ -653,6 +658,11 @@ def _encode_claim(claim: Claim) -> bytes:
 def vote(round_id: bytes, ballot: int, seal: tuple[int, ...]) -> bytes:
     """Return what a member signs when it accepts this seal under this ballot."""
     return b"shoal vote 1 " + _encoder.encode((round_id, ballot, seal))
+
+
+def vow(round_id: bytes) -> bytes:
+    """Return what a member signs when it vows never to finish this round."""
+    return b"shoal vow 1 " + round_id
 
 
 def link_claim(topic: bytes, fragment: int, link: Link) -> bytes:

@@ -110,7 +110,7 @@ class Participant:
     reachable: bool = True
     """True if others can dial it, as far as is known at the start."""
     site: str | None = None
-    """Peers with the same value are near each other (``averaging.rules.sites``)."""
+    """Label of its site, a secret of the peers there (``averaging.rules.sites``)."""
 
     @property
     def life(self) -> Life:

@@ -15,7 +15,8 @@ all at once beside a founder follow it, however many they are.
 
 Members sign as they finish a round. The coordinator gathers their signatures and sends them along
 when all have finished; a peer that is shown a head with too few of them asks others
-(``averaging.round.catching_up``).
+(``averaging.round.catching_up``). Joins and calls carry the sender's signature alone, because most
+of them are read by peers that stand on the same link.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import msgspec
 
 from averaging import messages
 from averaging.bounded_mapping import BoundedMapping
-from averaging.history.chain import ChainLink
 from averaging.history.standing import Standing, tokens_of
 from averaging.messages import Head, Link, Signatures
 from averaging.round.identity import Identity
@@ -47,26 +47,26 @@ class Certificates:
     def __init__(self, identity: Identity, peers: Neighbourhood, standing: Standing | None) -> None:
         self._id = identity
         self.standing = standing
-        """Of this peer; kept up to date by the machine."""
+        """This peer's standing; the machine keeps it up to date."""
         self._peers = peers
         self._kept = BoundedMapping[Link, dict[PeerId, bytes]](LINKS_KEPT)
 
     def __repr__(self) -> str:
         return f"Certificates({self._id.me}, {len(self._kept)} links)"
 
-    def show(self, head: Head, now: float) -> Head:
-        """Return a head with the signatures under it; the own one if this peer stands on it."""
+    def show(self, head: Head, now: float, *, briefly: bool = False) -> Head:
+        """Return a head with the signatures under it; the own one if this peer stands on it.
+
+        ``briefly``: with the own one alone.
+        """
         link = link_of(head)
         if self.standing is not None and link == link_of(self.standing.head()):
             self._sign(link)
-        return msgspec.structs.replace(head, signatures=self.signatures(link, now))
-
-    def signatures(self, link: Link | ChainLink, now: float) -> Signatures:
-        """Return as many signatures under a link as another peer may need, the own one first."""
-        known = self._kept.get(Link(*link) if isinstance(link, ChainLink) else link, {})
+        most = 1 if briefly else self._needed(len(self._peers.electorate(now))) + SIGNATURES_SPARE
+        known = self._kept.get(link, {})
         order = sorted(known, key=lambda peer: (peer != self._id.me, peer))
-        most = self._needed(len(self._peers.electorate(now))) + SIGNATURES_SPARE
-        return tuple((peer, known[peer]) for peer in order[:most])
+        signatures = tuple((peer, known[peer]) for peer in order[:most])
+        return msgspec.structs.replace(head, signatures=signatures)
 
     def _sign(self, link: Link) -> None:
         known = self._of(link)

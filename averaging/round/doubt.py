@@ -141,6 +141,8 @@ class Doubting:
         several = self._has_several_groups(doubt, now)
         if several and message.head and message.head.version >= doubt.commit.version:
             return []  # an earlier incarnation of it may have finished
+        if not self._id.verify(sender, messages.vow(doubt.round), message.signature):
+            return []
         doubt.forsworn.add(sender)
         commit = doubt.commit
         if len(doubt.forsworn) == len(commit.members):

@@ -601,7 +601,8 @@ class FragmentRounds:
                 # Not finished by this incarnation, and from now on never: should the commit still
                 # come, it is declined.
                 mine = self.standing.head() if self.standing else None
-                vow = messages.Forsworn(self.fragment, round_id, mine)
+                signature = self._id.sign(messages.vow(round_id))
+                vow = messages.Forsworn(self.fragment, round_id, mine, signature)
                 self._answer_unknown_round(sender, round_id, vow, now)
             case (
                 messages.Prepare() | messages.Propose() | messages.Reassign() | messages.Forswear()
@@ -972,7 +973,10 @@ class FragmentRounds:
             return
         head: Head | None = getattr(message, "head", None)
         if head is not None:
-            shown = self.certificates.show(head, now)
+            tokens_end = self.policy.tokens_end
+            ends = tokens_end is not None and final_mix.has_reached(head, tokens_end)
+            briefly = isinstance(message, messages.Join | messages.Call) and not ends
+            shown = self.certificates.show(head, now, briefly=briefly)
             message = msgspec.structs.replace(message, head=shown)
         self._effects.append(Send(to, message))
 

@@ -457,7 +457,7 @@ class Participation:
                 return self._forswear(sender, message, now)
             case messages.Forsworn():
                 if self.lead is not None:
-                    self.lead.forsworn_by(sender)
+                    self.lead.forsworn_by(sender, message.signature)
             case messages.Void():
                 return self._told_void(sender, message, now)
             case messages.Finished():
@@ -491,7 +491,7 @@ class Participation:
             assert self._voided is not None
             self._send(sender, self._voided)
         elif self.stage is Stage.FORSWORN:
-            self._send(sender, messages.Forsworn(fragment, self.id, self._head()))
+            self._send(sender, self._vow())
         elif self.seal:
             assert self._certificate is not None
             self._send(sender, self._certificate)
@@ -500,8 +500,11 @@ class Participation:
             return False
         return True
 
-    def _head(self) -> messages.Head | None:
-        return None if self._standing is None else self._standing.head()
+    def _vow(self) -> messages.Forsworn:
+        """This member's vow never to finish the round; it has given the round up."""
+        head = None if self._standing is None else self._standing.head()
+        signature = self._id.sign(messages.vow(self.id))
+        return messages.Forsworn(self.commit.fragment, self.id, head, signature)
 
     def _reassigned(self, sender: PeerId, message: messages.Reassign, now: float) -> bool:
         if owner_of(message.ballot, self.commit) != sender or message.slice >= len(self.reducers):
@@ -573,7 +576,7 @@ class Participation:
         elif message.ballot < self.acceptor.promised:
             self._outbid(sender, message.ballot)
         else:
-            self._send(sender, messages.Forsworn(self.commit.fragment, self.id, self._head()))
+            self._send(sender, self._vow())
         return True
 
     def _outbid(self, sender: PeerId, ballot: int) -> None:
@@ -591,7 +594,7 @@ class Participation:
             return True
         if self.is_open:
             self._give_up("asked to forswear a lost slice", in_doubt=True)
-        self._send(sender, messages.Forsworn(self.commit.fragment, self.id, self._head()))
+        self._send(sender, self._vow())
         return True
 
     def _member_finished(self, sender: PeerId, head: messages.Head, now: float) -> None:

@@ -26,6 +26,7 @@ from averaging.messages import (
     Sealed,
     Void,
     vote,
+    vow,
 )
 from averaging.round.effects import Note, Send, Value
 from averaging.round.signed_commit import SignedCommit
@@ -59,9 +60,16 @@ def owner_of(ballot: int, commit: Commit) -> PeerId:
 def is_chosen(
     commit: Commit, message: Sealed | Void, verify: Callable[[PeerId, bytes, bytes], bool]
 ) -> bool:
-    """True if a message shows the votes of a majority of the voters for its seal."""
-    seal = message.seal if isinstance(message, Sealed) else VOID
-    said = vote(message.round, message.ballot, seal)
+    """True if a message shows the votes of a majority of the voters for its seal.
+
+    A void round that was forsworn shows the vows of a majority instead.
+    """
+    if isinstance(message, Sealed):
+        said = vote(message.round, message.ballot, message.seal)
+    elif message.forsworn:
+        said = vow(message.round)
+    else:
+        said = vote(message.round, message.ballot, VOID)
     voted = {
         index
         for index, signature in message.votes
@@ -77,12 +85,13 @@ def is_void(
     said_by: set[PeerId],
     verify: Callable[[PeerId, bytes, bytes], bool],
 ) -> bool:
-    """True if a round is void: a majority's votes, its coordinator or two voters say so.
+    """True if a round is void: a majority's votes or vows, its coordinator or two voters say so.
 
-    A coordinator can make a round void as it likes; a plain member cannot. ``said_by``: the peers
-    that have said so, to which the sender is added.
+    A coordinator can make a round void as it likes before a seal is chosen; a plain member cannot,
+    and after it a majority must have forsworn the round. ``said_by``: the peers that have said so,
+    to which the sender is added.
     """
-    if message.votes:
+    if message.votes or message.forsworn:
         return is_chosen(commit, message, verify)
     if owner_of(message.ballot, commit) == sender:
         return True
@@ -204,7 +213,8 @@ class Coordinator:
         self.promises: dict[int, Promise] = {}
         self.accepted: dict[int, bytes] = {}
         """Votes for the proposed seal, by roster index."""
-        self.forsworn: set[int] = set()
+        self.forsworn: dict[int, bytes] = {}
+        """Vows never to finish the round, by roster index."""
         self.finished: dict[int, PeerId] = {}
         self.reassigned: dict[int, int] = {}
         self.stuck: set[int] = set()
@@ -368,12 +378,15 @@ class Coordinator:
         """True if all voters have the new version or are gone."""
         return (self.finished.keys() | self.gone.keys()).issuperset(self.commit.voters)
 
-    def forsworn_by(self, peer: PeerId) -> None:
+    def forsworn_by(self, peer: PeerId, signature: bytes) -> None:
         """A voter will never finish this round. A majority of vows voids it."""
         index = self.commit.index(peer)
         if index not in self.commit.voters or self.phase is not Phase.FORSWEARING:
             return
-        self.forsworn.add(index)
+        if not self._verify(peer, vow(self.round), signature):
+            self._note("false_vote", peer=peer)
+            return
+        self.forsworn[index] = signature
         if len(self.forsworn) < self.commit.majority:
             return
         self.phase = Phase.OVER
@@ -585,8 +598,8 @@ class Coordinator:
     def _void(self) -> Void:
         forsworn = len(self.forsworn) >= self.commit.majority
         # Those who accepted a seal that was then forsworn did not vote for the empty one.
-        has_votes = not forsworn and len(self.accepted) >= self.commit.majority
-        votes = tuple(sorted(self.accepted.items())) if has_votes else ()
+        signed = self.forsworn if forsworn else self.accepted
+        votes = tuple(sorted(signed.items())) if len(signed) >= self.commit.majority else ()
         why = self.why[:300]
         return Void(self.commit.fragment, self.round, why, forsworn, self.ballot, votes)
 

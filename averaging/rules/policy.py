@@ -60,7 +60,7 @@ class RoundPolicy:
     (``averaging.rules.deadlines``); the same again for merged slices.
     """
     slow_link_bytes_s: float = 625_000.0
-    """What a line of unknown speed counts as (5 Mbit/s); below it a line is slow in any company."""
+    """Speed that an unknown line counts as (5 Mbit/s). A slower line is slow in any company."""
     margin_s: float = 3.0
     """Allowance for a slow message; also the delay between successors."""
     resend_s: float = 2.0

@@ -102,7 +102,7 @@ class Path(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RouterView:
-    """What peers outside can tell about the router in front of this machine."""
+    """Behaviour of the router in front of this machine, as peers outside see it."""
 
     port: int
     """A port of this machine."""
@@ -111,11 +111,11 @@ class RouterView:
     """Its address as each of a few peers sees it."""
 
     lets_strangers_in: bool | None = None
-    """Whether that address is open to an IP address to which nothing was sent; ``None``: no peer
-    could try."""
+    """The address is open to an IP address to which nothing was sent; ``None``: no peer could
+    try."""
 
     lets_other_ports_in: bool | None = None
-    """Whether it is open to other ports of an IP address to which something was sent."""
+    """The address is open to other ports of an IP address to which something was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from typing import Any
 from multiaddr import Multiaddr
 
 from averaging.rules.peer_view import PeerView
+from averaging.rules.sites import site_name
 from dht import addresses as address_rules
 from dht.errors import DhtError
 from dht.guarded_host import GuardedHost
@@ -107,7 +108,7 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
                 local.run_id,
                 role=settings.role,
                 name=settings.name,
-                site=settings.site or "",
+                site=site_name(settings.site) or "",
                 run_file=local.run_file.canonical(),
                 credential=settings.credential,
             ),

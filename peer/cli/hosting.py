@@ -111,16 +111,24 @@ def bootstrap(
 
 
 def _install_service(settings: BootstrapSettings, path: Path | None) -> None:
-    from peer.hosting.service import lies_in_a_home, service_unit, write_service
+    from peer.hosting import service
 
-    python = Path(sys.executable).absolute()
-    unit = service_unit(python, settings.arguments(), identity_path=settings.identity_path)
-    if lies_in_a_home(python):
-        complain(f"the service's own user cannot read {python}; install shoal in /opt")
+    installation = service.own_installation()
+    unit = service.service_unit(
+        Path(sys.executable).absolute(),
+        settings.arguments(),
+        identity_path=settings.identity_path,
+        installation=installation,
+    )
     if path is None:
         print(unit, end="")
+        try:
+            service.check_seen(installation)
+        except service.ServiceCannotRun as error:  # the unit may be for another machine
+            complain(str(error))
         return
-    write_service(path, unit)
+    service.check_seen(installation)
+    service.write_service(path, unit)
     print(f"wrote {path}; next: systemctl daemon-reload && systemctl enable --now {path.stem}")
 
 

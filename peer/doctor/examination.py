@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +17,13 @@ from dht.identity import Identity, PeerId
 from peer.doctor.findings import Finding
 from peer.doctor.network import examine_network
 from peer.doctor.targets import Plan
-from peer.doctor.this_machine import check_disk, check_memory, check_port, check_torch
+from peer.doctor.this_machine import (
+    check_disk,
+    check_memory,
+    check_port,
+    check_service,
+    check_torch,
+)
 
 if TYPE_CHECKING:
     from dht.libp2p.hivemind_host import HivemindHost
@@ -36,6 +43,8 @@ async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
     yield check_disk(plan.data_directory)
     yield check_memory()
     yield await check_torch()
+    if shutil.which("systemctl") is not None:
+        yield check_service()
     listening = check_port(plan.port)
     yield listening
     identity = Identity.generate()  # the real key may be in use on this machine

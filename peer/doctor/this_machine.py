@@ -13,6 +13,12 @@ from pathlib import Path
 import psutil
 
 from peer.doctor.findings import Finding
+from peer.hosting.service import (
+    INSTALL_FOR_ALL,
+    ServiceCannotRun,
+    check_seen,
+    own_installation,
+)
 
 DISK_FREE_WISHED_BYTES = 5 << 30
 DISK_FREE_MIN_BYTES = 512 << 20
@@ -42,6 +48,17 @@ found["threads"] = torch.get_num_threads()
 found["built_for_cuda"] = torch.version.cuda or ""
 print(json.dumps(found))
 """
+
+
+def check_service() -> Finding:
+    """Whether a systemd service could use this installation."""
+    try:
+        check_seen(own_installation())
+    except ServiceCannotRun as error:
+        text = f"a service could not run {error.path}: {error.reason}"
+        remedy = f"for `shoal bootstrap --install-service` {INSTALL_FOR_ALL}"
+        return Finding("service", "warning", text, remedy)
+    return Finding("service", "ok", "a systemd service could run this installation")
 
 
 def check_disk(path: Path) -> Finding:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+import stat
+import sys
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +19,13 @@ STATE_FOLDER = "%S/shoal-bootstrap"
 """The data folder that systemd creates, usually /var/lib/shoal-bootstrap."""
 
 HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
+TEMPORARY = (Path("/tmp"), Path("/var/tmp"))
+"""Folders in whose place the service has empty ones of its own (``PrivateTmp``)."""
+
+INSTALL_FOR_ALL = (
+    "install shoal where every user may read it: python3 -m venv /opt/shoal && "
+    "/opt/shoal/bin/pip install shoal"
+)
 
 
 class ServiceFileError(PathError):
@@ -29,6 +38,15 @@ class ServiceFileError(PathError):
             f"the unit cannot be written to {self.path}: {self.reason}; "
             "run this as root, or omit --service-file and redirect the output"
         )
+
+
+class ServiceCannotRun(PathError):
+    """The service could not use this installation."""
+
+    exit_code = 2
+
+    def __str__(self) -> str:
+        return f"the service could not run {self.path}: {self.reason}; {INSTALL_FOR_ALL}"
 
 
 class ServiceNotifier:
@@ -44,12 +62,39 @@ class ServiceNotifier:
                 channel.sendto(state.encode(), self._path)
 
 
+def own_installation() -> tuple[Path, ...]:
+    """The files that a service needs to run this installation: Python, libraries and Shoal."""
+    python = Path(sys.executable).absolute()
+    package = Path(__file__).resolve().parents[1]
+    paths = (python, python.resolve(), Path(sys.prefix), Path(sys.base_prefix), package)
+    return tuple(dict.fromkeys(paths))
+
+
+def check_seen(paths: Iterable[Path]) -> None:
+    """Check that a dynamic user sees and may read these files. Raises ``ServiceCannotRun``."""
+    for path in paths:
+        for folder in TEMPORARY:
+            if path.is_relative_to(folder):
+                reason = f"{folder} is another, empty folder for a service (PrivateTmp)"
+                raise ServiceCannotRun(str(path), reason)
+        for place in (*reversed(path.parents), path):
+            with suppress(FileNotFoundError):
+                wanted = stat.S_IROTH | stat.S_IXOTH if place == path else stat.S_IXOTH
+                if place.stat().st_mode & wanted != wanted:
+                    raise ServiceCannotRun(str(path), f"{place} is closed to other users")
+
+
 def service_unit(
-    python: Path, arguments: Sequence[str], *, identity_path: Path | None = None
+    python: Path,
+    arguments: Sequence[str],
+    *,
+    identity_path: Path | None = None,
+    installation: Iterable[Path] = (),
 ) -> str:
     """A hardened systemd unit that runs ``shoal`` with these arguments as a dynamic user.
 
     A key outside the data folder is passed as a credential, as that user could not read it.
+    Home folders are hidden unless Python or another path of the ``installation`` is in one.
     """
     command = [str(python), "-P", "-m", "peer.cli", *arguments, "--data-dir", STATE_FOLDER]
     credential = ""
@@ -59,12 +104,12 @@ def service_unit(
     return UNIT.format(
         command=" ".join(_word(word) for word in command),
         credential=credential,
-        protect_home="read-only" if lies_in_a_home(python) else "yes",
+        protect_home="read-only" if any(map(lies_in_a_home, (python, *installation))) else "yes",
     )
 
 
 def lies_in_a_home(path: Path) -> bool:
-    """``True`` if a file is in a home folder, which a dynamic user usually cannot read."""
+    """``True`` if a file is in a home folder, which ``ProtectHome`` hides."""
     return any(path.is_relative_to(home) for home in HOMES)
 
 

@@ -60,8 +60,8 @@ class NobodyReduces:
         return (
             f"{self.peers} peers are here, all of them behind routers that let no direct "
             "connection through, and nobody can reduce for them or send them the state: forward a "
-            "TCP port to one of them (options --listen and --announce), or run `shoal keep` on a "
-            "machine that others can dial"
+            "TCP port to one of them (options --listen and --announce), run `shoal keep` on a "
+            "machine that others can dial, or have the bootstrap peer started with --relay-bulk"
         )
 
 

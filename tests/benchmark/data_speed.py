@@ -37,9 +37,9 @@ class DataSpeed:
     tokens: int
     """Tokens of the corpus."""
     first_tokens_per_s: float
-    """As fast as they come, while they are tokenized."""
+    """Sequences as fast as they come, while they are tokenized."""
     kept_tokens_per_s: float
-    """As fast as they come, out of the cache."""
+    """Sequences as fast as they come, out of the cache."""
     appetite_per_s: float
     waited_share: float
     """Share of the time in which training at that appetite waits, out of the cache."""

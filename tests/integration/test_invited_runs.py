@@ -35,7 +35,7 @@ def shoal(directory: Path, *arguments: str, timeout_s: float = 90.0) -> tuple[in
 
 
 def answer(directory: Path, *arguments: str) -> Record:
-    """What a command prints with ``--json``."""
+    """The JSON that a command prints with ``--json``."""
     code, output, errors = shoal(directory, *arguments, "--json")
     assert code == 0, errors
     found = json.loads(output)

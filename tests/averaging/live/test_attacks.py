@@ -419,7 +419,7 @@ def test_overstated_steps_and_tokens_do_not_end_the_run(monkeypatch: pytest.Monk
 
 
 def _of_strangers(merged: MergedMap) -> bytes:
-    """As many marks as fit a frame, so that with any others they do not."""
+    """The largest number of marks that fits a frame: with any others they do not."""
     marks = {f"{index:07d}" + "x" * 50: (0, 0, 0) for index in range(16_800)}
     while len(msgspec.msgpack.encode(marks)) > MERGED_MAP_MAX_BYTES - 40:
         marks.popitem()

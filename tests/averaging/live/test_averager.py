@@ -22,7 +22,7 @@ from averaging.rules.quorum import QuorumPolicy
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import CALM, STORM
 from dht.memory.virtual_loop import run
-from tests.averaging.live.quadratic import LAYOUT, POLICY, check_tokens, swarm
+from tests.averaging.live.quadratic import LAYOUT, POLICY, Peer, check_tokens, swarm
 
 ROUGH = replace(POLICY, quorum=QuorumPolicy(wait_s=20.0), margin_s=3.0)
 
@@ -320,6 +320,62 @@ def test_newcomers_follow_a_founder_that_folded_after_they_had_its_state() -> No
     run(main())
 
 
+def _as_newcomer(peer: Peer) -> None:
+    """Nobody is established for this peer: it has just come."""
+    now = asyncio.get_running_loop().time()
+    for other, seen in peer.view.items():
+        peer.view[other] = replace(seen, first_seen=now)
+
+
+def test_a_peer_that_was_away_for_long_follows_peers_of_which_it_knows_one() -> None:
+    """Most of those whose work is in its checkpoint have left since, and all are new to it."""
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna, boris, clara = [await made.add(name) for name in ("anna", "boris", "clara")]
+            await made.live(20.0)
+            kept = [
+                replace(state, theta=state.theta.copy(), momentum=state.momentum.copy())
+                for state in anna.averager.states
+                if state is not None
+            ]
+            await anna.stop()
+            for name in ("dora", "emil"):
+                await made.add(name, knows_start=False)
+            await made.live(60.0)
+            await boris.stop()
+            await made.live(60.0)
+            gone = {anna.id, boris.id}
+            made.peers = [peer for peer in made.peers if peer.id not in gone]
+            before = max(version or 0 for version in clara.versions())
+            back = await made.add("anna again", states=kept)
+            _as_newcomer(back)
+            await made.live(40.0)
+            assert min(version or 0 for version in back.versions()) > before
+            assert any(event["how"] == "state" for event in back.told("state_adopted"))
+            assert any(back.id in r["contributors"] for r in clara.told("round"))
+            made.check()
+            made.peers += [anna, boris]  # to be closed with the others
+
+    run(main())
+
+
+def test_a_swarm_of_which_every_member_is_new_to_a_newcomer_gives_it_its_state() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            for name in ("anna", "boris", "clara", "dora"):
+                await made.add(name)
+            await made.live(20.0)
+            newcomer = await made.add("emil", knows_start=False)
+            _as_newcomer(newcomer)
+            await made.live(30.0)
+            assert len(newcomer.told("state_fetched")) == len(made.layout.fragments)
+            assert any(newcomer.id in r["contributors"] for r in newcomer.told("round"))
+            made.check()
+
+    run(main())
+
+
 def test_a_peer_killed_in_the_middle_of_a_round_does_not_stop_the_others() -> None:
     async def main() -> None:
         network = MemoryNetwork()
@@ -485,8 +541,8 @@ def test_where_one_round_fits_at_a_time_every_fragment_has_as_many(
 
 
 def test_fragments_that_wait_for_their_group_take_no_place_from_others() -> None:
-    """Where groups change with every version, the place that was held for one group's fragment was
-    what another group waited for: with one place there was one version where there are six."""
+    """A place held for one group's fragment was what another group waited for, where groups change
+    with every version: with one place there was one version where there are six."""
 
     async def main() -> None:
         shapes = [TensorSpec(f"block.{index}", (4, 20)) for index in range(12)]
@@ -595,7 +651,7 @@ def test_states_can_be_pinned_for_reading_while_rounds_go_on() -> None:
 
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Of merged slices, by the round's kind: how many were under way when their seal came."""
+    """Merged slices under way when their seal came, counted by the round's kind."""
     counted: Counter[str] = Counter()
     merge = Reducing._merge
 

@@ -304,7 +304,7 @@ def test_a_thousandfold_poison_is_kept_out_from_the_first_round_on(
 
 
 def test_an_honest_peer_that_is_thousands_of_times_further_at_the_start_is_merged() -> None:
-    """As under a warm-up from zero, where the first steps move next to nothing."""
+    """Steps as under a warm-up from zero, where the first ones move next to nothing."""
 
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:

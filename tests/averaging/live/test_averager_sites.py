@@ -30,7 +30,7 @@ async def six(made: Swarm, *, sites: bool, codec: str = "int8") -> list[Peer]:
 
 
 def sent_bytes(peers: Sequence[Peer]) -> int:
-    """Of payloads, to peers of other sites or their own."""
+    """Bytes of payloads sent to peers of other sites or their own."""
     return sum(peer.averager.stats.sent_bytes for peer in peers)
 
 
@@ -110,8 +110,8 @@ def test_an_absurd_delegate_is_left_out_with_the_bundle_that_it_made(
 
 @pytest.mark.slow
 def test_riders_send_their_own_payload_and_nothing_else() -> None:
-    """In each round the two delegates send a bundle each, four riders a payload each, and what
-    delegates hand on to riders is the merged one: 2/2 + 4 + 2/2 + 4. Without sites 6 x 5/6, twice.
+    """Two delegates send a bundle each per round, four riders a payload each, and what delegates
+    hand on to riders is the merged one: 2/2 + 4 + 2/2 + 4. Without sites 6 x 5/6, twice.
     """
 
     async def main() -> None:

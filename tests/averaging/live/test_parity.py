@@ -161,7 +161,7 @@ class Mirror(Swarm):
         return encoded_size(codec, FRAGMENT.unit_sizes)
 
     def sign(self, peer: PeerId, data: bytes) -> bytes:
-        """As live peers do: signatures are in commits, and so in lineages."""
+        """Sign as live peers do: signatures are in commits, and so in lineages."""
         return self.identities[peer].sign(data)
 
     def effect(self, node: Any, effect: Effect) -> None:

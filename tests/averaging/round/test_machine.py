@@ -36,12 +36,14 @@ from averaging.round.inputs import (
     Folded,
     FoldWhenAlone,
     Leave,
+    LineMeasured,
     LinkLost,
     MergedArrived,
     Offered,
     Progressed,
     Received,
     SliceMerged,
+    StepsCounted,
     StreamOpened,
     Tick,
     UploadArrived,
@@ -269,6 +271,39 @@ def test_a_called_peer_with_too_few_steps_passes() -> None:
     effects = rounds.handle(Received(ANNA, said.Call(0, standing("start").head(), 10.0)), 2.0)
 
     assert sent(effects, ANNA) == [said.Pass(0, "not enough steps")]
+
+
+def test_a_called_peer_whose_line_carries_no_more_passes_until_its_turn() -> None:
+    """24 fragments of 1 MiB take 50 s of a cycle of 24 s: it is in one version of 3."""
+    rounds = machine(reachable=False)
+    rounds.handle(Progressed(1, 1.0), 0.0)
+    first, _ = ranked((ANNA, BORIS), standing("start").head())
+    call = Received(first, said.Call(0, standing("start").head(), 10.0))
+
+    noted = of(rounds.handle(LineMeasured(0.5e6), 0.0), Note)
+    rounds.due_time.took_part(0, 1)
+    rounds.handle(StepsCounted(60), 60.0)
+
+    assert [note.fields["every"] for note in noted if isinstance(note, Note)] == [3]
+    assert sent(rounds.handle(call, 60.0), first) == [
+        said.Pass(0, "my line carries one version of 3")
+    ]
+    assert not rounds.handle(Due(), 60.0)
+    rounds.handle(StepsCounted(73), 73.0)
+    assert of(rounds.handle(call, 73.0), TakeSnapshot), "nobody closed a roster without it"
+
+
+def test_a_line_that_is_fast_again_comes_when_called() -> None:
+    rounds = machine(reachable=False)
+    rounds.handle(Progressed(1, 1.0), 0.0)
+    first, _ = ranked((ANNA, BORIS), standing("start").head())
+    rounds.handle(LineMeasured(0.5e6), 0.0)
+    rounds.due_time.took_part(0, 1)
+    rounds.handle(StepsCounted(30), 30.0)
+    rounds.handle(LineMeasured(5e6), 30.0)
+
+    effects = rounds.handle(Received(first, said.Call(0, standing("start").head(), 10.0)), 30.0)
+    assert of(effects, TakeSnapshot)
 
 
 def test_a_called_peer_with_enough_steps_comes() -> None:

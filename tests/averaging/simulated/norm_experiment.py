@@ -31,7 +31,7 @@ WARM_UP_S = 60.0
 
 @dataclass(slots=True)
 class Seen:
-    """What reducers saw of others' uploads when they made up their minds last."""
+    """The norms of others' uploads that reducers saw at their last verdicts."""
 
     by_usual: dict[tuple[int, int, int], float] = field(default_factory=dict)
     by_own: dict[tuple[int, int, int], float] = field(default_factory=dict)

@@ -36,6 +36,7 @@ from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import ProbationPolicy
 from averaging.rules.quorum import QuorumPolicy
+from averaging.rules.sites import site_pass
 from averaging.simulated.node import HELD_MAX, FragmentNode, Watch
 from averaging.simulated.wires import Wires
 from dht.identity import PeerId
@@ -102,7 +103,7 @@ class Node:
             sign=lambda data: swarm.sign(name, data),
             verify=lambda peer, data, signature: swarm.sign(peer, data) == signature,
             founder=plan.founder,
-            site=plan.site,
+            site=site_pass(plan.site, name),
             norm_ratio_max=swarm.wires.norm_ratio_max,
         )
         machine = FragmentRounds(

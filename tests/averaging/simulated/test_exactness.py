@@ -200,7 +200,7 @@ def test_neither_slices_nor_arrival_change_a_bit(codec: str, rule: str) -> None:
 
 @pytest.mark.parametrize("codec", ["f16", "int8", "int4"])
 def test_a_lossy_wire_leads_to_the_same_decisions(codec: str) -> None:
-    """Who is merged with what weight up to which mark, and so versions and tokens, as with f32.
+    """Contributors, weights and marks, and so versions and tokens, are as with f32.
 
     The numbers follow the syncer whose wire loses as much; they may not be the same
     bits, because a reducer multiplies a block's scale by the weight and not each value.

@@ -236,7 +236,7 @@ def test_leader_dies_right_after_the_commit_and_a_successor_seals() -> None:
     crashed: list[PeerId] = []
 
     def crash_leader(node: Node, note: Note) -> None:
-        """As soon as all have the commit, and before it can know that they have uploaded."""
+        """Crash it once all have the commit, before it can know that they have uploaded."""
         if node.machine.own_round is not None and len(entered) == 5 and not crashed:
             crashed.append(node.machine.own_round.commit.leader)
             swarm.crash(crashed[0])
@@ -325,7 +325,7 @@ def a_seal_that_only_its_reducer_saw() -> Swarm:
 
 
 def crash_a_member_while_it_uploads(*, reduces: bool) -> tuple[Swarm, PeerId]:
-    """Not the leader. It has the commit; what it sends never arrives, or not everywhere."""
+    """A member that is no leader crashes with the commit; its uploads do not arrive everywhere."""
     swarm = swarm_of(5, slices=2)
     crashed: list[PeerId] = []
 
@@ -539,7 +539,7 @@ def test_two_leaders_with_split_views_make_two_versions_that_are_mixed() -> None
 
 @pytest.mark.parametrize("apart_s", [50.0, 120.0])
 def test_a_light_side_rebases_on_a_heavy_one(apart_s: float) -> None:
-    """What it did is offered again, unless they parted more versions ago than work may be old."""
+    """The work is offered again, unless they parted more versions ago than work may be old."""
     swarm = swarm_of(9)
     swarm.heap.call_at(20.0, swarm.network.partition, [["p0", "p1"]])
     swarm.heap.call_at(20.0 + apart_s, swarm.network.heal)

@@ -1,4 +1,4 @@
-"""What is left of the rounds where more fragments are due than may be under way at once:
+"""Rounds that are left where more fragments are due than may be under way at once:
 ``python -m tests.averaging.simulated.turns_experiment``. Virtual time, half a minute of work.
 """
 

@@ -1,4 +1,4 @@
-"""What a keeper needs to lead: an incarnation that commits hold, and to know that it is dialled."""
+"""A keeper that leads: it has an incarnation that commits hold, and knows that it is dialled."""
 
 from __future__ import annotations
 

@@ -439,7 +439,7 @@ SEED = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGVBEgkHzjFQg5VNNCdTSh3MPQbYUsFKVpLLUwz3
 
 @pytest.fixture
 def began(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[FoundRun, JoinSettings]]:
-    """What a command would take part with."""
+    """The settings that a command would take part with."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     taken: list[tuple[FoundRun, JoinSettings]] = []
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import datetime
 import hashlib
-import ipaddress
 import re
 import socket
 import socketserver
@@ -14,14 +12,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from peer.data.downloads import Downloads, KnownHashes
 from peer.errors import DataUnavailable
 from peer.https import https_opener, is_public
 from peer.run_file.places import Place
+from tests.peer.certificates import tls_contexts
 
 CONTENT = bytes(range(256)) * 4096 * 3
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -86,37 +82,7 @@ class Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """The contexts of a server on 127.0.0.1 and of a client that trusts it."""
-    folder = tmp_path_factory.mktemp("tls")
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
-    now = datetime.datetime.now(datetime.UTC)
-    alternatives = x509.SubjectAlternativeName(
-        [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
-    )
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(alternatives, critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "c.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / "k.pem").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(folder / "c.pem", folder / "k.pem")
-    return server, ssl.create_default_context(cafile=str(folder / "c.pem"))
+    return tls_contexts(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture

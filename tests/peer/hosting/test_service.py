@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 
 from peer import cli
+from peer.doctor import this_machine
+from peer.doctor.this_machine import check_service
+from peer.hosting import service
 from peer.hosting.service import (
     ServiceFileError,
     ServiceNotifier,
+    check_seen,
     service_unit,
     write_service,
 )
@@ -51,6 +55,43 @@ def test_a_python_in_a_home_folder_is_not_hidden_from_its_own_service() -> None:
     assert line_of(service_unit(Path("/home/me/bin/python"), []), "ProtectHome") == "read-only"
 
 
+def test_a_unit_is_not_written_for_an_installation_that_it_could_not_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(service, "TEMPORARY", (tmp_path / "tmp",))
+    tmp_path.chmod(0o755)
+    for folder, mode in (("tmp", 0o755), ("closed", 0o700), ("open", 0o755)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "python").touch()
+        (tmp_path / folder / "python").chmod(0o755)
+        (tmp_path / folder).chmod(mode)
+    unit = tmp_path / "shoal-bootstrap.service"
+    command = ["bootstrap", "--install-service"]
+    monkeypatch.setattr(service, "own_installation", lambda: (tmp_path / "tmp" / "python",))
+    assert cli.run([*command, "--service-file", str(unit)]) == 2
+    assert "another, empty folder for a service (PrivateTmp)" in capsys.readouterr().err
+    monkeypatch.setattr(service, "own_installation", lambda: (tmp_path / "closed" / "python",))
+    assert cli.run([*command, "--service-file", str(unit)]) == 2
+    assert "is closed to other users; install shoal where every user" in capsys.readouterr().err
+    assert not unit.exists()
+    assert cli.run(command) == 0  # printed, perhaps for another machine
+    printed = capsys.readouterr()
+    assert printed.out.startswith("[Unit]")
+    assert "is closed to other users" in printed.err
+    monkeypatch.setattr(this_machine, "own_installation", lambda: (tmp_path / "tmp" / "python",))
+    assert check_service().state == "warning"
+    assert "venv /opt/shoal" in (check_service().remedy or "")
+
+
+def test_an_installation_that_everybody_may_read_is_seen_by_a_service() -> None:
+    check_seen([Path("/usr/bin/env"), Path("/nowhere/python")])
+
+
+def test_a_library_in_a_home_folder_is_not_hidden_from_the_service() -> None:
+    unit = service_unit(PYTHON, [], installation=[Path("/home/me/.pyenv/versions/3.12")])
+    assert line_of(unit, "ProtectHome") == "read-only"
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 def test_systemd_accepts_the_unit_and_rates_it_safe(tmp_path: Path) -> None:
     path = tmp_path / "shoal-bootstrap.service"
@@ -74,7 +115,8 @@ def test_systemd_accepts_the_unit_and_rates_it_safe(tmp_path: Path) -> None:
     assert judged.returncode == 0, judged.stdout  # an exposure of 2.0 or less, of 10
 
 
-def test_the_unit_is_written_atomically(tmp_path: Path) -> None:
+def test_the_unit_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "own_installation", lambda: (Path("/usr/bin/env"),))
     path = tmp_path / "shoal-bootstrap.service"
     assert cli.run(["bootstrap", "--install-service", "--service-file", str(path)]) == 0
     assert path.read_text().startswith("[Unit]\n")

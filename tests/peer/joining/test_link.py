@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import http.server
-import ipaddress
 import ssl
 import threading
 import time
@@ -11,10 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 from multiaddr import Multiaddr
@@ -25,6 +19,7 @@ from peer.joining.link import Link, find_run, is_news, only_from, parse_link, sh
 from peer.run_file.reading import RUN_FILE_MAX_BYTES
 from peer.run_file.sections import RunFile
 from peer.run_file.writing import template, to_toml
+from tests.peer.certificates import tls_contexts
 
 RUN = RunFile(name="a-run")
 PEER = Identity.from_seed(bytes(32)).peer_id
@@ -250,47 +245,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    built = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
-        )
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "cert.pem").write_bytes(built.public_bytes(serialization.Encoding.PEM))
-    (folder / "key.pem").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return folder / "cert.pem", folder / "key.pem"
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ssl.SSLContext]]:
-    cert, key = certificate(tmp_path_factory.mktemp("tls"))
-    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    serving.load_cert_chain(cert, key)
+    serving, trusting = tls_contexts(tmp_path_factory.mktemp("tls"))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
         httpd.socket = serving.wrap_socket(httpd.socket, server_side=True)
         thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
-        yield (
-            f"https://127.0.0.1:{httpd.server_port}",
-            ssl.create_default_context(cafile=str(cert)),
-        )
+        yield f"https://127.0.0.1:{httpd.server_port}", trusting
         httpd.shutdown()
         thread.join()
 

@@ -1,4 +1,4 @@
-"""What a peer says about who can be dialled in its run."""
+"""Messages of a peer about the peers of its run that can be dialled."""
 
 from __future__ import annotations
 

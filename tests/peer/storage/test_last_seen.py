@@ -1,4 +1,4 @@
-"""What a machine remembers of a run: from a record, from a checkpoint, from the peers met."""
+"""The memory of a machine of a run: a record, a checkpoint, and the peers met."""
 
 from __future__ import annotations
 
