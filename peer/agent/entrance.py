@@ -94,7 +94,7 @@ class Entrance:
         self._begin = begin
         self._tell_at = 0.0
         self._known: str | None = None
-        """What this machine knows of the run, in words."""
+        """Memory of the run on this machine, in words."""
 
     def __repr__(self) -> str:
         return f"Entrance({self._online!r})"

@@ -58,7 +58,7 @@ class LastSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """What a peer is doing, for commands of its owner."""
+    """Phase of a peer, for commands of its owner."""
 
     name: str
     """The phase that it is in."""
