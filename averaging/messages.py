@@ -48,6 +48,8 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Index: TypeAlias = Annotated[int, Meta(ge=0, lt=2**16)]
 Reason: TypeAlias = Annotated[str, Meta(max_length=300)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=40)]
+SitePass: TypeAlias = Annotated[str, Meta(min_length=1, max_length=160)]
+"""Public key and signature (``averaging.rules.sites``)."""
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e7)]
 BytesPerSecond: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e15)]
 Signature: TypeAlias = Annotated[bytes, Meta(max_length=64)]
@@ -105,7 +107,7 @@ class Head(_Part, frozen=True):
     lineage: Digest
     links: Links
     signatures: Signatures = ()
-    """Of peers that have stood on the newest link: its certificate, if they are enough."""
+    """Signatures of peers that have stood on the newest link; enough of them certify it."""
 
 
 class Entry(_Part, frozen=True):
@@ -129,7 +131,7 @@ class Entry(_Part, frozen=True):
     """The tokens in the ``Join``, if not all of them count."""
     batch_tokens_max: Count = 0
     bytes_per_s: BytesPerSecond = 0.0
-    site: Name | None = None
+    site: SitePass | None = None
     signature: Signature = b""
     """The member's, under ``claim_in`` the commit."""
 
@@ -176,6 +178,11 @@ class Commit(_Part, frozen=True, kw_only=True):
     upload_s: Seconds
     """Both durations count from when a peer receives the commit, on its own clock."""
     round_s: Seconds
+    on_probation: Indices = ()
+    """Members that do not count for the leader (``averaging.rules.probation``), ascending: their
+    share is bounded, and they neither reduce nor vote. Members check it by their own views. Left
+    out of the bytes if there are none.
+    """
 
     def __post_init__(self) -> None:
         check_incarnation(self.leader_incarnation, name="leader_incarnation")
@@ -194,7 +201,10 @@ class Commit(_Part, frozen=True, kw_only=True):
     @property
     def voters(self) -> tuple[int, ...]:
         """Indices of the members whose votes count, ascending: the acceptors of its seal."""
-        return tuple(range(len(self.members)))
+        everybody = range(len(self.members))
+        if not self.on_probation:
+            return tuple(everybody)
+        return tuple(index for index in everybody if index not in self.on_probation)
 
     @property
     def majority(self) -> int:
@@ -226,8 +236,8 @@ class Join(_Message, frozen=True):
     codecs: Annotated[tuple[Name, ...], Meta(max_length=CODECS_MAX)]
     failed: Annotated[tuple[Peer, ...], Meta(max_length=FAILED_MAX)] = ()
     """Leaders of higher rank that did not answer this member."""
-    site: Name | None = None
-    """Peers that name the same site are near: one may carry the work of all over the slow link."""
+    site: SitePass | None = None
+    """Peers that prove the same site are near: one may carry the work of all over the slow link."""
     signature: Signature = b""
     """The sender's, under ``claim_of``: all that a commit says of a member, for one leader."""
 
@@ -358,7 +368,8 @@ class Void(_Message, frozen=True):
     ballot: Ballot = 0
     """The ballot of the coordinator that found it void."""
     votes: Votes = ()
-    """Votes of a majority for the empty seal; none if it was forsworn, or too few were in it."""
+    """Votes of a majority for the empty seal, or its vows if ``forsworn``; none if too few members
+    were in the round."""
 
 
 # Reducing
@@ -456,6 +467,8 @@ class Forsworn(_Message, frozen=True):
 
     round: Digest
     head: Head | None
+    signature: Signature = b""
+    """Under ``vow``: others are shown it."""
 
 
 class Ask(_Message, frozen=True):
@@ -541,7 +554,7 @@ class Claim(_Part, frozen=True, kw_only=True):
     batch_tokens_max: Count
     bytes_per_s: BytesPerSecond
     reachable: bool
-    site: Name | None
+    site: SitePass | None
 
 
 _T = TypeVar("_T")
@@ -570,7 +583,8 @@ def decode(data: bytes) -> Message:
 
 def encode_commit(commit: Commit) -> bytes:
     """Return the bytes that are signed, and whose digest names the round."""
-    return _encoder.encode(commit)
+    fields = msgspec.structs.astuple(commit)
+    return _encoder.encode(fields if commit.on_probation else fields[:-1])
 
 
 @lru_cache(maxsize=128)
@@ -646,6 +660,11 @@ def vote(round_id: bytes, ballot: int, seal: tuple[int, ...]) -> bytes:
     return b"shoal vote 1 " + _encoder.encode((round_id, ballot, seal))
 
 
+def vow(round_id: bytes) -> bytes:
+    """Return what a member signs when it vows never to finish this round."""
+    return b"shoal vow 1 " + round_id
+
+
 def link_claim(topic: bytes, fragment: int, link: Link) -> bytes:
     """Return what a peer signs that stands on this version of a fragment."""
     said = (topic, fragment, link.version, link.lineage, link.tokens)
@@ -702,6 +721,11 @@ def _problem(commit: Commit) -> str | None:
             return "a mix has no delegates: carriers bring states, not contributions"
         if entry.delegate >= members or commit.members[entry.delegate].delegate is not None:
             return "a delegate is not a member, or has a delegate of its own"
+    if commit.on_probation:
+        if list(commit.on_probation) != sorted(set(commit.on_probation)):
+            return "its members on probation are not in order"
+        if commit.on_probation[-1] >= members or not commit.voters:
+            return "a member on probation is not a member, or all are"
     if not (_is_sane(commit.eta) and _is_sane(commit.mu)):
         return f"eta {commit.eta} or mu {commit.mu} is not a number between 0 and 10"
     if commit.kind == "merge":
@@ -714,8 +738,8 @@ def _problem(commit: Commit) -> str | None:
         return None
     if not len(commit.carriers) == len(commit.mix_tokens) == len(commit.ancestors) == parents:
         return "a mix names a carrier, a weight and a chain for each parent"
-    if any(carrier >= members for carrier in commit.carriers):
-        return "a carrier is not a member"
+    if any(carrier not in commit.voters for carrier in commit.carriers):
+        return "a carrier is not a member, or on probation"
     return None
 
 

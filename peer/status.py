@@ -72,7 +72,7 @@ class Status(Struct, frozen=True, array_like=True, kw_only=True):
     """
     founding: Text = ""
     """``peer.storage.outer_state.founding_name`` of the states: equal for one history of a run."""
-    ended_at: Annotated[float, Meta(ge=0, le=1e12)] | None = None
+    ended_at: Annotated[float, Meta(ge=0, le=2.5e11)] | None = None
     """Wall-clock time at which the run ended; ``None`` while it goes on."""
     rest: Text | None = None
     """The reason why the trainer rests; ``None`` if it does not."""

@@ -47,6 +47,7 @@ from averaging.round.effects import refusal
 from averaging.round.inputs import (
     AnswerEveryCall,
     Due,
+    FoldWhenAlone,
     GatherEverybody,
     GiveWay,
     Leave,
@@ -62,6 +63,7 @@ from averaging.round.phase import Phase
 from averaging.round.silence import LastHeard
 from averaging.round.turns import NO_PLACE, Turns, holder_that_gives_way
 from averaging.rules.line_pace import exchanges_at_once
+from averaging.rules.probation import Probation
 from dht.host import Host
 from dht.identity import PeerId
 
@@ -118,7 +120,7 @@ class Averager:
             bulk=self._serve,
             settings=self.settings.transport,
             addresses=around.addresses,
-            prefers=self._is_established,
+            prefers=self.is_established,
         )
         outside = self.settings.outside_bytes_max
         self.workshop = Workshop(
@@ -136,7 +138,7 @@ class Averager:
             library=self,
             threads=self.threads,
             settings=self.settings.fetch,
-            prefers=self._is_established,
+            prefers=self.is_established,
         )
         self.fetcher = Fetcher(
             host, terms.run, self.threads, self.settings.fetch, around.on_fetched
@@ -148,6 +150,7 @@ class Averager:
         self._works = [FragmentWork(self, index) for index in range(len(terms.layout.fragments))]
         self._last_heard = LastHeard()
         self.sources = UnreliableSources(terms.policy)
+        self.probation = Probation(terms.policy.probation, trusted=around.trusted)
         self._turns = Turns()
         self._catching = asyncio.Semaphore(self.settings.catching_max)
         self._catching_slowly = asyncio.Lock()
@@ -266,7 +269,7 @@ class Averager:
         head, machine = Standing.of(state).head(), self._works[state.fragment].machine
         if machine is None:
             return head
-        return machine.certificates.show(head, machine.standing, self.now())
+        return machine.certificates.show(head, self.now())
 
     # ``fetch.Library``
 
@@ -312,6 +315,47 @@ class Averager:
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         assert self._tasks is not None
         return self._tasks.create_task(work, name=name)
+
+    async def merge_pending(self, *, timeout_s: float) -> bool:
+        """Have the work up to now merged before this peer leaves. ``False``: not all was.
+
+        It offers every fragment at once and answers every call, and counts as any other member: its
+        tokens are merged under its own name, so once per lineage holds as in every round. The
+        others join as soon as they have half a cycle of steps, so most of a leaver's work is merged
+        within as long. A keeper or another peer that offered the work in its place would need a
+        right to do so that outlives the leaver, and a merge that is decided after the leaver has
+        counted its tokens: two fates for one token. So a peer waits instead of handing over.
+        """
+        if self.port is None:
+            return True
+        step = self.port.progress().step
+        self.answer_every_call()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while lacking := self._lacking(step):
+                    if not self._others_train():
+                        return False
+                    self.make_due(lacking)
+                    await asyncio.sleep(self.settings.progress_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def _lacking(self, step: int) -> list[int]:
+        """The fragments that do not contain this peer's work up to its own step."""
+        return [
+            work.index
+            for work in self._works
+            if work.state is not None and self.life.mark_in(work.state.merged) < step
+        ]
+
+    def _others_train(self) -> bool:
+        now = self.now()
+        return any(
+            seen.trains and seen.is_live(now)
+            for peer, seen in self.view.items()
+            if peer != self.life.peer
+        )
 
     async def drain(self, *, timeout_s: float) -> bool:
         """Begin no round any more and let those under way end. ``False``: not all did."""
@@ -411,9 +455,12 @@ class Averager:
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _is_established(self, peer: PeerId) -> bool:
-        seen = self.view.get(peer)
-        return seen is not None and seen.is_established(self.now())
+    def is_established(self, peer: PeerId) -> bool:
+        now, seen = self.now(), self.view.get(peer)
+        if seen is None or not seen.is_established(now):
+            return False
+        live = [other for other, each in self.view.items() if each.is_live(now)]
+        return self.probation.is_established(peer, [self.life.peer, *live], now)
 
     def event(self, event: str, **fields: Any) -> None:
         self._on_event(event, fields)
@@ -432,7 +479,7 @@ class Averager:
         say. What strangers and newcomers send is only counted.
         """
         if (
-            not self._is_established(peer)
+            not self.is_established(peer)
             or peer in self._told_not_a_commit
             or len(self._told_not_a_commit) >= PEERS_BLAMED_MAX
         ):
@@ -485,6 +532,13 @@ class Averager:
         for work in self._works:
             if work.machine is not None:
                 work.machine.handle(AnswerEveryCall(), self.now())
+
+    def fold_when_alone(self) -> None:
+        """Make the learner's pending work part of the state now, if nobody else trains."""
+        for work in self._works:
+            if work.machine is not None:
+                work.machine.handle(FoldWhenAlone(), self.now())
+        self.make_due(range(len(self._works)))
 
     def gather_everybody(self) -> None:
         """Put all peers into one group from now on, up to the longest possible roster.

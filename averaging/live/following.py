@@ -408,7 +408,7 @@ class _Trust:
         return self._machine.catching_up.holders_min(self._averager.now())
 
     def counts(self, peer: PeerId) -> bool:
-        return self._machine.catching_up.counts(peer, self._averager.now())
+        return self._machine.certificates.counts(peer, self._averager.now())
 
     def hear(self, manifest: Manifest, signatures: Signatures) -> None:
         self._machine.certificates.hear(manifest.tip, signatures, self._averager.now())

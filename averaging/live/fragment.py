@@ -64,6 +64,7 @@ from averaging.round.inputs import (
 from averaging.round.machine import FragmentRounds
 from averaging.round.reducer import Length
 from averaging.round.turns import rank
+from averaging.rules.sites import site_pass
 from averaging.rules.usual_norms import UsualNorms
 from dht.identity import PeerId, verify
 
@@ -160,7 +161,7 @@ class FragmentWork:
             sign=averager.me.identity.sign,
             verify=verify,
             founder=averager.me.founder,
-            site=averager.me.site,
+            site=site_pass(averager.me.site, averager.me.identity.peer_id),
             norm_ratio_max=averager.settings.norm_ratio_max,
         )
         self.machine = FragmentRounds(
@@ -169,6 +170,7 @@ class FragmentWork:
             view=averager.view,
             standing=None if self.state is None else Standing.of(self.state),
             sources=averager.sources,
+            probation=averager.probation,
             step=port.progress().step if port is not None else 0,
             now=averager.now(),
         )

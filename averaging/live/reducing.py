@@ -326,8 +326,9 @@ class Reducing:
             return
         if self._answerable[index].is_set() or self.parts.merged[index].filled:
             return
-        if any(entry.delegate is not None for entry in self.parts.commit.members):
-            return  # the members of a bundle are not known before it is here
+        commit = self.parts.commit
+        if commit.on_probation or any(entry.delegate is not None for entry in commit.members):
+            return  # a bundle's members are not known before it is here; newcomers may not come
         sources: list[Growing] = []
         everybody = tuple(sorted(expected_of(self.parts.commit)))
         for entry in everybody:

@@ -28,6 +28,7 @@ from averaging.round.machine import FragmentRounds
 from averaging.round.taking_over import Learner, Life
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
+from averaging.rules.probation import Probation
 from dht.identity import PeerId
 
 
@@ -81,17 +82,24 @@ class Services(Protocol):
     begins_from: Callable[[PeerId], bool]
     reachable: bool
     sources: UnreliableSources
+    probation: Probation
     threads: Threads
     transport: Transport
     fetcher: Fetcher
     workshop: Workshop
+
+    def catching_up(self) -> AbstractAsyncContextManager[None]:
+        """A turn to fetch a fragment: few are fetched at once, and one on a slow line."""
+        ...
 
     @property
     def bytes_per_s(self) -> float: ...
 
     def now(self) -> float: ...
 
-    def catching_up(self) -> AbstractAsyncContextManager[None]: ...
+    def is_established(self, peer: PeerId) -> bool:
+        """True if a peer has been here for a while and counts."""
+        ...
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
 

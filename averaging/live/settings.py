@@ -110,7 +110,7 @@ class Participant:
     reachable: bool = True
     """True if others can dial it, as far as is known at the start."""
     site: str | None = None
-    """Peers with the same value are near each other (``averaging.rules.sites``)."""
+    """Label of its site, a secret of the peers there (``averaging.rules.sites``)."""
 
     @property
     def life(self) -> Life:
@@ -142,6 +142,9 @@ class Surroundings:
     begins_from: Callable[[PeerId], bool] = lambda peer: True
     """True if the first state of a fragment may come from a peer. All fragments of a newcomer must
     be of one founding of the run."""
+    trusted: Callable[[PeerId], bool] = lambda peer: False
+    """True if the run's owner vouches for a peer: it is never on probation
+    (``averaging.rules.probation``)."""
     on_event: EventHandler = lambda event, fields: None
     """Hears every transition that a person or a log may want; must not raise and must not wait."""
     on_fetched: Callable[[FetchProgress], None] = lambda progress: None

@@ -38,8 +38,6 @@ FETCH_BASE_S = 30.0
 ATTEMPTS_IN_VAIN = 3
 """Own attempts that led to no version before the word of one peer is taken, if nothing else is
 heard for ``doubt_s``."""
-HOLDERS_MIN = 2
-"""Peers that must hold the same bits of a state before it is taken, where as many are in sight."""
 TRANSFERS_AT_ONCE = 4
 """Transfers that share the line with that of a state: another state, and rounds."""
 
@@ -274,13 +272,9 @@ class CatchingUp:
         """True if this peer may take the state at this link."""
         return self._certificates.is_certified(link, now, by_one=self._is_stuck(now))
 
-    def counts(self, peer: PeerId, now: float) -> bool:
-        """True if a peer's word counts when a state is taken."""
-        return peer in self._peers.electorate(now)
-
     def holders_min(self, now: float) -> int:
         """Number of peers that count and must hold the same bits of a state that is fetched."""
-        return 1 if self._is_stuck(now) else min(HOLDERS_MIN, len(self._peers.electorate(now)))
+        return 1 if self._is_stuck(now) else self._certificates.holders_min(now)
 
     def _is_stuck(self, now: float) -> bool:
         since = self._uncertified_since

@@ -10,10 +10,13 @@ A link is **certified** for this peer when enough peers have signed whose word c
 majority of the smallest round that the run's quorum allows among those in sight, at least two, or
 all there are if they are fewer (``Neighbourhood.electorate``). So nobody's word alone moves a peer
 that sees more than one other. Nothing is learned from signatures of strangers or of newcomers.
+Peers that contributed to the state that this peer holds count by themselves: newcomers that come
+all at once beside a founder follow it, however many they are.
 
 Members sign as they finish a round. The coordinator gathers their signatures and sends them along
 when all have finished; a peer that is shown a head with too few of them asks others
-(``averaging.round.catching_up``).
+(``averaging.round.catching_up``). Joins and calls carry the sender's signature alone, because most
+of them are read by peers that stand on the same link.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ import msgspec
 
 from averaging import messages
 from averaging.bounded_mapping import BoundedMapping
-from averaging.history.chain import ChainLink
 from averaging.history.standing import Standing, tokens_of
 from averaging.messages import Head, Link, Signatures
 from averaging.round.identity import Identity
 from averaging.round.neighbourhood import Neighbourhood
 from dht.identity import PeerId
 
+HOLDERS_MIN = 2
+"""Peers that must hold the same bits of a state before it is taken, where as many are in sight."""
 LINKS_KEPT = 16
 """Links whose signatures are kept. Older ones are of no use: a round's link follows on them."""
 SIGNATURES_SPARE = 1
@@ -38,29 +42,31 @@ SIGNATURES_SPARE = 1
 class Certificates:
     """The signatures under the newest links that this peer stands on or has heard of."""
 
-    __slots__ = ("_id", "_kept", "_peers")
+    __slots__ = ("_id", "_kept", "_peers", "standing")
 
-    def __init__(self, identity: Identity, peers: Neighbourhood) -> None:
+    def __init__(self, identity: Identity, peers: Neighbourhood, standing: Standing | None) -> None:
         self._id = identity
+        self.standing = standing
+        """This peer's standing; the machine keeps it up to date."""
         self._peers = peers
         self._kept = BoundedMapping[Link, dict[PeerId, bytes]](LINKS_KEPT)
 
     def __repr__(self) -> str:
         return f"Certificates({self._id.me}, {len(self._kept)} links)"
 
-    def show(self, head: Head, standing: Standing | None, now: float) -> Head:
-        """Return a head with the signatures under it; the own one if this peer stands on it."""
-        link = link_of(head)
-        if standing is not None and link == link_of(standing.head()):
-            self._sign(link)
-        return msgspec.structs.replace(head, signatures=self.signatures(link, now))
+    def show(self, head: Head, now: float, *, briefly: bool = False) -> Head:
+        """Return a head with the signatures under it; the own one if this peer stands on it.
 
-    def signatures(self, link: Link | ChainLink, now: float) -> Signatures:
-        """Return as many signatures under a link as another peer may need, the own one first."""
-        known = self._kept.get(Link(*link) if isinstance(link, ChainLink) else link, {})
+        ``briefly``: with the own one alone.
+        """
+        link = link_of(head)
+        if self.standing is not None and link == link_of(self.standing.head()):
+            self._sign(link)
+        most = 1 if briefly else self._needed(len(self._peers.electorate(now))) + SIGNATURES_SPARE
+        known = self._kept.get(link, {})
         order = sorted(known, key=lambda peer: (peer != self._id.me, peer))
-        most = self._needed(len(self._peers.electorate(now))) + SIGNATURES_SPARE
-        return tuple((peer, known[peer]) for peer in order[:most])
+        signatures = tuple((peer, known[peer]) for peer in order[:most])
+        return msgspec.structs.replace(head, signatures=signatures)
 
     def _sign(self, link: Link) -> None:
         known = self._of(link)
@@ -99,7 +105,26 @@ class Certificates:
             return False
         electorate = self._peers.electorate(now)
         signed = len(electorate.intersection(known))
-        return signed >= (1 if by_one else self._needed(len(electorate)))
+        if signed >= (1 if by_one else self._needed(len(electorate))):
+            return True
+        contributors = self._contributors
+        return self._needed(len(contributors)) <= len(contributors & known.keys())
+
+    def counts(self, peer: PeerId, now: float) -> bool:
+        """True if a peer's word counts when a state is taken."""
+        return peer in self._peers.electorate(now) or peer in self._contributors
+
+    def holders_min(self, now: float) -> int:
+        """Number of peers that count and must hold the same bits of a state that is fetched."""
+        alone = len(self._contributors) == 1
+        return 1 if alone else min(HOLDERS_MIN, len(self._peers.electorate(now)))
+
+    @property
+    def _contributors(self) -> frozenset[PeerId]:
+        """The other peers whose work is in the state that this peer holds."""
+        if self.standing is None:
+            return frozenset()
+        return frozenset(self.standing.merged) - {self._id.me}
 
     def signers(self, link: Link) -> tuple[PeerId, ...]:
         """Return the other peers that are known to have signed a link."""

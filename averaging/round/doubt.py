@@ -108,11 +108,11 @@ class Doubting:
         return [Send(peer, ask) for peer in roster if peer not in doubt.forsworn]
 
     def is_answered_by(self, sender: PeerId, round_id: bytes) -> bool:
-        """True if this peer may say how the round in doubt ended: the roster may."""
+        """True if this peer may say how the round in doubt ended: its voters may."""
         doubt = self.doubt
         if doubt is None or doubt.round != round_id:
             return False
-        return doubt.commit.index(sender) is not None
+        return doubt.commit.index(sender) in doubt.commit.voters
 
     def receive(self, sender: PeerId, message: Message, now: float) -> Changes:
         """A member has said something about the round in doubt.
@@ -141,6 +141,8 @@ class Doubting:
         several = self._has_several_groups(doubt, now)
         if several and message.head and message.head.version >= doubt.commit.version:
             return []  # an earlier incarnation of it may have finished
+        if not self._id.verify(sender, messages.vow(doubt.round), message.signature):
+            return []
         doubt.forsworn.add(sender)
         commit = doubt.commit
         if len(doubt.forsworn) == len(commit.members):

@@ -215,6 +215,11 @@ class AnswerEveryCall:
 
 
 @dataclass(frozen=True, slots=True)
+class FoldWhenAlone:
+    """This peer is about to leave: while it is alone, fold without waiting for others to return."""
+
+
+@dataclass(frozen=True, slots=True)
 class GatherEverybody:
     """The end is near: all peers form one group, as far as a roster can be long."""
 
@@ -241,5 +246,6 @@ Input: TypeAlias = (
     | ReachabilityChanged
     | LineMeasured
     | AnswerEveryCall
+    | FoldWhenAlone
     | GatherEverybody
 )

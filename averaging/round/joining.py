@@ -76,6 +76,7 @@ class Joining:
         "_snapshot_used",
         "attempt",
         "call",
+        "folds_at_once",
     )
 
     def __init__(self, identity: Identity, peers: Neighbourhood, pace: Pace) -> None:
@@ -95,6 +96,8 @@ class Joining:
         self._snapshot_used = False
         self._alone_since: float | None = None
         self._met_others = False
+        self.folds_at_once = False
+        """The peer leaves, and does not wait for others to return before it folds."""
         self._joins = 0
         self._failed_joins = BoundedMapping[PeerId, int](LEADERS_REMEMBERED_MAX)
 
@@ -119,7 +122,8 @@ class Joining:
             founding = (
                 self._id.founder and not self._met_others and not self._peers.others_arrive(now)
             )
-            if not founding and now - self._alone_since < self._policy.alone_s:
+            waits = not (founding or self.folds_at_once)
+            if waits and now - self._alone_since < self._policy.alone_s:
                 return [Note("alone"), RetryLater()]
             self._folds = True
         return self._ask_learner("alone, so I fold" if self._folds else "due", now)

@@ -220,7 +220,7 @@ class Leading:
                     return [compare, HoldJoin(sender, join, reason, must_be_catching=True)]
                 return None  # an auxiliary has nothing to fetch
             case Apart() as apart:
-                if apart.they_are_light:
+                if apart.they_are_light or not self._peers.is_established(sender, now):
                     return [Send(sender, messages.Compare(self._id.fragment, mine))]
                 if apart.i_am_light and standing is not None:
                     reason = "I rebase on you"
@@ -284,8 +284,12 @@ class Leading:
         gathering = self.gathering
         if gathering is None:
             return [*self._open(sender, join, situation, now), AdmitJoin(sender, join)]
-        if sender not in gathering.joins and len(gathering.joins) >= self._peers.group_size:
-            return [self._refusal(sender, join, "the group is full")]
+        changes: Changes = []
+        if sender not in gathering.joins:
+            left_out = self._without_room(sender, join, gathering, now)
+            changes = [self._refusal(*late, "the group is full") for late in left_out]
+            if (sender, join) in left_out:
+                return changes
         known = gathering.joins.get(sender)
         if known is None or known.join <= join.join:
             gathering.joins[sender] = join
@@ -293,11 +297,29 @@ class Leading:
             gathering.passed.discard(sender)
             self._did_not_come.pop(sender, None)
         noted = self._noted(sender, join, now)
-        if gathering.quorum_at is None and len(gathering.joins) >= 2:
-            turnout = self._turnout(gathering, now)
-            if turnout.joined >= self._policy.quorum.needed(max(turnout.live, turnout.joined)):
-                gathering.quorum_at = now
-        return [noted, *self.consider_closing(situation, now)]
+        is_first = gathering.quorum_at is None and len(gathering.joins) >= 2
+        if is_first and self._policy.quorum.is_reached(self._turnout(gathering, now)):
+            gathering.quorum_at = now
+        return [*changes, noted, *self.consider_closing(situation, now)]
+
+    def _without_room(
+        self, sender: PeerId, join: Join, gathering: Gathering, now: float
+    ) -> list[tuple[PeerId, Join]]:
+        """The joins for which there is no place if this peer joins too.
+
+        Newcomers have half of the places, and give way to those that count.
+        """
+        size = self._peers.group_size
+        newcomers = sorted(self._peers.newcomers(gathering.joins, now))
+        full = len(gathering.joins) >= size
+        if not self._peers.is_established(sender, now):
+            full = full or len(newcomers) >= size // 2
+            return [(sender, join)] if full else []
+        if not full:
+            return []
+        return (
+            [(newcomers[-1], gathering.joins.pop(newcomers[-1]))] if newcomers else [(sender, join)]
+        )
 
     def _noted(self, sender: PeerId, join: Join, now: float) -> Send:
         assert self.gathering is not None
@@ -321,12 +343,14 @@ class Leading:
         until = now + self._policy.quorum.wait_s
         group = self._peers.group(sender, join.head.version, now)
         look_at = now + self._policy.resend_s
-        self.gathering = Gathering(group, until=until, look_at=look_at, now=now)
+        self.gathering = Gathering(
+            (*group, *self._peers.to_call(group, now)), until=until, look_at=look_at, now=now
+        )
         if not self._peers.trains or situation.standing is None or me not in group:
             self.gathering.passed.add(me)
-        others = [peer for peer in group if peer != sender]
+        others = [peer for peer in self.gathering.group if peer != sender]
         changes: Changes = [
-            Note("gathering", {"group": len(group)}),
+            Note("gathering", {"group": len(self.gathering.group)}),
             *self._call(others, self.gathering, join.head, situation, now),
         ]
         if sender != me and me in group:
@@ -391,6 +415,7 @@ class Leading:
         if self.splits_each_round(situation, now):
             return []
         group = self._group_in_sight(gathering, situation, now)
+        group = (*group, *self._peers.to_call(group, now))
         found = [peer for peer in group if peer not in gathering.group]
         if not found:
             return []
@@ -562,6 +587,7 @@ class Leading:
             lambda peer: self._peers.is_live(peer, now),
             room=self._peers.group_size,
             answer_s=self._policy.suspect_s,
+            on_probation=self._peers.newcomers({*gathering.group, *gathering.joins}, now),
         )
 
     def _median_step_s(self, gathering: Gathering) -> float:
@@ -624,6 +650,7 @@ class Leading:
             self._policy,
             encoded_bytes=self._id.encoded_bytes,
             apart=self._kind_of_lineages_apart(gathering, situation, now),
+            on_probation=self._peers.newcomers(gathering.joins, now),
         )
         encoded = messages.encode_commit(commit)
         return SignedCommit(messages.digest(encoded), commit, encoded, self._id.sign(encoded))

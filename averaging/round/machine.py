@@ -181,6 +181,7 @@ from averaging.rules import final_mix, plausible
 from averaging.rules.due import DueTime
 from averaging.rules.mixing import Measured
 from averaging.rules.peer_view import PeerView
+from averaging.rules.probation import Probation
 from averaging.rules.sites import carries
 from dht.identity import PeerId
 
@@ -237,26 +238,29 @@ class FragmentRounds:
         view: Mapping[PeerId, PeerView],
         standing: Standing | None,
         sources: UnreliableSources | None = None,
+        probation: Probation | None = None,
         step: int = 0,
         now: float = 0.0,
     ) -> None:
         """``view``: kept up to date by the owner. ``standing``: ``None`` for an auxiliary peer
-        without state. ``sources``: shared with the peer's other fragments. ``step``: the learner's
-        own step now.
+        without state. ``sources``, ``probation``: shared with the peer's other fragments. ``step``:
+        the learner's own step now.
         """
         circumstances = circumstances or Circumstances()
         self._id = identity
         self.policy = identity.policy
         self.standing = standing
         version = standing.version if standing else 0
-        self.peers = Neighbourhood(identity, circumstances, view, now=now)
+        self.peers = Neighbourhood(identity, circumstances, view, now=now, probation=probation)
+        if version or standing is None:
+            self.peers.probation.saw_all = False
         """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
         self.pace = Pace(self.policy.due, self.peers, fragment=identity.fragment, step=step)
         self._begun_at_step = step
         self.joining = Joining(identity, self.peers, self.pace)
         self.leading = Leading(identity, self.peers, self.pace)
         sources = sources or UnreliableSources(self.policy)
-        self.certificates = Certificates(identity, self.peers)
+        self.certificates = Certificates(identity, self.peers, standing)
         self.catching_up = CatchingUp(identity, self.peers, sources, self.certificates)
         self.doubting = Doubting(identity, self.peers)
         self.phase = Phase.IDLE
@@ -409,6 +413,8 @@ class FragmentRounds:
                 self._consider_line(now)
             case inputs.AnswerEveryCall():
                 self.due_time.eager = True
+            case inputs.FoldWhenAlone():
+                self.joining.folds_at_once = True
             case inputs.GatherEverybody():
                 self.peers.group_size = messages.ROSTER_MAX
 
@@ -595,7 +601,8 @@ class FragmentRounds:
                 # Not finished by this incarnation, and from now on never: should the commit still
                 # come, it is declined.
                 mine = self.standing.head() if self.standing else None
-                vow = messages.Forsworn(self.fragment, round_id, mine)
+                signature = self._id.sign(messages.vow(round_id))
+                vow = messages.Forsworn(self.fragment, round_id, mine, signature)
                 self._answer_unknown_round(sender, round_id, vow, now)
             case (
                 messages.Prepare() | messages.Propose() | messages.Reassign() | messages.Forswear()
@@ -709,7 +716,7 @@ class FragmentRounds:
         if len(self.rounds) >= ROUNDS_MAX * (1 if self.peers.trains else AUXILIARY_ROUNDS):
             return "too many rounds at once"
         situation = self._situation(now)
-        reason = objection(commit, self._id, situation, self.peers)
+        reason = objection(commit, self._id, situation, self.peers, now=now)
         if reason is not None or self.standing is None or commit.index(self._id.me) is None:
             return reason
         behind = members_behind(commit, self.standing)
@@ -755,6 +762,7 @@ class FragmentRounds:
         self._apply([transitions.Stand(standing, fresh=contained)], now)
         head = standing.head()
         self.outcomes[part.id] = head
+        self._saw_merged(part, now)
         self._note(
             "finished",
             version=standing.version,
@@ -768,6 +776,11 @@ class FragmentRounds:
         self._apply(part.finished(head), now)
         self._apply(self.leading.tell_late(part.id, head), now)
         self._apply(self.catching_up.take_hint(self._situation(now), now), now)
+
+    def _saw_merged(self, part: Participation, now: float) -> None:
+        if part.seal and part.commit.kind != "mix":
+            members = part.commit.members
+            self.peers.saw_merged([members[index].peer for index in part.seal], now)
 
     def _part(self, round_id: bytes) -> Participation | None:
         part = self.rounds.get(round_id)
@@ -802,6 +815,8 @@ class FragmentRounds:
     def _drop(self, part: Participation, now: float) -> None:
         if part.id not in self.outcomes:
             self.outcomes[part.id] = part.head
+        if part.entry is None and part.stage is Stage.FINISHED:
+            self._saw_merged(part, now)  # this peer has only led it, or reduced
         del self.rounds[part.id]
         self._apply(part.forget(), now)
 
@@ -817,7 +832,7 @@ class FragmentRounds:
         if before is None or standing.lineage != before.lineage:
             self.joining.forget_failed_joins()
             self.catching_up.stands()
-        self.standing = standing
+        self.standing = self.certificates.standing = standing
         self._consider_end(link_of(standing.head()), now)
         self._apply(self.doubting.standing_changed(standing), now)
 
@@ -958,7 +973,10 @@ class FragmentRounds:
             return
         head: Head | None = getattr(message, "head", None)
         if head is not None:
-            shown = self.certificates.show(head, self.standing, now)
+            tokens_end = self.policy.tokens_end
+            ends = tokens_end is not None and final_mix.has_reached(head, tokens_end)
+            briefly = isinstance(message, messages.Join | messages.Call) and not ends
+            shown = self.certificates.show(head, now, briefly=briefly)
             message = msgspec.structs.replace(message, head=shown)
         self._effects.append(Send(to, message))
 

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from averaging.bounded_mapping import BoundedMapping
-from averaging.messages import Head, Join
+from averaging.messages import ROSTER_MAX, Head, Join
 from averaging.round.identity import Circumstances, Identity
 from averaging.rules.grouping import group_of
 from averaging.rules.mixing import MELD_LAG
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, PeerView
+from averaging.rules.probation import SLACK, Asked, Probation
 from averaging.rules.succession import NO_LINEAGE, leaders, on_usual_lines, succession
 from dht.identity import PeerId
 
@@ -45,6 +46,7 @@ class Neighbourhood:
     """The peers that may take part in rounds of one fragment, as one peer sees them."""
 
     __slots__ = (
+        "_asked",
         "_id",
         "_policy",
         "bytes_per_s",
@@ -53,6 +55,7 @@ class Neighbourhood:
         "failed",
         "group_size",
         "passed_over",
+        "probation",
         "reachable",
         "started_at",
         "trains",
@@ -66,8 +69,13 @@ class Neighbourhood:
         view: Mapping[PeerId, PeerView],
         *,
         now: float,
+        probation: Probation | None = None,
     ) -> None:
         self._id = identity
+        self.probation = probation or Probation(identity.policy.probation)
+        """Record of the others' work; all fragments of a peer share one."""
+        self._asked: tuple[float, Asked] | None = None
+        """Cache of what is asked of a peer, at one moment."""
         self._policy = identity.policy
         self.view = view
         self.group_size = identity.policy.group_size
@@ -119,7 +127,45 @@ class Neighbourhood:
         seen = self.view.get(peer)
         return seen is not None and seen.is_live(now) and peer not in self.failed
 
+    def is_established(self, peer: PeerId, now: float) -> bool:
+        """True if a peer counts for this one (``averaging.rules.probation``)."""
+        probation = self.probation
+        return not probation.is_on or probation.progress(peer, self.asked(now), now) >= 1.0
+
+    def asked(self, now: float) -> Asked:
+        """Return the work that a peer must have done now to count."""
+        if self._asked is None or self._asked[0] != now:
+            self._asked = now, self.probation.asked(self._all_live(now), now)
+        return self._asked[1]
+
+    def _all_live(self, now: float) -> list[PeerId]:
+        return [self._id.me, *(peer for peer in self.view if self.is_live(peer, now))]
+
+    def saw_merged(self, contributors: Iterable[PeerId], now: float) -> None:
+        """A round was merged with the work of these peers."""
+        if self.probation.is_on:
+            self.probation.saw_merged(contributors, self._all_live(now), now)
+            self._asked = None
+
+    def newcomers(self, peers: Iterable[PeerId], now: float) -> set[PeerId]:
+        """Those of these peers that are on probation."""
+        if not self.probation.is_on:
+            return set()
+        return {peer for peer in peers if not self.is_established(peer, now)}
+
+    def to_call(self, group: Iterable[PeerId], now: float) -> list[PeerId]:
+        """Newcomers that may join a group's round. Among several groups they come by themselves."""
+        if not self.probation.is_on or self.has_several_groups(now):
+            return []
+        known = set(group)
+        return [
+            peer
+            for peer, seen in sorted(self.view.items())
+            if peer not in known and seen.trains and self.is_live(peer, now)
+        ][:ROSTER_MAX]
+
     def group(self, peer: PeerId, version: int, now: float) -> tuple[PeerId, ...]:
+        """The established peers that a peer may meet in a round, and itself."""
         return group_of(
             peer,
             self.trainers(now),
@@ -139,13 +185,16 @@ class Neighbourhood:
         return sites
 
     def trainers(self, now: float) -> tuple[PeerId, ...]:
-        """All live peers that train, this one included, sorted."""
+        """All live peers that train and count, and this one if it trains, sorted."""
         if self.crowd is not None:
             return self.crowd.trainers(now)
         live = [
             other
             for other, seen in self.view.items()
-            if seen.trains and seen.is_live(now) and other != self._id.me
+            if seen.trains
+            and seen.is_live(now)
+            and other != self._id.me
+            and self.is_established(other, now)
         ]
         if self.trains:
             live.append(self._id.me)
@@ -186,9 +235,10 @@ class Neighbourhood:
     def electorate(self, now: float) -> frozenset[PeerId]:
         """The other peers whose signatures certify a version for this one.
 
-        They are the established ones; a swarm in which nobody is established has none yet, and
-        there all live peers are meant; a peer that was cut off, and has yet to hear who is live,
-        means all that it knew. Keepers count where no other peer trains.
+        They are those that count (``is_established``) and have been live for a while. Where there
+        are none yet, all that have been live for a while are meant, then all live ones; a peer that
+        was cut off, and has yet to hear who is live, means all that it knew. Keepers count where no
+        other peer trains.
         """
         known = {
             peer: seen
@@ -197,7 +247,8 @@ class Neighbourhood:
         }
         live = {peer: seen for peer, seen in known.items() if seen.is_live(now)}
         long_here = {peer: seen for peer, seen in live.items() if seen.is_established(now)}
-        able = long_here or live or known
+        able = {p: seen for p, seen in long_here.items() if self.is_established(p, now)}
+        able = able or long_here or live or known
         return frozenset(peer for peer, seen in able.items() if seen.trains) or frozenset(able)
 
     def may_lead(self, peer: PeerId, now: float) -> bool:
@@ -209,6 +260,9 @@ class Neighbourhood:
         seen = self.view.get(peer)
         if seen is None or not seen.reachable:
             return False
+        if self.probation.is_on and self.probation.progress(peer, self.asked(now), now) < SLACK:
+            # Where no other can be dialled newcomers have to lead.
+            return not self._can_be_led(self.view, (), now)
         if now - seen.first_seen >= ESTABLISHED_AFTER_S / 2:
             return True
         return not any(
@@ -237,8 +291,9 @@ class Neighbourhood:
         """
         self.drop_outdated_failures()
         group = self.group(self._id.me, head.version, now) if self.trains else ()
+        down = (*self.avoided(), *failed)
         able = leaders(
-            group,
+            self._candidates(group, down, now),
             self.view,
             me=self._id.me,
             me_reachable=self.reachable,
@@ -247,7 +302,7 @@ class Neighbourhood:
             # late: two peers that each take only the other for established would send the joiner
             # to one another.
             me_established=asked or now - self.started_at >= ESTABLISHED_AFTER_S,
-            failed=(*self.avoided(), *failed),
+            failed=down,
             now=now,
         )
         ranked = self._ranked(self._on_usual_lines(able), head, now)
@@ -263,13 +318,14 @@ class Neighbourhood:
         failed = tuple(peer for peer in join.failed if peer != self._id.me)
         if self.trains and self._id.me in group:
             return self.leader(join.head, failed, now, asked=True)
+        down = (*self.failed, *failed)
         able = leaders(
-            group,
+            self._candidates(group, down, now),
             self.view,
             me=self._id.me,
             me_reachable=self.reachable,
             me_established=False,
-            failed=(*self.failed, *failed),
+            failed=down,
             now=now,
         )
         if not able or (not self.trains and all(not self.view[p].trains for p in able)):
@@ -278,6 +334,26 @@ class Neighbourhood:
 
     def _on_usual_lines(self, able: Iterable[PeerId]) -> tuple[PeerId, ...]:
         return on_usual_lines(able, self.view, me=self._id.me, me_bytes_per_s=self.bytes_per_s)
+
+    def _candidates(
+        self, group: tuple[PeerId, ...], down: Iterable[PeerId], now: float
+    ) -> tuple[PeerId, ...]:
+        """The peers of a group that count, or all if none of those can lead."""
+        newcomers = self.newcomers(group, now)
+        if newcomers and self._can_be_led((p for p in group if p not in newcomers), down, now):
+            return tuple(peer for peer in group if peer not in newcomers)
+        return group
+
+    def _can_be_led(self, peers: Iterable[PeerId], down: Iterable[PeerId], now: float) -> bool:
+        """True if any of these peers counts and can be dialled."""
+        able = set(peers).difference(down)
+        if self._id.me in able and self.reachable and self.is_established(self._id.me, now):
+            return True
+        return any(
+            self.view[peer].reachable and self.is_live(peer, now) and self.is_established(peer, now)
+            for peer in able
+            if peer in self.view
+        )
 
     def outranks(
         self, one: PeerId, other: PeerId, mine: Head | None, theirs: Head | None, now: float
@@ -328,8 +404,11 @@ class Neighbourhood:
             return self.crowd.median_step_s(now)
         times = [
             seen.step_time_s
-            for seen in self.view.values()
-            if seen.trains and seen.step_time_s and seen.is_live(now)
+            for peer, seen in self.view.items()
+            if seen.trains
+            and seen.step_time_s
+            and seen.is_live(now)
+            and self.is_established(peer, now)
         ]
         return median([*times, own_s] if own_s else times)
 

@@ -17,7 +17,12 @@ from averaging.rules.sites import riders_of
 
 
 def objection(
-    commit: Commit, identity: Identity, situation: Situation, peers: Neighbourhood
+    commit: Commit,
+    identity: Identity,
+    situation: Situation,
+    peers: Neighbourhood,
+    *,
+    now: float,
 ) -> str | None:
     """The reason not to enter the round; ``None`` if there is none."""
     return (
@@ -27,6 +32,7 @@ def objection(
         or _own_objection(commit, identity, situation, reachable=peers.reachable)
         or _not_of_its_joins(commit, identity)
         or _strange_roster(commit, peers)
+        or peers.probation.objection(commit, peers.asked(now), now)
     )
 
 

@@ -17,6 +17,7 @@ a group of two, to save rounds in which only time is lost.
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -55,6 +56,7 @@ from averaging.round.paxos import (
     all_peers_of,
     ballot_of,
     expected_of,
+    is_backed,
     is_chosen,
     is_void,
     owner_of,
@@ -96,6 +98,7 @@ class Participation:
         "_alone_until",
         "_certificate",
         "_changes",
+        "_fades_at",
         "_id",
         "_merged_at",
         "_others_finished",
@@ -174,6 +177,8 @@ class Participation:
         self.end_at = now + commit.round_s
         self.resend_at = now + policy.resend_s
         self._merged_at: float | None = None
+        self._fades_at: float | None = None
+        """When the round ends for all, whatever its members on probation do."""
         self.takeover_at: float | None = None
         self._alone_until: float | None = None
         """When to give the round up if no other member is heard by then."""
@@ -235,6 +240,8 @@ class Participation:
         if not waits and self.lead is None:
             return self.end_at
         times = [self.end_at]
+        if self._fades_at is not None and self._fades_at < self.end_at and not self.is_open:
+            times.append(self._fades_at)
         if waits:
             times.append(self.resend_at)
             times += self._retry.values()
@@ -450,7 +457,7 @@ class Participation:
                 return self._forswear(sender, message, now)
             case messages.Forsworn():
                 if self.lead is not None:
-                    self.lead.forsworn_by(sender)
+                    self.lead.forsworn_by(sender, message.signature)
             case messages.Void():
                 return self._told_void(sender, message, now)
             case messages.Finished():
@@ -484,7 +491,7 @@ class Participation:
             assert self._voided is not None
             self._send(sender, self._voided)
         elif self.stage is Stage.FORSWORN:
-            self._send(sender, messages.Forsworn(fragment, self.id, self._head()))
+            self._send(sender, self._vow())
         elif self.seal:
             assert self._certificate is not None
             self._send(sender, self._certificate)
@@ -493,8 +500,11 @@ class Participation:
             return False
         return True
 
-    def _head(self) -> messages.Head | None:
-        return None if self._standing is None else self._standing.head()
+    def _vow(self) -> messages.Forsworn:
+        """This member's vow never to finish the round; it has given the round up."""
+        head = None if self._standing is None else self._standing.head()
+        signature = self._id.sign(messages.vow(self.id))
+        return messages.Forsworn(self.commit.fragment, self.id, head, signature)
 
     def _reassigned(self, sender: PeerId, message: messages.Reassign, now: float) -> bool:
         if owner_of(message.ballot, self.commit) != sender or message.slice >= len(self.reducers):
@@ -566,7 +576,7 @@ class Participation:
         elif message.ballot < self.acceptor.promised:
             self._outbid(sender, message.ballot)
         else:
-            self._send(sender, messages.Forsworn(self.commit.fragment, self.id, self._head()))
+            self._send(sender, self._vow())
         return True
 
     def _outbid(self, sender: PeerId, ballot: int) -> None:
@@ -584,26 +594,36 @@ class Participation:
             return True
         if self.is_open:
             self._give_up("asked to forswear a lost slice", in_doubt=True)
-        self._send(sender, messages.Forsworn(self.commit.fragment, self.id, self._head()))
+        self._send(sender, self._vow())
         return True
 
     def _member_finished(self, sender: PeerId, head: messages.Head, now: float) -> None:
         self._note("heard_finished", peer=sender)
-        self._others_finished = True
         all_have = self.lead is not None and self.lead.has_finished(sender)
+        newcomer = self.commit.index(sender) in self.commit.on_probation
+        self._others_finished = self._others_finished or not newcomer
+        lead = self.lead if self.commit.on_probation else None
+        if lead is not None and lead.voters_have_finished() and self._fades_at is None:
+            # A member on probation that never says so does not keep the round for long.
+            self._fades_at = now + self.commit.upload_s + self._policy.margin_s
         if all_have and self.entry is None and self.is_open:
             self.stage = Stage.FINISHED  # this peer only reduced or led
             self.head = head
         if all_have and not self.is_open:
-            for peer in all_peers_of(self.commit, self.reducers):
-                if peer != self._id.me and self.head is not None:
-                    self._send(peer, messages.Finished(self.commit.fragment, self.id, self.head))
-            self.end_at = min(self.end_at, now + self._policy.margin_s)
+            self._end_for_all(now)
         elif self.stage is Stage.FINISHED and sender == self.coordinator != self._id.me:
             # All have finished. With short cycles, rounds kept for ``round_s`` would pile up.
             self.end_at = min(self.end_at, now + self._policy.margin_s)
-        if self.stage in (Stage.UPLOADING, Stage.SEALED) and self._merged_at is None:
+        waits = self.stage in (Stage.UPLOADING, Stage.SEALED)
+        if waits and self._merged_at is None and not newcomer:
             self._merged_at = now + self._policy.margin_s + self._policy.resend_s
+
+    def _end_for_all(self, now: float) -> None:
+        """All that count have finished: nobody has to keep the round any longer."""
+        for peer in all_peers_of(self.commit, self.reducers):
+            if peer != self._id.me and self.head is not None:
+                self._send(peer, messages.Finished(self.commit.fragment, self.id, self.head))
+        self.end_at = min(self.end_at, now + self._policy.margin_s)
 
     # Sealed, void, over
 
@@ -614,7 +634,8 @@ class Participation:
             return True
         if self.commit.kind == "mix":
             return seal == tuple(sorted(expected))
-        return seal == tuple(sorted(set(seal))) and expected.issuperset(seal)
+        in_order = seal == tuple(sorted(set(seal)))
+        return in_order and expected.issuperset(seal) and is_backed(self.commit, seal)
 
     def _sealed(self, message: messages.Sealed, now: float) -> bool:
         """The votes of a majority count, whoever shows them."""
@@ -743,6 +764,9 @@ class Participation:
             and now >= self.takeover_at
         ):
             self._take_over(now)
+        if self._fades_at is not None and now >= self._fades_at and not self.is_open:
+            self._end_for_all(now)
+            self._fades_at = math.inf
         if now >= self.end_at and self.is_open and self.stage is not Stage.APPLYING:
             self._leave("the round's deadline has come", now)
 

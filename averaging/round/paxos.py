@@ -26,6 +26,7 @@ from averaging.messages import (
     Sealed,
     Void,
     vote,
+    vow,
 )
 from averaging.round.effects import Note, Send, Value
 from averaging.round.signed_commit import SignedCommit
@@ -59,9 +60,16 @@ def owner_of(ballot: int, commit: Commit) -> PeerId:
 def is_chosen(
     commit: Commit, message: Sealed | Void, verify: Callable[[PeerId, bytes, bytes], bool]
 ) -> bool:
-    """True if a message shows the votes of a majority of the voters for its seal."""
-    seal = message.seal if isinstance(message, Sealed) else VOID
-    said = vote(message.round, message.ballot, seal)
+    """True if a message shows the votes of a majority of the voters for its seal.
+
+    A void round that was forsworn shows the vows of a majority instead.
+    """
+    if isinstance(message, Sealed):
+        said = vote(message.round, message.ballot, message.seal)
+    elif message.forsworn:
+        said = vow(message.round)
+    else:
+        said = vote(message.round, message.ballot, VOID)
     voted = {
         index
         for index, signature in message.votes
@@ -77,15 +85,18 @@ def is_void(
     said_by: set[PeerId],
     verify: Callable[[PeerId, bytes, bytes], bool],
 ) -> bool:
-    """True if a round is void: a majority's votes, its coordinator or two voters say so.
+    """True if a round is void: a majority's votes or vows, its coordinator or two voters say so.
 
-    A coordinator can make a round void as it likes; a plain member cannot. ``said_by``: the peers
-    that have said so, to which the sender is added.
+    A coordinator can make a round void as it likes before a seal is chosen; a plain member cannot,
+    and after it a majority must have forsworn the round. ``said_by``: the peers that have said so,
+    to which the sender is added.
     """
-    if message.votes:
+    if message.votes or message.forsworn:
         return is_chosen(commit, message, verify)
     if owner_of(message.ballot, commit) == sender:
         return True
+    if commit.index(sender) not in commit.voters:
+        return False
     said_by.add(sender)
     return len(said_by) >= min(2, len(commit.voters) - 1)
 
@@ -141,11 +152,13 @@ class Coordinator:
     __slots__ = (
         "_changes",
         "_is_down",
+        "_newcomers_until",
         "_policy",
         "_verify",
         "absent",
         "accepted",
         "ballot",
+        "began_at",
         "commit",
         "complete",
         "deadline",
@@ -200,13 +213,17 @@ class Coordinator:
         self.promises: dict[int, Promise] = {}
         self.accepted: dict[int, bytes] = {}
         """Votes for the proposed seal, by roster index."""
-        self.forsworn: set[int] = set()
+        self.forsworn: dict[int, bytes] = {}
+        """Vows never to finish the round, by roster index."""
         self.finished: dict[int, PeerId] = {}
         self.reassigned: dict[int, int] = {}
         self.stuck: set[int] = set()
         self.value: tuple[int, ...] | None = None
         self.why = ""
         self.sealed_at = now
+        self.began_at = now
+        self._newcomers_until: float | None = None
+        """Deadline for uploads of members on probation; ``None``: the others have not all done."""
         self.phase = Phase.PREPARING if ballot else Phase.GATHERING
         self.resend_at = now + policy.resend_s
         wait_s = 2 * policy.margin_s if ballot else commit.upload_s + policy.margin_s
@@ -243,6 +260,7 @@ class Coordinator:
             return
         self._note("ballot_gathers", ballot=self.ballot)
         self.phase = Phase.GATHERING
+        self.began_at = now
         self.deadline = now + self.commit.upload_s + self._policy.margin_s
         promised = {self.commit.members[index].peer for index in self.promises}
         for _, other in sorted(self.promises.items()):
@@ -356,12 +374,19 @@ class Coordinator:
             self.phase = Phase.SEALED
         return len(self.finished.keys() | self.gone.keys()) >= len(self.commit.members)
 
-    def forsworn_by(self, peer: PeerId) -> None:
+    def voters_have_finished(self) -> bool:
+        """True if all voters have the new version or are gone."""
+        return (self.finished.keys() | self.gone.keys()).issuperset(self.commit.voters)
+
+    def forsworn_by(self, peer: PeerId, signature: bytes) -> None:
         """A voter will never finish this round. A majority of vows voids it."""
         index = self.commit.index(peer)
         if index not in self.commit.voters or self.phase is not Phase.FORSWEARING:
             return
-        self.forsworn.add(index)
+        if not self._verify(peer, vow(self.round), signature):
+            self._note("false_vote", peer=peer)
+            return
+        self.forsworn[index] = signature
         if len(self.forsworn) < self.commit.majority:
             return
         self.phase = Phase.OVER
@@ -454,13 +479,24 @@ class Coordinator:
             self._seal("too few members are left", now)
             return
         waiting = self.expected & may_still_upload(self.commit, self.gone)
-        for slice_index in range(len(self.reducers)):
-            complete = self.complete.get(slice_index)
-            if complete is None:
-                return
-            if waiting.difference(complete, self.refused.get(slice_index, ())):
-                return
-        self._seal("every upload is settled", now)
+        if not self._are_settled(waiting.intersection(self.commit.voters)):
+            return
+        if self._are_settled(waiting):
+            self._seal("every upload is settled", now)
+        elif self._newcomers_until is None:
+            # They get as much time again as the others took.
+            took_s = now - self.began_at
+            self._newcomers_until = now + max(took_s, self._policy.resend_s)
+        elif now >= self._newcomers_until:
+            self._seal("every upload but those of members on probation is settled", now)
+
+    def _are_settled(self, members: set[int]) -> bool:
+        """True if every reducer has these members' uploads, or has refused them."""
+        return all(
+            index in self.complete
+            and not members.difference(self.complete[index], self.refused.get(index, ()))
+            for index in range(len(self.reducers))
+        )
 
     def declined_indices(self) -> frozenset[int]:
         """Members that said that the commit does not hold for them."""
@@ -482,7 +518,9 @@ class Coordinator:
         else:
             # A member whose upload was refused must not cost the others their round.
             bad = {index for refused in self.refused.values() for index in refused}
-            if not seal or len(bad.union(seal)) < self.commit.contributors_min:
+            if not is_backed(self.commit, seal) or (
+                len(bad.union(seal)) < self.commit.contributors_min
+            ):
                 wanted = self.commit.contributors_min
                 why = f"{why}; {len(seal)} of {wanted} contributors complete"
                 seal = VOID
@@ -510,6 +548,8 @@ class Coordinator:
         ]
         if count >= limit or not candidates:
             return
+        worked = [peer for peer in candidates if self.commit.index(peer) in self.commit.voters]
+        candidates = worked or candidates
         # The next in rank after the failed one, so that several lost slices are spread.
         index = self.commit.index(before)
         later = [p for p in candidates if (self.commit.index(p) or 0) > (index or 0)]
@@ -558,10 +598,15 @@ class Coordinator:
     def _void(self) -> Void:
         forsworn = len(self.forsworn) >= self.commit.majority
         # Those who accepted a seal that was then forsworn did not vote for the empty one.
-        has_votes = not forsworn and len(self.accepted) >= self.commit.majority
-        votes = tuple(sorted(self.accepted.items())) if has_votes else ()
+        signed = self.forsworn if forsworn else self.accepted
+        votes = tuple(sorted(signed.items())) if len(signed) >= self.commit.majority else ()
         why = self.why[:300]
         return Void(self.commit.fragment, self.round, why, forsworn, self.ballot, votes)
+
+
+def is_backed(commit: Commit, seal: tuple[int, ...]) -> bool:
+    """True if a seal has the work of a voter: that of others alone moves no state."""
+    return not set(seal).isdisjoint(commit.voters)
 
 
 def expected_of(commit: Commit) -> set[int]:

@@ -7,7 +7,7 @@ may be in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
@@ -72,26 +72,39 @@ class Gathering:
         self.look_at = look_at
         """Time of the next search for peers that have come into sight."""
 
-    def turnout(self, live: Callable[[PeerId], bool], *, room: int, answer_s: float) -> Turnout:
+    def turnout(
+        self,
+        live: Callable[[PeerId], bool],
+        *,
+        room: int,
+        answer_s: float,
+        on_probation: Collection[PeerId] = (),
+    ) -> Turnout:
         """The facts by which a roster closes.
 
         ``room``: number of members that fit. With members from other groups among them, not all of
-        the group fit. ``answer_s``: time that a peer has to answer a call.
+        the group fit. ``answer_s``: time that a peer has to answer a call. ``on_probation``: peers
+        that do not count.
         """
-        joined = self.joins.keys()
+        newcomers = self.joins.keys() & on_probation
+        joined = self.joins.keys() - newcomers
         in_sight = {peer for peer in self.group if peer in joined or live(peer)} | joined
-        expected = [
-            self.coming[peer] if peer in self.coming else self.called[peer] + answer_s
-            for peer in in_sight - joined - self.passed
+        expected = {
+            peer: self.coming[peer] if peer in self.coming else self.called[peer] + answer_s
+            for peer in in_sight - joined - newcomers - self.passed
             if peer in self.coming or peer in self.called
-        ]
+        }
+        late = expected.keys() & on_probation
+        in_sight -= set(on_probation)
         return Turnout(
             live=min(len(in_sight), max(room, len(joined))),
             joined=len(joined),
             passed=len((self.passed & in_sight) - joined),
             opened_at=self.opened_at,
             quorum_at=self.quorum_at,
-            expected_until=max(expected, default=None),
+            expected_until=max((expected[peer] for peer in expected.keys() - late), default=None),
+            newcomers=len(newcomers),
+            newcomers_until=(self.quorum_at or 0.0) + answer_s if late else None,
         )
 
 
@@ -113,23 +126,31 @@ def compose(
     *,
     encoded_bytes: Callable[[str], int],
     apart: str = "mix",
+    on_probation: Collection[PeerId] = (),
 ) -> Commit:
     """The commit for these joins: members, parents, slices of each reducer, and rules.
 
-    ``apart``: the kind of round if the joins stand on several lineages.
+    ``apart``: the kind of round if the joins stand on several lineages. ``on_probation``: members
+    that do not count for the leader; if no other is there, all count.
     """
     by_peer = dict(joins)
     parents = _heaviest_first(join.head for _, join in sorted(joins))
     version = max(head.version for head in parents)
     kind = "merge" if len(parents) == 1 else apart
     mixes = kind == "mix"
-    roster = _in_rank(by_peer, leader, parents[0])
+    newcomers = set(on_probation).intersection(by_peer)
+    if len(newcomers) == len(by_peer):
+        newcomers = set()
+    roster = _in_rank(by_peer, leader, parents[0], newcomers)
     codec = _codec(by_peer.values(), kind, policy)
     size = encoded_bytes(codec)
     # The slices of a site come and go with its delegate: its other members do not reduce.
-    delegate_of = {} if mixes else delegates(roster, by_peer)
+    # A newcomer carries nobody's work: which site a peer names is its own word.
+    voters = [peer for peer in roster if peer not in newcomers]
+    delegate_of = {} if mixes else delegates(voters, by_peer)
     speeds = {peer: join.bytes_per_s for peer, join in by_peer.items()}
-    able = [peer for peer in roster if by_peer[peer].reachable and peer not in delegate_of]
+    able = [peer for peer in voters if by_peer[peer].reachable and peer not in delegate_of]
+    able = able or [peer for peer in roster if by_peer[peer].reachable]
     slow = slow_lines({peer: speeds[peer] for peer in able})
     able = [peer for peer in able if peer not in slow] or [leader.peer]
     count = reducers_count(len(able), size, slice_bytes_min=policy.slice_bytes_min)
@@ -150,7 +171,9 @@ def compose(
         batch_tokens_max = max(1, *(join.batch_tokens_max for join in by_peer.values()))
     parent_of = {head.lineage: index for index, head in enumerate(parents)}
     counted = credited(
-        [(join.tokens, join.steps) for _, join in sorted(joins)], batch_tokens_max=batch_tokens_max
+        [(join.tokens, join.steps) for _, join in sorted(joins)],
+        batch_tokens_max=batch_tokens_max,
+        on_probation=[place for place, peer in enumerate(sorted(by_peer)) if peer in newcomers],
     )
     tokens_of_peer = dict(zip(sorted(by_peer), counted, strict=True))
     return Commit(
@@ -182,7 +205,8 @@ def compose(
         eta=policy.eta,
         mu=policy.mu,
         batch_tokens_max=batch_tokens_max,
-        contributors_min=len(roster) if policy.quorum.required == ALL else 2,
+        on_probation=tuple(i for i, peer in enumerate(roster) if peer in newcomers),
+        contributors_min=len(voters) if policy.quorum.required == ALL else min(2, len(voters)),
         upload_s=limits.upload_s,
         round_s=limits.round_s,
     )
@@ -193,8 +217,9 @@ def recomposed(
 ) -> Commit:
     """The commit that an honest leader composes of these members' claims and parents.
 
-    What a leader may choose is kept: who is in, the kind of a round of several lineages, the codec
-    if it is the run's or f32, and the deadlines (``averaging.rules.commit_check`` limits those).
+    What a leader may choose is kept: who is in, who of them votes, the kind of a round of several
+    lineages, the codec if it is the run's or f32, and the deadlines
+    (``averaging.rules.commit_check`` limits those).
     """
     displacement = commit.codec.partition("/")[0]
     leader = Leader(
@@ -213,7 +238,14 @@ def recomposed(
         (entry.peer, _join(commit, entry, heads[entry.parent], (displacement, "f32")))
         for entry in commit.members
     ]
-    made = compose(leader, sorted(joins), policy, encoded_bytes=encoded_bytes, apart=commit.kind)
+    made = compose(
+        leader,
+        sorted(joins),
+        policy,
+        encoded_bytes=encoded_bytes,
+        apart=commit.kind,
+        on_probation={commit.members[index].peer for index in commit.on_probation},
+    )
     return msgspec.structs.replace(made, upload_s=commit.upload_s, round_s=commit.round_s)
 
 
@@ -241,8 +273,11 @@ def _join(commit: Commit, entry: Entry, head: Head, codecs: tuple[str, ...]) -> 
     )
 
 
-def _in_rank(joins: Mapping[PeerId, Join], leader: Leader, parent: Head) -> list[PeerId]:
-    """The members in their order of succession: the leader, then the reachable, then the rest."""
+def _in_rank(
+    joins: Mapping[PeerId, Join], leader: Leader, parent: Head, newcomers: Collection[PeerId]
+) -> list[PeerId]:
+    """The members in their order of succession: the leader, then the reachable, then the rest, and
+    those on probation last."""
     ranked = succession(
         joins,
         topic=leader.topic,
@@ -250,7 +285,10 @@ def _in_rank(joins: Mapping[PeerId, Join], leader: Leader, parent: Head) -> list
         version=parent.version,
         lineage=parent.lineage,
     )
-    return sorted(ranked, key=lambda peer: (peer != leader.peer, not joins[peer].reachable))
+    return sorted(
+        ranked,
+        key=lambda peer: (peer in newcomers, peer != leader.peer, not joins[peer].reachable),
+    )
 
 
 def _codec(joins: Iterable[Join], kind: str, policy: RoundPolicy) -> str:

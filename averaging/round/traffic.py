@@ -221,13 +221,14 @@ class Traffic:
     def merge(self, index: int, contributors: Sequence[int], weights: Sequence[float]) -> Payloads:
         """The uploads that ``Merge`` takes. All others of that slice are needed no more."""
         bundles = self._bundles.get(index, {})
-        taken: tuple[Share, ...] = shares(contributors, weights, bundles)
+        newcomers = self.commit.on_probation
+        taken: tuple[Share, ...] = shares(contributors, weights, bundles, on_probation=newcomers)
         for share in taken:
             self._problems.pop((index, share.carrier), None)  # of an earlier attempt
         return Payloads(
             tuple(share.carrier for share in taken),
             tuple(share.weight for share in taken),
-            tuple(share.members for share in taken) if any(bundles.values()) else None,
+            tuple(share.members for share in taken) if any(bundles.values()) or newcomers else None,
         )
 
     def may_answer(self, index: int, entry: int | None) -> bool:

@@ -47,7 +47,8 @@ def objection(
         return (
             f"it accepts batches of {commit.batch_tokens_max} tokens; the run allows {most} at most"
         )
-    needed = len(commit.members) if policy.quorum.required == ALL else 2
+    voters = len(commit.voters)
+    needed = voters if policy.quorum.required == ALL else min(2, voters)
     if commit.contributors_min < needed:
         return f"it merges {commit.contributors_min} contributions; the run needs {needed} at least"
     limit = longest(policy, encoded_bytes=encoded_bytes(commit.codec), commit=commit)

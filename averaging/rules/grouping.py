@@ -23,6 +23,7 @@ from typing import Protocol
 
 import blake3
 
+from averaging.rules.sites import name_shown
 from dht.identity import PeerId
 
 _SALTS_MAX = 32
@@ -96,8 +97,8 @@ def group_of(
 ) -> tuple[PeerId, ...]:
     """Return the peers that ``me`` may meet at this version, itself included, sorted.
 
-    ``sites`` holds the sites of the peers that named one. Peers of a site stay together, as long as
-    a group then has room for as many others.
+    ``sites`` holds names of sites, or passes, of the peers that named one. Peers of a site stay
+    together, as long as a group then has room for as many others.
     """
     everybody = peers if isinstance(peers, Names) else Names(peers)
     if not everybody.holds(me):
@@ -136,7 +137,7 @@ def _units(
         if site is None:
             units.append((peer,))
         else:
-            together.setdefault(site, []).append(peer)
+            together.setdefault(name_shown(site), []).append(peer)
     for _, members in sorted(together.items()):
         parts = -(-len(members) // max(1, size_max))
         ends = [len(members) * part // parts for part in range(parts + 1)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from averaging.messages import ROSTER_MAX
 from averaging.rules.due import DuePolicy
 from averaging.rules.mixing import MixingPolicy
+from averaging.rules.probation import ProbationPolicy
 from averaging.rules.quorum import QuorumPolicy
 
 _WAITS = (
@@ -31,6 +32,7 @@ class RoundPolicy:
     quorum: QuorumPolicy = field(default_factory=QuorumPolicy)
     due: DuePolicy = field(default_factory=DuePolicy)
     mixing: MixingPolicy = field(default_factory=MixingPolicy)
+    probation: ProbationPolicy = field(default_factory=ProbationPolicy)
     group_size: int = 16
     grouping: str = "halves"
     """How more peers than ``group_size`` are dealt into groups: ``averaging.rules.grouping``."""
@@ -58,7 +60,7 @@ class RoundPolicy:
     (``averaging.rules.deadlines``); the same again for merged slices.
     """
     slow_link_bytes_s: float = 625_000.0
-    """What a line of unknown speed counts as (5 Mbit/s); below it a line is slow in any company."""
+    """Speed that an unknown line counts as (5 Mbit/s). A slower line is slow in any company."""
     margin_s: float = 3.0
     """Allowance for a slow message; also the delay between successors."""
     resend_s: float = 2.0

@@ -73,6 +73,14 @@ class QuorumPolicy:
             return max(2, math.ceil(required * live - 1e-9))
         return required
 
+    def is_reached(self, turnout: Turnout) -> bool:
+        """Return whether enough have joined. Peers on probation do not replace others that are
+        live, but one of them may be the second of a round."""
+        live = max(turnout.live, turnout.joined)
+        needed = self.needed(live)
+        enough = turnout.joined >= min(needed, max(1, live))
+        return enough and turnout.joined + turnout.newcomers >= needed
+
 
 class Timings:
     """Durations of recent rounds at one leader, as exponential averages."""
@@ -116,6 +124,10 @@ class Turnout:
     """Time at which there was a quorum for the first time."""
     expected_until: float | None = None
     """Time until which a peer that is missing is expected to join, or to answer the call."""
+    newcomers: int = 0
+    """Peers on probation that have joined; the numbers above do not contain them."""
+    newcomers_until: float | None = None
+    """Time until which others of them are waited for, however slow they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +160,13 @@ def decide(
     needed = policy.needed(live)
     deadline = turnout.opened_at + policy.wait_s
     count = f"{turnout.joined} of {live} live peers joined"
+    if turnout.newcomers:
+        count = f"{count}, and {turnout.newcomers} on probation"
 
-    if turnout.joined >= needed:
+    if policy.is_reached(turnout):
         missing = live - turnout.joined - turnout.passed
+        if missing <= 0 and turnout.newcomers_until is not None and now < turnout.newcomers_until:
+            return Wait(f"peers on probation may join: {count}", turnout.newcomers_until)
         if missing <= 0:
             passed = f", {turnout.passed} passed" if turnout.passed else ""
             return Close(f"everybody is here: {count}{passed}")

@@ -18,21 +18,74 @@ slices themselves; their work is not in the seal and is pending again. A delegat
 uploads as a reducer does, or an absurd one would have the whole bundle refused. Storms with sites
 (``test_sites.py``) compare the merged bytes with those of a separate merge.
 
-A label is believed: any peer that names the site may become the delegate of others and sees their
-work, so it should not be easy to guess. A frozen delegate costs its riders the version: they hear
-that others have finished, and catch up.
+A delegate sees the work of its riders and answers for it, so nobody becomes one of peers that did
+not agree. The label of a site is a secret of its peers, and the seed of a key. A ``Join`` shows a
+**pass**: the public half of that key, and its signature of the peer's id. So everybody can check
+that peers share a label, and nobody else can say so; it should not be easy to guess. Records name
+the site by a part of the public half, after which peers are dealt into groups.
+
+A frozen delegate costs its riders the version: they hear that others have finished, and catch up.
 """
 
 from __future__ import annotations
 
+from base64 import b64encode
+from binascii import a2b_base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+
+from blake3 import blake3
 
 from averaging.messages import Commit, Join
-from dht.identity import PeerId
+from dht.identity import Identity, PeerId, verify
 
 SITE_SHARE = 0.25
 """Share of the uploads' time that a delegate waits for its riders."""
+
+
+_NAME = slice(8, 24)
+"""The part of a site's public key that is its name. All keys begin alike."""
+
+
+@lru_cache(maxsize=16)
+def _key_of(label: str) -> Identity:
+    return Identity.from_seed(blake3(label.encode(), derive_key_context="shoal site 1").digest())
+
+
+def site_name(label: str | None) -> str | None:
+    """The public name of the site with this label."""
+    return None if label is None else _key_of(label).peer_id[_NAME]
+
+
+def name_shown(site: str) -> str:
+    """The name in a pass; a name is its own."""
+    key, is_pass, _ = site.partition("/")
+    return key[_NAME] if is_pass else site
+
+
+@lru_cache(maxsize=4096)
+def site_pass(label: str | None, peer: PeerId) -> str | None:
+    """What this peer shows to prove that it knows the label."""
+    if label is None:
+        return None
+    key = _key_of(label)
+    return f"{key.peer_id}/{b64encode(key.sign(_passed(peer))).decode()}"
+
+
+@lru_cache(maxsize=4096)
+def site_of(shown: str | None, peer: PeerId) -> str | None:
+    """The public key of the site that a peer proves to be at; ``None``: at none."""
+    key, _, signature = (shown or "").partition("/")
+    try:
+        right = verify(PeerId(key), _passed(peer), a2b_base64(signature, strict_mode=True))
+    except ValueError:
+        return None
+    return key if right else None
+
+
+def _passed(peer: PeerId) -> bytes:
+    return b"shoal site\0" + peer.encode()
 
 
 def delegates(roster: Sequence[PeerId], joins: Mapping[PeerId, Join]) -> dict[PeerId, int]:
@@ -40,7 +93,7 @@ def delegates(roster: Sequence[PeerId], joins: Mapping[PeerId, Join]) -> dict[Pe
     first: dict[str, int] = {}
     found: dict[PeerId, int] = {}
     for index, peer in enumerate(roster):  # peers that can be dialled come first in a roster
-        site = joins[peer].site
+        site = site_of(joins[peer].site, peer)
         if site is None:
             continue
         if site in first:
@@ -84,10 +137,13 @@ def shares(
     contributors: Sequence[int],
     weights: Sequence[float],
     bundles: Mapping[int, Sequence[int]],
+    *,
+    on_probation: Sequence[int] = (),
 ) -> tuple[Share, ...]:
     """Return the payloads of a sealed merge: a bundle counts as much as all its members together.
 
-    ``bundles`` holds, by delegate, the riders in its bundle.
+    ``bundles`` holds, by delegate, the riders in its bundle. Members on probation stand for nobody:
+    their states do not move those of the others.
     """
     weight_of = dict(zip(contributors, weights, strict=True))
     carried = {rider for riders in bundles.values() for rider in riders}
@@ -96,5 +152,6 @@ def shares(
         if index in carried:
             continue
         inside = [index, *(rider for rider in bundles.get(index, ()) if rider in weight_of)]
-        found.append(Share(index, sum(weight_of[i] for i in inside), len(inside)))
+        count = len(inside) if index not in on_probation else 0
+        found.append(Share(index, sum(weight_of[i] for i in inside), count))
     return tuple(found)

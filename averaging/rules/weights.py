@@ -3,14 +3,16 @@
 The weight is tokens^2 / steps (quantity times quality: Decoupled DiLoCo, arXiv 2604.21428), damped
 by 1 / (1 + 0.25 s) for s versions of staleness. Tokens are clamped to what the steps can have
 processed, and no share is above max(2/n, 1/4), so that no peer dominates a merge. Fractions are
-exact until the last division, so every machine gets the same floats.
+exact until the last division, so every machine gets the same floats. Contributors on probation
+(``averaging.rules.probation``) have a quarter of the merge together at most: their number buys them
+nothing.
 
 The same claims decide how many tokens a merge adds to a run (``credited``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -20,6 +22,8 @@ from averaging.messages import Commit
 
 STALENESS_DAMPING = Fraction(1, 4)
 SHARE_CAP_MIN = Fraction(1, 4)
+NEWCOMERS_SHARE_MAX = Fraction(1, 4)
+"""The share of all contributors on probation together."""
 CREDIT_RATIO_MAX = 64
 """Largest number of tokens that count of one contribution, as a multiple of the round's median."""
 
@@ -35,26 +39,39 @@ class Contribution:
 
 
 def shares_of(
-    contributions: Sequence[Contribution], *, batch_tokens_max: int | None = None
+    contributions: Sequence[Contribution],
+    *,
+    batch_tokens_max: int | None = None,
+    on_probation: Collection[int] = (),
 ) -> tuple[float, ...]:
     """Return the weight of each contribution, in order; they sum to one except for rounding.
 
     ``batch_tokens_max`` is the run's largest batch: tokens beyond steps times this do not count
     (``None``: tokens have been clamped before). A contribution without tokens or steps weighs
-    nothing, unless all are without: then all weigh the same.
+    nothing, unless all are without: then all weigh the same. ``on_probation``: indices of
+    contributions whose share is bounded.
     """
-    return _shares(tuple(contributions), batch_tokens_max)
+    return _shares(tuple(contributions), batch_tokens_max, frozenset(on_probation))
 
 
 @lru_cache(maxsize=512)
 def _shares(
-    contributions: tuple[Contribution, ...], batch_tokens_max: int | None
+    contributions: tuple[Contribution, ...],
+    batch_tokens_max: int | None,
+    on_probation: frozenset[int],
 ) -> tuple[float, ...]:
     """Cached: a peer asks for one round's as a reducer of each slice and as a member."""
     worth = [_worth(contribution, batch_tokens_max) for contribution in contributions]
     if not any(worth):
         worth = [Fraction(1)] * len(contributions)
-    return tuple(float(share) for share in _capped(worth))
+    shares = _capped(worth)
+    theirs = sum((shares[index] for index in on_probation), Fraction(0))
+    if NEWCOMERS_SHARE_MAX < theirs < 1:
+        less, more = NEWCOMERS_SHARE_MAX / theirs, (1 - NEWCOMERS_SHARE_MAX) / (1 - theirs)
+        shares = [
+            share * (less if index in on_probation else more) for index, share in enumerate(shares)
+        ]
+    return tuple(float(share) for share in shares)
 
 
 def weights_of(commit: Commit, contributors: Sequence[int]) -> tuple[float, ...]:
@@ -72,20 +89,31 @@ def weights_of(commit: Commit, contributors: Sequence[int]) -> tuple[float, ...]
             for entry in (commit.members[index] for index in contributors)
         ],
         batch_tokens_max=commit.batch_tokens_max,
+        on_probation=[
+            place for place, index in enumerate(contributors) if index in commit.on_probation
+        ],
     )
 
 
-def credited(claims: Sequence[tuple[int, int]], *, batch_tokens_max: int) -> tuple[int, ...]:
+def credited(
+    claims: Sequence[tuple[int, int]],
+    *,
+    batch_tokens_max: int,
+    on_probation: Collection[int] = (),
+) -> tuple[int, ...]:
     """Return the tokens that count of each claim (tokens, steps), in order.
 
     No claim counts for more than its steps can have processed, nor for more than
     ``CREDIT_RATIO_MAX`` times the median: a run's schedule and its end follow the tokens, and must
-    not follow one member's word. Of two claims the larger one is the median.
+    not follow one member's word. Of two claims the larger one is the median, and claims of members
+    on probation (their indices) do not move it.
     """
     clamps = [
         clamped(tokens, steps=max(1, s), batch_tokens_max=batch_tokens_max) for tokens, s in claims
     ]
-    most = CREDIT_RATIO_MAX * median_high(clamps)
+    most = CREDIT_RATIO_MAX * median_high(
+        [tokens for index, tokens in enumerate(clamps) if index not in on_probation]
+    )
     return tuple(min(tokens, most) for tokens in clamps)
 
 

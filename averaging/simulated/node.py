@@ -800,6 +800,15 @@ class FragmentNode:
             if is_current():
                 self._fetched(state, signatures, effect)
 
+        def send(entries: tuple[ReplayEntry, ...], sent: int) -> None:
+            """Send one entry after the other: the line may become faster or slower meanwhile."""
+            if sent == len(entries):
+                replayed(entries)
+                return
+            size = self.wires.bulk(len(entries[sent].payload)) + STREAM_OVERHEAD_BYTES
+            self.fetched_bytes += size
+            network.transfer(source, self.name, size, lambda: send(entries, sent + 1), lambda: None)
+
         sizes = self.fragment.unit_sizes
         payload_bytes = encoded_size(self.machine.policy.codec, sizes)
         replays = self.replay is not None and prefers_replay(
@@ -815,12 +824,7 @@ class FragmentNode:
                 since = log.since(before.version, before.lineage) or ()
                 entries = tuple(takewhile(lambda entry: entry.version <= effect.version, since))
                 if entries:
-                    payload = sum(len(entry.payload) for entry in entries)
-                    size = self.wires.bulk(payload) + STREAM_OVERHEAD_BYTES * len(entries)
-                    self.fetched_bytes += size
-                    network.transfer(
-                        source, self.name, size, lambda: replayed(entries), lambda: None
-                    )
+                    send(entries, 0)
                     return
             size = self.wires.bulk(state.theta.nbytes + state.momentum.nbytes)
             size += MARK_BYTES * len(state.merged)
@@ -839,8 +843,7 @@ class FragmentNode:
         self.wires.heap.call_in(wait_s, self.owner.when_awake, failed)
 
     def shown(self, state: FragmentState) -> Head:
-        machine, head = self.machine, Standing.of(state).head()
-        return machine.certificates.show(head, machine.standing, self.owner.now())
+        return self.machine.certificates.show(Standing.of(state).head(), self.owner.now())
 
     def _replayed(self, before: FragmentState, entries: tuple[ReplayEntry, ...]) -> None:
         assert self.replay is not None

@@ -42,15 +42,21 @@ from dht.libp2p.hivemind_patches import (
     RefusedByHandler,
     p2pd_pb2,
 )
-from dht.libp2p.lane import Lane, LaneSettings
+from dht.libp2p.lane import Lane, LaneSettings, connected
 from dht.libp2p.lane_wire import (
     CIRCUIT_MAX_BYTES,
     CIRCUIT_PROTOCOL,
+    KNOCK_MAX_BYTES,
+    KNOCK_PROTOCOL,
     LANE_PROTOCOL,
+    LEFT_OUT,
+    LET_IN,
     PUNCH_MAX_BYTES,
     PUNCH_PROTOCOL,
     SEEN_PROTOCOL,
     VIA_PROTOCOL,
+    Knock,
+    decode,
     is_outer,
 )
 from dht.records import RecordKeeper
@@ -72,6 +78,8 @@ PLACE_WITHIN_MAX_S = 1800.0
 """A daemon that has lost its places at relays is started again after the first of these times,
 then after twice as long each time, up to the second, until it has one."""
 
+KNOCK_WITHIN_S = 2.0
+KNOCKS_MAX = 8
 KNOWN_PEERS_MAX = 256
 DIALLED_PEERS_MAX = 1024
 DIALLED_ADDRESSES_MAX = 16
@@ -152,6 +160,7 @@ class HivemindHost:
         as its relays may not be relays at all."""
 
         self._role_lock = asyncio.Lock()
+        self._knocking = 0
         self.lane: Lane | None = None
         """The direct lane; ``None`` if the settings have none."""
 
@@ -713,6 +722,7 @@ class HivemindHost:
 
     async def _open_lane(self) -> None:
         await self.serve_calls(SEEN_PROTOCOL, self._tell_seen, request_max_bytes=0)
+        await self.serve_calls(KNOCK_PROTOCOL, self._knock, request_max_bytes=KNOCK_MAX_BYTES)
         if self._settings.lane is None:
             return
         self.lane = Lane(
@@ -740,6 +750,27 @@ class HivemindHost:
     async def _tell_seen(self, peer: PeerId, request: bytes) -> bytes:
         """Tell a peer at which IP address this host sees it; empty behind a relay."""
         return "".join((await self._where(peer))[:1]).encode()
+
+    async def _knock(self, peer: PeerId, request: bytes) -> bytes:
+        """Dial a port of a peer, which learns from that what its router lets in.
+
+        It is dialled where it is connected, so nobody can have another machine dialled.
+        """
+        knock = decode(Knock, request)
+        hosts = await self._where(peer)
+        if not hosts:
+            raise ValueError("there is no direct connection with this peer")
+        if self._knocking >= KNOCKS_MAX:
+            raise ValueError(f"this peer dials {KNOCKS_MAX} others already")
+        self._knocking += 1
+        try:
+            async with asyncio.timeout(KNOCK_WITHIN_S):
+                (await connected(hosts[0], knock.port)).close()
+        except (OSError, TimeoutError):
+            return LEFT_OUT
+        finally:
+            self._knocking -= 1
+        return LET_IN
 
     async def _offer_lane(self, peer: PeerId, request: bytes) -> bytes:
         assert self.lane is not None

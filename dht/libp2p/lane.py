@@ -45,6 +45,8 @@ from dht.identity import PeerId
 from dht.libp2p.frame_stream import FrameStream
 from dht.libp2p.lane_wire import (
     CIRCUIT_PROTOCOL,
+    KNOCK_PROTOCOL,
+    LET_IN,
     PREAMBLE_MAX_BYTES,
     PUNCH_PROTOCOL,
     REASON_MAX,
@@ -52,6 +54,7 @@ from dht.libp2p.lane_wire import (
     Answer,
     Begin,
     Circuit,
+    Knock,
     Leg,
     Offer,
     Punch,
@@ -79,8 +82,9 @@ ROUTER_OBSERVERS_MAX = 4
 RELAYS_TRIED_MAX = 8
 """Number of connected peers that are asked to relay, before a relayed connection is given up."""
 
-NO_RELAY_S = 300.0
-"""A peer that refused to relay is not asked again for this long."""
+NO_RELAY_S = 10.0
+"""A peer that refused to relay to another one is not asked for that again for this long. It may
+only not have heard of both yet."""
 
 
 class Path(IntEnum):
@@ -94,6 +98,24 @@ class Path(IntEnum):
 
     RELAYED = 2
     """Through a third peer, which carries ciphertext."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterView:
+    """Behaviour of the router in front of this machine, as peers outside see it."""
+
+    port: int
+    """A port of this machine."""
+
+    seen: tuple[tuple[str, int], ...] = ()
+    """Its address as each of a few peers sees it."""
+
+    lets_strangers_in: bool | None = None
+    """The address is open to an IP address to which nothing was sent; ``None``: no peer could
+    try."""
+
+    lets_other_ports_in: bool | None = None
+    """The address is open to other ports of an IP address to which something was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +146,7 @@ class LaneSettings:
     as long each time, up to this."""
 
     meet_again_first_s: float = 2.0
+    meet_again_max_s: float = 60.0
     """The same for a peer that can only be met, with which nothing goes through the daemon."""
 
     per_peer_max: int = 8
@@ -136,14 +159,18 @@ class LaneSettings:
     """Limit of those whose peer has not yet proved that it has a ticket's keys."""
     greet_timeout_s: float = 5.0
     ticket_life_s: float = 30.0
-    meeting_s: float = 6.0
-    """Time for two peers behind routers to meet, once they know each other's outer addresses."""
+    meeting_s: float = 4.0
+    """Time for two peers behind routers to meet, once they know each other's outer addresses. It
+    is spent in vain before a relay is tried."""
 
     meetings_max: int = 16
     """Limit of meetings at once to which other peers have called."""
 
     polite: bool = True
     """Leave room on the own line for others (``dht.libp2p.pacing``)."""
+
+    standing_max: int = 64
+    """Limit of unused connections with peers behind routers; the longest unused one is closed."""
 
     relay_s: float = 8.0
     """Time to get a connection through a relay."""
@@ -207,6 +234,8 @@ class _Connection:
 
         self.resting: asyncio.TimerHandle | None = None
         """Closes the connection if no stream uses it."""
+
+        self.rests_since = 0.0
 
     def __repr__(self) -> str:
         way = "to" if self._dialled else "from"
@@ -285,7 +314,7 @@ class _Peer:
     """Number of meetings in a row that failed."""
 
     meet_after: float = 0.0
-    """Time before which no meeting with it is tried, as the last one failed."""
+    """Time before which no meeting with it is tried, as there is a relay."""
 
 
 Ask = Callable[[PeerId], Awaitable[bytes]]
@@ -335,8 +364,8 @@ class Lane:
         self.relay = Relay()
         """Passes bytes on for other peers, if the owner of this machine consents."""
 
-        self._no_relays: OrderedDict[PeerId, float] = OrderedDict()
-        """Peers that refused to relay, and the time until which they are not asked again."""
+        self._no_relays: OrderedDict[tuple[PeerId, PeerId], float] = OrderedDict()
+        """Peers that refused to relay, and to whom, and until when they are not asked again."""
 
         self._meetings = 0
         self.counters: Counter[str] = Counter()
@@ -695,7 +724,7 @@ class Lane:
                 known.must_meet = not hosts
                 if hosts:
                     offer = decode(Offer, await self._ask(peer))
-                    dialled = await _connected(hosts[0], offer.port)
+                    dialled = await connected(hosts[0], offer.port)
                     ticket = _ticket(peer, offer)
                     await self._introduce(known, dialled, ticket, offer.number, Path.DIRECT)
             if not hosts and self._outside is not None:
@@ -757,12 +786,11 @@ class Lane:
                     await self._meet(peer, known, outside)
             except (OSError, TimeoutError, ValueError, PeerUnreachable, CallRefused) as error:
                 apart = str(error) or f"silent for {self.settings.dial_timeout_s:g} s"
-                pause_s = self.settings.retry_first_s * 2**known.apart
-                known.meet_after = self._now + min(pause_s, self.settings.retry_max_s)
                 known.apart = min(known.apart + 1, 16)
             else:
-                known.apart, known.meet_after = 0, 0.0
+                known.apart = 0
                 return
+        known.meet_after = 0.0
         try:
             async with asyncio.timeout(self.settings.relay_s):
                 await self._go_through_a_relay(peer, known, outside)
@@ -770,6 +798,9 @@ class Lane:
             raise OSError(f"{apart}; no relay within {self.settings.relay_s:g} s") from None
         except OSError as error:
             raise OSError(f"{apart}; {error}") from error
+        # There is a path now: a better one is looked for later, and not for each connection.
+        pause_s = self.settings.retry_first_s * 2 ** max(0, known.apart - 1)
+        known.meet_after = self._now + min(pause_s, self.settings.retry_max_s)
 
     async def _go_through_a_relay(self, peer: PeerId, known: _Peer, outside: Outside) -> None:
         """Open a connection through a third peer. Raises ``OSError``."""
@@ -779,7 +810,8 @@ class Lane:
             try:
                 leg = decode(Leg, await outside.call(relay, CIRCUIT_PROTOCOL, encode(circuit)))
             except (ValueError, PeerUnreachable, CallRefused) as error:
-                self._no_relays[relay] = self._now + NO_RELAY_S
+                if isinstance(error, CallRefused):
+                    self._no_relays[relay, peer] = self._now + NO_RELAY_S
                 refusals.append(str(error))
                 continue
             try:
@@ -809,7 +841,7 @@ class Lane:
         found = [
             (relay, ip)
             for relay, ip in await outside.observers()
-            if relay != peer and relay not in self._no_relays
+            if relay != peer and (relay, peer) not in self._no_relays
         ]
         secrets.SystemRandom().shuffle(found)
         return found[:RELAYS_TRIED_MAX]
@@ -974,25 +1006,37 @@ class Lane:
         connection.cut()
         return None
 
-    async def outer_addresses(self) -> tuple[int, tuple[tuple[str, int], ...]]:
-        """A port of this machine, and its address as each of a few peers outside sees it.
-
-        Raises ``DhtError``.
-        """
+    async def examine_router(self) -> RouterView:
+        """Find out with the help of peers outside what the router does. Raises ``DhtError``."""
         if self._outside is None:
-            return 0, ()
+            return RouterView(0)
         opening, connections, seen = Opening(), [], []
+        strangers = others = None
         try:
-            for peer, host in (await self._outside.observers())[:ROUTER_OBSERVERS_MAX]:
-                observed = await self._observe(opening, peer, host)
-                if observed is not None:
-                    connections.append(observed[0])
-                    seen.append(observed[1])
-            return opening.port, tuple(seen)
+            observers = await self._outside.observers()
+            for peer, ip in observers[:ROUTER_OBSERVERS_MAX]:
+                observed = await self._observe(opening, peer, ip)
+                if observed is None:
+                    continue
+                connections.append(observed[0])
+                seen.append(observed[1])
+                if len(seen) == 1:  # nothing was sent to any other address yet
+                    _, port = observed[1]
+                    others = await self._knocks(self._outside, [peer], port)
+                    elsewhere = [other for other, at in observers if at != ip]
+                    strangers = await self._knocks(self._outside, elsewhere, port)
+            return RouterView(opening.port, tuple(seen), strangers, others)
         finally:
             for connection in connections:
                 connection.cut()
             opening.close()
+
+    async def _knocks(self, outside: Outside, peers: Sequence[PeerId], port: int) -> bool | None:
+        """Let one of these peers dial an outer port of this one; ``None``: none of them can."""
+        for peer in peers[:OBSERVERS_MAX]:
+            with contextlib.suppress(DhtError):
+                return await outside.call(peer, KNOCK_PROTOCOL, encode(Knock(port))) == LET_IN
+        return None
 
     @asynccontextmanager
     async def _outer_address(
@@ -1025,10 +1069,10 @@ class Lane:
         _logger.debug("lane_not_open peer=%s reason=%r", peer, reason)
         known.reason = reason
         self.counters["dials_failed"] += 1
-        first_s = self.settings.retry_first_s
+        first_s, most_s = self.settings.retry_first_s, self.settings.retry_max_s
         if known.must_meet:  # there is no other path for its bulk data
-            first_s = self.settings.meet_again_first_s
-        pause_s = min(first_s * 2**known.failures, self.settings.retry_max_s)
+            first_s, most_s = self.settings.meet_again_first_s, self.settings.meet_again_max_s
+        pause_s = min(first_s * 2**known.failures, most_s)
         known.failures = min(known.failures + 1, 16)
         known.not_before = self._now + pause_s
 
@@ -1042,11 +1086,17 @@ class Lane:
             return
         known.idle.append(connection)
         self._rest(connection)
+        standing = [
+            each for other in self._peers.values() for each in other.idle if each.path > Path.DIRECT
+        ]
+        if len(standing) > self.settings.standing_max:
+            min(standing, key=lambda each: each.rests_since).cut()
 
     def _rest(self, connection: _Connection) -> None:
         """Start the timer that closes a connection that stays unused."""
         most_s = self.settings.idle_max_s * (1 if connection.dialled else 2)
         loop = asyncio.get_running_loop()
+        connection.rests_since = loop.time()
         connection.resting = loop.call_later(most_s, connection.cut)
 
     def _lost(self, connection: _Connection) -> None:
@@ -1078,7 +1128,7 @@ def _ticket(peer: PeerId, offer: Offer | PunchOffer | ViaOffer) -> Ticket:
     return Ticket(peer, offer.dialler_key, offer.listener_key)
 
 
-async def _connected(host: str, port: int) -> socket.socket:
+async def connected(host: str, port: int) -> socket.socket:
     """A TCP connection to an IP address. Raises ``OSError``."""
     dialling = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     dialling.setblocking(False)

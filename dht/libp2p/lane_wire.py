@@ -21,6 +21,11 @@ PUNCH_PROTOCOL = "/shoal/punch/1"
 SEEN_PROTOCOL = "/shoal/seen/1"
 """Unary call over libp2p without content, answered with the asking peer's IP address as text."""
 
+KNOCK_PROTOCOL = "/shoal/knock/1"
+"""Unary call over libp2p with a ``Knock``, answered with ``LET_IN`` or ``LEFT_OUT``."""
+
+LET_IN, LEFT_OUT = b"\x01", b"\x00"
+
 CIRCUIT_PROTOCOL = "/shoal/circuit/1"
 """Unary call over libp2p to a relay with a ``Circuit``, answered with a ``Leg``."""
 
@@ -28,6 +33,7 @@ VIA_PROTOCOL = "/shoal/via/1"
 """Unary call over libp2p with a ``Via``, answered with a ``ViaOffer``."""
 
 PUNCH_MAX_BYTES = 64
+KNOCK_MAX_BYTES = 16
 CIRCUIT_MAX_BYTES = 160
 PREAMBLE_MAX_BYTES = 512
 PROTOCOL_MAX = 256
@@ -90,6 +96,12 @@ class PunchOffer(msgspec.Struct, frozen=True, array_like=True):
     listener_key: _Key
 
 
+class Knock(msgspec.Struct, frozen=True, array_like=True):
+    """Request to dial this port, at the address at which the asking peer is connected."""
+
+    port: _Port
+
+
 class Circuit(msgspec.Struct, frozen=True, array_like=True):
     """Request to a relay to join the asking peer's connection to that of another peer."""
 
@@ -128,7 +140,9 @@ def is_outer(ip: str) -> bool:
         return False
 
 
-Message: TypeAlias = Offer | Begin | Answer | Punch | PunchOffer | Circuit | Leg | Via | ViaOffer
+Message: TypeAlias = (
+    Offer | Begin | Answer | Punch | PunchOffer | Knock | Circuit | Leg | Via | ViaOffer
+)
 _M = TypeVar("_M", bound=Message)
 
 

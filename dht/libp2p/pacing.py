@@ -33,7 +33,7 @@ TARGET_S = 0.02
 """The queue that is kept in front of the line: less than half of what a probe may feel."""
 
 TOO_MUCH = 4.0
-"""From this many targets on the queue is drained at half the rate of the line."""
+"""A queue of more targets than this is drained at half the rate of the line."""
 
 FIRST_BYTES_S = 8e6
 LEAST_BYTES_S = 50e3
@@ -58,6 +58,7 @@ BACK_MIN, BACK_MAX = 0.05, 0.25
 SHARE_THAT_COUNTS = 0.05
 """A connection with less of the acknowledged bytes says nothing about the line."""
 
+LOOKS_TOGETHER = 3
 NEAR_S = 0.002
 TCP_INFO_BYTES = 168
 SO_MAX_PACING_RATE = 47
@@ -65,7 +66,7 @@ SO_MAX_PACING_RATE = 47
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one connection did since the last look."""
+    """Progress and delay of one connection since the last look."""
 
     acked_bytes: int
     rtt_s: float
@@ -87,6 +88,9 @@ class Pace:
 
         self.queue_s = 0.0
         """The last measured queue of the own line."""
+
+        self._queues: deque[float] = deque(maxlen=LOOKS_TOGETHER)
+        """The last measurements. A single long one may be a wireless network's."""
 
         self._line = FIRST_BYTES_S
         """Estimate of the line's rate."""
@@ -113,7 +117,8 @@ class Pace:
         if not acked or passed_s <= 0:
             return self.rate
         telling = [s for s in samples if s.acked_bytes >= SHARE_THAT_COUNTS * acked]
-        self.queue_s = min(sample.queue_s for sample in telling)
+        self._queues.append(min(sample.queue_s for sample in telling))
+        self.queue_s = min(self._queues)
         rtt_s = max(LOOK_S, min(sample.least_rtt_s for sample in telling))
         self._delivered += SMOOTHING * (acked / passed_s - self._delivered)
         self._note_best()

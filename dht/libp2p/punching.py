@@ -11,8 +11,11 @@ ones, where one side would have to guess a port. Result, in the namespaces of
 ``tests/integration/wan`` at 140 ms there and back, each pair with both sides at once and with
 either side 80 ms late: exactly these two pairs fail; the others meet within 0.4 s, and within 1.3 s
 where the first SYN was lost (address-restricted with a symmetric one). QUIC over UDP would need the
-same addresses and fail for the same two pairs, and every byte would pass through Python; on these
-connections the sealed frames of ``dht.libp2p.lane`` go on as they are. Hence TCP.
+same addresses and fail for the same two pairs, and every byte would pass through Python: both ends
+of an aioquic 1.7 connection on one core of a busy machine move 12 MB in a second of its processor
+time, those of a lane 1,100 to 1,230 MB (30 MB over loopback, three turns each). That is less than
+the 20 MB/s asked of it, and a hundredth of what the sealed frames of ``dht.libp2p.lane`` do, which
+go on as they are on these connections. Hence TCP.
 
 This module knows nothing of peers: everybody who connects is a stranger until the lane has seen a
 ticket.

@@ -36,7 +36,7 @@ WINDOW_BYTES = 1 << 20
 
 UNSENT_BYTES = 2 * CHUNK_BYTES
 TCP_WINDOW_CLAMP = 10
-"""Of Linux; missing in the ``socket`` module."""
+"""Socket option of Linux that the ``socket`` module lacks."""
 
 T = TypeVar("T")
 Pair = tuple[PeerId, PeerId]

@@ -39,10 +39,15 @@ SAVE_FIRST_S = 2.0
 ASKED_LAST = 32
 """Number of peers that are asked at most before this peer goes."""
 
+PENDING_SHARE = 0.4
+"""Share of the time to leave in which a leaving peer offers what it has not merged yet."""
+
 KEEP_HOUSE_EVERY_S = 15.0
 LOOK_AT_END_EVERY_S = 0.25
-HAND_OVER_SHARE = 0.3
-"""Part of the time for leaving in which another peer may still take this one's versions over."""
+FOLD_SHARE = 0.2
+HAND_OVER_SHARE = 0.2
+"""Parts of the time for leaving: for folding what is pending, and for another peer to take over
+this one's versions."""
 
 HAND_OVER_LOOK_S = 0.25
 SETTLE_EVERY_S = 5.0
@@ -113,7 +118,11 @@ class ActivePeer:
             local.enter_phase("leaving", ending.reason, 0.0)
             if ending.finished:
                 await self._until_others_agree(ending.timeout_s)
-            if not await averager.drain(timeout_s=0.6 * ending.timeout_s):
+            elif ending.timeout_s > 0:
+                await self._fold_the_rest(FOLD_SHARE * ending.timeout_s)
+                if local.others_who_train():
+                    await self._merge_pending(PENDING_SHARE * ending.timeout_s)
+            if not await averager.drain(timeout_s=0.4 * ending.timeout_s):
                 local.event("drain_cut_short", in_flight=averager.in_flight)
             if ending.timeout_s > 0:
                 await self._hand_over(HAND_OVER_SHARE * ending.timeout_s)
@@ -129,6 +138,12 @@ class ActivePeer:
         with contextlib.suppress(DhtError):
             await self._online.presence.leave()
         return ending
+
+    async def _merge_pending(self, timeout_s: float) -> None:
+        """Wait for one more round of each fragment, so that less work is lost with this peer."""
+        began = time.monotonic()
+        merged = await self._averager.merge_pending(timeout_s=timeout_s)
+        self._local.event("last_offers", merged=merged, seconds=time.monotonic() - began)
 
     # --- files ----------------------------------------------------------------------------------
 
@@ -278,8 +293,13 @@ class ActivePeer:
         await self._save()  # the last checkpoint of what is given up
         await self._averager.replace_states(states, reason=APART)
         local.apart.pop(peer, None)
+        name = local.board.names.within(peer)
         local.event(
-            "went_over", peer=peer, tokens=lighter.tokens, theirs=global_tokens(local.states)
+            "went_over",
+            peer=peer,
+            name=name,
+            tokens=lighter.tokens,
+            theirs=global_tokens(local.states),
         )
         await self._save()
 
@@ -331,6 +351,19 @@ class ActivePeer:
             local.event(
                 "left_apart", text=self._apart, versions=list(local.versions()), model=local.model
             )
+
+    async def _fold_the_rest(self, timeout_s: float) -> None:
+        """Alone, make what is pending part of the state: nobody else will merge it."""
+        loop, local = asyncio.get_running_loop(), self._local
+        deadline = loop.time() + timeout_s
+        while (
+            loop.time() < deadline
+            and local.phase == "leaving"
+            and not local.others_who_train()
+            and local.delegate.trainer_status().pending_tokens > 0
+        ):
+            self._averager.fold_when_alone()
+            await asyncio.sleep(HAND_OVER_LOOK_S)
 
     async def _hand_over(self, timeout_s: float) -> None:
         """Stay until a keeper, or without one another learner, has every version of this peer."""

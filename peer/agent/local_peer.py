@@ -312,7 +312,7 @@ class LocalPeer:
             self.apart[peer] = None
             while len(self.apart) > LAST_OFFERS_MAX:
                 del self.apart[next(iter(self.apart))]
-            self.event("founded_apart", **fields)
+            self.event("founded_apart", **fields, name=self.board.names.within(peer))
 
     def _round_ended(self, fields: Fields) -> None:
         contributed = self.me in fields["contributors"]

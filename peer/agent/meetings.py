@@ -3,7 +3,8 @@
 While a member of the run can be dialled, nothing is done here: it leads and reduces, and the others
 need no connections with each other. Otherwise this peer opens direct connections with all others
 (``dht.libp2p.punching``), and counts as reachable if none of them fails. A peer whose router lets
-no connection with some other one through does not lead: that one could not follow it.
+no connection with some other one through does not lead: that one could not follow it. In a large
+run only some peers are met by everybody, and lead (``peer.rules.reach.hubs``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dht.errors import DhtError
 from dht.identity import PeerId
 from dht.libp2p.lane import Lane
 from dht.presence.presence import Presence
-from peer.rules.reach import to_meet
+from peer.rules.reach import hubs, to_meet
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +33,12 @@ class Meetings:
         self,
         presence: Presence,
         *,
+        me: PeerId,
         members: Callable[[], Mapping[PeerId, bool | None]],
     ) -> None:
         """``members``: the other live members, and whether they can be dialled."""
+        self._me = me
+        self._is_hub = False
         self.met: frozenset[PeerId] = frozenset()
         self.failed: frozenset[PeerId] = frozenset()
         self._presence = presence
@@ -46,19 +50,21 @@ class Meetings:
     @property
     def complete(self) -> bool:
         """Say whether the others reach this peer although it cannot be dialled."""
-        return bool(self.met) and not self.failed
+        return self._is_hub and bool(self.met) and not self.failed
 
     async def run(self, lane: Lane, changed: Callable[[], None]) -> None:
         """Meet the others for ever. ``changed`` is called after every change."""
         while True:
-            before = self.met, self.failed
-            wanted = to_meet(self._presence.reachable, self._members())
+            before = self.met, self.failed, self._is_hub
+            members = self._members()
+            wanted = to_meet(self._presence.reachable, members, me=self._me)
+            self._is_hub = self._me in hubs((self._me, *members))
             self.met, self.failed = self.met & wanted, self.failed & wanted
             turns = asyncio.Semaphore(AT_ONCE)
             async with asyncio.TaskGroup() as group:
                 for peer in sorted(wanted):
                     group.create_task(self._meet(peer, lane, turns))
-            if (self.met, self.failed) != before:
+            if (self.met, self.failed, self._is_hub) != before:
                 changed()
             await asyncio.sleep(MEET_EVERY_S)
 

@@ -18,6 +18,7 @@ from typing import Any
 from multiaddr import Multiaddr
 
 from averaging.rules.peer_view import PeerView
+from averaging.rules.sites import site_name
 from dht import addresses as address_rules
 from dht.errors import DhtError
 from dht.guarded_host import GuardedHost
@@ -107,7 +108,7 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
                 local.run_id,
                 role=settings.role,
                 name=settings.name,
-                site=settings.site or "",
+                site=site_name(settings.site) or "",
                 run_file=local.run_file.canonical(),
                 credential=settings.credential,
             ),
@@ -212,7 +213,7 @@ class OnlinePeer:
         self._kept_link = ""
         self._told_frozen = False
         """A peer with other frozen parameters was reported."""
-        self._meetings = Meetings(presence, members=self._dialable_members)
+        self._meetings = Meetings(presence, me=local.me, members=self._dialable_members)
         if host.lane is not None:
             host.lane.relay.judge = self._judge_circuit
             host.lane.relay.meter = local.guest.meter_relayed

@@ -90,8 +90,8 @@ Site = Annotated[
     str | None,
     Option(
         callback=_site,
-        help="Name of this location (a rack, a lab, a home). Peers with the same name reduce their "
-        "updates locally first, and one of them sends the result over the slow link.",
+        help="Secret label of this location (a rack, a lab, a home). Peers with the same label "
+        "reduce their updates locally first, and one of them sends the result over the slow link.",
     ),
 ]
 Listen = Annotated[

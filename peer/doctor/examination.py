@@ -6,13 +6,14 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from multiaddr import Multiaddr
 
 from dht.errors import DhtError
 from dht.host import Host
-from dht.identity import Identity
+from dht.identity import Identity, PeerId
 from peer.doctor.findings import Finding
 from peer.doctor.network import examine_network
 from peer.doctor.targets import Plan
@@ -26,6 +27,7 @@ from peer.doctor.this_machine import (
 
 if TYPE_CHECKING:
     from dht.libp2p.hivemind_host import HivemindHost
+    from dht.libp2p.lane import Lane, Path
 
 
 async def examine(plan: Plan, *, on_finding: Callable[[Finding], None]) -> list[Finding]:
@@ -57,8 +59,8 @@ async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
                 plan,
                 open_fresh=_open_fresh,
                 open_hidden=_open_hidden,
-                try_lane=host.lane.reach,
-                outer_addresses=host.lane.outer_addresses,
+                try_lane=partial(_try_lane, host.lane),
+                examine_router=host.lane.examine_router,
             ):
                 yield finding
     except DhtError as error:
@@ -68,6 +70,11 @@ async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
             str(error),
             "try again; if it fails again: `pip install --force-reinstall hivemind`",
         )
+
+
+async def _try_lane(lane: Lane, peer: PeerId) -> Path | str:
+    reason = await lane.reach(peer)
+    return lane.paths()[peer] if reason is None else reason
 
 
 @asynccontextmanager

@@ -16,7 +16,9 @@ from dht import addresses
 from dht.errors import DhtError, PeerUnreachable
 from dht.host import Host
 from dht.identity import Identity, PeerId, RunId
+from dht.libp2p.lane import Path, RouterView
 from dht.membership.reachability import in_words
+from dht.membership.table import Member
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from dht.records import PeerRecord, seal
@@ -37,11 +39,10 @@ OLDEST_TIME = 1_735_689_600.0
 
 OpenFresh = Callable[[], AbstractAsyncContextManager[Host]]
 OpenHidden = Callable[[Sequence[Multiaddr]], AbstractAsyncContextManager[Host]]
-TryLane = Callable[[PeerId], Awaitable[str | None]]
-"""Opens a direct connection to a peer; returns the reason if it fails."""
+TryLane = Callable[[PeerId], Awaitable[Path | str]]
+"""Opens a connection for bulk data to a peer; returns its path, or the reason if it fails."""
 
-OuterAddresses = Callable[[], Awaitable[tuple[int, Sequence[tuple[str, int]]]]]
-"""Gives a port of this machine, and its IP address and port as a few peers outside see them."""
+ExamineRouter = Callable[[], Awaitable[RouterView]]
 
 
 async def examine_network(
@@ -52,7 +53,7 @@ async def examine_network(
     open_fresh: OpenFresh,
     open_hidden: OpenHidden | None = None,
     try_lane: TryLane | None = None,
-    outer_addresses: OuterAddresses | None = None,
+    examine_router: ExamineRouter | None = None,
 ) -> AsyncIterator[Finding]:
     """Run every check that needs other peers, over ``host``. It joins no run.
 
@@ -95,8 +96,8 @@ async def examine_network(
             if try_lane is not None:
                 yield await check_lane(presence, try_lane)
                 yield await check_meetings(presence, try_lane)
-            if outer_addresses is not None:
-                yield await check_router(outer_addresses, presence.addresses)
+            if examine_router is not None:
+                yield await check_router(examine_router, presence.addresses)
         yield await check_reachability(presence)
         if open_hidden is not None:
             yield await check_relay(host, seeds, open_hidden)
@@ -204,16 +205,10 @@ async def check_lane(presence: Presence, try_lane: TryLane) -> Finding:
         return Finding("direct lane", "skipped", "no peer of the run is live")
     reasons = []
     for member in live[:LANE_TRIES]:
-        try:
-            await presence.connect(member.peer, timeout_s=SEED_TIMEOUT_S)
-            reason = await try_lane(member.peer)
-        except PeerUnreachable as error:
-            reason = in_words(member.reachable, error.reason)
-        except DhtError as error:
-            reason = str(error)
-        if reason is None:
-            return Finding("direct lane", "ok", f"opened to {member.peer}")
-        reasons.append(reason)
+        path = await _try(presence, member, try_lane, reachable=member.reachable)
+        if isinstance(path, Path):
+            return Finding("direct lane", "ok", f"opened to {member.peer} ({path.name.lower()})")
+        reasons.append(path)
     return Finding(
         "direct lane",
         "warning",
@@ -228,61 +223,94 @@ async def check_meetings(presence: Presence, try_lane: TryLane) -> Finding:
     hidden = sorted((m for m in live if m.reachable is False), key=lambda m: m.peer)[:LANE_TRIES]
     if not hidden:
         return Finding("meeting", "skipped", "no live peer of the run is behind a router")
-    failed = []
-    for member in hidden:
-        try:
-            await presence.connect(member.peer, timeout_s=SEED_TIMEOUT_S)
-            reason = await try_lane(member.peer)
-        except PeerUnreachable as error:
-            reason = in_words(None, error.reason)
-        except DhtError as error:
-            reason = str(error)
-        if reason is not None:
-            failed.append(f"not to {member.record.name or member.peer}: {reason}")
-    opened = f"direct connections open to {len(hidden) - len(failed)} of {len(hidden)} peers"
-    text = f"{opened} behind routers"
+    paths = [(member, await _try(presence, member, try_lane, reachable=None)) for member in hidden]
+    relayed = sum(path is Path.RELAYED for _, path in paths)
+    failed = [
+        f"not to {member.record.name or member.peer}: {path}"
+        for member, path in paths
+        if isinstance(path, str)
+    ]
+    opened = len(hidden) - len(failed) - relayed
+    text = f"direct connections open to {opened} of {len(hidden)} peers behind routers"
+    if relayed:
+        text += f", and to {relayed} through a relay, which is slower"
     if not failed:
         return Finding("meeting", "ok", text)
     return Finding(
         "meeting",
         "warning",
         "; ".join([text, *failed]),
-        "nothing to do while somebody in the run can be dialled; otherwise forward a TCP port, or "
-        "run `shoal keep` on a machine that others can dial",
+        "nothing to do while somebody in the run can be dialled; otherwise forward a TCP port, run "
+        "`shoal keep` on a machine that others can dial, or ask the host of the bootstrap peer for "
+        "`--relay-bulk`",
     )
 
 
-async def check_router(outer_addresses: OuterAddresses, own: Sequence[Multiaddr]) -> Finding:
+async def _try(
+    presence: Presence, member: Member, try_lane: TryLane, *, reachable: bool | None
+) -> Path | str:
+    """The path of a connection to a member, or the reason why there is none.
+
+    ``reachable``: whether it should answer at its address, for the words of the reason.
+    """
+    try:
+        await presence.connect(member.peer, timeout_s=SEED_TIMEOUT_S)
+        return await try_lane(member.peer)
+    except PeerUnreachable as error:
+        return in_words(reachable, error.reason)
+    except DhtError as error:
+        return str(error)
+
+
+async def check_router(examine_router: ExamineRouter, own: Sequence[Multiaddr]) -> Finding:
     """Find out what the router in front of this machine does with ports."""
     try:
-        port, seen = await outer_addresses()
+        view = await examine_router()
     except DhtError as error:
         return Finding("router", "skipped", str(error))
-    return describe_router(port, seen, [ip for at in own if (ip := addresses.ip_of(at))])
+    return describe_router(view, [ip for at in own if (ip := addresses.ip_of(at))])
 
 
-def describe_router(port: int, seen: Sequence[tuple[str, int]], own_ips: Sequence[str]) -> Finding:
-    """The kind of router, from a port and its addresses as several peers outside see them."""
-    if not seen:
+def describe_router(view: RouterView, own_ips: Sequence[str]) -> Finding:
+    """The kind of router, from what peers outside see of it and are let in."""
+    if not view.seen:
         text = "no connected peer outside has a direct lane, which shows what the router does"
         return Finding("router", "skipped", text)
-    asked = "one peer asked" if len(seen) == 1 else f"{len(seen)} peers asked"
-    if seen[0][0] in own_ips:
-        return Finding("router", "ok", f"none: {seen[0][0]} is this machine's own ({asked})")
-    if len(set(seen)) > 1 or (len(seen) == 1 and seen[0][1] != port):
+    (ip, port), asked = view.seen[0], f"{len(view.seen)} peers asked"
+    if len(view.seen) == 1:
+        asked = "one peer asked"
+    if ip in own_ips:
+        return Finding("router", "ok", f"none: {ip} is this machine's own ({asked})")
+    if len(set(view.seen)) > 1 or (len(view.seen) == 1 and port != view.port):
         text = f"symmetric: it gives every connection another port ({asked})"
-        if len(seen) == 1:
-            text = f"it changed port {port} to {seen[0][1]}, and may be symmetric ({asked})"
+        if len(view.seen) == 1:
+            text = f"it changed port {view.port} to {port}, and may be symmetric ({asked})"
         return Finding(
             "router",
             "warning",
             text,
             "direct connections with other symmetric or port-restricted routers do not open: "
-            "somebody in the run must be dialled, or forward a TCP port to this machine",
+            "somebody in the run must be dialled or relay bulk data, or forward a TCP port to this "
+            "machine",
         )
-    kept = "keeps" if seen[0][1] == port else "changes"
+    kept = "keeps" if port == view.port else "changes"
     text = f"it {kept} the number of a port, and uses one port for all connections from it"
-    return Finding("router", "ok", f"{text} ({asked}): it lets direct connections through")
+    return Finding("router", "ok", f"{_filter_of(view)}: {text} ({asked})")
+
+
+def _filter_of(view: RouterView) -> str:
+    """The kind of a router that uses one port for all connections from a port, by whom it admits.
+
+    Tested with addresses to which nothing was sent, and with other ports of one that was called.
+    """
+    if view.lets_strangers_in:
+        return "full cone"
+    if view.lets_other_ports_in:
+        unsure = " or full cone (no second address outside could try)"
+        return "address-restricted" + unsure * (view.lets_strangers_in is None)
+    if view.lets_other_ports_in is None:
+        return "cone of unknown kind (no peer outside could try)"
+    return "port-restricted"
 
 
 async def _count_live(presence: Presence) -> int:

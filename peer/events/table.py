@@ -279,16 +279,19 @@ _ROUNDS = (
     _row(
         ROUND | Audience.SCREEN | Audience.TROUBLE | Audience.NAMED,
         "founded_apart",
-        "fragment, peer, mine:tokens, theirs:tokens",
-        "the run was founded twice: the history of {peer} has other first weights ({theirs} tokens "
-        "there, {mine} here); the two are not averaged, and the one with more tokens goes on",
+        "fragment, peer, name, mine:tokens, theirs:tokens",
+        "the run was founded twice: the history of {peer} has other first weights",
+        on_screen="the run was founded twice: the history of {name} has other first weights "
+        "({theirs} tokens there, {mine} here); the two are not averaged, and the one with more "
+        "tokens goes on",
     ),
     _row(
         PROBLEM | Audience.NAMED,
         "went_over",
-        "peer, tokens, theirs:tokens",
-        "went over to the history of {peer}, which was founded apart and has {theirs} tokens; its "
-        "own work of {tokens} tokens is given up, and counted as discarded (apart)",
+        "peer, name, tokens, theirs:tokens",
+        "went over to the history of {peer}, which was founded apart",
+        on_screen="went over to the history of {name}, which was founded apart and has {theirs} "
+        "tokens; the {tokens} tokens of the own one are given up (discarded: apart)",
     ),
     _row(
         ROUND | Audience.SCREEN,
@@ -453,6 +456,10 @@ _THIS_PEER = (
         {
             "resumed": ("text", sentences.resumed),
             "trainer_steps_again": ("silent_s", "its trainer steps again"),
+            "last_offers": (
+                "merged, seconds",
+                "offered what was pending before it left; all of it merged: {merged}",
+            ),
             "drain_cut_short": ("in_flight", "left with rounds under way: {in_flight}"),
             "exported": ("path, versions, model", "wrote {path}, model {model}"),
             "export_failed": ("text", "could not write the model: {text}"),

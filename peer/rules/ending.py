@@ -94,7 +94,7 @@ def who_differs(
     """
     waiting = []
     for other in others:
-        if by_date and other.phase != "leaving":
+        if by_date and other.phase != "leaving" and other.ended_at is None:
             waiting.append(f"{other.name or other.peer}: still {other.phase}")
         elif len(other.versions) != len(mine):
             waiting.append(f"{other.name or other.peer}: has no state yet")

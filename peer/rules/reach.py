@@ -6,7 +6,7 @@ are behind routers, nothing is merged, and nothing else tells why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dht.identity import PeerId
@@ -16,7 +16,19 @@ STUCK_AFTER_S = 30.0
 """Time for the newest peer to be tested, before its verdict counts."""
 
 
-def to_meet(own: bool | None, members: Mapping[PeerId, bool | None]) -> frozenset[PeerId]:
+HUBS_MAX = 24
+"""Number of peers that everybody meets, where all are behind routers. In a larger run the number of
+connections would grow with its square; so these lead and reduce for the others."""
+
+
+def hubs(peers: Iterable[PeerId]) -> frozenset[PeerId]:
+    """The peers that everybody meets: the same for all that know the same peers."""
+    return frozenset(sorted(peers)[:HUBS_MAX])
+
+
+def to_meet(
+    own: bool | None, members: Mapping[PeerId, bool | None], *, me: PeerId
+) -> frozenset[PeerId]:
     """The peers to open direct connections with, as nobody here can be dialled; else none.
 
     ``members``: the other live members, and whether they can be dialled as far as is known. One
@@ -24,7 +36,7 @@ def to_meet(own: bool | None, members: Mapping[PeerId, bool | None]) -> frozense
     """
     if own is not False or any(members.values()):
         return frozenset()
-    return frozenset(members)
+    return hubs((me, *members)) - {me}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +60,8 @@ class NobodyReduces:
         return (
             f"{self.peers} peers are here, all of them behind routers that let no direct "
             "connection through, and nobody can reduce for them or send them the state: forward a "
-            "TCP port to one of them (options --listen and --announce), or run `shoal keep` on a "
-            "machine that others can dial"
+            "TCP port to one of them (options --listen and --announce), run `shoal keep` on a "
+            "machine that others can dial, or have the bootstrap peer started with --relay-bulk"
         )
 
 

@@ -30,8 +30,8 @@ class JoinSettings:
     name: str | None = None
     """Name that others see; unset: made up from the peer id."""
     site: str | None = None
-    """Name of this peer's location, up to 16 characters. Peers with the same site are near each
-    other: they reduce among themselves first, and one of them uses the slow link for all."""
+    """Label of this peer's location, up to 16 characters, which only peers there should know. They
+    reduce among themselves first, and one of them uses the slow link for all."""
     seeds: tuple[str, ...] = ()
     """Addresses to try besides those of the run file."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)

@@ -19,7 +19,7 @@ BORIS = PeerId("12D3KooWBoris")
 ROUND = bytes(range(32))
 TOPIC = bytes(range(16))
 LINKS = (Link(7, bytes([7] * 32), 70_000), Link(6, bytes([6] * 32), 60_000))
-HEAD = Head(7, bytes([7] * 32), LINKS)
+HEAD = Head(7, bytes([7] * 32), LINKS, ((ANNA, bytes(64)),))
 
 COMMIT = Commit(
     topic=TOPIC,
@@ -98,7 +98,7 @@ EXAMPLES: tuple[Message, ...] = (
     said.Accepted(3, ROUND, 2, bytes(64)),
     said.Sealed(3, ROUND, 2, (0, 1), ((0, bytes(64)), (2, bytes(64)))),
     said.Forswear(3, ROUND, 2),
-    said.Forsworn(3, ROUND, HEAD),
+    said.Forsworn(3, ROUND, HEAD, bytes(64)),
     said.Ask(3, ROUND),
     said.Bits(3, ROUND, bytes(32)),
 )

@@ -295,11 +295,12 @@ class Swarm:
         *,
         listen: str = ANY_LOOPBACK_PORT,
         prefix: Sequence[str] = (),
+        options: Sequence[str] = (),
     ) -> Command:
         """A keeper that has the state of the run."""
         arguments = [
             *("keep", link, "--directory", str(directory), "--name", "keeper", "--json"),
-            *("--listen", listen),
+            *("--listen", listen, *options),
         ]
         command = Command(self.processes, arguments, prefix=prefix)
         command.wait_for(is_ready, "the keeper has the state")

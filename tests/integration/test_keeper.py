@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from peer.guest.enforcement import read_limits
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import load_outer
 from tests.integration.swarm_processes import Swarm, run_text, until
@@ -21,7 +22,8 @@ def test_a_newcomer_gets_the_run_from_a_keeper_when_all_learners_are_gone(
     swarm = Swarm(processes, tmp_path)
     anna = swarm.start("anna", run_text(cycle=8))
     home = tmp_path / "keeper"
-    keeper = swarm.keep(home, anna.link())
+    keeper = swarm.keep(home, anna.link(), options=("--relay-bulk", "2M"))
+    assert read_limits(home).relay_bytes_s == 2e6
     link = keeper.wait_for(lambda r: r.get("event") == "link", "the keeper's link")["link"]
     folder = CheckpointFolder(home / "outer")
 

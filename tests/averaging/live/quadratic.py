@@ -25,6 +25,7 @@ from averaging.rules.due import DuePolicy
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
+from averaging.rules.sites import site_name
 from dht.host import Host
 from dht.identity import Identity, PeerId, RunId
 from dht.memory.host import MemoryNetwork, identity_of
@@ -359,7 +360,7 @@ class Swarm:
                     heard_at=loop.time(),
                     reachable=there.averager.reachable,
                     trains=there.learner is not None,
-                    site=there.averager.me.site,
+                    site=site_name(there.averager.me.site),
                     step_time_s=there.learner.step_time_s if there.learner else None,
                 )
             if other.averager.reachable:

@@ -333,6 +333,66 @@ def test_a_forged_state_that_is_shown_to_all_is_taken_by_nobody(
     run(main())
 
 
+@pytest.mark.parametrize("signs", ["itself", "the others, long ago", "the others, now"])
+def test_no_member_alone_moves_another_however_it_signs(signs: str) -> None:
+    """One of the run's members forges a state; it was there from the start and has merged work."""
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made)
+            liar = await made.add("mallory")
+            await made.live(12.0)
+            old = {s.fragment: liar.averager.signatures(s) for s in liar.averager.states if s}
+            await made.live(20.0)
+            lies, signed = {}, {}
+            for state in liar.averager.states:
+                assert state is not None
+                lie = forged(state, ahead=1, tokens=10**4, value=3.0)
+                if signs == "the others, now":  # the lineage is right, its bits are not
+                    lie = replace(state, theta=lie.theta)
+                lies[state.fragment] = lie
+                claim = said.link_claim(
+                    liar.averager.topic, state.fragment, said.Link(*lie.chain.tip)
+                )
+                others = {
+                    "itself": (),
+                    "the others, long ago": old[state.fragment],
+                    "the others, now": liar.averager.signatures(state),
+                }[signs]
+                own = (liar.id, liar.averager.me.identity.sign(claim))
+                signed[state.fragment] = (own, *(each for each in others if each[0] != liar.id))
+            liar.averager._server._library = Forged(lies, signed)
+
+            async def lie_to(peer: Peer) -> None:
+                for fragment, lie in lies.items():
+                    head = msgspec.structs.replace(
+                        Standing.of(lie).head(), signatures=signed[fragment]
+                    )
+                    liar.averager.transport.send(peer.id, said.encode(said.Compare(fragment, head)))
+
+            for peer in peers:
+                await lie_to(peer)
+            newcomer = await made.add("dora", knows_start=False)
+            for _ in range(5):
+                await made.live(2.0)
+                for peer in [*peers, newcomer]:
+                    await lie_to(peer)
+            await made.live(10.0)
+            for peer in [*peers, newcomer]:
+                assert None not in peer.averager.states
+                for taken in peer.averager.states:
+                    assert taken is not None
+                    assert (
+                        lies[taken.fragment].lineage not in {link.lineage for link in taken.chain}
+                        or signs == "the others, now"
+                    )
+            assert newcomer.told("state_fetched")
+            assert len({tuple(peer.versions()) for peer in peers}) <= 2, "the others go on"
+            made.check()
+
+    run(main())
+
+
 def test_overstated_steps_and_tokens_do_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = replace(POLICY, tokens_end=10**7, batch_tokens_max=128)
 

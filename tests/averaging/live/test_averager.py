@@ -22,7 +22,7 @@ from averaging.rules.quorum import QuorumPolicy
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import CALM, STORM
 from dht.memory.virtual_loop import run
-from tests.averaging.live.quadratic import POLICY, check_tokens, swarm
+from tests.averaging.live.quadratic import LAYOUT, POLICY, Peer, check_tokens, swarm
 
 ROUGH = replace(POLICY, quorum=QuorumPolicy(wait_s=20.0), margin_s=3.0)
 
@@ -320,6 +320,62 @@ def test_newcomers_follow_a_founder_that_folded_after_they_had_its_state() -> No
     run(main())
 
 
+def _as_newcomer(peer: Peer) -> None:
+    """Nobody is established for this peer: it has just come."""
+    now = asyncio.get_running_loop().time()
+    for other, seen in peer.view.items():
+        peer.view[other] = replace(seen, first_seen=now)
+
+
+def test_a_peer_that_was_away_for_long_follows_peers_of_which_it_knows_one() -> None:
+    """Most of those whose work is in its checkpoint have left since, and all are new to it."""
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna, boris, clara = [await made.add(name) for name in ("anna", "boris", "clara")]
+            await made.live(20.0)
+            kept = [
+                replace(state, theta=state.theta.copy(), momentum=state.momentum.copy())
+                for state in anna.averager.states
+                if state is not None
+            ]
+            await anna.stop()
+            for name in ("dora", "emil"):
+                await made.add(name, knows_start=False)
+            await made.live(60.0)
+            await boris.stop()
+            await made.live(60.0)
+            gone = {anna.id, boris.id}
+            made.peers = [peer for peer in made.peers if peer.id not in gone]
+            before = max(version or 0 for version in clara.versions())
+            back = await made.add("anna again", states=kept)
+            _as_newcomer(back)
+            await made.live(40.0)
+            assert min(version or 0 for version in back.versions()) > before
+            assert any(event["how"] == "state" for event in back.told("state_adopted"))
+            assert any(back.id in r["contributors"] for r in clara.told("round"))
+            made.check()
+            made.peers += [anna, boris]  # to be closed with the others
+
+    run(main())
+
+
+def test_a_swarm_of_which_every_member_is_new_to_a_newcomer_gives_it_its_state() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            for name in ("anna", "boris", "clara", "dora"):
+                await made.add(name)
+            await made.live(20.0)
+            newcomer = await made.add("emil", knows_start=False)
+            _as_newcomer(newcomer)
+            await made.live(30.0)
+            assert len(newcomer.told("state_fetched")) == len(made.layout.fragments)
+            assert any(newcomer.id in r["contributors"] for r in newcomer.told("round"))
+            made.check()
+
+    run(main())
+
+
 def test_a_peer_killed_in_the_middle_of_a_round_does_not_stop_the_others() -> None:
     async def main() -> None:
         network = MemoryNetwork()
@@ -343,6 +399,31 @@ def test_a_peer_killed_in_the_middle_of_a_round_does_not_stop_the_others() -> No
             for peer in peers[:3]:
                 assert min(version or 0 for version in peer.versions()) >= before + 5
             check_tokens(peers[:3])
+
+    run(main())
+
+
+def test_a_peer_that_leaves_has_its_pending_work_merged_first() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            for name in ("anna", "boris", "clara", "dora"):
+                await made.add(name)
+            await made.live(61.0)
+            anna = made.peers[0]
+            assert anna.learner is not None
+            step = anna.learner.step
+            assert any(anna.learner.pending(index) for index in range(len(LAYOUT.fragments)))
+
+            assert await anna.averager.merge_pending(timeout_s=15.0)
+
+            for state in anna.averager.states:
+                assert state is not None
+                assert anna.averager.life.mark_in(state.merged) >= step
+            made.check()
+            left = [peer.id for peer in made.peers[1:]]
+            for peer in left:
+                del anna.view[peer]
+            assert not await anna.averager.merge_pending(timeout_s=15.0), "nobody is left"
 
     run(main())
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
 
+from averaging import messages as said
+from averaging.live.links import Transport
+from averaging.messages import Accepted, Message, Sealed
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.slices import reducers_count
+from averaging.round import participation
+from averaging.round.certificates import Certificates
+from averaging.round.paxos import Coordinator
 from averaging.rules.due import DuePolicy
 from averaging.rules.quorum import QuorumPolicy
 from dht.memory.host import MemoryNetwork
@@ -17,6 +27,9 @@ from tests.averaging.live.quadratic import POLICY, swarm
 
 UNITS = 64
 ROUNDS = 2
+CERTIFICATE_BYTES_MAX = 3_000
+CERTIFICATE_S_MAX = 10e-3
+"""Of signatures, sent and checked, for each peer and round in a group of 16."""
 LAYOUT = Layout.build([TensorSpec(f"t{i:02}", (256, 65)) for i in range(UNITS)], 1)
 ENCODED = codec_named("f32").encoded_size(LAYOUT.fragments[0].unit_sizes)
 """Over 16 times 256 KiB: so many that all of the largest group reduce."""
@@ -63,3 +76,79 @@ def test_the_number_of_reducers_follows_from_the_encoded_size() -> None:
     assert reducers_count(16, 256 << 10) == 1
     assert reducers_count(16, (256 << 10) + 1) == 2
     assert reducers_count(4, 100 << 20) == 4
+
+
+class Stopwatch:
+    """Time of the thread in some functions, those that they call included once."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._depth = 0
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **facts: Any) -> Any:
+            began, self._depth = time.thread_time(), self._depth + 1
+            try:
+                return function(*args, **facts)
+            finally:
+                self._depth -= 1
+                if not self._depth:
+                    self.seconds += time.thread_time() - began
+
+        return timed
+
+
+def certificate_bytes(message: Message) -> int:
+    """Bytes of a message that are signatures under votes, seals and links."""
+    bare: Message = message
+    head = getattr(message, "head", None)
+    if head is not None:
+        bare = msgspec.structs.replace(message, head=msgspec.structs.replace(head, signatures=()))
+    elif isinstance(message, Accepted):
+        bare = msgspec.structs.replace(message, signature=b"")
+    elif isinstance(message, Sealed):
+        bare = msgspec.structs.replace(message, votes=())
+    return len(said.encode(message)) - len(said.encode(bare))
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(600)
+def test_certificates_cost_little_in_a_group_of_16(monkeypatch: pytest.MonkeyPatch) -> None:
+    members, watch, sent = 16, Stopwatch(), [0]
+    for owner, name in (
+        (Certificates, "show"),
+        (Certificates, "hear"),
+        (Certificates, "is_certified"),
+        (Coordinator, "accepted_by"),
+        (participation, "is_chosen"),
+    ):
+        monkeypatch.setattr(owner, name, watch.around(getattr(owner, name)))
+    send = Transport.send
+
+    def counted(self: Transport, peer: Any, data: bytes) -> None:
+        sent[0] += certificate_bytes(said.decode(data))
+        send(self, peer, data)
+
+    monkeypatch.setattr(Transport, "send", counted)
+    policy = replace(
+        POLICY,
+        due=DuePolicy(cycle_steps=8, fragments=1),
+        quorum=QuorumPolicy(required="all", wait_s=20.0),
+    )
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
+            peers = [await made.add(f"peer {i}", policy=policy) for i in range(members)]
+            await made.live(45.0)
+            made.check()
+            rounds = max(peer.averager.stats.rounds for peer in peers)
+            assert rounds >= 3
+            each, bytes_each = watch.seconds / rounds / members, sent[0] / rounds / members
+            print(  # noqa: T201
+                f"{bytes_each:.0f} bytes and {1e3 * each:.2f} ms of signatures"
+                f" for each peer and round ({members} members, {rounds} rounds)"
+            )
+            assert bytes_each <= CERTIFICATE_BYTES_MAX
+            assert each <= CERTIFICATE_S_MAX
+
+    run(main())

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from msgspec import Struct
 
-from averaging.history.manifest import PIECE_BYTES, Pieces, describe, read_manifest
+from averaging.history.manifest import PIECE_BYTES, Manifest, Pieces, describe, read_manifest
 from averaging.history.state import FragmentState
 from averaging.live.fetch_server import (
     AskManifest,
@@ -35,7 +35,15 @@ from dht.memory.host import MemoryNetwork
 from dht.memory.network import Weather
 from dht.memory.virtual_loop import run
 from tests.averaging.live.links import introduce
-from tests.averaging.live.served_states import EVERYBODY, VALUES, Dripping, Shelf, same, state_of
+from tests.averaging.live.served_states import (
+    EVERYBODY,
+    VALUES,
+    Dripping,
+    Everybody,
+    Shelf,
+    same,
+    state_of,
+)
 from tests.dht.membership.signers import only
 
 RUN = RunId("fetch")
@@ -114,6 +122,39 @@ class DrippingServer(FetchServer):
         if isinstance(request, self.drips):
             reader = replace(reader, stream=Dripping(reader.stream))
         await super()._answer(reader, request)
+
+
+class Careful(Everybody):
+    """A reader that wants the same bits from two that count."""
+
+    holders_min = 2
+
+    def __init__(self, counted: list[PeerId], signers: list[PeerId]) -> None:
+        self._counted = counted
+        self._signers = signers
+
+    def counts(self, peer: PeerId) -> bool:
+        return peer in self._counted
+
+    def signers(self, manifest: Manifest) -> list[PeerId]:
+        return self._signers
+
+
+def test_the_bits_of_one_source_that_counts_are_not_taken_and_signers_are_asked_for_theirs() -> (
+    None
+):
+    state = state_of(1)
+
+    async def main() -> None:
+        async with sources(MemoryNetwork(), *[state] * 4) as (fetcher, peers, *_):
+            for trust in (Careful(peers[:1], []), Careful(peers[:1], peers[2:])):
+                with pytest.raises(FetchFailed, match="1 of 2 peers that must hold the same bits"):
+                    await fetcher.state(0, VALUES, peers[:2], trust=trust, timeout_s=60.0)
+            trust = Careful([peers[0], peers[3]], peers[2:])
+            got = await fetcher.state(0, VALUES, peers[:2], trust=trust, timeout_s=60.0)
+            assert same(got, state)
+
+    run(main())
 
 
 @pytest.mark.parametrize("drips", [AskManifest, AskPieces])

@@ -6,12 +6,15 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+import blake3
 import msgspec
 import pytest
 
 from averaging import messages as said
+from averaging.history.chain import Chain, ChainLink
+from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Apart, IAmBehind, Same, Standing, TheyAreBehind, relate
-from averaging.messages import Join, Message, Opening
+from averaging.messages import Head, Join, Message, Opening
 from averaging.round.effects import (
     Apply,
     CatchUp,
@@ -31,13 +34,16 @@ from averaging.round.inputs import (
     CaughtUp,
     Due,
     Folded,
+    FoldWhenAlone,
     Leave,
+    LineMeasured,
     LinkLost,
     MergedArrived,
     Offered,
     Progressed,
     Received,
     SliceMerged,
+    StepsCounted,
     StreamOpened,
     Tick,
     UploadArrived,
@@ -45,6 +51,7 @@ from averaging.round.inputs import (
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.round.roster import Leader, compose, recomposed
+from averaging.rules.mixing import meets
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
 from tests.averaging.message_examples import EXAMPLES
@@ -266,6 +273,39 @@ def test_a_called_peer_with_too_few_steps_passes() -> None:
     assert sent(effects, ANNA) == [said.Pass(0, "not enough steps")]
 
 
+def test_a_called_peer_whose_line_carries_no_more_passes_until_its_turn() -> None:
+    """24 fragments of 1 MiB take 50 s of a cycle of 24 s: it is in one version of 3."""
+    rounds = machine(reachable=False)
+    rounds.handle(Progressed(1, 1.0), 0.0)
+    first, _ = ranked((ANNA, BORIS), standing("start").head())
+    call = Received(first, said.Call(0, standing("start").head(), 10.0))
+
+    noted = of(rounds.handle(LineMeasured(0.5e6), 0.0), Note)
+    rounds.due_time.took_part(0, 1)
+    rounds.handle(StepsCounted(60), 60.0)
+
+    assert [note.fields["every"] for note in noted if isinstance(note, Note)] == [3]
+    assert sent(rounds.handle(call, 60.0), first) == [
+        said.Pass(0, "my line carries one version of 3")
+    ]
+    assert not rounds.handle(Due(), 60.0)
+    rounds.handle(StepsCounted(73), 73.0)
+    assert of(rounds.handle(call, 73.0), TakeSnapshot), "nobody closed a roster without it"
+
+
+def test_a_line_that_is_fast_again_comes_when_called() -> None:
+    rounds = machine(reachable=False)
+    rounds.handle(Progressed(1, 1.0), 0.0)
+    first, _ = ranked((ANNA, BORIS), standing("start").head())
+    rounds.handle(LineMeasured(0.5e6), 0.0)
+    rounds.due_time.took_part(0, 1)
+    rounds.handle(StepsCounted(30), 30.0)
+    rounds.handle(LineMeasured(5e6), 30.0)
+
+    effects = rounds.handle(Received(first, said.Call(0, standing("start").head(), 10.0)), 30.0)
+    assert of(effects, TakeSnapshot)
+
+
 def test_a_called_peer_with_enough_steps_comes() -> None:
     rounds = machine(reachable=False)
     rounds.handle(Progressed(12, 1.0), 1.0)
@@ -389,6 +429,53 @@ def test_a_founder_alone_folds() -> None:
     rounds.handle(Folded(), 3.0)
 
     assert rounds.standing == fold.standing
+
+
+def test_a_peer_that_is_about_to_leave_folds_at_once_but_only_alone() -> None:
+    rounds = machine(others=())
+    assert not of(rounds.handle(Due(), 1.0), TakeSnapshot), "others may be back soon"
+    rounds.handle(FoldWhenAlone(), 2.0)
+    assert of(rounds.handle(Due(), 2.0), TakeSnapshot)
+    assert of(rounds.handle(Offered(offer(standing("start"))), 2.0), Fold)
+
+    rounds = machine()
+    rounds.handle(FoldWhenAlone(), 1.0)
+    rounds.handle(Due(), 1.0)
+    assert not of(rounds.handle(Offered(offer(standing("start"))), 1.0), Fold)
+
+
+def founded_by(name: str, tokens: int) -> Standing:
+    """A peer's standing on a founding that shares nothing with others."""
+    root, tip = (blake3.blake3(f"{name} {at}".encode()).digest() for at in (0, 1))
+    chain = Chain([ChainLink(0, root, 0), ChainLink(1, tip, tokens)])
+    return Standing(1, tip, chain, MergedMap())
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(100, 100_000), (1000, 1001), (100_000, 100)])
+def test_histories_that_were_founded_apart_are_neither_mixed_nor_left_by_one_fragment(
+    mine: int, theirs: int
+) -> None:
+    own, other = founded_by("me", mine), founded_by("anna", theirs)
+    relation = relate(own.head(), own.chain, other.head())
+    assert isinstance(relation, Apart) and relation.founded_apart
+    assert not meets(relation, own.head(), other.head())
+
+    for message in (asks(ANNA, other), Received(ANNA, said.Compare(0, other.head()))):
+        effects = machine(own).handle(message, 1.0)
+        assert {"peer": ANNA, "mine": mine, "theirs": theirs} in [
+            note.fields for note in of(effects, Note) if note.event == "founded_apart"
+        ]
+        assert not of(effects, Rebase) and not of(effects, CatchUp)
+        answers = sent(effects, ANNA)
+        # The lighter side does not answer a comparison, or two would compare for ever.
+        assert any(isinstance(each, said.Compare) for each in answers) == (mine > theirs)
+
+
+def test_chains_that_begin_later_than_a_founding_prove_nothing() -> None:
+    own, other = founded_by("me", 10), founded_by("anna", 10)
+    cut = Head(other.version, other.lineage, other.head().links[:1])
+    relation = relate(own.head(), own.chain, cut)
+    assert isinstance(relation, Apart) and not relation.founded_apart
 
 
 # Leading

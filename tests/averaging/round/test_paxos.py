@@ -15,6 +15,7 @@ from averaging.round.paxos import (
     VOID,
     Acceptor,
     Coordinator,
+    Phase,
     ballot_of,
     is_chosen,
     is_void,
@@ -275,6 +276,41 @@ def test_a_void_counts_from_the_coordinator_or_two_members_or_with_votes() -> No
     shown = said.Void(3, round_id, "because", forsworn=False, ballot=0, votes=votes)
     assert is_void(commit, shown, one, set(), verify)
     assert not is_void(commit_of(7), shown, one, set(), verify)
+
+
+def test_a_void_by_forswearing_counts_with_the_vows_of_a_majority_and_no_less() -> None:
+    commit, round_id = commit_of(5), bytes(32)
+
+    def void(said_by: bytes, *indices: int) -> said.Void:
+        votes = tuple((index, sign(PeerId(f"p{index}"), said_by)) for index in indices)
+        return said.Void(3, round_id, "lost", forsworn=True, ballot=0, votes=votes)
+
+    def counts(message: said.Void, sender: str = "p0") -> bool:
+        return is_void(commit, message, PeerId(sender), {PeerId("p3"), PeerId("p4")}, verify)
+
+    vow = said.vow(round_id)
+    assert counts(void(vow, 0, 1, 2)) and counts(void(vow, 2, 3, 4), "p1")
+    assert not counts(void(vow)), "its coordinator's word"
+    assert not counts(void(vow, 0, 1)) and not counts(void(vow, 0, 1, 1, 1))
+    assert not counts(void(vow, 0, 1, 7)), "no member"
+    assert not counts(void(said.vow(bytes([1]) * 32), 0, 1, 2)), "of another round"
+    assert not counts(void(said.vote(round_id, 0, VOID), 0, 1, 2)), "votes are no vows"
+
+
+def test_a_coordinator_counts_no_vow_that_is_not_signed() -> None:
+    changes: Changes = []
+    coordinator = coordinator_of(commit_of(3), 0, changes)
+    coordinator.phase, coordinator.value = Phase.FORSWEARING, (0, 1)
+    vow = said.vow(coordinator.round)
+
+    coordinator.forsworn_by(PeerId("p1"), b"")
+    coordinator.forsworn_by(PeerId("p2"), sign(PeerId("p1"), vow))
+    coordinator.forsworn_by(PeerId("p0"), sign(PeerId("p0"), vow))
+    assert not voids(taken(changes))
+    coordinator.forsworn_by(PeerId("p1"), sign(PeerId("p1"), vow))
+
+    (message, *_) = [m for _, m in taken(changes) if isinstance(m, said.Void)]
+    assert message.forsworn and [index for index, _ in message.votes] == [0, 1]
 
 
 def test_two_seals_are_never_chosen() -> None:

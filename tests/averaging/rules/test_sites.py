@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from averaging import messages as said
 from averaging.messages import Commit, Entry, Link
 from averaging.round.reducer import Reducer
+from averaging.rules.grouping import group_of
 from averaging.rules.mixing import MixingPolicy
-from averaging.rules.sites import Share, delegates, may_still_upload, riders_of, shares
+from averaging.rules.sites import (
+    Share,
+    delegates,
+    may_still_upload,
+    riders_of,
+    shares,
+    site_name,
+    site_of,
+    site_pass,
+)
 from dht.identity import PeerId
 from tests.averaging.message_examples import COMMIT, EXAMPLES
 from tests.averaging.simulated.swarm import Storm, storm, weather_out
@@ -17,10 +28,10 @@ ANNA, BORIS, CLARA, DORA, EMIL = map(PeerId, ("anna", "boris", "clara", "dora", 
 JOIN = next(message for message in EXAMPLES if isinstance(message, said.Join))
 
 
-def at(site: str | None, *, reachable: bool = True) -> said.Join:
+def at(site: str | None, peer: PeerId, *, reachable: bool = True) -> said.Join:
     from msgspec.structs import replace as changed
 
-    return changed(JOIN, site=site, reachable=reachable)
+    return changed(JOIN, site=site_pass(site, peer), reachable=reachable)
 
 
 def commit(*carried_by: int | None) -> Commit:
@@ -36,15 +47,47 @@ def commit(*carried_by: int | None) -> Commit:
 def test_the_first_of_a_site_in_rank_is_its_delegate() -> None:
     roster = (ANNA, BORIS, CLARA, DORA, EMIL)
     sites = ("lab", None, "home", "lab", "lab")
-    joins = {peer: at(site) for peer, site in zip(roster, sites, strict=True)}
+    joins = {peer: at(site, peer) for peer, site in zip(roster, sites, strict=True)}
     assert delegates(roster, joins) == {DORA: 0, EMIL: 0}
 
 
 def test_a_peer_that_only_dials_out_is_a_rider_and_no_delegate() -> None:
-    joins = {ANNA: at("lab"), BORIS: at("lab", reachable=False), CLARA: at("lab", reachable=False)}
+    joins = {peer: at("lab", peer, reachable=peer == ANNA) for peer in (ANNA, BORIS, CLARA)}
     assert delegates((ANNA, BORIS, CLARA), joins) == {BORIS: 0, CLARA: 0}
-    alone = {peer: at("lab", reachable=False) for peer in (BORIS, CLARA)}
+    alone = {peer: at("lab", peer, reachable=False) for peer in (BORIS, CLARA)}
     assert delegates((BORIS, CLARA), alone) == {}
+
+
+def test_a_peer_without_the_label_is_nobodys_delegate_whatever_it_shows() -> None:
+    """It sees the others' joins and records, and names their site."""
+    theirs = site_pass("lab", BORIS)
+    name = site_name("lab")
+    assert theirs is not None and name is not None and "lab" not in theirs + name
+    for shown in (
+        theirs,
+        name,
+        "lab",
+        theirs.replace("/", "/00", 1),
+        theirs[:-2],
+        f"{ANNA}/{'A' * 86}==",
+    ):
+        assert site_of(shown, ANNA) is None
+        joins = {ANNA: replace(JOIN, site=shown, reachable=True)}
+        joins |= {peer: at("lab", peer) for peer in (BORIS, CLARA)}
+        assert delegates((ANNA, BORIS, CLARA), joins) == {CLARA: 1}, shown
+    assert site_of(site_pass("lab", ANNA), ANNA) == site_of(theirs, BORIS) is not None
+    assert site_of(site_pass("other", ANNA), ANNA) != site_of(theirs, BORIS)
+
+
+def test_peers_of_a_site_are_dealt_by_its_name_whether_they_show_it_or_a_pass() -> None:
+    peers = [PeerId(f"p{number}") for number in range(12)]
+    name = {peer: site_name(f"site-{number % 4}") or "" for number, peer in enumerate(peers)}
+    own = {peers[0]: site_pass("site-0", peers[0]) or ""}
+    groups = [
+        group_of(peers[0], tuple(peers), size=6, fragment=0, version=5, sites=sites)
+        for sites in (name, name | own)
+    ]
+    assert groups[0] == groups[1] and {peers[0], peers[4], peers[8]} <= set(groups[0])
 
 
 def test_a_bundle_counts_as_much_as_all_its_members() -> None:

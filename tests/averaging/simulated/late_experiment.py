@@ -1,19 +1,27 @@
 """Rounds of homes and small servers: how many miss a round, and what it costs in bytes.
 
-``python -m tests.averaging.simulated.late_experiment`` prints the table; ``test_late_members.py``
+``python -m tests.averaging.simulated.late_experiment`` prints the tables; ``test_late_members.py``
 holds the bars. Six peers on lines of 20, 50 and 100 Mbit/s, 40 to 140 ms apart, train 10.7 and
 25.4 million parameters in four fragments; copying a fragment out takes a learner 1.3 to 4 s.
+
+``slow_experiment`` adds a seventh whose line drops from 20 Mbit/s for some minutes. The rounds of
+the others are compared with those of the six beside a seventh that crashes for that time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
+from typing import Any
 
 from averaging.numbers.codecs import codec_named
+from averaging.round.effects import Note
+from averaging.simulated.node import FragmentNode
 from peer.lab.simulate.problems.problem import layout_of
 from peer.lab.simulate.swarm.experiment import Experiment
 from peer.lab.simulate.swarm.resolving import problem_of
-from peer.lab.simulate.swarm.swarm import run
+from peer.lab.simulate.swarm.slots import BYTES_S_PER_MBIT
+from peer.lab.simulate.swarm.swarm import SimulatedSwarm, run
 
 LINES = [(50.0, 50.0), (100.0, 100.0), (20.0, 20.0), (20.0, 50.0), (20.0, 50.0), (20.0, 50.0)]
 """Mbit/s up and down of three servers and three homes."""
@@ -56,8 +64,9 @@ class Row:
 HEADER = f"{'model':>7} {'rounds':>6} {'per min':>7} {'missed':>7} {'extra':>7} {'caught':>7} stale"
 
 
-def late_experiment(setting: Setting, seed: int, *, duration_s: float = 600.0) -> Row:
-    """Simulate ten minutes of six peers."""
+def experiment_of(setting: Setting, duration_s: float, **settings: Any) -> Experiment:
+    """The peers, their lines and their model, with changed settings of ``peers``, ``network``."""
+    changes = {name.replace("__", "."): value for name, value in settings.items()}
     experiment = Experiment().with_settings(
         {
             "peers.count": len(LINES),
@@ -70,14 +79,22 @@ def late_experiment(setting: Setting, seed: int, *, duration_s: float = 600.0) -
             "end.tokens": 10**12,
             "end.time_s": duration_s,
             "measure.every_cycles": 1000.0,
+            **changes,
         }
     )
     layout = layout_of(problem_of(experiment), experiment.outer.fragments)
     factor = setting.parameters / layout.size
     slice_bytes = max(1, int(experiment.rounds.slice_bytes_min / factor))
-    experiment = experiment.with_settings(
+    return experiment.with_settings(
         {"network.bulk_factor": factor, "rounds.slice_bytes_min": slice_bytes}
     )
+
+
+def late_experiment(setting: Setting, seed: int, *, duration_s: float = 600.0) -> Row:
+    """Simulate ten minutes of six peers."""
+    experiment = experiment_of(setting, duration_s)
+    layout = layout_of(problem_of(experiment), experiment.outer.fragments)
+    factor = experiment.network.bulk_factor
     result = run(experiment, seed)
     encode = codec_named(experiment.outer.codec).encoded_size
     sizes = [factor * encode(fragment.unit_sizes) for fragment in layout.fragments]
@@ -96,8 +113,97 @@ def late_experiment(setting: Setting, seed: int, *, duration_s: float = 600.0) -
     )
 
 
+DROPS_AT_S = 90.0
+FULL_MBIT = 20.0
+AFTERWARDS_S = 120.0
+
+
+class _Watched(SimulatedSwarm):
+    """A swarm whose last peer's line drops for a while, and what is noted of that peer."""
+
+    def __init__(self, experiment: Experiment, seed: int) -> None:
+        super().__init__(experiment, seed)
+        self.slow = self.slots[-1]
+        self.contained: list[tuple[float, int]] = []
+        """When a version with its work was here, and of which fragment."""
+        self.decisions: list[tuple[float, int, int]] = []
+        """When it decided to take part in one version of so many, and for which fragment."""
+        self.stale = 0
+
+    def noted(self, node: FragmentNode, note: Note) -> None:
+        super().noted(node, note)
+        if node.name != self.slow.name:
+            return
+        if note.event == "finished" and note.fields["contained"]:
+            self.contained.append((self.heap.now, node.fragment.index))
+        elif note.event == "takes_part":
+            self.decisions.append((self.heap.now, node.fragment.index, int(note.fields["every"])))  # type: ignore[call-overload]
+        self.stale += note.event == "stale"
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRow:
+    """Figures of a swarm in which one line drops for a while."""
+
+    mbit: float
+    others: float
+    """Rounds of the others while it is slow, over those beside a peer that is away."""
+    contained: int
+    """Contributions of the slow peer while it is slow."""
+    back_cycles: float
+    """Cycles until each fragment has its work again, from the moment its line is as before."""
+    decisions: int
+    """Most changes of how often it takes part, of a fragment."""
+    stale: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.mbit:>7.1f} {self.others:>7.1%} {self.contained:>9} {self.back_cycles:>6.1f}"
+            f" {self.decisions:>8} {self.stale:>5}"
+        )
+
+
+SLOW_HEADER = f"{'Mbit/s':>7} {'others':>7} {'took part':>9} {'back':>6} {'changes':>8} stale"
+
+
+def slow_experiment(setting: Setting, seed: int, mbit: float, *, lasts_s: float = 180.0) -> SlowRow:
+    """Simulate seven peers, one of which is on a line of ``mbit`` for a while."""
+    back_at = DROPS_AT_S + lasts_s
+    lines = [*LINES, (FULL_MBIT, FULL_MBIT)]
+    swarm, without = (
+        _Watched(experiment_of(setting, end_s, peers__count=len(lines), network__lines=lines), seed)
+        for end_s in (back_at + AFTERWARDS_S, back_at)
+    )
+    experiment = swarm.experiment
+    change = swarm.lifecycle.change_line
+    swarm.heap.call_at(DROPS_AT_S, change, swarm.slow, mbit * BYTES_S_PER_MBIT)
+    swarm.heap.call_at(back_at, change, swarm.slow, FULL_MBIT * BYTES_S_PER_MBIT)
+    without.heap.call_at(DROPS_AT_S, without.lifecycle.crash, without.slow, lasts_s)
+    rounds = [
+        sum(DROPS_AT_S <= each.time_s < back_at for each in made.run().rounds)
+        for made in (swarm, without)
+    ]
+    fragments = range(experiment.outer.fragments)
+    back_s = [
+        min((at for at, found in swarm.contained if found == each and at >= back_at), default=inf)
+        for each in fragments
+    ]
+    return SlowRow(
+        mbit,
+        others=rounds[0] / rounds[1],
+        contained=sum(DROPS_AT_S <= at < back_at for at, _ in swarm.contained),
+        back_cycles=(max(back_s) - back_at) / experiment.cycle_s,
+        decisions=max(sum(found == each for _, found, _ in swarm.decisions) for each in fragments),
+        stale=swarm.stale,
+    )
+
+
 if __name__ == "__main__":
     print(HEADER)  # noqa: T201
     for setting in (SMALL, LARGE):
         for seed in range(3):
             print(late_experiment(setting, seed))  # noqa: T201
+    print(SLOW_HEADER)  # noqa: T201
+    for mbit in (1.0, 3.0, 4.0, 5.0, 8.0):
+        for seed in range(2):
+            print(slow_experiment(SMALL, seed, mbit))  # noqa: T201

@@ -34,7 +34,9 @@ from averaging.rules.due import DuePolicy
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
+from averaging.rules.probation import ProbationPolicy
 from averaging.rules.quorum import QuorumPolicy
+from averaging.rules.sites import site_pass
 from averaging.simulated.node import HELD_MAX, FragmentNode, Watch
 from averaging.simulated.wires import Wires
 from dht.identity import PeerId
@@ -101,7 +103,7 @@ class Node:
             sign=lambda data: swarm.sign(name, data),
             verify=lambda peer, data, signature: swarm.sign(peer, data) == signature,
             founder=plan.founder,
-            site=plan.site,
+            site=site_pass(plan.site, name),
             norm_ratio_max=swarm.wires.norm_ratio_max,
         )
         machine = FragmentRounds(
@@ -536,6 +538,7 @@ class Storm:
     """The run's; ``None``: it goes on."""
     sites: int | None = None
     """Peers are at so many places, in turn."""
+    probation: ProbationPolicy = field(default_factory=ProbationPolicy)
     gives_way: float = 0.0
     """Chance that another fragment of the peer goes first, after every step."""
 
@@ -585,6 +588,7 @@ def cause_storm(make: Callable[..., Any], seed: int, how: Storm) -> Any:
         group_size=how.group_size,
         mixing=how.mixing,
         tokens_end=how.tokens_end,
+        probation=how.probation,
     )
     swarm = make(
         seed,

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.averaging.simulated.late_experiment import LARGE, SMALL, Setting, late_experiment
+from tests.averaging.simulated.late_experiment import (
+    LARGE,
+    SMALL,
+    Setting,
+    late_experiment,
+    slow_experiment,
+)
 
 
 @pytest.mark.parametrize("setting", [SMALL, LARGE])
@@ -21,3 +27,19 @@ def test_few_member_rounds_are_missed_and_few_bytes_are_extra(setting: Setting, 
     assert row.missed < 0.03, row
     assert row.extra < 0.08, row
     assert row.discarded == 0, row
+
+
+@pytest.mark.parametrize("mbit", [1.0, 4.0])
+def test_a_line_that_drops_for_three_minutes_costs_the_others_little_and_no_work(
+    mbit: float,
+) -> None:
+    """A payload takes 45 s of a cycle of 13 s on the slower one, which cannot follow, and 11 s on
+    the other one, which takes part in fewer versions."""
+    row = slow_experiment(SMALL, 0, mbit)
+
+    assert row.others >= 0.9, row
+    assert row.stale == 0, row
+    assert row.decisions <= 2, row
+    if mbit > 3.0:
+        assert row.contained >= 8, row
+        assert row.back_cycles <= 3.0, row

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from ipaddress import IPv4Address
 
-from dht.errors import PeerUnreachable
+from dht.errors import CallRefused, PeerUnreachable
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
 from dht.libp2p.frame_stream import FrameStream
@@ -67,7 +67,7 @@ class OnLoopback(Outside):
         try:
             return await answer[protocol](self.end.me, message)
         except ValueError as error:
-            raise PeerUnreachable(peer, str(error)) from error
+            raise CallRefused(peer, protocol, str(error)) from error
 
     async def observers(self) -> Sequence[tuple[PeerId, str]]:
         return [(peer, HERE) for peer in (*self.outside, CLARA)]

@@ -326,6 +326,54 @@ def test_without_consent_the_reason_names_what_would_help() -> None:
     run(scenario())
 
 
+def test_the_connection_that_was_not_used_for_longest_makes_room() -> None:
+    async def scenario() -> None:
+        homes = Homes(LaneSettings(meeting_s=0.2, wait_s=0.0, standing_max=2))
+        first, *others = [await opened(homes.anna) for _ in range(3)]
+        served = [await homes.boris.served.get() for _ in range(3)]
+        lane = homes.anna.lane
+        assert len(lane._peers[BORIS].dialled) == 3, "those in use do not count"
+        longest = next(c for c in lane._peers[BORIS].dialled if c.stream is first)
+        for stream, end in zip((first, *others), served, strict=True):
+            finishing = asyncio.ensure_future(end.finish(timeout_s=WAIT_S))
+            assert await stream.receive(timeout_s=WAIT_S) is None
+            await finishing
+            stream.abort()
+            end.abort()
+            await asyncio.sleep(0.02)
+        await until(lambda: len(lane._peers[BORIS].dialled) == 2, timeout_s=WAIT_S)
+        assert longest not in lane._peers[BORIS].dialled and lane.idle(BORIS) == 2
+        await homes.close()
+
+    run(scenario())
+
+
+def test_meetings_are_tried_each_time_as_long_as_there_is_no_other_path() -> None:
+    async def scenario() -> None:
+        homes = Homes(LaneSettings(meeting_s=1.0, wait_s=0.0))
+        homes.relay.set_rate(None)
+        assert "its router lets nothing through" in str(await homes.anna.lane.reach(BORIS))
+        homes.routers[0].closed = False
+        assert await homes.anna.lane.reach(BORIS) is None
+        assert homes.anna.lane.paths() == {BORIS: Path.PUNCHED}
+        await homes.close()
+
+    run(scenario())
+
+
+def test_a_relay_that_was_out_of_reach_or_refused_another_peer_is_asked_again() -> None:
+    async def scenario() -> None:
+        homes = Homes()
+        relays = homes.anna.others.pop(CLARA)
+        assert "nobody knows it" in str(await homes.anna.lane.reach(BORIS))
+        homes.anna.others[CLARA] = relays
+        assert "no relay" in str(await homes.anna.lane.reach(DORA))
+        assert await homes.anna.lane.reach(BORIS) is None
+        await homes.close()
+
+    run(scenario())
+
+
 def test_a_better_path_is_taken_again_when_it_opens_and_left_when_it_fails() -> None:
     async def scenario() -> None:
         homes = Homes(LaneSettings(meeting_s=1.0, wait_s=0.0, retry_first_s=0.2))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from tests.integration.swarm_processes import load
-from tests.integration.wan.experiment import FAULTS, conduct, sites, table
+from tests.integration.wan.experiment import FAULTS, HOME_UP_MBIT, conduct, sites, table
 from tests.integration.wan.topology import Nat, cannot_build
 from tests.processes import Processes
 
@@ -42,6 +42,9 @@ def arguments() -> argparse.Namespace:
         choices=list(Nat),
         help="kind of router of a home; repeatable; by default two that are port-restricted",
     )
+    parser.add_argument(
+        "--up", type=float, default=HOME_UP_MBIT, help="Mbit/s of each home's line outwards"
+    )
     parser.add_argument("--loss", type=float, default=0.0, help="share of packets that are lost")
     parser.add_argument("--relay", help="rate at which the bootstrap host relays, such as 10M")
     parser.add_argument("--layers", type=int, default=2)
@@ -68,7 +71,7 @@ def main() -> int:
         folder.mkdir(exist_ok=True)
         with Processes(folder) as processes:
             outcome = conduct(
-                sites(options.public, homes),
+                sites(options.public, homes, up_mbit=options.up),
                 happenings,
                 processes,
                 folder,

@@ -35,10 +35,15 @@ DISTANCES_MS = (10.0, 35.0, 20.0, 30.0, 15.0, 25.0)
 """One way to the middle: pairs of sites are 40 to 140 ms apart, there and back."""
 
 MEMBERSHIP_MS = 10.0
+START_WITHIN_S = 240.0
+"""Time for all learners to start at once, on a machine with a few cores that others use too."""
 
 
-def sites(public: int, homes: Sequence[Nat]) -> list[Site]:
-    """A bootstrap host, public machines, and homes behind routers of these kinds."""
+def sites(public: int, homes: Sequence[Nat], *, up_mbit: float = HOME_UP_MBIT) -> list[Site]:
+    """A bootstrap host, public machines, and homes behind routers of these kinds.
+
+    ``up_mbit``: rate of each home's line outwards.
+    """
     distances = [DISTANCES_MS[index % len(DISTANCES_MS)] for index in range(public + len(homes))]
     found = [Site(BOOTSTRAP, one_way_ms=MEMBERSHIP_MS)]
     for index in range(public):
@@ -52,7 +57,7 @@ def sites(public: int, homes: Sequence[Nat]) -> list[Site]:
                 f"home{index}",
                 nat,
                 one_way_ms=distances[public + index],
-                up_mbit=HOME_UP_MBIT,
+                up_mbit=up_mbit,
                 down_mbit=HOME_DOWN_MBIT,
             )
         )
@@ -99,7 +104,7 @@ class Trial:
                 self.learners[name] = self.swarm.start(name, text, **settings)
                 self.link = self.learners[name].link()
         for learner in self.learners.values():
-            learner.ready()
+            learner.ready(timeout_s=START_WITHIN_S)
         self.absent: list[tuple[str, float, float]] = []
         """Learners whose process did not run, with the times of its end and return."""
 
@@ -345,16 +350,24 @@ class _Course:
     """The phases of a trial so far."""
 
     trial: Trial
+    tell: Callable[[str], None]
     phases: list[Phase] = field(default_factory=list)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        began, began_bytes = time.time(), self._sent_bytes()
+        began, before = time.time(), self._sent_bytes()
         yield
-        self.phases.append(Phase(name, began, time.time(), began_bytes, self._sent_bytes()))
+        ended, after = time.time(), self._sent_bytes()
+        self.phases.append(Phase(name, began, ended, sum(before.values()), sum(after.values())))
+        used = [
+            f"{8e-6 * (after[name] - before[name]) / (ended - began) / site.up_mbit:.0%} of {name}"
+            for name, site in self.trial.net.sites.items()
+            if site.up_mbit is not None
+        ]
+        self.tell(f"{name}: uplinks in use: {', '.join(used)}")
 
-    def _sent_bytes(self) -> int:
-        return sum(self.trial.net.sent_bytes(site) for site in self.trial.net.sites)
+    def _sent_bytes(self) -> dict[str, int]:
+        return {site: self.trial.net.sent_bytes(site) for site in self.trial.net.sites}
 
 
 def conduct(
@@ -376,7 +389,7 @@ def conduct(
     with internet(where, loss=loss) as net:
         trial = Trial(net, processes, directory, run_text(**changes), relay)
         trial.wait_until_all_merge()
-        course = _Course(trial)
+        course = _Course(trial, tell)
         for name, seconds in happenings:
             tell(f"{name}: {seconds:g} s")
             with course.phase(name):

@@ -4,6 +4,7 @@
 relays bulk data if it is ``relaying``.
 ``home NUMBER RELAY OTHERS...`` can be reached only through the relay. It opens a direct connection
 to each of the others, one after the other, and sends a megabyte over it.
+``look NUMBER OUTSIDE...`` is connected with these peers outside and prints the kind of its router.
 Each step is a line on stdout.
 """
 
@@ -23,6 +24,7 @@ from dht.identity import PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane import LaneSettings
+from peer.doctor.network import describe_router
 from tests.integration.loopback import identity
 from tests.integration.namespace_peer import say
 
@@ -35,12 +37,12 @@ async def everybody(peer: PeerId, other: PeerId) -> str | None:
     return None
 
 
-async def relay(address: str, lane: str) -> None:
+async def relay(address: str, lane: str, number: str = "1") -> None:
     daemon = DaemonSettings(
         listen=(Multiaddr(address),), serve_as_relay=True, reachability="public", port_mapping=False
     )
     settings = HostSettings(daemon=daemon, lane=None if lane == "off" else LaneSettings())
-    host = await HivemindHost.open(identity(1), settings)
+    host = await HivemindHost.open(identity(int(number)), settings)
     if host.lane is not None and lane == "relaying":
         host.lane.relay.judge = everybody
         host.lane.relay.set_rate(RELAY_RATE)
@@ -76,6 +78,18 @@ async def home(number: int, relay_address: str, others: list[int]) -> None:
     await asyncio.Event().wait()
 
 
+async def look(number: int, outside: list[str]) -> None:
+    """Print what the doctor says about the router."""
+    daemon = DaemonSettings(listen=(Multiaddr("/ip4/0.0.0.0/tcp/0"),), port_mapping=False)
+    settings = HostSettings(daemon=daemon, serve_directory=False, lane=LaneSettings())
+    async with await HivemindHost.open(identity(number), settings) as host:
+        for address in map(Multiaddr, outside):
+            peer = peer_of(address)
+            assert peer is not None and host.lane is not None
+            await host.connect(peer, [address], timeout_s=30)
+        say("router", describe_router(await host.lane.examine_router(), []).text)
+
+
 async def meet(host: HivemindHost, number: int, through: Multiaddr) -> None:
     """Connect to another home through the relay, then directly."""
     other = identity(number).peer_id
@@ -105,11 +119,13 @@ async def meet(host: HivemindHost, number: int, through: Multiaddr) -> None:
 
 def main() -> None:
     role, *arguments = sys.argv[1:]
-    uvloop.run(
-        relay(*arguments)
-        if role == "relay"
-        else home(int(arguments[0]), arguments[1], [int(other) for other in arguments[2:]])
-    )
+    if role == "relay":
+        uvloop.run(relay(*arguments))
+    elif role == "look":
+        uvloop.run(look(int(arguments[0]), arguments[1:]))
+    else:
+        others = [int(other) for other in arguments[2:]]
+        uvloop.run(home(int(arguments[0]), arguments[1], others))
 
 
 if __name__ == "__main__":

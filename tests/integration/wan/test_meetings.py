@@ -93,3 +93,22 @@ def test_two_computers_behind_one_router_need_no_meeting_and_call_homes_elsewher
         for caller in callers:
             line = processes.wait_for_line(caller, "met 2 ", timeout_s=120)
             assert "PUNCHED" in line
+
+
+def test_the_kind_of_each_router_is_told_with_the_help_of_two_addresses_outside(
+    processes: Processes,
+) -> None:
+    sites = [Site("one"), Site("other")]
+    sites += [Site(f"home{index}", kind) for index, kind in enumerate(KINDS)]
+    with internet(sites) as net:
+        prefix = [sys.executable, "-m", PEER]
+        outside = []
+        for number, name in enumerate(("one", "other"), start=1):
+            at = f"/ip4/{net.address(name)}/tcp/{PORT}"
+            helper = processes.start([*net.at(name), *prefix, "relay", at, "on", str(number)])
+            outside.append(processes.wait_for_line(helper, "relay ", timeout_s=60).split()[1])
+        for index, kind in enumerate(KINDS):
+            command = [*net.at(f"home{index}"), *prefix, "look", str(3 + index), *outside]
+            line = processes.wait_for_line(processes.start(command), "router ", timeout_s=60)
+            tell(f"{kind}: {line}")
+            assert line.removeprefix("router ").startswith(kind.replace("full-", "full "))

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from averaging.history.state import FragmentState
 from averaging.round.phase import Phase
-from dht.identity import PeerId
+from dht.identity import PeerId, RunId
 from dht.membership.table import Member
 from dht.memory.virtual_loop import run
 from dht.presence.intake import Misfit
 from dht.records import PeerRecord, pack_versions
 from peer.agent.entrance import Entrance, FirstStates, other_models, wrong_peer
 from peer.agent.slots import SlotPort
-from peer.errors import RunEnded
+from peer.errors import RunEnded, RunOver
 from peer.rules.ending import seconds_left
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
@@ -242,3 +245,75 @@ def test_a_trainer_behind_the_checkpoint_adopts_it() -> None:
     go_on(pair, desk, successor(pair, [None, states[1]]))
     assert np.array_equal(pair.now(0), newer.theta)
     assert not desk.told
+
+
+class Street(Lobby):
+    """What a peer sees that looks for its run: the answers of those who are there."""
+
+    def __init__(self, answers: list[Status]) -> None:
+        super().__init__(holders_until=0.0)
+        self.answers = answers
+        self.layout = SimpleNamespace(hash=bytes.fromhex("aa"))
+        self.ending: asyncio.Future[None] = asyncio.Future()
+        self.presence = SimpleNamespace(misfits={})
+        self.me, self.run_id, self.directory = PeerId("12D3KooWMe"), RunId("run"), Path("/nowhere")
+        self.phases: list[tuple[float, str, str]] = []
+        self.followed = ""
+
+    def live_members(self) -> list[Member]:
+        return [member() for _ in self.answers]
+
+    async def statuses(self, peers: Sequence[PeerId]) -> list[Status]:
+        return self.answers
+
+    def follow(self, founding: str) -> None:
+        self.followed = founding
+
+    def enter_phase(self, phase: str, text: str, done: float) -> None:
+        self.phases.append((round(asyncio.get_running_loop().time(), 1), phase, text))
+
+
+def search(
+    answers: list[Status], *, found_after_s: float | None, seconds: float
+) -> tuple[bool | None, Street]:
+    """Let a peer look for its run: whether somebody has a state, or ``None`` if it still looks."""
+
+    async def main() -> tuple[bool | None, Street]:
+        street = Street(answers)
+        begin = SimpleNamespace(found_after_s=found_after_s, seeds=())
+        entrance = Entrance(street, None, None, None, begin)  # type: ignore[arg-type]
+        try:
+            return await asyncio.wait_for(entrance._somebody_has_a_state(), seconds), street
+        except TimeoutError:
+            return None, street
+
+    return run(main())
+
+
+def test_a_peer_that_does_not_found_waits_for_ever_and_says_so_ever_more_seldom() -> None:
+    found, street = search([], found_after_s=None, seconds=7200.0)
+    assert found is None
+    told = [at for at, phase, _ in street.phases]
+    assert {phase for _, phase, _ in street.phases} == {"waiting"}
+    assert told[0] == pytest.approx(10.0, abs=0.5)
+    assert 8 <= len(told) <= 12 and told == sorted(told)
+    text = street.phases[0][2]
+    assert "nobody of this run is here (never seen from this machine)" in text
+    assert "still looking after 0:10" in text
+
+
+def test_a_founder_does_not_leave_founding_to_those_who_wait_for_one() -> None:
+    waiting = a_status(peer="12D3KooWAnna", versions=(), phase="waiting")
+    assert search([waiting], found_after_s=5.0, seconds=10.0)[0] is False
+    rival = a_status(peer="12D3KooWAnna", versions=(), phase="connecting")
+    assert search([rival], found_after_s=5.0, seconds=10.0)[0] is None
+
+
+def test_a_newcomer_follows_one_founding_and_refuses_a_run_that_is_over() -> None:
+    light = a_status(layout="aa", founding="light", global_tokens=10)
+    heavy = a_status(layout="aa", founding="heavy", global_tokens=20)
+    found, street = search([light, heavy], found_after_s=None, seconds=10.0)
+    assert found is True and street.followed == "heavy"
+    over = a_status(layout="aa", ended_at=0.0, global_tokens=RunFile().end.tokens)
+    with pytest.raises(RunOver, match="has ended on 1970-01-01 00:00 UTC at 100,000,000 tokens"):
+        search([over], found_after_s=None, seconds=10.0)

@@ -14,16 +14,26 @@ from dht.libp2p.lane import Lane
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from peer.agent.meetings import MEET_EVERY_S, Meetings
-from peer.rules.reach import to_meet
+from peer.rules.reach import HUBS_MAX, hubs, to_meet
 
-BORIS, CLARA = PeerId("12D3KooWBoris"), PeerId("12D3KooWClara")
+ANNA, BORIS = PeerId("12D3KooWAnna"), PeerId("12D3KooWBoris")
+CLARA, ZOE = PeerId("12D3KooWClara"), PeerId("12D3KooWZoe")
 
 
 def test_nobody_is_met_while_somebody_can_be_dialled() -> None:
-    assert to_meet(False, {BORIS: False, CLARA: None}) == {BORIS, CLARA}
-    assert to_meet(False, {BORIS: False, CLARA: True}) == frozenset()
-    assert to_meet(True, {BORIS: False}) == frozenset()
-    assert to_meet(None, {BORIS: False}) == frozenset()
+    assert to_meet(False, {BORIS: False, CLARA: None}, me=ANNA) == {BORIS, CLARA}
+    assert to_meet(False, {BORIS: False, CLARA: True}, me=ANNA) == frozenset()
+    assert to_meet(True, {BORIS: False}, me=ANNA) == frozenset()
+    assert to_meet(None, {BORIS: False}, me=ANNA) == frozenset()
+
+
+def test_in_a_large_run_everybody_meets_the_same_few() -> None:
+    peers = [PeerId(f"12D3KooW{index:03}") for index in range(200)]
+    met = [to_meet(False, dict.fromkeys(set(peers) - {me}, False), me=me) for me in peers]
+    chosen = hubs(peers)
+    assert len(chosen) == HUBS_MAX
+    assert all(each == chosen - {me} for me, each in zip(peers, met, strict=True))
+    assert sum(map(len, met)) < 200 * HUBS_MAX
 
 
 class Network:
@@ -57,10 +67,13 @@ class Network:
 
 
 def after(
-    network: Network, members: dict[PeerId, bool | None], *steps: Callable[[], object]
+    network: Network,
+    members: dict[PeerId, bool | None],
+    *steps: Callable[[], object],
+    me: PeerId = ANNA,
 ) -> tuple[Meetings, list[bool]]:
     """Run meetings; each step is done after a round of them. Also returns ``complete`` at each."""
-    meetings = Meetings(cast(Presence, network), members=lambda: members)
+    meetings = Meetings(cast(Presence, network), me=me, members=lambda: members)
     seen: list[bool] = []
 
     async def scenario() -> None:
@@ -100,6 +113,15 @@ def test_a_peer_that_cannot_meet_one_of_the_others_does_not_serve() -> None:
     gone = Network()
     gone.gone.add(BORIS)
     assert after(gone, {BORIS: False})[1] == [False]
+
+
+def test_a_peer_that_not_everybody_meets_does_not_serve_in_a_large_run() -> None:
+    many: dict[PeerId, bool | None] = {
+        PeerId(f"12D3KooWMany{index:02}"): False for index in range(HUBS_MAX)
+    }
+    _, seen = after(Network(), many, many.popitem, me=ZOE)
+    assert seen == [False, True], "until the run is small enough"
+    assert after(Network(), many, me=ANNA)[1] == [True]
 
 
 def test_a_connection_that_is_lost_is_opened_again() -> None:

@@ -16,6 +16,8 @@ import pytest
 from multiaddr import Multiaddr
 
 from dht.identity import PeerId, RunId
+from dht.libp2p.lane import Path as LanePath
+from dht.libp2p.lane import RouterView
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.events import PresenceEvent
@@ -170,9 +172,9 @@ def test_the_doctor_examines_a_run_without_being_seen_by_members() -> None:
     file = RunFile()
     heard: list[PresenceEvent] = []
 
-    async def closed_at_first(peer: PeerId) -> str | None:
+    async def closed_at_first(peer: PeerId) -> LanePath | str:
         tried.append(peer)
-        return "its port is closed" if len(tried) == 1 else None
+        return "its port is closed" if len(tried) == 1 else LanePath.DIRECT
 
     tried: list[PeerId] = []
 
@@ -204,8 +206,13 @@ def test_the_doctor_examines_a_run_without_being_seen_by_members() -> None:
 def test_the_kind_of_router_follows_from_what_several_peers_see() -> None:
     at, own = "203.0.113.7", ["192.168.1.2"]
 
-    def found(*seen: tuple[str, int], ips: Sequence[str] = own) -> tuple[str, str]:
-        finding = describe_router(4000, seen, ips)
+    def found(
+        *seen: tuple[str, int],
+        ips: Sequence[str] = own,
+        strangers: bool | None = None,
+        others: bool | None = None,
+    ) -> tuple[str, str]:
+        finding = describe_router(RouterView(4000, seen, strangers, others), ips)
         return finding.state, finding.text
 
     assert found()[0] == "skipped"
@@ -213,16 +220,28 @@ def test_the_kind_of_router_follows_from_what_several_peers_see() -> None:
         "ok",
         f"none: {at} is this machine's own (one peer asked)",
     )
-    assert found((at, 4000), (at, 4000))[1].startswith("it keeps the number of a port")
-    assert found((at, 61000), (at, 61000))[1].startswith("it changes the number of a port")
-    state, text = found((at, 61000), (at, 61001))
+    both = (at, 4000), (at, 4000)
+    assert found(*both)[1].startswith("cone of unknown kind")
+    assert "it keeps the number of a port" in found(*both)[1]
+    assert "it changes the number of a port" in found((at, 61000), (at, 61000))[1]
+    for strangers, others, kind in (
+        (True, True, "full cone:"),
+        (True, None, "full cone:"),
+        (False, True, "address-restricted:"),
+        (None, True, "address-restricted or full cone"),
+        (False, False, "port-restricted:"),
+        (None, False, "port-restricted:"),
+    ):
+        state, text = found(*both, strangers=strangers, others=others)
+        assert state == "ok" and text.startswith(kind)
+    state, text = found((at, 61000), (at, 61001), strangers=False, others=False)
     assert state == "warning" and text.startswith("symmetric")
     state, text = found((at, 61000))
     assert state == "warning" and "may be symmetric (one peer asked)" in text
 
 
 def test_peers_behind_routers_to_which_no_direct_connection_opens_are_named() -> None:
-    async def apart(peer: PeerId) -> str | None:
+    async def apart(peer: PeerId) -> LanePath | str:
         return "routers let nothing through"
 
     async def with_a_hidden_member(network: Network) -> Plan:

@@ -13,9 +13,10 @@ import pytest
 from multiaddr import Multiaddr
 
 from dht import addresses
-from dht.errors import KeyFileError
-from dht.identity import Identity, RunId
+from dht.errors import CallRefused, KeyFileError
+from dht.identity import Identity, PeerId, RunId
 from dht.libp2p.hivemind_host import HivemindHost
+from dht.libp2p.lane_wire import CIRCUIT_PROTOCOL, Circuit, Leg, decode, encode
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from peer.hosting.bootstrap import (
@@ -71,7 +72,8 @@ def test_a_bootstrap_peer_announces_the_given_addresses(tmp_path: Path) -> None:
 
 def test_a_bootstrap_peer_introduces_the_peers_of_a_run_and_counts_them(tmp_path: Path) -> None:
     async def main() -> None:
-        async with open_bootstrap(local(tmp_path)) as bootstrap:
+        settings = replace(local(tmp_path), relay_bytes_s=2e6, lane_port=free_port())
+        async with open_bootstrap(settings) as bootstrap:
             assert all(check.ok for check in bootstrap.checks())
             presences = []
             hosts = []
@@ -100,6 +102,21 @@ def test_a_bootstrap_peer_introduces_the_peers_of_a_run_and_counts_them(tmp_path
                     for metric in bootstrap.metrics()
                 }
                 assert names == served_by_bootstrap_peers()
+                assert found["shoal_relay_circuits"] == 0
+
+                async def ask_for_leg(other: PeerId) -> Leg:
+                    circuit = encode(Circuit(other, bytes(16)))
+                    return decode(
+                        Leg,
+                        await hosts[0].call(
+                            bootstrap.peer_id, CIRCUIT_PROTOCOL, circuit, timeout_s=30
+                        ),
+                    )
+
+                assert (await ask_for_leg(hosts[1].peer_id)).port == settings.lane_port
+                assert figures(bootstrap)["shoal_relay_circuits"] == 1
+                with pytest.raises(CallRefused, match="live members of one run"):
+                    await ask_for_leg(Identity.from_seed(bytes(32)).peer_id)
             finally:
                 for presence in presences:
                     await presence.close()
@@ -170,6 +187,19 @@ def test_each_reason_why_listening_fails_has_a_remedy(
     with pytest.raises(CannotListen) as caught:
         asyncio.run(main())
     assert remedy in str(caught.value)
+
+
+def test_bulk_data_is_relayed_only_with_consent_on_the_next_port(tmp_path: Path) -> None:
+    off = BootstrapSettings(data_directory=tmp_path, port=7700)
+    assert off.lane is None and "--relay-bulk" not in off.arguments()
+    on = replace(off, relay_bytes_s=2e6)
+    assert on.lane is not None and on.lane.port == 7701
+    assert on.arguments()[-2:] == ("--relay-bulk", "2000000")
+    other = replace(on, lane_port=8000)
+    assert other.lane is not None and other.lane.port == 8000
+    assert other.arguments()[-2:] == ("--lane", "8000")
+    with pytest.raises(SettingError, match="--lane"):
+        replace(on, lane_port=70000)
 
 
 def test_a_damaged_key_is_reported_and_kept(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
 from dht.membership.clock_offset import ClockEstimate
@@ -96,3 +97,10 @@ def test_a_run_with_a_date_has_not_ended_before_it_whoever_says_so() -> None:
     over = [a_status(ended_at=7.0, global_tokens=5)]
     assert ended(End(tokens="unlimited", date=date), over, now=date - timedelta(seconds=1)) is None
     assert ended(End(tokens="unlimited", date=date), over, now=date) == (7.0, 5)
+
+
+def test_nobody_waits_for_a_keeper_that_stays_after_the_end() -> None:
+    keeper = a_status(name="keeper", role="keeper", phase="ready", versions=(3, 4))
+    assert who_differs((3, 4), [keeper], by_date=True) == ["keeper: still ready"]
+    stays = msgspec.structs.replace(keeper, ended_at=7.0)
+    assert who_differs((3, 4), [stays], by_date=True) == []

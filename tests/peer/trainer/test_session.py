@@ -23,10 +23,13 @@ from peer.bridge.agent_process import LineSettings
 from peer.bridge.messages import Phase
 from peer.data import feed
 from peer.errors import DiskFull
+from peer.joining.link import FoundRun
 from peer.joining.nickname import default_name
 from peer.run_file.reading import parse
+from peer.run_file.sections import RunFile
+from peer.storage.last_seen import LastSeen, save_last_seen
 from peer.trainer.observed_run import DeviceUse
-from peer.trainer.parts import Patience
+from peer.trainer.parts import Patience, found_after_s
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings
 from peer.views import watch
@@ -601,6 +604,33 @@ def test_a_slow_download_has_no_time_limit_while_it_makes_progress() -> None:
         assert not patience.is_over(phase, now=float(now))
     assert not patience.is_over(phase, now=109.0)
     assert patience.is_over(phase, now=109.1)
+
+
+def test_waiting_for_the_peers_of_a_run_has_no_time_limit() -> None:
+    patience = Patience(limit_s=10.0, since=0.0)
+    waiting = Phase(name="waiting", text="nobody of this run is here", done=0.0)
+    assert not patience.is_over(waiting, now=100_000.0)
+    assert not patience.is_over(Phase(name="fetching", text="", done=0.0), now=100_009.0)
+    assert patience.is_over(Phase(name="fetching", text="", done=0.0), now=100_011.0)
+
+
+RUN = RunFile(name="found")
+FILE, LINK = FoundRun(RUN, (), "a file"), FoundRun(RUN, (), "peers", by_link=True)
+
+
+def test_a_link_founds_no_run_and_a_run_file_only_one_that_was_never_seen(tmp_path: Path) -> None:
+    def after(where: FoundRun, *, has_seeds: bool = False, **own: Any) -> float | None:
+        return found_after_s(JoinSettings(**own), where, tmp_path, has_seeds=has_seeds)
+
+    assert after(FILE) == 0.0
+    assert after(FILE, has_seeds=True) == 30.0
+    assert after(LINK) is None
+    assert after(LINK, found=True) == 0.0
+    assert after(FILE, found=False, found_after_s=5.0) is None
+    save_last_seen(tmp_path, LastSeen(run=RUN.canonical().decode(), at=0.0))
+    assert after(FILE, has_seeds=True) is None
+    assert after(FILE, found=True) == 0.0
+    assert after(FILE, found_after_s=5.0) == 5.0
 
 
 def test_an_agent_that_begins_again_and_again_makes_no_progress() -> None:

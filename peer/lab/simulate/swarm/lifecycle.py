@@ -13,6 +13,7 @@ from averaging.history.state import FragmentState
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codecs import codec_names
 from averaging.round.identity import Circumstances, Identity
+from averaging.round.inputs import LineMeasured
 from averaging.round.machine import FragmentRounds
 from averaging.simulated.node import REQUEST_BYTES, FragmentNode
 from averaging.simulated.wires import MARK_BYTES
@@ -85,6 +86,8 @@ class Lifecycle:
         self.live += 1
         env.record("start", peer=slot.name)
         peer.begin()
+        if slot.bytes_per_s:
+            self._tell_line(slot)
 
     def _machine(self, slot: Slot, state: FragmentState, view: Table) -> FragmentRounds:
         env, name = self._environment, slot.name
@@ -113,6 +116,20 @@ class Lifecycle:
         if env.heap.now == 0.0:
             machine.peers.started_at = -1e6  # founders count as long-standing members
         return machine
+
+    def change_line(self, slot: Slot, bytes_per_s: float) -> None:
+        """Give a peer's line another speed, in both directions. The peer knows it at once."""
+        env = self._environment
+        env.network.set_link(slot.name, up_bytes_s=bytes_per_s, down_bytes_s=bytes_per_s)
+        slot.bytes_per_s = bytes_per_s
+        slot.seen = replace(slot.seen, bytes_per_s=bytes_per_s / env.wires.bulk_factor)
+        self._tell_line(slot)
+
+    def _tell_line(self, slot: Slot) -> None:
+        env, told = self._environment, slot.bytes_per_s / self._environment.wires.bulk_factor
+        if slot.living is not None:
+            for node in slot.living.nodes:
+                node.run(node.machine.handle(LineMeasured(told), env.heap.now))
 
     def join(self, slot: Slot) -> None:
         """Start a peer without a state: it fetches every fragment from other peers, then begins."""

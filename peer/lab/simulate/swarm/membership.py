@@ -122,8 +122,8 @@ class Membership:
         now = self._heap.now
         for side, tables in self._tables.items():
             table = tables[observer]
-            heard: dict[PeerView, PeerView] = {}
-            """New views by former view: many peers have equal views and share one object."""
+            heard: dict[tuple[PeerView, float | None], PeerView] = {}
+            """New views by former view and line: many peers have equal views and share one."""
             for seen in self._present(side):
                 known = table.get(seen.name)
                 if known is None:
@@ -136,9 +136,10 @@ class Membership:
                         bytes_per_s=seen.bytes_per_s,
                     )
                 else:
-                    if known not in heard:
-                        heard[known] = replace(known, heard_at=now)
-                    table[seen.name] = heard[known]
+                    key = known, seen.bytes_per_s
+                    if key not in heard:
+                        heard[key] = replace(known, heard_at=now, bytes_per_s=seen.bytes_per_s)
+                    table[seen.name] = heard[key]
             gone = [name for name, view in table.items() if now - view.heard_at > 2 * SILENCE_MAX_S]
             for name in gone:
                 del table[name]

@@ -18,6 +18,7 @@ from averaging.round.inputs import Due, GiveWay, PeerSilent, Progressed, StepsCo
 from averaging.round.phase import Phase
 from averaging.round.silence import LastHeard
 from averaging.round.turns import NO_PLACE, Turns
+from averaging.rules.line_pace import exchanges_at_once
 from averaging.simulated.node import HELD_MAX, FragmentNode
 from dht.identity import PeerId
 from dht.memory.event_heap import EventHeap, Timer
@@ -135,7 +136,12 @@ class SimulatedPeer:
 
     def _has_place(self) -> bool:
         exchanging = sum(node.machine.own_round is not None for node in self.nodes)
-        return exchanging < self.pace.exchanges_max
+        machine = self.nodes[0].machine
+        return exchanging < exchanges_at_once(
+            machine.peers.bytes_per_s,
+            most=self.pace.exchanges_max,
+            slow_bytes_s=machine.policy.slow_link_bytes_s,
+        )
 
     def _turn_away(self, node: FragmentNode) -> None:
         now = self.now()

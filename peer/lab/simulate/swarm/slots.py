@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from averaging.history.state import FragmentState
+from averaging.rules.sites import site_pass
 from dht.identity import PeerId
 from dht.memory.network import SimulatedNetwork
 from peer.lab.simulate.problems.problem import LocalTraining, Problem
@@ -126,14 +127,14 @@ def slots_of(
         known = min(up, down) if links.lines else 0.0
         # The machines know the small model: to them all lines are so many times slower.
         told = known / links.bulk_factor or None
-        seen = Seen(name, pace.step_time_s, site=_site(experiment, number), bytes_per_s=told)
+        seen = Seen(name, pace.step_time_s, site=_site(experiment, number, name), bytes_per_s=told)
         learner = problem.learner([number], seed=seed)
         slots.append(Slot(number, name, pace, seen, learner, known))
     return slots
 
 
-def _site(experiment: Experiment, number: int) -> str | None:
+def _site(experiment: Experiment, number: int, name: PeerId) -> str | None:
     size = experiment.network.site_size
     if size == 1 or not experiment.rounds.by_site:
         return None
-    return f"site-{number // size}"
+    return site_pass(f"site-{number // size}", name)

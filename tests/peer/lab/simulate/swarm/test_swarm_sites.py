@@ -20,7 +20,7 @@ SITES: dict[str, Any] = {
     "outer.codec": "f32",
     "rounds.slice_bytes_min": 4096,
     "network.site_size": SITE,
-    "problem.size": 96,
+    "problem.size": 192,
     "end.cycles": 3.5,
 }
 """Sites of four peers each, and fragments that are large compared with messages."""

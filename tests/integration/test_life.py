@@ -1,0 +1,121 @@
+"""The life of a run beyond its training: nobody on line, founded twice, over, afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dht.identity import RunId
+from peer.storage.last_seen import load_last_seen
+from tests.integration.swarm_processes import Learner, Swarm, run_text, until
+from tests.processes import Processes
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+REFUSED = 4
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}"
+
+
+def shoal(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "peer.cli", *arguments],
+        env={**os.environ, "XDG_DATA_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def founded(learner: Learner) -> bool:
+    return "founding" in [record["name"] for record in learner.records("phase")]
+
+
+def test_a_run_comes_back_to_life_when_its_peers_do_and_nobody_founds_it_again(
+    processes: Processes, tmp_path: Path
+) -> None:
+    swarm = Swarm(processes, tmp_path)
+    anna = swarm.start("anna", run_text(), listen=free_address())
+    link = anna.link()
+    until(lambda: anna.progress().get("steps", 0) > 30, "anna trains")
+    anna.stop()
+    left = anna.end()
+    boris = swarm.join("boris", link)
+    until(lambda: "is on line (never seen from this machine)" in boris.output, "boris waits")
+    anna.come_back(link)
+    anna.ready()
+    boris.ready(timeout_s=180)
+    until(lambda: boris.progress().get("rounds", 0) > 0, "they merge")
+    assert not founded(anna) and not founded(boris)
+    assert anna.progress()["global_tokens"] >= left["global_tokens"]
+    swarm.end()
+    seen = load_last_seen(boris.directory, RunId(link.removeprefix("shoal://")[:64]))
+    assert seen is not None and seen.tokens
+
+
+def test_the_model_of_a_run_that_has_ended_stays_with_its_keeper(
+    processes: Processes, tmp_path: Path
+) -> None:
+    swarm = Swarm(processes, tmp_path)
+    anna = swarm.start("anna", run_text(cycle=8, tokens=200_000), pace_s=0.06)
+    home = tmp_path / "keeper"
+    keeper = swarm.keep(home, anna.link())
+    link = keeper.wait_for(lambda r: r.get("event") == "link", "the keeper's link")["link"]
+    during = tmp_path / "during.safetensors"
+    assert shoal("export", link, str(during), home=tmp_path / "other").returncode == 0
+    assert during.exists() and anna.process.poll() is None
+    assert anna.end(timeout_s=180)["finished"]
+    keeper.wait_for(lambda r: r.get("event") == "exported", "the keeper has exported")
+    assert keeper.process.poll() is None
+
+    status = shoal("status", link, "--json", home=tmp_path / "other")
+    assert status.returncode == 0
+    told = json.loads(status.stdout)
+    assert told["ended_at"] and told["global_tokens"] >= 200_000
+    after = tmp_path / "after.safetensors"
+    assert shoal("export", link, str(after), home=tmp_path / "other").returncode == 0
+    kept = (home / "model.safetensors").read_bytes()
+    assert after.read_bytes() == kept == (anna.directory / "model.safetensors").read_bytes()
+    boris = swarm.join("boris", link)
+    assert boris.wait(timeout_s=120) == REFUSED, boris.output
+    assert "this run has ended on" in boris.output and "shoal export" in boris.output
+    keeper.stop()
+    assert keeper.wait() == 130
+
+
+def test_of_two_histories_founded_apart_the_heavier_goes_on_and_both_sides_read_of_it(
+    processes: Processes, tmp_path: Path
+) -> None:
+    swarm = Swarm(processes, tmp_path)
+    anna = swarm.start("anna", run_text())
+    until(lambda: anna.progress().get("steps", 0) > 60, "anna trains")
+    weights = tmp_path / "other.safetensors"
+    until(lambda: load_exported(anna.directory, weights, tmp_path), "there are other weights")
+    # Another founder with other first weights, which does not know of the first one.
+    boris = swarm.start("boris", run_text(), options=["--weights", str(weights), "--anew"])
+    until(lambda: boris.progress().get("steps", 0) > 20, "boris trains")
+    boris.stop()
+    own = boris.end()["fates"]["merged"]
+    assert own > 0
+    boris.come_back(anna.link())
+    boris.wait_for(lambda r: r.get("event") == "went_over", "boris goes over", timeout_s=180)
+    anna.wait_for(lambda r: r.get("event") == "founded_apart", "anna reads of it")
+    until(lambda: boris.own_rounds() != [], "boris merges on the other side", timeout_s=120)
+    assert boris.progress()["fates"]["discarded.apart"] >= own
+    assert all(record["kind"] == "merge" for record in anna.records("round") if "kind" in record)
+    assert anna.records("went_over") == []
+    swarm.end()
+
+
+def load_exported(directory: Path, out: Path, home: Path) -> bool:
+    return shoal("export", str(directory), str(out), home=home).returncode == 0
