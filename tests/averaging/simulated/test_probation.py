@@ -49,9 +49,8 @@ def test_newcomers_that_lie_cost_no_round(behaves: Behaviour) -> None:
     assert any(commit.on_probation for commit in made.commits), "they were in no round"
 
 
-@pytest.mark.parametrize("behaves", [never_vote, claim_everything])
-def test_without_probation_they_cost_most_rounds(behaves: Behaviour) -> None:
-    assert lies(behaves, ProbationPolicy()).versions() < 0.7 * control()
+def test_without_probation_those_that_never_vote_cost_most_rounds() -> None:
+    assert lies(never_vote, ProbationPolicy()).versions() < 0.7 * control()
 
 
 def test_newcomers_that_work_are_merged_at_once_and_count_after_a_while() -> None:
@@ -60,7 +59,8 @@ def test_newcomers_that_work_are_merged_at_once_and_count_after_a_while() -> Non
 
     assert made.versions() >= 0.9 * control()
     last = made.commits[-1]
-    assert len(last.members) == len(last.voters) == everybody
+    assert len(last.members) == everybody
+    assert len(last.voters) > MEMBERS
     full = next(n for n, c in enumerate(made.commits) if len(c.members) == everybody)
     assert len(made.commits[full].voters) == MEMBERS
     assert len(made.swarm.lineages()) == 1
