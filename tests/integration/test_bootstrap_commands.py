@@ -174,6 +174,8 @@ def test_the_doctor_finds_a_seed_that_is_up_and_one_that_is_not(start: object) -
     server.stop(signal.SIGTERM)
     assert done.stderr == ""
     findings = json.loads(done.stdout)["findings"]
+    # Whether there is something to say of a service depends on where shoal is installed.
+    findings = [finding for finding in findings if finding["check"] != "service"]
     seeds = {finding["text"].split()[0].rstrip(":"): finding for finding in findings[5:7]}
     assert seeds[address]["state"] == "ok"
     assert seeds[address]["took_s"] > 0
@@ -335,9 +337,9 @@ def test_the_example_host_has_what_its_text_lists(name: str) -> None:
 def test_the_unit_of_the_example_is_the_one_that_the_command_prints() -> None:
     shown = (EXAMPLE / "shoal-bootstrap.service").read_text()
     done = shoal("bootstrap", "--install-service", "--announce", "seed1.example.org")
-    assert shown == done.stdout.replace(
-        str(Path(sys.executable).absolute()), "/opt/shoal/bin/python"
-    )
+    printed = done.stdout.replace(str(Path(sys.executable).absolute()), "/opt/shoal/bin/python")
+    # Where shoal is installed in a home folder, as it may be here, its service reads that.
+    assert shown == printed.replace("ProtectHome=read-only", "ProtectHome=yes")
 
 
 def instructions(name: str) -> list[str]:

@@ -176,7 +176,7 @@ def test_an_export_that_cannot_be_written_says_where(
     save(CheckpointFolder(tmp_path / "outer"))
     assert cli.run(["export", str(tmp_path), str(tmp_path / "no" / "x")]) == 2
     errors = capsys.readouterr().err
-    assert "no/x: No such file or directory; choose another place" in errors
+    assert "no/x: its folder does not exist; choose another place" in errors
 
 
 def test_an_export_notes_the_side_of_a_fork(tmp_path: Path) -> None:

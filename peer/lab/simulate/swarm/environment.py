@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from averaging.history.chain import Chain, ChainLink
 from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout
@@ -52,3 +53,11 @@ class Environment:
             FragmentState.founded(self.layout.hash, index, self.places.read(index, values))
             for index in range(len(self.layout.fragments))
         ]
+
+    def drifted(self, origin: Sequence[FragmentState], values: Float32s) -> list[FragmentState]:
+        """The states of a peer that came to these parameters from the run's first ones, alone."""
+        states = []
+        for first, own in zip(origin, self.founded(values), strict=True):
+            links = (ChainLink(0, first.lineage, 0), ChainLink(1, own.lineage, 0))
+            states.append(replace(own, version=1, chain=Chain(links)))
+        return states

@@ -82,7 +82,7 @@ class SimulatedSwarm(Watch):
         on_event: EventLog | None = None,
         begins_at: Callable[[int], Float32s] | None = None,
     ) -> None:
-        """``begins_at(number)``: first parameters of one peer, instead of the same for all."""
+        """``begins_at(number)``: parameters of one peer at version 1, where it came to alone."""
         check_names(experiment)
         self.experiment = experiment
         self.seed = seed
@@ -156,7 +156,9 @@ class SimulatedSwarm(Watch):
         origin = env.founded(self.problem.first_values(self.seed))
         for slot in at_once:
             # The first state follows from the seed of the run, so every founder has it.
-            own = origin if begins_at is None else env.founded(begins_at(slot.number))
+            own = origin
+            if begins_at is not None:
+                own = env.drifted(origin, begins_at(slot.number))
             self.lifecycle.start(slot, own)
         for slot in founders[len(at_once) :]:
             self.heap.call_at(within_s * env.rng.random(), self.lifecycle.join, slot)

@@ -68,7 +68,7 @@ def variances(*, count: int, group_size: int, versions: int) -> NDArray[np.float
     for version in range(versions + 1):
         swarm.heap.run(24.0 * version + 2.0)  # fragments are due one after the other
         states = [[peer.states[f] for peer in swarm.alive] for f in range(FRAGMENTS)]
-        assert {state.version for fragment in states for state in fragment} == {version}
+        assert {state.version for fragment in states for state in fragment} == {version + 1}
         found.append(
             [
                 np.stack([s.theta for s in each]).var(axis=0, dtype=np.float64).sum()
@@ -88,7 +88,9 @@ def test_the_variance_falls_at_each_mixing_round_as_theory_says(
     expected = (count // group_size - 1) / (count - 1)
 
     assert ratios.mean() == pytest.approx(expected, rel=0.2)
-    assert ratios[0].mean() == pytest.approx(expected, rel=0.05), "nobody shares anything yet"
+    first = ratios[0]
+    near = 3 * first.std() / np.sqrt(FRAGMENTS)  # three standard errors of the mean
+    assert first.mean() == pytest.approx(expected, abs=near), "nobody shares anything yet"
 
 
 def test_mixing_does_not_change_the_mean_of_the_swarm() -> None:
