@@ -117,15 +117,25 @@ class Probation:
     All fragments of a peer share one. Times are on the peer's own clock.
     """
 
-    __slots__ = ("_rounds_seen", "_rounds_unseen", "_seen", "_tokens_unseen", "_trusted", "policy")
+    __slots__ = (
+        "_rounds_seen",
+        "_rounds_unseen",
+        "_seen",
+        "_tokens_unseen",
+        "_trusted",
+        "_versions_unseen",
+        "policy",
+    )
 
     def __init__(
         self, policy: ProbationPolicy, *, trusted: Callable[[PeerId], bool] = lambda peer: False
     ) -> None:
         """``trusted``: peers that the owner of the run vouches for, established at any time."""
         self.policy = policy
-        self._rounds_unseen = 0
-        """Number of merges that this peer did not see, in states that it took."""
+        self._versions_unseen = 0
+        """Number of versions that this peer did not see made, in states that it took."""
+        self._rounds_unseen = 0.0
+        """Number of them that several peers have made, about."""
         self._tokens_unseen = BoundedMapping[PeerId, int](SEEN_MAX)
         """The tokens of each peer in those states, by the fragment in which it had the most."""
         self._rounds_seen = 0
@@ -145,8 +155,17 @@ class Probation:
         return self._rounds_unseen <= self._rounds_seen
 
     def took_state(self, versions: int, tokens: Mapping[PeerId, int]) -> None:
-        """This peer took a state that is so many versions on, with so many tokens of each peer."""
-        self._rounds_unseen += max(0, versions)
+        """This peer took a state that is so many versions on, with so many tokens of each peer.
+
+        What a peer made alone is no merge, and the more of the tokens one peer has, the more
+        versions it made so. It does not count them either: a founder that worked alone for long
+        holds its swarm for young, and a newcomer that did not would decline all its commits.
+        """
+        most = max(tokens.values(), default=0)
+        if most > 0:
+            shared = min(1.0, (sum(tokens.values()) - most) / most)
+            self._versions_unseen += max(0, versions)
+            self._rounds_unseen += shared * max(0, versions)
         for peer, count in sorted(tokens.items(), key=lambda item: (item[1], item[0])):
             self._tokens_unseen[peer] = max(count, self._tokens_unseen.get(peer, 0))
 
@@ -174,7 +193,8 @@ class Probation:
         tokens = max((self._tokens_unseen.get(peer, 0) for peer in live), default=0)
         most = max(self._tokens_unseen.values(), default=0)
         # Who has the most tokens was in all of the unseen merges, the others in as large a share.
-        before = self._rounds_unseen * tokens / most if tokens else 0.0
+        before = self._versions_unseen * tokens / most if tokens else 0.0
+        before = min(before, self._rounds_unseen)
         known = [work for peer in live if (work := self._seen.get(peer)) is not None]
         seen = max((work.rounds for work in known), default=0)
         if before + seen < YOUNG_ROUNDS or not self.is_on:

@@ -51,7 +51,7 @@ print(json.dumps(found))
 
 
 def check_service() -> Finding:
-    """Whether a systemd service could use this installation."""
+    """Say whether a systemd service could use this installation."""
     try:
         check_seen(own_installation())
     except ServiceCannotRun as error:

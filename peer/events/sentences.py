@@ -91,7 +91,7 @@ def state_adopted(event: Event) -> str:
 
 
 def reachability(event: Event) -> str:
-    """Whether other peers can connect to this one, without addresses."""
+    """Say whether other peers can connect to this one, without addresses."""
     if event["reachable"]:
         return "other peers can connect to this one"
     if event["reachable"] is False:

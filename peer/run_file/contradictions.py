@@ -134,7 +134,7 @@ def _of_tokenizer(data: FilesData) -> Iterator[Contradiction]:
 
 
 def _without_commit(run: RunFile) -> Iterator[Contradiction]:
-    """What the hub serves under a name alone changes with time: a commit fixes it."""
+    """Refuse a name without a commit: what the hub serves under it changes with time."""
     data = run.data
     if not isinstance(data, HfData | FilesData):
         return

@@ -1,4 +1,4 @@
-"""What a peer's folder holds of earlier times, for a person to know before anything starts.
+"""Faults and changes in a peer's folder, told to a person before anything starts.
 
 A damaged checkpoint is replaced by an older one, and an edited run file makes another run. Neither
 is an error, and both may cost work that nobody meant to lose.

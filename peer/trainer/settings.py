@@ -43,9 +43,9 @@ class JoinSettings:
     """Invite to a run that admits invited peers, if it is not in the link; kept for later starts.
     """
     found: bool | None = None
-    """Whether this peer founds the run if nobody has its state. Without it this peer waits for the
-    others. Unset: it does, unless it was given a ``shoal://`` link or knows that the run has
-    existed."""
+    """True if this peer founds the run where nobody has its state; false: it waits for the others.
+    Unset: it founds it, unless it was given a ``shoal://`` link or knows that the run has existed.
+    """
     found_after_s: float | None = None
     """Time without meeting anybody after which this peer founds the run. Unset: 30 s, or at once if
     there is no seed."""

@@ -29,7 +29,7 @@ UNITS = 64
 ROUNDS = 2
 CERTIFICATE_BYTES_MAX = 3_000
 CERTIFICATE_S_MAX = 10e-3
-"""Of signatures, sent and checked, for each peer and round in a group of 16."""
+"""Cost of signatures, sent and checked, for each peer and round in a group of 16."""
 LAYOUT = Layout.build([TensorSpec(f"t{i:02}", (256, 65)) for i in range(UNITS)], 1)
 ENCODED = codec_named("f32").encoded_size(LAYOUT.fragments[0].unit_sizes)
 """Over 16 times 256 KiB: so many that all of the largest group reduce."""

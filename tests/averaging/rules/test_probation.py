@@ -1,4 +1,4 @@
-"""Who counts, by the merges that one peer saw."""
+"""The peers that count, by the merges that one peer saw."""
 
 from __future__ import annotations
 
@@ -150,3 +150,12 @@ def test_claims_on_probation_do_not_move_the_median() -> None:
         *(100, 100, 100),
         *(6400,) * 5,
     )
+
+
+def test_versions_that_a_founder_made_alone_are_no_merges() -> None:
+    probation = Probation(POLICY)
+    probation.took_state(500, {ANNA: 100_000})
+    probation.took_state(2, {ANNA: 101_000, BORIS: 500})
+    young = probation.asked([ME, ANNA, BORIS], 0.0)
+    assert probation.objection(commit(ANNA, BORIS, ME), young, 0.0) is None
+    assert probation.is_established(ME, [ME, ANNA, BORIS], 0.0)

@@ -248,7 +248,7 @@ def test_a_trainer_behind_the_checkpoint_adopts_it() -> None:
 
 
 class Street(Lobby):
-    """What a peer sees that looks for its run: the answers of those who are there."""
+    """The answers that a peer gets which looks for its run."""
 
     def __init__(self, answers: list[Status]) -> None:
         super().__init__(holders_until=0.0)
