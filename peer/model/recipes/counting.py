@@ -114,7 +114,8 @@ def _count(recipe: HfModel) -> _Answer:
         size = _measured(build_hf(recipe, random_seed=0, weights=False))
     except RunFileError as error:
         return _Answer(problem=error.faults[0].problem)
-    except MemoryError:
+    except (MemoryError, SystemError):
+        # An extension whose allocation failed may return without having set an exception.
         return _Answer(
             problem=f"model.config takes more than {MEMORY_MAX_BYTES >> 20} MB to be counted"
         )
