@@ -95,11 +95,12 @@ def _show_own_peers(*, watch: bool, as_json: bool) -> int:
         if as_json:
             print(json.dumps({"peers": rows}), flush=True)
         for row in [] if as_json else rows:
+            merged = row["merged_tokens"]  # as last noted, now and then
+            in_run = f", at least {count_text(merged)} merged in the run" if merged else ""
             lines = [
                 f"{row['run']}, {row['role']} for {duration_text(row['running_s'])}: "
                 f"{row['state'] or 'starting'}",
-                f"  {count_text(row['tokens'])} tokens of this peer, "
-                f"{count_text(row['merged_tokens'])} merged in the run; {row['directory']}",
+                f"  {count_text(row['tokens'])} tokens of this peer{in_run}; {row['directory']}",
             ]
             if row["ended_at"] is not None:
                 lines.insert(1, f"  the run has ended on {date_text(row['ended_at'])}")

@@ -549,7 +549,7 @@ def test_status_without_a_link_shows_the_peers_of_this_machine(
         code, output, _ = said(["status"], capsys)
         assert code == 0
         assert output.startswith("old, learner for 0:") and ": in the run\n" in output
-        assert f"  0 tokens of this peer, 2 M merged in the run; {folder}\n" in output
+        assert f"  0 tokens of this peer, at least 2 M merged in the run; {folder}\n" in output
         (row,) = json.loads(said(["status", "--json"], capsys)[1])["peers"]
         assert (row["run_id"], row["merged_tokens"]) == (OLD.run_id, 2_000_000)
 
