@@ -6,7 +6,6 @@ be asked, ``shoal start`` finds out that a run has existed, and a run that has e
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +19,8 @@ from peer.errors import RunFileError
 from peer.quantities import count_text
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import RunFile
-from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import default_directory, keeper_directory
+from peer.storage.outer_state import OUTER, kept_run
 
 FILE = "last_seen.json"
 STATE_FILE = "state.json"
@@ -106,15 +105,10 @@ def load_last_seen(folder: Path, run_id: RunId) -> LastSeen | None:
 
 def _from_checkpoint(folder: Path, run_id: RunId) -> LastSeen | None:
     """The run of a folder in which an older version, or one that was killed, left a checkpoint."""
-    for number in reversed(CheckpointFolder(folder / "outer").numbers()):
-        path = folder / "outer" / f"{number:012d}" / "meta.json"
-        try:  # not verified as for use: the folder may be that of a peer which is running
-            meta, at = json.loads(path.read_bytes())["meta"], path.stat().st_mtime
-            if meta["run_id"] == run_id:
-                return LastSeen(run=str(meta["run"]), at=at)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            continue
-    return None
+    run = kept_run(folder)
+    if run is None or run.run_id != run_id:
+        return None
+    return LastSeen(run=run.canonical().decode(), at=(folder / OUTER).stat().st_mtime)
 
 
 def _from_peers(folder: Path, run_id: RunId) -> LastSeen | None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from averaging.history.state import FragmentState
+from averaging.numbers.layout import Layout, TensorSpec
 from dht.membership.peer_cache import CachedPeer, PeerCache
 from dht.presence.kept_peers import save_cache
 from peer.run_file.sections import RunFile
+from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.last_seen import LastSeen, load_last_seen, recall, save_last_seen
+from peer.storage.outer_state import OUTER, save_outer
 
 RUN = RunFile(name="old")
 SEEN = LastSeen(run=RUN.canonical().decode(), at=1_795_380_000.0, tokens=1_234_567)
@@ -67,3 +72,13 @@ def test_what_is_known_is_said_with_date_tokens_and_company() -> None:
     assert company.sentence == (
         "last seen here on 1970-01-01 00:00 UTC, with anna, boris and clara"
     )
+
+
+def test_a_checkpoint_alone_tells_of_its_run(tmp_path: Path) -> None:
+    layout = Layout.build([TensorSpec("weight", (8,))], 1)
+    state = FragmentState.founded(layout.hash, 0, np.zeros(8, np.float32))
+    save_outer(CheckpointFolder(tmp_path / OUTER), run=RUN, layout=layout, states=[state])
+    seen = load_last_seen(tmp_path, RUN.run_id)
+    assert seen is not None
+    assert seen.run_file(RUN.run_id) == RUN
+    assert load_last_seen(tmp_path, RunFile(name="other").run_id) is None
