@@ -45,6 +45,7 @@ def export(
     """
     from peer.errors import NotWritten
     from peer.storage.checkpoint import CheckpointFolder
+    from peer.storage.outer_state import OUTER
     from peer.storage.outer_state import export as write
 
     if out.is_dir() or not out.absolute().parent.is_dir():
@@ -53,7 +54,7 @@ def export(
     if "://" in where or Path(where).is_file():
         outer = _download(where, out, quiet=as_json)
     else:
-        outer = write(CheckpointFolder(Path(where) / "outer"), out)
+        outer = write(CheckpointFolder(Path(where) / OUTER), out)
     if as_json:
         record = {
             "file": str(out),

@@ -555,8 +555,6 @@ def no_peers(link: object) -> bytes:
 
 def check_new(found: FoundRun, source: str) -> None:
     """Check a run that is still to begin. Raises ``RunFileError``."""
-    from datetime import UTC, datetime
-
     from peer.errors import RunFileError
     from peer.joining.link import read_text
     from peer.run_file.reading import faults_of_new
@@ -690,9 +688,10 @@ def _look_at_run(found: FoundRun, seeds: Sequence[str]) -> RunStatus | str:
     from peer.rules.ending import ended
     from peer.storage.last_seen import date_text
 
+    link = Link(found.run.run_id, tuple(Multiaddr(seed) for seed in seeds))
+
     async def look() -> RunStatus:
-        wanted = Link(found.run.run_id, tuple(Multiaddr(seed) for seed in seeds), found.invite)
-        async with visit(wanted) as visitor:
+        async with visit(replace(link, invite=found.invite)) as visitor:
             return await visitor.look(timeout_s=10.0)
 
     try:
@@ -701,7 +700,6 @@ def _look_at_run(found: FoundRun, seeds: Sequence[str]) -> RunStatus | str:
         return str(error)
     over = ended(found.run.end, seen.peers, now=datetime.now(UTC))
     if over is not None:
-        link = Link(found.run.run_id, tuple(Multiaddr(seed) for seed in seeds))
         raise RunOver(found.run.name, date_text(over[0]), over[1], f"'{link}'")
     return seen
 
