@@ -2,7 +2,8 @@
 
 ``python -m peer.lab.chaos.hostile_requests ADDRESS PAGE_PORT REQUESTS SEED SECONDS`` sends so many
 to a bootstrap peer, or as many as it can in this time, from several identities of one process, and
-prints one JSON object with the number of requests of each kind. The twentieth are bare TCP connections to its daemon and its page.
+prints one JSON object with the number of requests of each kind. The twentieth are bare TCP
+connections to its daemon and its page.
 """
 
 from __future__ import annotations
