@@ -319,7 +319,7 @@ class HivemindDirectory:
 
         try:
             async with asyncio.timeout(timeout_s):
-                peers = await self._search(node, key_id, lambda peer, records: None)
+                peers = await self._search(node, key_id, lambda peer, records: None, {})
                 seeds = self._seeds_of(key_id)
                 order = self._with_own_place(node, key_id, list(peers))
                 peers |= seeds
@@ -356,9 +356,11 @@ class HivemindDirectory:
         newest: dict[PeerId, tuple[int, bytes]] = {}
         holders: list[Any] = []
 
+        seeds = self._seeds_of(key_id)
+
         def consider(holder: Any, records: DictionaryDHTValue) -> None:
-            if len(records) > 0:
-                holders.append(holder)
+            if len(records) > 0 and holder not in seeds.values():
+                holders.append(holder)  # seeds have enough to do without quick look-ups
             with records.freeze():  # another clock may call them expired; the keeper decides
                 entries = list(records.items())
             for subkey, (data, _) in entries:
@@ -378,7 +380,7 @@ class HivemindDirectory:
         try:
             async with asyncio.timeout(timeout_s):
                 if not (quick and await self._ask_holder(node, key, key_id, consider)):
-                    await self._search(node, key_id, consider)
+                    await self._search(node, key_id, consider, seeds)
                     loop = asyncio.get_running_loop()
                     self._holders.found(key, holders, now=loop.time())
         except TimeoutError:
@@ -414,11 +416,15 @@ class HivemindDirectory:
             search.locate({p: connected[peer] for p, peer in peers.items() if peer in connected})
 
     async def _search(
-        self, node: Any, key_id: Any, consider: Callable[[Any, DictionaryDHTValue], None]
+        self,
+        node: Any,
+        key_id: Any,
+        consider: Callable[[Any, DictionaryDHTValue], None],
+        seeds: dict[Any, Any],
     ) -> dict[Any, Any]:
         """Ask the peers nearest to a key, who may know nearer ones, until these have answered.
 
-        The seeds are asked besides. Returns those that answered, by place, in the order in which
+        ``seeds`` are asked as well. Returns those that answered, by place, in the order in which
         records are stored there. hivemind's own search leaves tasks behind when it is given up, and
         asks far more peers than needed.
         """
@@ -426,7 +432,7 @@ class HivemindDirectory:
         search = _Search(
             key_id,
             dict(table.get_nearest_neighbors(key_id, ROOTS, exclude=node.node_id)),
-            self._seeds_of(key_id),
+            seeds,
         )
         asking: dict[asyncio.Task[Any], Any] = {}
         try:

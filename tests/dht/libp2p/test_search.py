@@ -71,7 +71,8 @@ def search(
     directory._connected = {peer: (networks or {}).get(each, peer) for each, peer in ids.items()}
     if seed is not None:
         directory.set_seeds([ids[seed]])
-    found = asyncio.run(directory._search(network, KEY_ID, lambda peer, records: None))
+    seeds = directory._seeds_of(KEY_ID)
+    found = asyncio.run(directory._search(network, KEY_ID, lambda peer, records: None, seeds))
     return list(found.values())
 
 
