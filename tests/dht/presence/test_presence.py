@@ -1142,6 +1142,8 @@ def test_the_seeds_of_a_run_hold_its_records_whatever_is_nearer_to_their_keys() 
         seeds = set(swarm.peers) - {member.name for member in swarm.members()}
         await asyncio.sleep(30.0)
         members = {member.id for member in swarm.members()}
+        ids = {swarm.peers[name].id for name in seeds}
+        assert all(member.host.directory._seeds == ids for member in swarm.members())
         for name in seeds:
             stored = swarm.peers[name].host.directory._stored
             assert {peer for records in stored.values() for peer in records} == members
