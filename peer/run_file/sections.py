@@ -43,7 +43,9 @@ OWNED_HUB_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\Z"
 """Without an owner, ``datasets`` takes some names for readers of local files: 'text' is one."""
 _HTTPS = r"https://[A-Za-z0-9.-]+\.[A-Za-z0-9-]+(:[0-9]{1,5})?(/[!-~]*)?"
 _HTTPS_OR_NOTHING = rf"^({_HTTPS})?\Z"
-_HTTPS_OR_MAIL_OR_NOTHING = rf"^({_HTTPS}|[A-Za-z0-9._%+-]{{1,64}}@[A-Za-z0-9.-]+\.[A-Za-z0-9-]+)?\Z"
+_HTTPS_OR_MAIL_OR_NOTHING = (
+    rf"^({_HTTPS}|[A-Za-z0-9._%+-]{{1,64}}@[A-Za-z0-9.-]+\.[A-Za-z0-9-]+)?\Z"
+)
 _PEER_ID = r"^[1-9A-HJ-NP-Za-km-z]{40,64}\Z"
 
 

@@ -138,7 +138,11 @@ def test_an_address_that_is_not_https_or_too_long_is_refused(name: str, address:
 
 def test_a_contact_may_be_a_mail_address() -> None:
     assert parse('contact = "anna@example.org"').contact == "anna@example.org"
-    for wrong in ("homepage = 'anna@example.org'", "contact = 'a@b@example.org'", "contact = 'x@y'"):
+    for wrong in (
+        "homepage = 'anna@example.org'",
+        "contact = 'a@b@example.org'",
+        "contact = 'x@y'",
+    ):
         with pytest.raises(RunFileError):
             parse(wrong)
 
