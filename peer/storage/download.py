@@ -24,7 +24,7 @@ from averaging.numbers.layout import Layout
 from dht.identity import PeerId
 from peer.errors import CheckpointDamaged, PeerError
 from peer.joining.link import Link
-from peer.joining.visit import Visitor, visit
+from peer.joining.visit import RunStatus, Visitor, visit
 from peer.rules.foundings import heaviest
 from peer.run_file.sections import RunFile
 from peer.status import Status
@@ -60,13 +60,16 @@ async def download(
     parts: Path,
     *,
     on_progress: Callable[[float], None] = lambda share: None,
+    on_seen: Callable[[RunStatus], None] = lambda seen: None,
 ) -> OuterState:
     """The parameters of all fragments, as the peers of one founding have them now.
 
-    ``parts``: folder for what has arrived. Raises ``NotDownloaded``, ``NobodyMet`` or ``DhtError``.
+    ``parts``: folder for what has arrived. ``on_seen`` gets what the peers say of the run.
+    Raises ``NotDownloaded``, ``NobodyMet`` or ``DhtError``.
     """
     async with visit(link) as visitor:
         seen = await visitor.look(timeout_s=LOOK_S)
+        on_seen(seen)
         holders = [each for each in seen.peers if each.versions]
         fitting = [each for each in holders if each.layout == layout.hash.hex()]
         if not fitting:

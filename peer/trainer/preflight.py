@@ -70,6 +70,7 @@ class Preflight:
         licence = run.licence or "not stated"
         return (
             f"Run      {run.name}   id {run.run_id[:16]}...   licence {licence}",
+            *about_lines(run),
             f"Trains   {model}, {count_text(self.parameters)} parameters; data: {data}; "
             "nothing from the network is executed",
             f"Device   {self._device_text}",
@@ -88,6 +89,13 @@ class Preflight:
             return text
         used = 12.0 * self.parameters + self.step_bytes  # parameters and two moments
         return f"{text}   {bytes_text(used)} of {bytes_text(self.facts.memory_bytes)}"
+
+
+def about_lines(run: RunFile) -> tuple[str, ...]:
+    """Where to read about a run and to reach its people, one line; none if it does not say."""
+    told = {"": run.homepage, "contact ": run.contact, "discussion ": run.discussion}
+    parts = [f"{what}{where}" for what, where in told.items() if where]
+    return (f"About    {'   '.join(parts)}",) if parts else ()
 
 
 def problems(
