@@ -19,6 +19,7 @@ from peer.cli.showing import progress, usage_errors
 from peer.cli.taking_part import check_new, no_peers
 
 if TYPE_CHECKING:
+    from averaging.numbers.layout import Layout
     from peer.run_file.sections import RunFile
     from peer.storage.outer_state import OuterState
 
@@ -80,11 +81,10 @@ def _download(where: str, out: Path, *, quiet: bool) -> OuterState:
     from peer.joining.link import Link
     from peer.storage.download import download
     from peer.storage.outer_state import write_model
-    from peer.trainer.parameters import recipe_layout
 
     start_logging(logging.ERROR)
     found = find_known_run(where)
-    layout = recipe_layout(found.run)
+    layout = _layout_of(found.run)
     link = Link(found.run.run_id, found.seeds, found.invite)
     parts = out.with_name(f".{out.name}.{found.run.run_id[:16]}.parts")
     with progress(f"downloading {found.run.name}", quiet=quiet) as on_progress:
@@ -93,6 +93,17 @@ def _download(where: str, out: Path, *, quiet: bool) -> OuterState:
     write_model(outer, out)
     shutil.rmtree(parts, ignore_errors=True)
     return outer
+
+
+def _layout_of(run: RunFile) -> Layout | None:
+    """The layout of the run's own model; ``None`` if a program brings it, and peers describe it."""
+    from peer.run_file.sections import CustomModel
+
+    if isinstance(run.model, CustomModel):
+        return None
+    from peer.trainer.parameters import recipe_layout
+
+    return recipe_layout(run)
 
 
 runs = typer.Typer(help="Write, check and own run files.", no_args_is_help=True)
