@@ -13,6 +13,7 @@ from peer.cli.application import start_logging
 from peer.cli.showing import progress
 
 if TYPE_CHECKING:
+    from averaging.numbers.layout import Layout
     from peer.joining.visit import RunStatus
     from peer.model.export.facts import Facts
     from peer.model.export.tokenizer import TokenizerFiles
@@ -87,12 +88,11 @@ def _download(
     from peer.joining.link import Link
     from peer.model.export.facts import Facts, facts_of_peers
     from peer.storage.download import download
-    from peer.trainer.parameters import recipe_layout
 
     start_logging(logging.ERROR)
     found = find_known_run(where)
     check(found.run)
-    layout = recipe_layout(found.run)
+    layout = _layout_of(found.run)
     link = Link(found.run.run_id, found.seeds, found.invite)
     seen: list[RunStatus] = []
     with progress(f"downloading {found.run.name}", quiet=quiet) as on_progress:
@@ -107,6 +107,17 @@ def _download(
         outer = run_until_stopped(lambda stop: unless_stopped(stop, work))
     facts = facts_of_peers(seen[0], outer) if seen else Facts()
     return FoundModel(outer, facts, data_dir or found.folder or Path())
+
+
+def _layout_of(run: RunFile) -> Layout | None:
+    """The layout of the run's own model; ``None`` if a program brings it, and peers describe it."""
+    from peer.run_file.sections import CustomModel
+
+    if isinstance(run.model, CustomModel):
+        return None
+    from peer.trainer.parameters import recipe_layout
+
+    return recipe_layout(run)
 
 
 def parts_of(run: RunFile, parts: Path) -> Path:

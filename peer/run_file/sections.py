@@ -455,6 +455,13 @@ class Outer(_Section, frozen=True, kw_only=True):
     blend_alpha: Annotated[
         float, Meta(ge=0.0, le=1.0, description="Share of the own value, for `blend`.")
     ] = 0.5
+    buffers: Annotated[
+        Literal["own", "mean"],
+        _later(
+            "Buffers that are saved with the model, such as the running statistics of BatchNorm: "
+            "`own` leaves each peer its own, `mean` merges them like parameters, as exact means."
+        ),
+    ] = "own"
 
 
 Quorum: TypeAlias = (

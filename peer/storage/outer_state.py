@@ -256,6 +256,7 @@ def _describe(layout: Layout, *, fragments: int) -> dict[str, Any]:
         "fragments": fragments,
         "embeddings": sorted(name for name, kind in kinds.items() if kind == "embedding"),
         "heads": sorted(name for name, kind in kinds.items() if kind == "head"),
+        "statistics": sorted(name for name, kind in kinds.items() if kind == "statistic"),
     }
 
 
@@ -268,6 +269,7 @@ def _read(checkpoint: Checkpoint) -> OuterState:
         described["fragments"],
         embeddings=described["embeddings"],
         heads=described["heads"],
+        statistics=described.get("statistics", ()),  # added after the first format
     )
     if layout.hash.hex() != meta["layout_hash"]:
         raise CheckpointDamaged(str(checkpoint.path), "its layout does not have its hash")

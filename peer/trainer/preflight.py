@@ -169,7 +169,7 @@ def examine(
     engine.tuning = Tuner(engine, goal, keep=partial(_keep, remembered, key))
     if on_cpu:
         room["memory_needed"] += devices * found.step_bytes
-    layout = model_layout(engine.model, run.outer.fragments)
+    layout = model_layout(engine.model, run.outer.fragments, buffers=run.outer.buffers)
     step_time_s = max(pace_s, found.sequence_s * math.ceil(run.inner.batch_size / devices))
     cycles_per_hour = 3600.0 / (run.outer.steps_per_cycle * step_time_s)
     return Preflight(
