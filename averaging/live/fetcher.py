@@ -177,6 +177,7 @@ class Partial:
             self.theta,
             self.momentum,
             manifest.merged(),
+            manifest.history,
         )
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from averaging.history.merged_map import Mark, MergedMap
 from averaging.messages import COUNT_MAX, Head, Link
-from averaging.rules.plausible import RATE_RATIO_MAX, VERSIONS_AHEAD_MAX, capped, invented, leap
+from averaging.rules.plausible import RATE_RATIO_MAX, VERSIONS_AHEAD_MAX, leap
 from averaging.rules.weights import CREDIT_RATIO_MAX, credited
-from tests.averaging.message_examples import ANNA, BORIS, COMMIT
 
 
 def head(version: int, tokens: int) -> Head:
@@ -36,28 +34,6 @@ def test_a_head_is_plausible_up_to_a_bound(
     mine: Head | None, theirs: Head, is_plausible: bool
 ) -> None:
     assert (leap(mine, theirs) is None) == is_plausible
-
-
-def test_a_merged_map_has_no_more_tokens_than_the_state_that_it_came_with() -> None:
-    stood_on = COMMIT.parents[0].tokens
-
-    assert invented(MergedMap({ANNA: Mark(1, 1, 2 * stood_on)}), COMMIT, 0) is None
-    assert invented(MergedMap({ANNA: Mark(1, 1, 2 * stood_on + 1)}), COMMIT, 0) is not None
-
-
-def test_nobody_has_merged_more_of_a_member_than_it_offers() -> None:
-    anna, boris = COMMIT.members
-    honest = {
-        ANNA: Mark(anna.incarnation, anna.mark, 7),
-        BORIS: Mark(boris.incarnation - 1, 10**9, 8),
-    }
-    assert capped(MergedMap(honest), COMMIT) == MergedMap(honest)
-
-    poisoned = MergedMap({**honest, ANNA: Mark(COUNT_MAX, COUNT_MAX, 7)})
-
-    assert capped(poisoned, COMMIT) == MergedMap(honest), "its owner is here and knows"
-    assert invented(poisoned, COMMIT, None) is not None, "a reducer has put it right"
-    assert invented(MergedMap(honest), COMMIT, None) is None
 
 
 def test_the_tokens_that_count_are_bounded_by_the_median_of_a_round() -> None:

@@ -395,7 +395,7 @@ class Swarm(Watch):
     def applies(self, node: FragmentNode, apply: Apply) -> None:
         parts = node.merged_parts(apply.round)
         data = b"".join(part.data for part in parts)
-        self.truth.applies(self._owner(node).life, apply, data, parts[0].merged_map)
+        self.truth.applies(self._owner(node).life, apply, data, parts[0].maps)
 
     def merged(self, node: FragmentNode, after: FragmentState, apply: Apply) -> None:
         commit = apply.commit
