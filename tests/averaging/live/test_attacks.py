@@ -399,7 +399,11 @@ def test_no_member_alone_moves_another_however_it_signs(signs: str) -> None:
     run(main())
 
 
-def test_overstated_steps_and_tokens_do_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("steps", "is_merged"), [(10**10, False), (2000, True)])
+def test_overstated_steps_and_tokens_do_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, steps: int, is_merged: bool
+) -> None:
+    """So many steps do not fit into the time: refused. So many tokens: they count in part."""
     policy = replace(POLICY, tokens_end=10**7, batch_tokens_max=128)
 
     async def main() -> None:
@@ -411,13 +415,15 @@ def test_overstated_steps_and_tokens_do_not_end_the_run(monkeypatch: pytest.Monk
 
             async def lie(fragment: int, *, timeout_s: float) -> Snapshot | None:
                 taken = await truth(fragment, timeout_s=timeout_s)
-                return taken and replace(taken, steps=10**10, tokens=10**12)
+                return taken and replace(taken, steps=steps, tokens=10**12)
 
             monkeypatch.setattr(liar.learner, "snapshot", lie)
             await made.live(25.0)
             assert not any(peer.averager.final_fragments for peer in peers)
             merged = [s.merged for peer in peers for s in peer.averager.states if s is not None]
-            assert any(liar.id in marks for marks in merged), "its work counts all the same"
+            assert any(liar.id in marks for marks in merged) == is_merged
+            refused = [e for e in liar.told("turned_away") if "I believe" in str(e["reason"])]
+            assert bool(refused) != is_merged
             assert max(marks.tokens for marks in merged) < 10**6
             made.check()
 
