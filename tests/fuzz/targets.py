@@ -14,10 +14,10 @@ from averaging import messages as said
 from averaging.errors import BadPayload
 from averaging.history.manifest import describe, read_manifest
 from averaging.history.merged_map import Mark, MergedMap
+from averaging.history.parent_maps import ParentMap, decode_maps, encode_maps
 from averaging.live.fetch_server import AskManifest, AskPieces, AskReplay, _read_request
 from averaging.messages import BadMessage
 from averaging.numbers.layout import TensorSpec
-from averaging.round.traffic import decode_merged_map, encode_merged_map
 from dht import addresses
 from dht.identity import Identity, RunId
 from dht.libp2p import directory_wire, lane_wire
@@ -195,9 +195,9 @@ TARGETS: dict[str, Target] = {
         [said.encode_signatures(HEAD.signatures)], said.decode_signatures, BadMessage
     ),
     "opening": Target([said.encode_opening(OPENING)], said.decode_opening, BadMessage),
-    "merged_map": Target(
-        [encode_merged_map(MergedMap({ANNA.peer_id: Mark(1, 2, 3)}))],
-        decode_merged_map,
+    "merged_maps": Target(
+        [encode_maps({0: ParentMap(MergedMap({ANNA.peer_id: Mark(1, 2, 3)}), bytes(32))})],
+        decode_maps,
         BadPayload,
     ),
     "manifest": Target(
