@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -191,7 +192,6 @@ def run_check(
     from peer.joining.link import find_run
     from peer.run_file.sections import CustomData, CustomModel
     from peer.storage.home import data_home
-    from peer.trainer.parameters import recipe_layout
 
     try:
         found_run = find_run(str(file), ask_peers=no_peers)
@@ -206,11 +206,16 @@ def run_check(
         return error.exit_code
     run = found_run.run
     found: dict[str, Any] = {"ok": True, "name": run.name, "run_id": run.run_id}
+    lines: Sequence[str] = ()
     if not isinstance(run.model, CustomModel):
-        layout = recipe_layout(run)
-        found["parameters"] = layout.size
-        found["fragments"] = len(layout.fragments)
-        found["layout_hash"] = layout.hash.hex()
+        from peer.trainer.needs import needs_of  # with torch: faults are told without it
+
+        needs = needs_of(run)
+        lines = needs.lines
+        found["parameters"] = needs.parameters
+        found["buffers"] = needs.buffers
+        found["fragments"] = len(needs.layout.fragments)
+        found["layout_hash"] = needs.layout.hash.hex()
     if data is not None:
         try:
             with report_if_slow("still reading the data"):
@@ -226,5 +231,8 @@ def run_check(
             faults = [{"line": None, "setting": "data", "fault": str(error)}]
             print(json.dumps({"ok": False, "faults": faults}))
             return error.exit_code
-    print(json.dumps(found) if as_json else "\n".join(f"{k}: {v}" for k, v in found.items()))
+    if as_json:
+        print(json.dumps(found))
+    else:
+        print("\n".join((*(f"{key}: {value}" for key, value in found.items()), *lines)))
     return 0

@@ -333,7 +333,13 @@ def _may_found(run: RunFile, where: Path, options: Options) -> bool:
     from peer.storage.outer_state import OUTER
 
     known = recall(run.run_id, [where])
-    if known is None or CheckpointFolder(where / OUTER).numbers():
+    has_checkpoint = bool(CheckpointFolder(where / OUTER).numbers())
+    if has_checkpoint and options.anew:
+        raise typer.BadParameter(
+            f"--anew: {where} has a checkpoint of this run, from which it would go on; found the "
+            "run anew in another folder, with --directory"
+        )
+    if known is None or has_checkpoint:
         return True
     anew = RunHasExisted(run.name, known.sentence)
     agreed = options.yes or options.anew
