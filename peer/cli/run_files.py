@@ -134,6 +134,7 @@ def run_new(
 
     Without --size every setting has its default. With it the link and the memory that the run needs
     are in a comment at the top, and on stderr.
+
     Example: shoal run new --size 124m --data fineweb-edu > my.run.toml
     """
     from peer.run_file.writing import template, to_toml

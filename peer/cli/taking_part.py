@@ -462,6 +462,8 @@ def keep(
 
     Example: shoal keep 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
+    ends = _date(until)  # before libraries that take seconds to import
+
     import msgspec
 
     from dht.identity import Identity
@@ -481,7 +483,6 @@ def keep(
     from peer.views.watch import sentence
 
     start_logging(logging.WARNING)
-    ends = _date(until)
     found = _find_patiently(link, directory)
     where = directory or keeper_directory(found.run.run_id)
     check_keeper(found.run, where)

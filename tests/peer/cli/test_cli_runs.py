@@ -528,6 +528,8 @@ def test_a_run_that_has_ended_says_so_to_those_who_join_and_those_who_ask(
     )
     assert said(["join", LINK], capsys) == (4, "", f"shoal: {sentence}")
     assert said(["status", LINK], capsys) == (0, sentence, "")
+    file = str(tmp_path / "old.toml")
+    assert said(["status", file], capsys) == (0, sentence.replace(LINK, file), "")
     assert began == []
 
 
