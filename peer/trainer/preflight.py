@@ -75,6 +75,7 @@ class Preflight:
         about = "about " if self.goal.known is None else ""
         return (
             f"Run      {run.name}   id {run.run_id[:16]}...   licence {licence}",
+            *about_lines(run),
             f"Trains   {model}, {count_text(self.parameters)} parameters; data: {data}; "
             "nothing from the network is executed",
             f"Device   {self._device_text}",
@@ -93,6 +94,13 @@ class Preflight:
             return text
         used = 12.0 * self.parameters + self.step_bytes  # parameters and two moments
         return f"{text}   {bytes_text(used)} of {bytes_text(self.facts.memory_bytes)}"
+
+
+def about_lines(run: RunFile) -> tuple[str, ...]:
+    """Where to read about a run and to reach its people, one line; none if it does not say."""
+    told = {"": run.homepage, "contact ": run.contact, "discussion ": run.discussion}
+    parts = [f"{what}{where}" for what, where in told.items() if where]
+    return (f"About    {'   '.join(parts)}",) if parts else ()
 
 
 def problems(
@@ -161,7 +169,7 @@ def examine(
     engine.tuning = Tuner(engine, goal, keep=partial(_keep, remembered, key))
     if on_cpu:
         room["memory_needed"] += devices * found.step_bytes
-    layout = model_layout(engine.model, run.outer.fragments)
+    layout = model_layout(engine.model, run.outer.fragments, buffers=run.outer.buffers)
     step_time_s = max(pace_s, found.sequence_s * math.ceil(run.inner.batch_size / devices))
     cycles_per_hour = 3600.0 / (run.outer.steps_per_cycle * step_time_s)
     return Preflight(

@@ -43,6 +43,13 @@ def test_the_summary_names_model_data_and_costs(found: Preflight) -> None:
     assert max(map(len, found.lines)) < 160
 
 
+def test_the_summary_says_where_to_read_about_a_run_and_whom_to_ask(found: Preflight) -> None:
+    assert not any(line.startswith("About") for line in found.lines)
+    told = "homepage = 'https://example.org'\ncontact = 'anna@example.org'\n"
+    seen = replace(found, run=parse(told + TEXT))
+    assert seen.lines[1] == "About    https://example.org   contact anna@example.org"
+
+
 def test_a_gpu_is_named_with_the_choices_and_the_memory_that_they_take(found: Preflight) -> None:
     gpu = DeviceFacts(kind="cuda", name="NVIDIA H100", fast=("bf16",), memory_bytes=80e9)
     choices = Choices(precision="bf16", compile=True, micro_batch=32)
