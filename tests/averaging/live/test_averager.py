@@ -24,7 +24,7 @@ from averaging.rules.quorum import QuorumPolicy
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import CALM, STORM
 from dht.memory.virtual_loop import run
-from tests.averaging.live.quadratic import LAYOUT, POLICY, Peer, check_tokens, swarm
+from tests.averaging.live.quadratic import LAYOUT, POLICY, Peer, check_tokens, start_of, swarm
 
 ROUGH = replace(POLICY, quorum=QuorumPolicy(wait_s=20.0), margin_s=3.0)
 
@@ -598,6 +598,39 @@ def test_fragments_that_wait_for_their_group_take_no_place_from_others() -> None
             await made.live(100.0)
             versions = [version or 0 for version in made.peers[0].versions()]
             assert min(versions) >= 0.7 * 100.0 / (12 * 1.25), versions
+
+    run(main())
+
+
+@pytest.mark.parametrize("groups_of", [16, 3])
+def test_statistics_are_merged_by_plain_means_beside_parameters_with_momentum(
+    groups_of: int,
+) -> None:
+    """Also where the rounds of several groups meld theta and momentum."""
+
+    async def main() -> None:
+        shapes = [TensorSpec("weight", (40, 20)), TensorSpec("running_var", (20,))]
+        layout = Layout.build(shapes, 2, statistics=["running_var"])
+        due = replace(POLICY.due, fragments=len(layout.fragments))
+        policy = replace(POLICY, mu=0.9, codec="int4", merge="clip", due=due, group_size=groups_of)
+        async with swarm(MemoryNetwork(), layout=layout) as made:
+            peers = [await made.add(f"peer {index}", policy=policy) for index in range(6)]
+            await made.live(80.0)
+            if groups_of > len(peers):
+                made.check()
+            for peer in peers:
+                *parameters, statistics = peer.averager.states
+                assert statistics is not None and statistics.version >= 3
+                assert not statistics.momentum.any()
+                assert all(state is not None and state.momentum.any() for state in parameters)
+                # Each began at the same start and goes straight to its own target.
+                sides = [
+                    start_of(layout)[-1].theta,
+                    *(p.learner.targets[-1] for p in peers if p.learner),
+                ]
+                lowest, highest = np.min(sides, axis=0), np.max(sides, axis=0)
+                within = (statistics.theta > lowest - 0.1) & (statistics.theta < highest + 0.1)
+                assert within.all()
 
     run(main())
 
