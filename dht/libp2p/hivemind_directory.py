@@ -549,10 +549,14 @@ class _Search:
         self._best = None
 
     def found(self) -> dict[Any, Any]:
-        return {place: self.known[place] for place in self._nearest()}
+        asked = set(self._candidates())
+        return {place: self.known[place] for place in self._nearest() if place in asked}
 
     def _candidates(self) -> list[Any]:
-        return [*(place for place in self._seeds if place in self.known), *self._nearest()]
+        """``BEAM`` places: the seeds, which take the places of the farthest, and the nearest."""
+        seeds = [place for place in self._seeds if place in self.known]
+        others = [place for place in self._nearest() if place not in self._seeds]
+        return [*seeds, *others[: BEAM - len(seeds)]]
 
     def _nearest(self) -> list[Any]:
         """Up to ``BEAM`` known places, the nearest first, those of one path or network apart."""
