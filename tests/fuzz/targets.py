@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,7 @@ from averaging.numbers.codecs import codec_named, codec_names
 from averaging.numbers.layout import TensorSpec
 from dht import addresses
 from dht.identity import Identity, RunId
-from dht.libp2p import directory_wire, lane_wire
+from dht.libp2p import directory_wire, lane_wire, port_mapping
 from dht.libp2p.directory_wire import MalformedMessage, place_of, read_packed, read_subkey
 from dht.libp2p.frame_stream import HEADER, FrameStream, FrameType
 from dht.libp2p.hivemind_patches import (
@@ -413,6 +414,11 @@ TARGETS: dict[str, Target] = {
         ValueError,
     ),
     "status": Target([status.encode(a_status())], status.decode, ValueError),
+    "port_mapping": Target(
+        [struct.pack("!BBHIHHI", 0, 130, 0, 1000, 7700, 7701, 3600)],
+        lambda data: port_mapping.read_reply(data, 7700),
+        port_mapping.NotMapped,
+    ),
     "frames": Target([_FRAMES], _frames),
     "address": Target(
         [addresses.pack(addresses.parse("/ip4/203.0.113.7/tcp/7700"))],
