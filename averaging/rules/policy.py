@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from averaging.messages import ROSTER_MAX
+from averaging.numbers.layout import Fragment
 from averaging.rules.due import DuePolicy
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.probation import ProbationPolicy
@@ -42,6 +43,11 @@ class RoundPolicy:
     mu: float = 0.5
     batch_tokens_max: int | None = None
     """The run's largest batch: tokens beyond steps times this do not count. ``None``: all do."""
+    step_ratio_max: float = 1000.0
+    """The median step over the shortest one that is credible (``averaging.rules.claims``)."""
+    credit_ratio_max: int = 1024
+    """Largest number of tokens that count of one contribution, as a multiple of the median
+    (``averaging.rules.weights.credited``)."""
     tokens_end: int | None = None
     """Tokens with which a fragment is done (``averaging.rules.final_mix``); ``None``: never."""
     stale_max: int = 8
@@ -80,6 +86,10 @@ class RoundPolicy:
             raise ValueError(
                 f"group_size is {self.group_size}; a group has 2 to {ROSTER_MAX} peers"
             )
+        if self.credit_ratio_max < 1:
+            raise ValueError(f"credit_ratio_max is {self.credit_ratio_max}; it must be at least 1")
+        if not self.step_ratio_max >= 1.0:
+            raise ValueError(f"step_ratio_max is {self.step_ratio_max}; it must be at least 1")
         if self.tokens_end is not None and self.tokens_end < 1:
             raise ValueError(f"tokens_end is {self.tokens_end}; it must be at least 1")
         for name in _WAITS:
@@ -92,3 +102,10 @@ class RoundPolicy:
                 f"round_s is {self.round_s}; uploads and merged slices alone may take twice "
                 f"upload_s, {self.upload_s} s each"
             )
+
+    def of_statistics(self) -> RoundPolicy:
+        """The policy of the fragment of statistics: their exact mean, and no outer optimizer."""
+        return replace(self, codec="f32", merge="mean", eta=1.0, mu=0.0)
+
+    def of_fragment(self, fragment: Fragment) -> RoundPolicy:
+        return self.of_statistics() if fragment.has_statistics else self

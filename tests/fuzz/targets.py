@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from averaging import messages as said
 from averaging.errors import BadPayload
 from averaging.history.manifest import describe, read_manifest
 from averaging.history.merged_map import Mark, MergedMap
+from averaging.history.parent_maps import ParentMap, decode_maps, encode_maps
 from averaging.history.replay import ReplayHead
 from averaging.live.fetch_server import AskManifest, AskPieces, AskReplay, _read_request
 from averaging.messages import BadMessage
@@ -23,10 +25,9 @@ from averaging.numbers.arrays import arithmetic
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named, codec_names
 from averaging.numbers.layout import TensorSpec
-from averaging.round.traffic import decode_merged_map, encode_merged_map
 from dht import addresses
 from dht.identity import Identity, RunId
-from dht.libp2p import directory_wire, lane_wire
+from dht.libp2p import directory_wire, lane_wire, port_mapping
 from dht.libp2p.directory_wire import MalformedMessage, place_of, read_packed, read_subkey
 from dht.libp2p.frame_stream import HEADER, FrameStream, FrameType
 from dht.libp2p.hivemind_patches import (
@@ -315,9 +316,9 @@ TARGETS: dict[str, Target] = {
         [said.encode_signatures(HEAD.signatures)], said.decode_signatures, BadMessage
     ),
     "opening": Target([said.encode_opening(OPENING)], said.decode_opening, BadMessage),
-    "merged_map": Target(
-        [encode_merged_map(MergedMap({ANNA.peer_id: Mark(1, 2, 3)}))],
-        decode_merged_map,
+    "merged_maps": Target(
+        [encode_maps({0: ParentMap(MergedMap({ANNA.peer_id: Mark(1, 2, 3)}), bytes(32))})],
+        decode_maps,
         BadPayload,
     ),
     "manifest": Target(
@@ -413,6 +414,11 @@ TARGETS: dict[str, Target] = {
         ValueError,
     ),
     "status": Target([status.encode(a_status())], status.decode, ValueError),
+    "port_mapping": Target(
+        [struct.pack("!BBHIHHI", 0, 130, 0, 1000, 7700, 7701, 3600)],
+        lambda data: port_mapping.read_reply(data, 7700),
+        port_mapping.NotMapped,
+    ),
     "frames": Target([_FRAMES], _frames),
     "address": Target(
         [addresses.pack(addresses.parse("/ip4/203.0.113.7/tcp/7700"))],

@@ -102,6 +102,20 @@ def test_a_state_comes_from_all_sources_at_once_and_is_the_same_to_the_last_bit(
     run(main())
 
 
+def test_a_reader_of_parameters_alone_fetches_no_momentum() -> None:
+    async def main() -> None:
+        state = state_of(1, 12 * PIECE_BYTES // 4 + 5)
+        async with sources(MemoryNetwork(), state, state) as (fetcher, peers, _, servers, _):
+            fetcher.has_momentum = False
+            got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=60.0)
+            assert np.array_equal(got.theta, state.theta) and got.momentum.size == 0
+            assert (got.lineage, got.merged) == (state.lineage, state.merged)
+            served = sum(server.counters["pieces_served"] for server in servers)
+            assert served == Pieces(state.theta.size).of_theta
+
+    run(main())
+
+
 def test_a_source_that_dies_is_left_and_the_others_go_on_where_it_stopped() -> None:
     async def main() -> None:
         network = MemoryNetwork()
