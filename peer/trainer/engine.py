@@ -1,8 +1,8 @@
 """The computing part of a training step: gradients of a batch, and the optimizer's step.
 
 An ``Engine`` trains as ``Choices`` say: under autocast, compiled, several micro-batches to a step.
-The gradient is that of the whole batch in one pass, to rounding. Nothing in a step reads a value
-from the device, except that a ``GradScaler`` (fp16) tells each step whether it is skipped.
+The gradient is that of the whole batch in one pass, to rounding. Nothing in a step waits for a
+value from the device: whether a ``GradScaler`` (fp16) has skipped a step is known one step later.
 
 Whatever runs out of memory in forward or backward pass is repeated with half as many sequences at
 once, from the same state of the random generators. The optimizer's step is not repeated: by then
@@ -32,8 +32,8 @@ from peer.model.recipes import clip_gradients, held_out_loss, next_token_loss
 from peer.run_file.sections import GptModel, RunFile
 from peer.trainer.choices import Choices, Precision, split
 from peer.trainer.device_facts import device_name, temperature_c, used_bytes
+from peer.trainer.late import Skips
 from peer.trainer.observed_run import DeviceUse, Fields
-from peer.trainer.rank import was_skipped
 from peer.trainer.speed import flops_per_token, peak_flops
 
 LOGITS_AT_ONCE = 1 << 24
@@ -128,7 +128,8 @@ class Engine:
         self._backend = backend
         self._codes: dict[tuple[bool, bool], Loss] = {}
         self._scaler: torch.amp.GradScaler | None = None
-        self._stepped = False
+        self._skips = Skips()
+        self._made = 0
         optimizer.register_step_post_hook(self._note_step)
         self.choices = choices
         self.choose(choices)
@@ -179,14 +180,15 @@ class Engine:
             _set_random_state(self.device, state)
         return loss
 
-    def apply(self) -> bool:
+    def apply(self) -> int:
         """Clip the gradients, make the optimizer's step, forget the gradients.
 
-        Returns whether the step was made: a scaler skips it if a gradient has overflowed.
+        Returns the number of steps that are known by now to have been made, since the last call: 1,
+        except where a scaler skips a step whose gradient has overflowed.
         """
         if self.combine is not None:
             self.combine.finish()
-        self._stepped = False
+        self._made = 0
         if self._scaler is None:
             clip_gradients(self.run, self.model)
             self.optimizer.step()
@@ -196,11 +198,10 @@ class Engine:
             self._scaler.step(self.optimizer)
             self._scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return self._stepped
+        return self._made
 
     def _note_step(self, optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
-        # In the hook: the scaler's note for fused optimizers is gone when its step returns.
-        self._stepped = self._scaler is None or not was_skipped(optimizer)
+        self._made = len(list(self._skips.note(optimizer)))
 
     def _accumulate(self, batch: Tensor) -> Tensor:
         total: Tensor | None = None

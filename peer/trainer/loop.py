@@ -178,7 +178,7 @@ def make_steps(
         while engine.events:
             on_event(engine.events.popleft())
 
-    run.leave_when(lambda: bool(stop) or steps == steps_max)
+    run.leave_when(lambda: bool(stop) or (steps_max is not None and steps >= steps_max))
     with warnings.catch_warnings(), engine.tuning:
         warnings.simplefilter("ignore", LoopWarning)  # the screen shows the event loop_mistake
         tell()
@@ -190,7 +190,7 @@ def make_steps(
             for batch in run.data(batch_size=engine.batch_size, device=engine.device):
                 loss = engine.gradients(batch)
                 tell()
-                if engine.apply():
+                for _ in range(engine.apply()):
                     steps += 1
                     run.log(loss=loss)
                     run.step(tokens=batch[:, 1:].numel())

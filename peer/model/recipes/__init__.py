@@ -108,6 +108,7 @@ def build_optimizer(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
         lr=inner.learning_rate,
         momentum=inner.momentum,
         nesterov=inner.nesterov and inner.momentum > 0,
+        fused=_can_fuse(parameters),
     )
 
 

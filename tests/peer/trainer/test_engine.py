@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from peer.errors import MachineTooSmall
 from peer.model.recipes import build_model, build_optimizer, next_token_loss
 from peer.run_file.reading import parse
 from peer.trainer import engine as engine_module
+from peer.trainer import late
 from peer.trainer.choices import Choices, DeviceFacts, Wishes, choose
 from peer.trainer.device_facts import facts_of, free_bytes
 from peer.trainer.engine import Engine, loss_in_chunks
@@ -198,7 +200,7 @@ def overflowing(steps: set[int]) -> Callable[[nn.Module, Tensor], Tensor]:
     return loss
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])  # one is fused and skips in its kernel
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
 def test_a_step_that_the_scaler_skips_is_none(optimizer: str) -> None:
     chosen = f'optimizer = "{optimizer}"\nlearning_rate = 0.01'
     run = parse(TEXT.replace('optimizer = "adamw"', chosen))
@@ -208,11 +210,37 @@ def test_a_step_that_the_scaler_skips_is_none(optimizer: str) -> None:
     for _ in range(3):
         before = parameters_of(engine)
         engine.gradients(batch_of(2))
-        made = engine.apply()
+        state = deepcopy(engine.optimizer.state_dict()["state"])
+        made = engine.apply() == 1
+        if not made:
+            torch.testing.assert_close(
+                engine.optimizer.state_dict()["state"], state, rtol=0, atol=0, equal_nan=True
+            )
         after = parameters_of(engine)
         steps.append((made, any(not torch.equal(before[n], after[n]) for n in before)))
         assert all(bool(values.isfinite().all()) for values in after.values())
     assert steps == [(True, True), (False, False), (True, True)]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
+def test_a_scaler_reads_nothing_from_the_device(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers arrive late, as those of a GPU do: they count one step later, each once."""
+    monkeypatch.setattr(late.LateValue, "is_late", True)
+    chosen = f'optimizer = "{optimizer}"\nlearning_rate = 0.01'
+    run = parse(TEXT.replace('optimizer = "adamw"', chosen))
+    choices = Choices(precision="fp16", micro_batch=2)
+    engine = engine_of(run, choices=choices, loss=overflowing({2}))
+    with synchronizations() as counter:
+        made = []
+        for _ in range(5):
+            engine.gradients(batch_of(2))
+            counter.count = 0
+            made.append(engine.apply())
+            # The one is ``LateValue``'s, of a number that is on the host by then.
+            assert counter.count <= 1
+    assert made == [0, 1, 0, 1, 1], "the second step was skipped"
 
 
 def losses(precision: Any, steps: int) -> list[float]:
