@@ -47,7 +47,7 @@ def export(
     """
     from peer.errors import NotWritten
     from peer.storage.checkpoint import CheckpointFolder
-    from peer.storage.outer_state import OUTER
+    from peer.storage.home import OUTER
     from peer.storage.outer_state import export as write
 
     if out.is_dir() or not out.absolute().parent.is_dir():

@@ -331,8 +331,7 @@ def limits(
     if disk is not None:
         changes["disk_bytes"] = None if disk == "off" else rules.parse_disk(disk)
     if relay_bulk is not None:
-        rate = None if relay_bulk == "off" else rules.parse_rate("--relay-bulk", relay_bulk)
-        changes["relay_bytes_s"] = rate
+        changes["relay_bytes_s"] = rules.parse_relay_rate(relay_bulk)
     _change_limits(directory, as_json=as_json, **changes)
 
 

@@ -308,7 +308,7 @@ def start(file: str, options: Options) -> int:
     from peer.cli.owning import sign_if_owner_is_missing
     from peer.joining.link import find_run
     from peer.storage.earlier import told_if_edited
-    from peer.storage.home import default_directory
+    from peer.storage.home import PEERS, default_directory
 
     sign_if_owner_is_missing(Path(file))
     found = find_run(file, ask_peers=no_peers)
@@ -320,7 +320,7 @@ def start(file: str, options: Options) -> int:
     if (edited := told_if_edited(found.run, where)) is not None:
         complain(edited)
     _check_first_start(found, file, options, where)
-    has_friends = bool(found.seeds or options.seed or (where / "peers.json").exists())
+    has_friends = bool(found.seeds or options.seed or (where / PEERS).exists())
     own = options.settings(found, seeds=(), found_after_s=LOOKS_FIRST_S if has_friends else 0.0)
     return _take_part(found, own, options)
 
@@ -329,8 +329,8 @@ def _may_found(run: RunFile, where: Path, options: Options) -> bool:
     """Ask about a run that existed and of which nothing is here. Raises ``RunHasExisted``."""
     from peer.errors import RunHasExisted
     from peer.storage.checkpoint import CheckpointFolder
+    from peer.storage.home import OUTER
     from peer.storage.last_seen import recall
-    from peer.storage.outer_state import OUTER
 
     known = recall(run.run_id, [where])
     has_checkpoint = bool(CheckpointFolder(where / OUTER).numbers())
@@ -472,12 +472,11 @@ def keep(
     from peer.event_loop import run_until_stopped
     from peer.guest.enforcement import read_limits, write_limits
     from peer.joining.nickname import default_name
-    from peer.rules.limits import parse_rate
+    from peer.rules.limits import parse_relay_rate
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.credentials import own_credential
     from peer.storage.earlier import look_at_checkpoints
-    from peer.storage.home import keeper_directory, occupied
-    from peer.storage.outer_state import OUTER
+    from peer.storage.home import OUTER, keeper_directory, occupied
     from peer.trainer.parameters import recipe_layout
     from peer.trainer.preflight import check_keeper
     from peer.views.watch import sentence
@@ -498,7 +497,7 @@ def keep(
 
     with occupied(where, found.run, "keeper"):
         if relay_bulk is not None:
-            rate = None if relay_bulk == "off" else parse_rate("--relay-bulk", relay_bulk)
+            rate = parse_relay_rate(relay_bulk)
             write_limits(where, msgspec.structs.replace(read_limits(where), relay_bytes_s=rate))
         log_to(where / "keeper.log")
         identity = Identity.load_or_create(where / "identity.key")

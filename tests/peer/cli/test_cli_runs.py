@@ -26,9 +26,9 @@ from peer.run_file.reading import parse
 from peer.run_file.sections import SIZES, End, GptModel, RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.earlier import look_at_checkpoints
-from peer.storage.home import default_directory, occupied
+from peer.storage.home import OUTER, default_directory, occupied
 from peer.storage.last_seen import LastSeen, State, save_last_seen, save_state
-from peer.storage.outer_state import OUTER, save_outer
+from peer.storage.outer_state import save_outer
 from peer.trainer.needs import needs_of
 from peer.trainer.settings import JoinSettings
 
