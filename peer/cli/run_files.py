@@ -15,9 +15,9 @@ from typer import Argument, Option
 
 from peer.cli import owning
 from peer.cli.application import complain, report_if_slow, start_logging
+from peer.cli.finding import check_new, no_peers
 from peer.cli.options import Json
 from peer.cli.showing import progress, usage_errors
-from peer.cli.taking_part import check_new, no_peers
 
 if TYPE_CHECKING:
     from averaging.numbers.layout import Layout
@@ -77,7 +77,7 @@ def _download(where: str, out: Path, *, quiet: bool) -> OuterState:
     """Download the parameters of a run, and write them. What has arrived is beside ``out``."""
     import shutil
 
-    from peer.cli.taking_part import find_known_run
+    from peer.cli.finding import find_known_run
     from peer.event_loop import run_until_stopped, unless_stopped
     from peer.joining.link import Link
     from peer.storage.download import download

@@ -87,7 +87,7 @@ def show_status(
 
 def _link_of(where: str) -> Link:
     """The link of a run; from its file or address, with the seeds that stand in it."""
-    from peer.cli.taking_part import find_known_run
+    from peer.cli.finding import find_known_run
     from peer.joining.link import Link, parse_link
 
     if not (Path(where).is_file() or where.strip().lower().startswith("https://")):
