@@ -26,7 +26,7 @@ from dht.errors import DhtError
 from dht.identity import PeerId
 from peer.errors import CheckpointDamaged, PeerError
 from peer.joining.link import Link
-from peer.joining.visit import Visitor, visit
+from peer.joining.visit import RunStatus, Visitor, visit
 from peer.quantities import bytes_text
 from peer.rules.foundings import heaviest
 from peer.run_file.sections import RunFile
@@ -65,14 +65,17 @@ async def download(
     parts: Path,
     *,
     on_progress: Callable[[float], None] = lambda share: None,
+    on_seen: Callable[[RunStatus], None] = lambda seen: None,
 ) -> OuterState:
     """The parameters of all fragments, as the peers of one founding have them now.
 
     ``layout``: that of the run's model; ``None`` if only programs have the model, and peers tell.
-    ``parts``: folder for what has arrived. Raises ``NotDownloaded``, ``NobodyMet`` or ``DhtError``.
+    ``parts``: folder for what has arrived. ``on_seen`` gets what the peers say of the run.
+    Raises ``NotDownloaded``, ``NobodyMet`` or ``DhtError``.
     """
     async with visit(link) as visitor:
         seen = await visitor.look(timeout_s=LOOK_S)
+        on_seen(seen)
         holders = [each for each in seen.peers if each.versions]
         if layout is None and holders:
             layout = await _told_layout(visitor, holders, run)

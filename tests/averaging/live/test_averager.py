@@ -16,6 +16,8 @@ from averaging.live.reducing import Reducing
 from averaging.live.settings import AveragerSettings
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
+from averaging.round.inputs import Due, GiveWay
+from averaging.round.phase import Phase
 from averaging.rules.due import DuePolicy
 from averaging.rules.peer_view import PeerView
 from averaging.rules.quorum import QuorumPolicy
@@ -506,6 +508,41 @@ def test_a_fragment_that_is_due_while_too_many_are_under_way_is_skipped_and_has_
             assert all(peer.told("skipped") for peer in peers)
             gained = [(v or 0) - b for v, b in zip(peers[0].versions(), before, strict=True)]
             assert min(gained) >= 2
+
+    run(main())
+
+
+def test_a_peer_that_is_called_while_an_abandoned_snapshot_is_taken_comes_with_the_next_one() -> (
+    None
+):
+    """It was turned away as if it had no place, and the leader closed the roster without it: a
+    peer that has just caught up missed one more round."""
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna = await made.add("anna")
+            boris = await made.add("boris", step_time_s=3.0)
+            await made.live(30.0)
+            work = boris.averager._works[0]
+            machine = work.machine
+            assert machine is not None
+            for _ in range(600):
+                if machine.phase is Phase.WANTED:
+                    break
+                await asyncio.sleep(0.1)
+            work.do(machine.handle(GiveWay("it is behind"), boris.averager.now()))
+            assert machine.phase is Phase.IDLE
+            assert boris.learner is not None
+            before, released = len(boris.told("round")), boris.learner.released
+            work.do(machine.handle(Due(), boris.averager.now()))
+            assert machine.phase is Phase.WANTED
+            anna.averager.make_due([0])
+            await made.live(10.0)
+            assert not boris.told("skipped")
+            assert boris.learner.released == released + 1
+            rounds = [told for told in boris.told("round")[before:] if told["fragment"] == 0]
+            assert rounds and boris.id in rounds[0]["contributors"]
+            made.check()
 
     run(main())
 
