@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -26,6 +27,10 @@ from peer.cli.learner_options import (
     seeds_of,
 )
 from peer.cli.options import JsonLines, RelayBulk
+
+if TYPE_CHECKING:
+    from averaging.numbers.layout import Layout
+    from peer.joining.link import FoundRun
 
 commands = typer.Typer()
 
@@ -85,10 +90,11 @@ def keep(
     start_logging(logging.WARNING)
     found = find_patiently(link, directory)
     where = directory or keeper_directory(found.run.run_id)
-    check_keeper(found.run, where)
+    told = _told_layout(found, seeds_of(seed), where)
+    check_keeper(found.run, where, told)
     for text in look_at_checkpoints(where).told:
         complain(text)
-    layout = recipe_layout(found.run)
+    layout = told or recipe_layout(found.run)
 
     def show(event: str, fields: Mapping[str, Any]) -> None:
         record = {**fields, "event": event}
@@ -128,6 +134,32 @@ def keep(
         )
         print(f"{ending.reason}; {kept}", flush=True)
     return ending.exit_code
+
+
+def _told_layout(found: FoundRun, seeds: Sequence[str], where: Path) -> Layout | None:
+    """The layout of a model that only programs have: as it was kept, or as the run's peers tell.
+
+    ``None`` if it is the run's own model. Raises ``NotDownloaded``, ``NobodyMet`` or ``DhtError``.
+    """
+    from multiaddr import Multiaddr
+
+    from peer.event_loop import run_until_stopped, unless_stopped
+    from peer.joining.link import Link
+    from peer.run_file.sections import CustomModel
+    from peer.storage.checkpoint import CheckpointFolder
+    from peer.storage.download import layout_of_peers
+    from peer.storage.home import OUTER
+    from peer.storage.outer_state import load_outer
+
+    run = found.run
+    if not isinstance(run.model, CustomModel):
+        return None
+    kept = load_outer(CheckpointFolder(where / OUTER), run_id=run.run_id)
+    if kept is not None:
+        return kept.layout
+    addresses = (*map(Multiaddr, seeds), *found.seeds)
+    work = layout_of_peers(Link(run.run_id, addresses, found.invite), run)
+    return run_until_stopped(lambda stop: unless_stopped(stop, work))
 
 
 def _date(until: str) -> datetime | None:
