@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from multiaddr import Multiaddr
@@ -270,11 +271,7 @@ class HivemindDirectory:
                 self._not_nodes[peer] = now + NO_NODE_RETRY_S
 
     def _note_connections(self, connected: Mapping[PeerId, Sequence[Multiaddr]]) -> None:
-        best = {peer: next(iter(address_rules.rank(at)), None) for peer, at in connected.items()}
-        self._connected = {
-            peer: None if address is None else address_rules.network_of(address)
-            for peer, address in best.items()
-        }
+        self._connected = {peer: _network_at(tuple(at)) for peer, at in connected.items()}
 
     async def _look_at_connections(self) -> None:
         if self._daemon is None:
@@ -452,6 +449,13 @@ class HivemindDirectory:
             for task in asking:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
+
+
+@lru_cache(maxsize=4096)
+def _network_at(at: tuple[Multiaddr, ...]) -> str | None:
+    """The network of a peer that is connected at these addresses."""
+    best = next(iter(address_rules.rank(at)), None)
+    return None if best is None else address_rules.network_of(best)
 
 
 def _peer_id(peer: Any) -> PeerId:
