@@ -170,6 +170,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
             ),
             threads=threads,
             steps_max=options.steps,
+            founds=bool(own.found),
             weights=options.weights,
         )
         check_wishes(settings)
