@@ -64,7 +64,7 @@ from dht.records import (
     unpack_versions,
 )
 from peer import description, status
-from peer.description import Described, Description
+from peer.description import Described, Description, Kinds
 from peer.errors import LinkError, RunFileError
 from peer.joining.link import Link, parse_link
 from peer.run_file.reading import from_canonical, parse
@@ -411,6 +411,11 @@ TARGETS: dict[str, Target] = {
             )
         ],
         description.read_page,
+        ValueError,
+    ),
+    "kinds": Target(
+        [msgspec.msgpack.encode(Kinds(("words",), ("head",), ("norm.running_mean",)))],
+        description.read_kinds,
         ValueError,
     ),
     "status": Target([status.encode(a_status())], status.decode, ValueError),

@@ -326,7 +326,7 @@ def test_starting_and_joining_take_the_same_options() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["start", "/nowhere/run.toml"], 3, "No such file"),
+        (["start", "/nowhere/run.toml"], 2, "No such file"),
         (["start", "shoal://" + "0" * 64], 2, "shoal join LINK"),
         (["join", "shoal://nonsense"], 2, "a run id has 64 hex digits"),
         (["join", "http://example.org/run.toml"], 3, "use https"),
