@@ -214,7 +214,7 @@ class Following:
         """Replay up to the lineage asked for; ``None`` when only a whole state will do."""
         averager = self._averager
         sizes = self._work.fragment.unit_sizes
-        payload_bytes = codec_named(averager.policy.codec).encoded_size(sizes)
+        payload_bytes = codec_named(averager.policy.codecs[1]).encoded_size(sizes)
         needs_way = averager.port is not None and averager.port.misses_base(self._work.index)
         if not prefers_replay(effect, before, payload_bytes=payload_bytes, needs_way=needs_way):
             return None

@@ -425,7 +425,13 @@ class FragmentWork:
                 assert self.state is not None
                 carried = self.state.theta, self.state.momentum
                 marks = self.state.merged
-            exchange.contribute(self.snapshot.base, self.snapshot.values, marks, carried=carried)
+            exchange.contribute(
+                self.snapshot.base,
+                self.snapshot.values,
+                marks,
+                carried=carried,
+                feedback=averager.policy.feedback,
+            )
 
     def _forget(self, round_id: bytes) -> None:
         exchange = self.exchanges.pop(round_id, None)
@@ -514,6 +520,7 @@ class FragmentWork:
             weights=list(apply.weights) if apply is not None else [],
             left_out=left_out,
             codec=commit.codec,
+            codec_down=commit.codecs[1],
             seconds=self.averager.now() - began,
             encoded_s=None if tally.encoded_at is None else tally.encoded_at - began,
             merged_s=None if tally.merged_at is None else tally.merged_at - began,

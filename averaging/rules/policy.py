@@ -37,6 +37,12 @@ class RoundPolicy:
     grouping: str = "halves"
     """How more peers than ``group_size`` are dealt into groups: ``averaging.rules.grouping``."""
     codec: str = "int4"
+    """Codec of uploads."""
+    codec_down: str | None = None
+    """Codec of merged slices, if it is another one."""
+    feedback: bool = False
+    """Leave what the encoding of an upload loses in the learner's parameters, as part of the next
+    contribution. Only where ``carry`` adopts; each peer does it for itself."""
     merge: str = "mean"
     eta: float = 1.0
     mu: float = 0.5
@@ -74,6 +80,11 @@ class RoundPolicy:
     """After this a doubt that nobody could settle ends, and the work is pending again."""
     alone_s: float = 600.0
     """Time after which a peer that is alone folds its work into theta."""
+
+    @property
+    def codecs(self) -> tuple[str, str]:
+        """The codecs of uploaded and of merged displacements."""
+        return self.codec, self.codec_down or self.codec
 
     def __post_init__(self) -> None:
         if not 2 <= self.group_size <= ROSTER_MAX:

@@ -56,8 +56,8 @@ class Needs:
         outer = self.run.outer
         return (
             f"Model    {self.parameters / 1e6:.1f} M parameters in {outer.fragments} fragments",
-            f"Link     at most {bytes_text(self.cycle_bytes)} up and as much down ({outer.codec}) "
-            f"in {outer.steps_per_cycle} steps",
+            f"Link     at most {bytes_text(self.cycle_bytes)} up and as much down "
+            f"({outer.codecs_text}) in {outer.steps_per_cycle} steps",
             *self._link_lines,
             f"Device   {bytes_text(self.device_bytes)} of memory, and the activations of one "
             "sequence or more",
@@ -94,9 +94,10 @@ def needs_of(run: RunFile) -> Needs:
 
 def cycle_bytes(run: RunFile, layout: Layout) -> int:
     """An exchange sends every value at most twice: own work, and the merged slice."""
-    codec = codec_named(run.outer.codec)
-    return 2 * sum(
-        codec.encoded_size([unit.size for unit in fragment.units]) for fragment in layout.fragments
+    return sum(
+        codec_named(name).encoded_size([unit.size for unit in fragment.units])
+        for name in run.outer.codecs
+        for fragment in layout.fragments
     )
 
 
