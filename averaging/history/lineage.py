@@ -28,9 +28,14 @@ _FOLD = "shoal 2026-11 lineage of a fold"
 _SEAL = "shoal 2026-11 seal"
 
 
-def origin(layout_hash: bytes, fragment: int, theta: bytes) -> Lineage:
-    """Return the lineage of a founder's first state. ``theta`` is a digest of its parameters."""
-    return _digest(_ORIGIN, [layout_hash, encoded_number(fragment), theta])
+def origin(layout_hash: bytes, fragment: int, theta: bytes, nonce: bytes = b"") -> Lineage:
+    """Return the lineage of a founder's first state. ``theta`` is a digest of its parameters.
+
+    ``nonce`` tells foundings of a run apart that begin with the same parameters, as two founders
+    with one recipe do.
+    """
+    parts = [layout_hash, encoded_number(fragment), theta]
+    return _digest(_ORIGIN, [*parts, nonce] if nonce else parts)
 
 
 def after_round(

@@ -30,9 +30,14 @@ class FragmentState:
     merged: MergedMap
 
     @classmethod
-    def founded(cls, layout_hash: bytes, fragment: int, theta: Float32s) -> FragmentState:
-        """Return version 0 of a run: a founder's own parameters, no momentum, nothing merged."""
-        lineage = origin(layout_hash, fragment, _bytes_digest(theta))
+    def founded(
+        cls, layout_hash: bytes, fragment: int, theta: Float32s, *, nonce: bytes = b""
+    ) -> FragmentState:
+        """Return version 0 of a run: a founder's own parameters, no momentum, nothing merged.
+
+        ``nonce``: the founding's own random bytes, which a simulation with one founding needs not.
+        """
+        lineage = origin(layout_hash, fragment, _bytes_digest(theta), nonce)
         chain = Chain([ChainLink(0, lineage, 0)])
         return cls(fragment, 0, lineage, chain, theta, np.zeros_like(theta), MergedMap())
 

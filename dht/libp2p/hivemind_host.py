@@ -350,7 +350,7 @@ class HivemindHost:
             if await self._has_lost_its_places(daemon, connected, now=loop.time()):
                 daemon.end("no relay keeps a place for it any more")
                 return "no relay keeps a place for it any more"
-            await self._records.watch(set(connected), now=loop.time())
+            await self._records.watch(connected, now=loop.time())
 
     async def _has_lost_its_places(
         self, daemon: Daemon, connected: Iterable[PeerId], *, now: float
@@ -564,7 +564,7 @@ class HivemindHost:
                     await self._records.start(daemon, serve=serve)
             except (TimeoutError, P2PDaemonError) as error:
                 raise HostClosed(f"the daemon does not answer: {error}") from error
-            await self._records.watch({c.peer for c in neighbours}, now=0.0)
+            await self._records.watch({c.peer: (c.address,) for c in neighbours}, now=0.0)
 
     # --- unary calls -----------------------------------------------------------------------
 

@@ -128,9 +128,10 @@ class LaneSettings:
     told_port: int | None = None
     """Port that other peers are told to dial instead: that of a router or proxy in front."""
 
-    wait_s: float = 0.05
-    """Time that a stream waits for a new connection before it takes the daemon. It suffices on a
-    near link; on a far link the daemon is no bottleneck, and the next stream has the connection."""
+    wait_s: float = 1.0
+    """Time that a stream waits for a new connection before it takes the daemon. It suffices for
+    three round trips on a far link. What goes through the daemon is not paced: on a home line it
+    fills the queue, before which the paced connections withdraw to their floor."""
 
     dial_timeout_s: float = 10.0
     answer_timeout_s: float = 2.0

@@ -26,7 +26,7 @@ from dht.identity import Identity, PeerId
 from dht.records import Role
 from peer.agent.account import global_tokens
 from peer.bridge.messages import Device
-from peer.description import Described, Description
+from peer.description import Described, Description, Kinds
 from peer.events.board import Board
 from peer.events.names import Names
 from peer.events.table import REPORTED, audience_of
@@ -168,7 +168,7 @@ class LocalPeer:
         loop = asyncio.get_running_loop()
         self.settings = settings
         self.layout = layout
-        self.description = Description.of(layout.specs, settings.frozen)
+        self.description = Description.of(layout.specs, settings.frozen, Kinds.of(layout))
         self.delegate = delegate
         self.guest = guest
         self.run_file = settings.run

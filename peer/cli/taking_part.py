@@ -643,7 +643,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     check_data(found.run, own.data_directory or where / "data")
     asks = not options.as_json and bool(own.seeds) and not own.found  # there are peers to ask
     seen = _look_at_run(found, own.seeds) if asks else None
-    with report_if_slow("still measuring what this machine can do (remembered for the next time)"):
+    with report_if_slow("still building the model"):
         look = look_at(
             found.run, settings, devices=len(devices), pace_s=own.pace_s, directory=where
         )
@@ -662,7 +662,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     claim(where, found.run)
     log_to(where / "trainer.log")
     if look.engine is None:
-        return train_on_devices(found.run, own, output, settings, look.choices, devices)
+        return train_on_devices(found.run, own, output, settings, look, devices)
     return train_here(found.run, own, output, settings, look)
 
 

@@ -502,7 +502,8 @@ _TRAINING_PROCESS = (
                 "the agent ended with code {exit_code}; a new one starts in {restart_in_s:.1f} s, "
                 "training goes on",
             ),
-            "compiling": ("", "compiles the model for this device, which takes a minute"),
+            "compiling": ("", "compiles the model for this device while it trains"),
+            "compiled": ("seconds", "trains with compiled code, which took {seconds:.0f} s"),
             "compile_failed": ("reason", "trains without compiling: {reason}"),
             "micro_batch_reduced": ("text", "ran out of memory and goes on with {text}"),
             "optimizer_restored": ("step", "restored the optimizer as it was at step {step}"),

@@ -18,12 +18,13 @@ import torch.distributed as dist
 from peer.island import join
 from peer.island.ranks import Place
 from peer.run_file.sections import RunFile
-from peer.trainer.choices import Choices
 from peer.trainer.engine import Engine
+from peer.trainer.fitting import Fit, Goal
 from peer.trainer.loop import Stop, TrainerSettings, make_steps, open_engine, outcome_of
 from peer.trainer.observed_run import Fields, Outcome
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings
+from peer.trainer.tuning import Tuner
 
 BUCKET_VALUES = 1 << 23
 """Values that are summed by one collective operation: 32 MiB in fp32."""
@@ -108,12 +109,23 @@ def _buckets(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn
         yield bucket
 
 
-def open_rank(run: RunFile, settings: TrainerSettings, choices: Choices, place: Place) -> Engine:
-    """The engine of one rank, which trains on its part of the batch in the chosen way."""
+def open_rank(
+    run: RunFile,
+    settings: TrainerSettings,
+    goal: Goal,
+    place: Place,
+    *,
+    keep: Callable[[Fit], None] = lambda fit: None,
+) -> Engine:
+    """The engine of one rank, which trains on its part of the batch.
+
+    Each rank finds out by itself what is the best way on its device; ``keep`` is told.
+    """
     engine = open_engine(run, replace(settings, device=place.device))
-    sizes = batch_parts(run.inner.batch_size, len(place.devices))
-    engine.batch_size = sizes[place.rank]
-    engine.choose(replace(choices, micro_batch=min(choices.micro_batch, engine.batch_size)))
+    engine.batch_size = batch_parts(run.inner.batch_size, len(place.devices))[place.rank]
+    goal = goal.for_batch(engine.batch_size)
+    engine.choose(goal.first)
+    engine.tuning = Tuner(engine, goal, keep=keep)
     if len(place.devices) > 1:
         engine.combine = SummedGradients(
             [p for p in engine.model.parameters() if p.requires_grad],

@@ -7,18 +7,19 @@ from the device, except that a ``GradScaler`` (fp16) tells each step whether it 
 Whatever runs out of memory in forward or backward pass is repeated with half as many sequences at
 once, from the same state of the random generators. The optimizer's step is not repeated: by then
 the activations are freed, so no smaller micro-batch would help it.
+
+The way to train may change from one micro-batch to the next, so that ``peer.trainer.tuning`` finds
+the best one with work that counts.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,8 +29,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from peer.model.recipes import clip_gradients, held_out_loss, next_token_loss
-from peer.run_file.sections import GptModel, RunFile, vocabulary
-from peer.trainer.choices import Choices, Precision, Probe, split
+from peer.run_file.sections import GptModel, RunFile
+from peer.trainer.choices import Choices, Precision, split
 from peer.trainer.device_facts import device_name, temperature_c, used_bytes
 from peer.trainer.observed_run import DeviceUse, Fields
 from peer.trainer.rank import was_skipped
@@ -40,13 +41,42 @@ LOGITS_AT_ONCE = 1 << 24
 
 HELD_OUT_AT_ONCE = 32
 
-TEMPORARIES = 1.5
-"""Memory of both passes over that of the tensors saved between them, where only these are known."""
-
 _ALLOCATION_FAILED = ("can't allocate memory", "not enough memory", "ALLOC_FAILED")
 """Errors of allocators and libraries that are no ``OutOfMemoryError``: CPU, cuBLAS, cuDNN."""
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
+
+
+class Tuning(Protocol):
+    """Finds the best way to train while an engine trains."""
+
+    @property
+    def text(self) -> str | None:
+        """What is being prepared, in words; ``None`` if nothing is left to find out."""
+        ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def around(self, size: int) -> AbstractContextManager[object]:
+        """The context of both passes of ``size`` sequences. Leaving it may change the choices."""
+        ...
+
+
+class Settled:
+    """A way to train that is not to be changed."""
+
+    text = None
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def around(self, size: int) -> AbstractContextManager[object]:
+        return nullcontext()
 
 
 class Engine:
@@ -71,11 +101,13 @@ class Engine:
         """Sequences of one step that are trained on here."""
         self.combine: Callable[[], None] = lambda: None
         """Called when the gradients of a step are there: to combine them with those of others."""
+        self.tuning: Tuning = Settled()
+        """To be entered before the first step and left after the last one."""
         self._loss_of = loss
         self._backend = backend
+        self._codes: dict[tuple[bool, bool], Loss] = {}
         self._scaler: torch.amp.GradScaler | None = None
         self._stepped = False
-        self._is_warm = False
         optimizer.register_step_post_hook(self._note_step)
         self.choices = choices
         self.choose(choices)
@@ -83,7 +115,7 @@ class Engine:
     def choose(self, choices: Choices, *, any_size: bool = False) -> None:
         """Train this way from now on. Activations that are recomputed once stay so.
 
-        ``any_size``: compile once for micro-batches of all sizes, to measure them.
+        ``any_size``: with code for micro-batches of all sizes, where it is compiled.
         """
         self.choices = choices
         if choices.lean:
@@ -95,10 +127,20 @@ class Engine:
             self._scaler = None
         elif self._scaler is None:
             self._scaler = torch.amp.GradScaler(self.device.type)
+        self._loss: Callable[[Tensor], Tensor]
+        self._loss = partial(self.code(choices, any_size=any_size), self.model)
+
+    def code(self, choices: Choices, *, any_size: bool = False) -> Loss:
+        """The function that computes the loss in this way. Code is compiled once, by any caller."""
         loss = loss_in_chunks if choices.lean and can_chunk(self.model) else self._loss_of
-        self._loss: Callable[[Tensor], Tensor] = partial(loss, self.model)
-        if choices.compile:
-            self._loss = _compiled(self._loss, any_size=any_size, backend=self._backend)
+        if not choices.compile:
+            return loss
+        made = _compiled(loss, any_size=any_size, backend=self._backend)
+        return self._codes.setdefault((choices.lean, any_size), made)
+
+    def sizes(self, choices: Choices) -> tuple[int, ...]:
+        """Micro-batches of a step, if nothing changes during it."""
+        return split(self.batch_size, choices.micro_batch)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which the model computes."""
@@ -141,14 +183,25 @@ class Engine:
 
     def _accumulate(self, batch: Tensor) -> Tensor:
         total: Tensor | None = None
-        for part in torch.split(batch, list(split(len(batch), self.choices.micro_batch))):
-            with self.autocast():
-                # The mean over a part counts as often as the part has sequences.
-                loss = self._loss(part) * (len(part) / len(batch))
-            torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+        for part in self._parts(batch):
+            with self.tuning.around(len(part)):
+                with self.autocast():
+                    # The mean over a part counts as often as the part has sequences.
+                    loss = self._loss(part) * (len(part) / len(batch))
+                torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "a batch has at least one sequence"
         return total
+
+    def _parts(self, batch: Tensor) -> Iterator[Tensor]:
+        """The micro-batches of a batch; the rest is divided anew when the choices change."""
+        while len(batch):
+            chosen = self.choices
+            for size in split(len(batch), chosen.micro_batch):
+                yield batch[:size]
+                batch = batch[size:]
+                if self.choices is not chosen:
+                    break
 
     def _try(self, work: Callable[[], Tensor]) -> Tensor | None:
         """The result; ``None`` if memory ran out, with all that it took given back."""
@@ -159,7 +212,7 @@ class Engine:
             if not is_out_of_memory(error) or self._is_smallest():
                 raise
         # Outside of the handler: the error's traceback held the activations.
-        self._forget_gradients()
+        self.forget_gradients()
         return None
 
     def _is_smallest(self) -> bool:
@@ -174,105 +227,11 @@ class Engine:
             self.choose(replace(self.choices, micro_batch=1, lean=True))
         self.events.append({"event": "micro_batch_reduced", "text": self.choices.text})
 
-    def _forget_gradients(self) -> None:
+    def forget_gradients(self) -> None:
+        """Free the memory of gradients, and what the device's allocator keeps for later."""
         self.optimizer.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    # --- before the first step ------------------------------------------------------------------
-
-    def probe(self, size: int) -> Probe:
-        """Measure forward and backward pass of ``size`` sequences. Nothing of the model changes."""
-        with self._nothing_changes():
-            tokens = self._random_tokens(size)
-            try:
-                if self.device.type != "cpu" or self.choices.compile or not self._is_warm:
-                    # It compiles, and fills caches of libraries and of the device's memory.
-                    self._or_eager(partial(self._one_pass, tokens))
-                    self._forget_gradients()
-                    self._is_warm = True
-                meter = _MemoryMeter(self.device)
-                began, work = time.perf_counter(), time.process_time()
-                with meter:
-                    self._one_pass(tokens)
-                    _synchronize(self.device)
-                seconds, work_s = time.perf_counter() - began, time.process_time() - work
-                return Probe(size, seconds, meter.peak_bytes, work_s)
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-        return Probe(size, float("inf"), float("inf"))
-
-    def _one_pass(self, tokens: Tensor) -> None:
-        with self.autocast():
-            loss = self._loss(tokens)
-        torch.autograd.backward(loss)
-
-    def warm_up(self) -> None:
-        """Compile for the shapes of a batch. If that fails, train without compiling."""
-        with self._nothing_changes():
-            batch = self._random_tokens(self.batch_size)
-            self._or_eager(partial(self.gradients, batch))
-            _synchronize(self.device)
-
-    def _or_eager(self, work: Callable[[], object]) -> None:
-        """Do the work; if the compiler fails, do it and all later work without compiling."""
-        try:
-            work()
-        except Exception as error:
-            # A compiler raises errors of any type.
-            if is_out_of_memory(error) or not self.choices.compile:
-                raise
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-        else:
-            return
-        self.events.append({"event": "compile_failed", "reason": reason[:200]})
-        self.choose(replace(self.choices, compile=False))
-        self._forget_gradients()
-        work()
-
-    @contextmanager
-    def warming_up(self) -> Iterator[Callable[[], bool]]:
-        """Warm up in a thread. Yields a function that says whether that is done."""
-        if not self.choices.compile:
-            yield lambda: True
-            return
-        self.events.append({"event": "compiling"})
-        failures: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                self.warm_up()
-            except BaseException as error:
-                failures.append(error)  # raised again by the thread that waits
-
-        thread = threading.Thread(target=work, name="compile")
-        thread.start()
-
-        def is_warm() -> bool:
-            if thread.is_alive():
-                return False
-            if failures:
-                raise failures.pop()
-            return True
-
-        try:
-            yield is_warm
-        finally:
-            thread.join()
-
-    @contextmanager
-    def _nothing_changes(self) -> Iterator[None]:
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            try:
-                yield
-            finally:
-                self._forget_gradients()
-
-    def _random_tokens(self, count: int) -> Tensor:
-        shape = (count, self.run.data.sequence_length + 1)
-        return torch.randint(0, vocabulary(self.run.model) or 256, shape, device=self.device)
 
     def use(self) -> DeviceUse:
         """State of the device, for people."""
@@ -289,6 +248,7 @@ class Engine:
             peak_flops=peak_flops(device_name(self.device), self.choices.precision),
             memory_bytes=used_bytes(self.device),
             temperature_c=temperature_c(self.device),
+            preparing=self.tuning.text,
         )
 
     # --- measuring the model --------------------------------------------------------------------
@@ -300,17 +260,15 @@ class Engine:
             return held_out_loss(self.model, sequences, at_once=at_once)
 
 
-def _compiled(
-    function: Callable[[Tensor], Tensor], *, any_size: bool, backend: str | Callable[..., Any]
-) -> Callable[[Tensor], Tensor]:
+def _compiled(loss: Loss, *, any_size: bool, backend: str | Callable[..., Any]) -> Loss:
     """The compiled function, made in its first call: importing a compiler fails there, too."""
 
     @cache
-    def made() -> Callable[[Tensor], Tensor]:
-        return torch.compile(function, dynamic=any_size, backend=backend)
+    def made() -> Loss:
+        return torch.compile(loss, dynamic=any_size, backend=backend)
 
-    def call(tokens: Tensor) -> Tensor:
-        return made()(tokens)
+    def call(model: nn.Module, tokens: Tensor) -> Tensor:
+        return made()(model, tokens)
 
     return call
 
@@ -367,49 +325,6 @@ def loss_in_chunks(model: Any, tokens: Tensor) -> Tensor:
     parts = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
     losses = [checkpoint(chunk_loss, *part, use_reentrant=False) for part in parts]
     return torch.stack(losses).sum() / targets.numel()
-
-
-# --- memory, time and randomness of a device ------------------------------------------------------
-
-
-class _MemoryMeter:
-    """The most memory that a block took beside what was taken before.
-
-    On a CPU, where allocations are not counted, it is the size of what the backward pass will need.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._open = ExitStack()
-        self._saved: dict[int, int] = {}
-        self.peak_bytes = 0.0
-
-    def __enter__(self) -> None:
-        if self._device.type == "cuda":
-            self._before = torch.cuda.memory_allocated(self._device)
-            torch.cuda.reset_peak_memory_stats(self._device)
-        elif self._device.type == "cpu":
-            self._open.enter_context(
-                torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
-            )
-
-    def _save(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        self._saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-        if self._device.type == "cuda":
-            peak = torch.cuda.max_memory_reserved(self._device)
-            self.peak_bytes = float(peak - self._before)
-        else:
-            self.peak_bytes = TEMPORARIES * sum(self._saved.values())
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:

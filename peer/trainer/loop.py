@@ -179,7 +179,7 @@ def make_steps(
             on_event(engine.events.popleft())
 
     run.leave_when(lambda: bool(stop) or steps == steps_max)
-    with warnings.catch_warnings(), engine.warming_up() as is_warm:
+    with warnings.catch_warnings(), engine.tuning:
         warnings.simplefilter("ignore", LoopWarning)  # the screen shows the event loop_mistake
         tell()
         with run:
@@ -187,7 +187,6 @@ def make_steps(
             run.watch_device(engine.use)
             held_out = run.recipe_data.held_out
             run.measure_with(lambda: (engine.held_out_loss(held_out), len(held_out)))
-            run.wait_until(is_warm)
             for batch in run.data(batch_size=engine.batch_size, device=engine.device):
                 loss = engine.gradients(batch)
                 tell()

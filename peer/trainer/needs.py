@@ -9,7 +9,7 @@ from averaging.numbers.layout import Layout
 from peer.model.recipes import build_model, build_optimizer
 from peer.quantities import bytes_text, count_text
 from peer.run_file.sections import GptModel, RunFile
-from peer.trainer.parameters import recipe_layout
+from peer.trainer.parameters import recipe_layout, statistics_of
 from peer.trainer.speed import flops_per_token, peak_flops
 
 AGENT_BYTES = 450e6
@@ -33,6 +33,8 @@ class Needs:
 
     run: RunFile
     parameters: int
+    buffers: int
+    """Values of buffers that are saved with the model."""
     cycle_bytes: int
     """Upper bound on what is sent in a cycle, and on what is received."""
     device_bytes: int
@@ -56,6 +58,7 @@ class Needs:
         outer = self.run.outer
         return (
             f"Model    {self.parameters / 1e6:.1f} M parameters in {outer.fragments} fragments",
+            *self._buffer_lines,
             f"Link     at most {bytes_text(self.cycle_bytes)} up and as much down "
             f"({outer.codecs_text}) in {outer.steps_per_cycle} steps",
             *self._link_lines,
@@ -64,6 +67,14 @@ class Needs:
             f"Machine  {bytes_text(self.agent_bytes)} of memory beside that, "
             f"{bytes_text(self.disk_bytes)} of disk",
         )
+
+    @property
+    def _buffer_lines(self) -> list[str]:
+        if not self.buffers:
+            return []
+        rule = self.run.outer.buffers
+        fate = "merged as exact means" if rule == "mean" else "each peer's own"
+        return [f'Buffers  {self.buffers} values, {fate} (outer.buffers = "{rule}")']
 
     @property
     def _link_lines(self) -> list[str]:
@@ -82,9 +93,11 @@ class Needs:
 def needs_of(run: RunFile) -> Needs:
     """The needs of a run whose file describes its model. Raises ``LayoutUnknown``."""
     layout = recipe_layout(run)
+    buffers = statistics_of(build_model(run, weights=False), "mean")
     return Needs(
         run=run,
-        parameters=layout.size,
+        parameters=sum(part.size for part in layout.fragments if not part.has_statistics),
+        buffers=sum(buffer.numel() for buffer in buffers.values()),
         cycle_bytes=cycle_bytes(run, layout),
         device_bytes=8 * layout.size + optimizer_bytes(run),
         agent_bytes=agent_bytes(layout.size),
@@ -95,8 +108,8 @@ def needs_of(run: RunFile) -> Needs:
 def cycle_bytes(run: RunFile, layout: Layout) -> int:
     """An exchange sends every value at most twice: own work, and the merged slice."""
     return sum(
-        codec_named(name).encoded_size([unit.size for unit in fragment.units])
-        for name in run.outer.codecs
+        codec_named("f32" if fragment.has_statistics else codec).encoded_size(fragment.unit_sizes)
+        for codec in run.outer.codecs
         for fragment in layout.fragments
     )
 

@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
-from torch.nn import Parameter
 
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId, RunId
@@ -34,6 +33,7 @@ from peer.trainer.loop_checks import (
     warn_unless_entered,
 )
 from peer.trainer.observed_run import DeviceUse
+from peer.trainer.parameters import statistics_of
 from peer.trainer.settings import JoinSettings
 
 READY_LOOK_S = 0.05
@@ -59,7 +59,7 @@ class OtherRanks(Protocol):
         run: RunFile,
         peer_id: PeerId,
         layout: Layout,
-        parameters: Mapping[str, Parameter],
+        parameters: Mapping[str, torch.Tensor],
         *,
         data_dir: Path,
     ) -> Sequence[Sequence[Piece]]:
@@ -173,6 +173,7 @@ class Rank(abc.ABC):
             cycle=parts.run_file.outer.steps_per_cycle,
             strict=settings.strict,
             tell=self._found_mistake,
+            statistics=statistics_of(parts.plan.model, parts.run_file.outer.buffers),
         )
         self._checks.watch_optimizers(self._open)
         if (restored := parts.inner.restore()) is not None:
@@ -204,10 +205,10 @@ class Rank(abc.ABC):
     def adopt_final(self) -> None:
         """Set the model to the final parameters of a run that is over (``finished``).
 
-        They are the same bits at all peers that ended the run together; frozen parameters and
-        buffers stay. Leaving the block does it, too, unless ``final="own"``. Of several processes
-        that are one learner each calls it, after the same step. Raises ``RuntimeError`` if the run
-        is not over.
+        They are the same bits at all peers that ended the run together; frozen parameters stay,
+        and buffers, unless the run merges them (``outer.buffers``). Leaving the block does it, too,
+        unless ``final="own"``. Of several processes that are one learner each calls it, after the
+        same step. Raises ``RuntimeError`` if the run is not over.
         """
 
     def log(

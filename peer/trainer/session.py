@@ -496,6 +496,7 @@ class Run(Rank):
             device_bytes=device.memory_bytes,
             temperature_c=device.temperature_c,
             processor_share=self._news.facts.processor_share,
+            preparing=self._device_use().preparing if self._device_use else None,
         )
 
     @property

@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 from dht.identity import RunId
 from peer.storage.last_seen import load_last_seen
-from tests.integration.swarm_processes import Learner, Swarm, run_text, until
+from tests.integration import learner_process
+from tests.integration.swarm_processes import Command, Learner, Swarm, run_text, until
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -88,6 +90,27 @@ def test_the_model_of_a_run_that_has_ended_stays_with_its_keeper(
     assert "this run has ended on" in boris.output and "shoal export" in boris.output
     keeper.stop()
     assert keeper.wait() == 130
+
+
+def test_the_parameters_of_a_programs_own_model_are_exported_by_name(
+    processes: Processes, tmp_path: Path
+) -> None:
+    run = learner_process.text(buffers="mean", name="own model")
+    given = {"directory": str(tmp_path / "anna"), "run": run, "norm": True}
+    anna = Command(processes, [json.dumps(given)], module="tests.integration.custom_learner")
+    link = anna.wait_for_word("ready")["link"]
+    out = tmp_path / "out.safetensors"
+    exported = shoal("export", link, str(out), home=tmp_path / "other")
+    assert exported.returncode == 0, exported.stderr
+    shapes = {name: tuple(values.shape) for name, values in load_file(out).items()}
+    assert shapes == {
+        "weight": (16, 24),
+        "bias": (16,),
+        **{f"norm.{name}": (24,) for name in ("weight", "bias", "running_mean", "running_var")},
+        "norm.num_batches_tracked": (),
+    }
+    anna.process.terminate()
+    assert anna.wait() == 0, anna.output
 
 
 def test_of_two_histories_founded_apart_the_heavier_goes_on_and_both_sides_read_of_it(

@@ -64,6 +64,7 @@ SEVERAL_GROUPS = (
 STORMS: tuple[tuple[int, Storm], ...] = (
     *((seed, PLAIN) for seed in range(4)),
     *((seed, SEVERAL_GROUPS[0]) for seed in (1, 3, 7, 8, 14, 17, 34)),
+    (7, SEVERAL_GROUPS[1]),
     (12, SEVERAL_GROUPS[1]),
     (1, GIVES_WAY),
 )

@@ -50,6 +50,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--cycle", type=int, default=200, help="steps between merges")
+    parser.add_argument("--pace", type=float, default=0.05, help="least seconds of a step")
     parser.add_argument("--folder", type=Path, help="keep the peers' files in this new folder")
     return parser.parse_args()
 
@@ -77,6 +78,7 @@ def main() -> int:
                 folder,
                 loss=options.loss,
                 relay=options.relay,
+                pace_s=options.pace,
                 tell=lambda line: say(line, sys.stderr),
                 layers=options.layers,
                 width=options.width,

@@ -15,6 +15,7 @@ from peer.island.ranks import Place
 from peer.island.training import batch_parts, open_rank
 from peer.run_file.sections import AdamwInner, GptModel, PythonStdlibData, RunFile
 from peer.trainer.choices import Choices
+from peer.trainer.fitting import Fit, Goal
 from peer.trainer.loop import TrainerSettings, open_engine
 
 
@@ -76,7 +77,9 @@ def compare_gradients(place: Place) -> int:
         inner=AdamwInner(batch_size=5),
     )
     settings = TrainerSettings(threads=1)
-    engine = open_rank(run, settings, Choices(micro_batch=2), place)
+    choices = Choices(micro_batch=2)
+    goal = Goal(first=choices, choices=choices, room_bytes=1e9, known=Fit(choices, 1.0, 1.0))
+    engine = open_rank(run, settings, goal, place)
     alone = open_engine(run, replace(settings, device="cpu"))
     alone.choose(Choices(micro_batch=5))
     batch = torch.randint(0, 32, (5, 9), generator=torch.Generator().manual_seed(7))

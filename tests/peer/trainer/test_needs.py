@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from peer.model.recipes import build_model, build_optimizer, next_token_loss
 from peer.run_file.presets import preset
 from peer.run_file.sections import AdamwInner, GptModel, Inner, MuonInner, Outer, RunFile, SgdInner
 from peer.trainer.needs import expected_tokens_per_s, needs_of
-from peer.trainer.parameters import recipe_layout
+from peer.trainer.parameters import Buffers, recipe_layout
 
 SMALL = GptModel(layers=2, width=32, heads=2, context=16, qk_norm=True)
 
@@ -46,6 +48,24 @@ def test_memory_of_the_device_is_that_of_weights_gradients_and_state(inner: Inne
     ]
     total = sum(tensor.nbytes for tensor in held if tensor is not None)
     assert needs_of(run).device_bytes == total
+
+
+@pytest.mark.parametrize("rule", ["own", "mean"])
+def test_the_author_reads_what_becomes_of_buffers(
+    rule: Buffers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_norm(run: RunFile, **given: Any) -> torch.nn.Module:
+        model = build_model(run, **given)
+        model.add_module("norm", torch.nn.BatchNorm1d(8, affine=False))
+        return model
+
+    monkeypatch.setattr("peer.trainer.needs.build_model", with_norm)
+    monkeypatch.setattr("peer.model.recipes.build_model", with_norm)
+    plain = needs_of(RunFile(model=SMALL, outer=Outer(buffers="own")))
+    needs = needs_of(RunFile(model=SMALL, outer=Outer(buffers=rule)))
+    assert needs.parameters == plain.parameters
+    assert needs.cycle_bytes - plain.cycle_bytes == (2 * 4 * 17 if rule == "mean" else 0)
+    assert any("17 values" in line and f'"{rule}"' in line for line in needs.lines)
 
 
 def test_the_link_carries_a_cycle_in_the_time_of_its_steps() -> None:
