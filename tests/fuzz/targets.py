@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 from blake3 import blake3
 
 from averaging import messages as said
@@ -16,6 +17,8 @@ from averaging.history.manifest import describe, read_manifest
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.live.fetch_server import AskManifest, AskPieces, AskReplay, _read_request
 from averaging.messages import BadMessage
+from averaging.numbers.codec import Scratch
+from averaging.numbers.codecs import codec_named, codec_names
 from averaging.numbers.layout import TensorSpec
 from averaging.round.traffic import decode_merged_map, encode_merged_map
 from dht import addresses
@@ -45,7 +48,7 @@ from peer.errors import RunFileError
 from peer.run_file.reading import from_canonical, parse
 from peer.run_file.sections import RunFile
 from tests.averaging.live.served_states import state_of
-from tests.averaging.message_examples import COMMIT, EXAMPLES, HEAD, OPENING
+from tests.averaging.message_examples import COMMIT, EXAMPLES, HEAD, NEWEST, OPENING
 from tests.peer.statuses import a_status
 
 ANNA = Identity.from_seed(b"a" * 32)
@@ -77,6 +80,26 @@ def _dictionary() -> DictionaryDHTValue:
     made.store(ANNA.peer_id, SEALED, 4e9)
     made.store(("a", 1), b"x", 5e9)
     return made
+
+
+_SIZES = (1500, 1024, 9, 9, 1)
+
+
+def _payload(codec: str) -> bytes:
+    out = bytearray(codec_named(codec).encoded_size(_SIZES))
+    values = np.random.default_rng(1).standard_normal(sum(_SIZES), np.float32)
+    codec_named(codec).encode(values, _SIZES, out, Scratch())
+    return bytes(out)
+
+
+def _read_payload(codec: str) -> Callable[[bytes], Any]:
+    def read(data: bytes) -> None:
+        codec_named(codec).check(data, _SIZES, Scratch())
+        values = np.full(sum(_SIZES), np.nan, np.float32)
+        codec_named(codec).decode(data, _SIZES, values, Scratch())
+        assert np.isfinite(values).all(), "it passed the check"
+
+    return read
 
 
 _NODE = dht_pb2.NodeInfo(node_id=place_of(PeerID.from_base58(ANNA.peer_id).to_bytes()))
@@ -190,7 +213,9 @@ _AT = "/ip4/203.0.113.7/tcp/7700/p2p/" + ANNA.peer_id
 
 TARGETS: dict[str, Target] = {
     "message": Target([said.encode(message) for message in EXAMPLES], said.decode, BadMessage),
-    "commit": Target([said.encode_commit(COMMIT)], said.decode_commit, BadMessage),
+    "commit": Target(
+        [said.encode_commit(COMMIT), said.encode_commit(NEWEST)], said.decode_commit, BadMessage
+    ),
     "signatures": Target(
         [said.encode_signatures(HEAD.signatures)], said.decode_signatures, BadMessage
     ),
@@ -286,6 +311,10 @@ TARGETS: dict[str, Target] = {
         lambda data: lane_wire.decode(lane_wire.Via, data),
         ValueError,
     ),
+    **{
+        f"payload_{codec}": Target([_payload(codec)], _read_payload(codec), BadPayload)
+        for codec in codec_names()
+    },
     "frames": Target([_FRAMES], _frames),
     "address": Target(
         [addresses.pack(addresses.parse("/ip4/203.0.113.7/tcp/7700"))],
