@@ -16,7 +16,7 @@ The threshold of one and a half means is that of MuLoCo (arXiv 2505.23725).
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,9 +68,9 @@ class Int2(ScaledCodec):
         total = _row_sums(sizes)
         limits = np.minimum(3 * total // (2 * tile.shape[1]), _STEPS).astype(np.int8)
         flags = scratch.second.view(np.int8)[: tile.size].reshape(tile.shape)
-        large = np.greater(sizes, limits[:, None], out=flags.view(np.bool_))
-        codes[:, plane:] = np.packbits(large, axis=1)
-        count = _row_sums(flags)
+        large = np.packbits(np.greater(sizes, limits[:, None], out=flags.view(np.bool_)), axis=1)
+        codes[:, plane:] = large
+        count = _row_sums(np.bitwise_count(large))
         above = _row_sums(np.multiply(sizes, flags, out=sizes))
         low = (total - above) / np.maximum(tile.shape[1] - count, 1)
         high = np.where(count, above / np.maximum(count, 1), np.where(low, low, _STEPS))
@@ -89,7 +89,12 @@ class Int2(ScaledCodec):
         sizes = np.unpackbits(codes[:, plane:], axis=1, count=columns).view(np.int8)
         np.multiply(sizes, (np.int8(_STEPS) - low)[:, None], out=sizes)
         np.add(sizes, low[:, None], out=sizes)
-        signs = _EIGHT_SIGNS[codes[:, :plane]].view(np.int8)[:, :columns]
+        # In rows of a few values the padding takes more room than there is.
+        fits = 8 * plane * len(codes) <= scratch.bytes.size
+        room = scratch.bytes if fits else np.empty(8 * plane * len(codes), np.int8)
+        eights = room[: 8 * plane * len(codes)].view(np.uint64).reshape(-1, plane)
+        np.take(_EIGHT_SIGNS, codes[:, :plane], out=eights, mode="clip")  # never clips; is faster
+        signs = eights.view(np.int8)[:, :columns]
         np.multiply(sizes, signs, out=sizes)
         np.multiply(sizes, factors[:, None], out=out)
 
@@ -106,6 +111,6 @@ def _plane_bytes(columns: int) -> int:
     return (columns + 7) // 8
 
 
-def _row_sums(values: NDArray[np.int8]) -> NDArray[np.int32]:
+def _row_sums(values: NDArray[Any]) -> NDArray[np.int32]:
     sums: NDArray[np.int32] = np.add.reduce(values, axis=1, dtype=np.int32)
     return sums

@@ -457,8 +457,8 @@ class Outer(_Section, frozen=True, kw_only=True):
     feedback: Annotated[
         Literal["auto", "on", "off"],
         _later(
-            "Error feedback: whether a peer adds what the encoding of an update lost to its next "
-            "one. `auto`: where updates are sent in int2."
+            "Error feedback: whether what the encoding of an update lost is part of the peer's "
+            "next one. `auto`: where updates are sent in int2 and adopted by `carry`."
         ),
     ] = "auto"
     adoption: Annotated[
@@ -492,7 +492,7 @@ class Outer(_Section, frozen=True, kw_only=True):
     @property
     def feeds_back(self) -> bool:
         if self.feedback == "auto":
-            return self.codecs[0] == "int2"
+            return self.codecs[0] == "int2" and self.adoption == "carry"
         return self.feedback == "on"
 
 

@@ -395,6 +395,14 @@ def test_int2_decodes_each_bin_to_the_mean_magnitude_of_its_values() -> None:
     assert (np.signbit(result) == np.signbit(values)).all()
 
 
+@ALL
+def test_very_many_units_of_a_single_value_are_decoded(name: str) -> None:
+    sizes = (1,) * 100_000
+    values = some_values(len(sizes))
+
+    assert np.allclose(decoded(name, encoded(name, values, sizes), sizes), values, rtol=2.0**-10)
+
+
 def test_int2_keeps_values_of_one_magnitude() -> None:
     values = np.where(np.arange(BLOCK) % 3, 0.5, -0.5).astype(np.float32)
 

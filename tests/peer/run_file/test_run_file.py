@@ -218,6 +218,9 @@ def test_what_int2_loses_is_fed_back_unless_the_file_says_otherwise() -> None:
     assert parse("[outer]\ncodec_up = 'int2'").outer.feeds_back
     assert not parse("[outer]\ncodec = 'int2'\nfeedback = 'off'").outer.feeds_back
     assert parse("[outer]\nfeedback = 'on'").outer.feeds_back
+    assert not parse("[outer]\ncodec = 'int2'\nadoption = 'replace'").outer.feeds_back
+    with pytest.raises(RunFileError, match="only 'carry' keeps it"):
+        parse("[outer]\nfeedback = 'on'\nadoption = 'replace'")
 
 
 def test_equal_moments_with_different_offsets_have_one_id() -> None:
