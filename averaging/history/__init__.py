@@ -7,6 +7,7 @@ Start with ``lineage`` (the hash of a state's whole history) and ``standing`` (h
 compare). A state is the numbers and their history (``state``).
 
 - ``lineage chain merged_map``: what a history consists of.
+- ``parent_maps``: the merged maps that travel in a round, bound by the lineages of its parents.
 - ``standing``: comparing histories, and the history after a round.
 - ``replay rewind``: applying rounds that are over, and going back along them.
 - ``manifest``: describing a state before its bytes are fetched.

@@ -1,8 +1,10 @@
 """The lineage of a state: a hash over everything that made it.
 
 Equal lineages mean equal history, hence equal bits. The hash covers the lineages of the parents,
-the commit, the seal and the merged bytes. ``averaging.history.chain`` lists the lineages behind a
-state, and ``averaging.history.merged_map`` the work that it contains.
+the commit, the seal and the merged bytes, and, apart from these, the merged map that follows from
+them (``bound``): whoever is shown a map and the rest of a lineage can tell whether the map belongs
+to it. ``averaging.history.chain`` lists the lineages behind a state, and
+``averaging.history.merged_map`` the work that it contains.
 """
 
 from __future__ import annotations
@@ -25,11 +27,21 @@ _MERGE = "shoal 2026-11 lineage of a round"
 
 _FOLD = "shoal 2026-11 lineage of a fold"
 
+_STATE = "shoal 2026-11 lineage of a state"
+
 _SEAL = "shoal 2026-11 seal"
 
 
-def origin(layout_hash: bytes, fragment: int, theta: bytes, nonce: bytes = b"") -> Lineage:
-    """Return the lineage of a founder's first state. ``theta`` is a digest of its parameters.
+def bound(history: bytes, merged: bytes) -> Lineage:
+    """Return the lineage of a state, which binds its merged map (``merged``: the map's digest).
+
+    ``history`` is what one of the functions below returns: everything else that made the state.
+    """
+    return _digest(_STATE, [history, merged])
+
+
+def origin(layout_hash: bytes, fragment: int, theta: bytes, nonce: bytes = b"") -> bytes:
+    """Return the history of a founder's first state. ``theta`` is a digest of its parameters.
 
     ``nonce`` tells foundings of a run apart that begin with the same parameters, as two founders
     with one recipe do.
@@ -40,8 +52,8 @@ def origin(layout_hash: bytes, fragment: int, theta: bytes, nonce: bytes = b"") 
 
 def after_round(
     parents: Sequence[Lineage], commit: bytes, seal: bytes, slices: Sequence[bytes]
-) -> Lineage:
-    """Return blake3(parent lineages || commit || seal || slice digests), each list with its length.
+) -> bytes:
+    """Return blake3(parent lineages || commit || seal || slice digests), a state's history.
 
     ``commit`` is the round's digest, ``seal`` comes from ``seal_digest``, and ``slices`` are the
     digests of the merged slices in their order.
@@ -61,8 +73,8 @@ def after_round(
     )
 
 
-def after_fold(parent: Lineage, peer: PeerId, incarnation: int, mark: int) -> Lineage:
-    """Return the lineage after ``peer``, while alone, made its own parameters the state."""
+def after_fold(parent: Lineage, peer: PeerId, incarnation: int, mark: int) -> bytes:
+    """Return the history after ``peer``, while alone, made its own parameters the state."""
     return _digest(
         _FOLD, [parent, peer.encode(), encoded_number(incarnation), encoded_number(mark)]
     )

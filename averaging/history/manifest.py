@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from averaging.history.chain import CHAIN_MAX_LINKS, Chain, ChainLink
+from averaging.history.lineage import bound
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
 from averaging.messages import BadMessage, Count, Digest, Link, Peer
@@ -39,6 +40,8 @@ class Manifest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
     lineage: Digest
     links: Annotated[tuple[tuple[Count, Digest, Count], ...], Meta(max_length=CHAIN_MAX_LINKS)]
     marks: Annotated[tuple[tuple[Peer, Count, Count, Count], ...], Meta(max_length=_MARKS_MAX)]
+    history: Digest
+    """The lineage is this and the merged map (``averaging.history.lineage.bound``)."""
     digests: bytes
     """The blake3 digest of each piece of theta, then of each piece of momentum."""
 
@@ -81,6 +84,7 @@ def describe(state: FragmentState) -> bytes:
             (peer, mark.incarnation, mark.step, mark.tokens)
             for peer, mark in sorted(state.merged.items())
         ),
+        state.history,
         digests,
     )
     return _encoder.encode(manifest)
@@ -104,6 +108,8 @@ def read_manifest(data: bytes, *, fragment: int, values: int) -> Manifest:
     newest = manifest.links[-1] if manifest.links else None
     if newest is None or newest[:2] != (manifest.version, manifest.lineage):
         raise BadMessage("the chain does not end in the state's own version and lineage")
+    if bound(manifest.history, manifest.merged().digest()) != manifest.lineage:
+        raise BadMessage("its merged map is not the one that its lineage binds")
     return manifest
 
 

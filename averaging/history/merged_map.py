@@ -98,6 +98,15 @@ class MergedMap(Mapping[PeerId, Mark]):
         merged.tokens = sum(numbers[2].tolist())
         return merged
 
+    @classmethod
+    def of_columns(cls, peers: tuple[PeerId, ...], numbers: _Numbers) -> MergedMap:
+        """Return the map of these peers, which are in order (``columns``)."""
+        return cls._of(_named(peers), numbers)
+
+    def columns(self, peers: tuple[PeerId, ...]) -> _Numbers:
+        """Return incarnation, step and tokens of ``peers``, in order, a superset of this map's."""
+        return self._columns(_named(peers))
+
     def __getitem__(self, peer: PeerId) -> Mark:
         return Mark(*self._numbers[:, self._names.column[peer]].tolist())
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from averaging.history.chain import Chain, ChainLink
-from averaging.history.lineage import Lineage, after_fold, after_round, seal_digest
+from averaging.history.lineage import Lineage, after_fold, after_round, bound, seal_digest
 from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
 from averaging.messages import LINKS_MAX, Commit, Head, Link
@@ -36,17 +36,26 @@ class Standing:
     lineage: Lineage
     chain: Chain
     merged: MergedMap
+    history: bytes = b""
+    """The lineage is this and the merged map (``averaging.history.lineage.bound``)."""
     _head: list[Head] = field(default_factory=list, init=False, repr=False, compare=False)
     """The head, once it was asked for; it is shown to many peers."""
 
     @classmethod
     def of(cls, state: FragmentState) -> Standing:
-        return cls(state.version, state.lineage, state.chain, state.merged)
+        return cls(state.version, state.lineage, state.chain, state.merged, state.history)
 
     def state(self, fragment: int, theta: Float32s, momentum: Float32s) -> FragmentState:
         """Return the state with this standing and these numbers."""
         return FragmentState(
-            fragment, self.version, self.lineage, self.chain, theta, momentum, self.merged
+            fragment,
+            self.version,
+            self.lineage,
+            self.chain,
+            theta,
+            momentum,
+            self.merged,
+            self.history,
         )
 
     def head(self) -> Head:
@@ -135,21 +144,26 @@ def after_commit(
 ) -> Standing:
     """Return the standing of a member after this round.
 
-    After a mix or a meld ``merged`` is not known yet, and with it the tokens of a meld's link in
-    the chain: complete it by ``with_merged_map``.
+    After a mix or a meld ``merged`` is not known yet, and with it the lineage (until then the
+    history stands for it) and the tokens of a meld's link in the chain: complete it by
+    ``with_merged_map``.
     """
     version = commit.version
     if commit.kind != "merge":
         grown = _grown(_Sealed(round_id, tuple(seal), tuple(digests), commit))
-        chain, lineage = standing.chain.united(grown.links), grown.lineage
+        chain = standing.chain.united(grown.links)
         tokens = commit.mix_total if commit.kind == "mix" else standing.merged.tokens
-        chain = chain.extended(ChainLink(version, lineage, tokens))
-        return Standing(version, lineage, chain, standing.merged)
+        chain = chain.extended(ChainLink(version, grown.history, tokens))
+        return Standing(version, grown.history, chain, standing.merged, grown.history)
     parents = [standing.lineage]  # members of a merge stay on their own lineage
-    lineage = after_round(parents, round_id, seal_digest(seal), digests)
-    merged = merged_after(standing.merged, commit, seal)
+    history = after_round(parents, round_id, seal_digest(seal), digests)
+    return _extended(standing, version, history, merged_after(standing.merged, commit, seal))
+
+
+def _extended(standing: Standing, version: int, history: bytes, merged: MergedMap) -> Standing:
+    lineage = bound(history, merged.digest())
     chain = standing.chain.extended(ChainLink(version, lineage, merged.tokens))
-    return Standing(version, lineage, chain, merged)
+    return Standing(version, lineage, chain, merged, history)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +180,7 @@ class _Sealed:
 class _Grown:
     """The result of a mix or a meld, which is the same for all members whatever their lineages."""
 
-    lineage: Lineage
+    history: bytes
     links: tuple[Link, ...]
     """Links of the chains that the members showed, oldest first."""
 
@@ -183,8 +197,8 @@ def _grown(sealed: _Sealed) -> _Grown:
         for link in links
         if link.version < commit.version
     }
-    lineage = after_round(parents, sealed.round, seal_digest(sealed.seal), sealed.digests)
-    return _Grown(lineage, tuple(sorted(shown.values(), key=lambda link: link.version)))
+    history = after_round(parents, sealed.round, seal_digest(sealed.seal), sealed.digests)
+    return _Grown(history, tuple(sorted(shown.values(), key=lambda link: link.version)))
 
 
 def sealed_parents(commit: Commit, seal: Sequence[int]) -> tuple[Lineage, ...]:
@@ -204,22 +218,21 @@ def merged_after(united: MergedMap, commit: Commit, seal: Sequence[int]) -> Merg
 
 
 def with_merged_map(standing: Standing, commit: Commit, merged: MergedMap) -> Standing:
-    """Complete ``after_commit``'s standing, once the merged slices have brought the merged map."""
-    chain = standing.chain
-    if commit.kind == "meld":
-        tip = chain.tip
-        chain = chain.before_tip().extended(ChainLink(tip.version, tip.lineage, merged.tokens))
-    return Standing(standing.version, standing.lineage, chain, merged)
+    """Complete ``after_commit``'s standing of a mix or a meld, once the merged map is known."""
+    version, history, chain = standing.version, standing.history, standing.chain
+    lineage = bound(history, merged.digest())
+    tokens = merged.tokens if commit.kind == "meld" else chain.tip.tokens
+    chain = chain.before_tip().extended(ChainLink(version, lineage, tokens))
+    return Standing(version, lineage, chain, merged, history)
 
 
 def after_folding(
     standing: Standing, peer: PeerId, *, incarnation: int, mark: int, tokens: int
 ) -> Standing:
     """Return the standing of a lone peer after it made its own parameters the state."""
-    lineage = after_fold(standing.lineage, peer, incarnation, mark)
+    history = after_fold(standing.lineage, peer, incarnation, mark)
     merged = standing.merged.with_work(peer, incarnation, mark, tokens)
-    chain = standing.chain.extended(ChainLink(standing.version + 1, lineage, merged.tokens))
-    return Standing(standing.version + 1, lineage, chain, merged)
+    return _extended(standing, standing.version + 1, history, merged)
 
 
 def heaviest(heads: Iterable[Head]) -> Head:

@@ -8,7 +8,7 @@ import blake3
 import numpy as np
 
 from averaging.history.chain import Chain, ChainLink
-from averaging.history.lineage import Lineage, origin
+from averaging.history.lineage import Lineage, bound, origin
 from averaging.history.merged_map import MergedMap
 from averaging.numbers.arrays import Float32s
 
@@ -28,6 +28,9 @@ class FragmentState:
     theta: Float32s
     momentum: Float32s
     merged: MergedMap
+    history: bytes = b""
+    """The lineage is this and the merged map (``lineage.bound``). Empty: not known, and no other
+    peer takes the state."""
 
     @classmethod
     def founded(
@@ -37,9 +40,11 @@ class FragmentState:
 
         ``nonce``: the founding's own random bytes, which a simulation with one founding needs not.
         """
-        lineage = origin(layout_hash, fragment, _bytes_digest(theta), nonce)
+        history = origin(layout_hash, fragment, _bytes_digest(theta), nonce)
+        nothing = MergedMap()
+        lineage = bound(history, nothing.digest())
         chain = Chain([ChainLink(0, lineage, 0)])
-        return cls(fragment, 0, lineage, chain, theta, np.zeros_like(theta), MergedMap())
+        return cls(fragment, 0, lineage, chain, theta, np.zeros_like(theta), nothing, history)
 
     def digest(self) -> bytes:
         """Return a digest over every bit, to compare with other peers on the same lineage."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from averaging.history.parent_maps import ParentMap
 from averaging.live.buffers import Growing
 from averaging.live.parts import Parts
 from averaging.numbers.arithmetic import Numbers
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.codec import Scratch
 from averaging.round.reducer import Length
-from averaging.round.traffic import BundleRoster, decode_merged_map, encode_merged_map
+from averaging.round.traffic import BundleRoster
 from averaging.rules.weights import weights_of
 
 
@@ -34,7 +35,7 @@ class Bundling:
         self._settled = asyncio.Event()
         self._data: dict[tuple[int, int], memoryview] = {}
         """Uploaded slices by rider and slice index."""
-        self._maps: dict[int, bytes] = {}
+        self._maps: dict[int, dict[int, ParentMap]] = {}
         """Merged maps by rider, as they came with slice 0 where states travel."""
 
     def __repr__(self) -> str:
@@ -45,15 +46,15 @@ class Bundling:
         rider: int,
         index: int,
         data: memoryview,
-        merged_map: bytes | None,
+        maps: dict[int, ParentMap] | None,
         length: Length | None,
     ) -> None:
         """A rider's slice, complete and finite."""
         if not self.roster.wants(rider, index):
             return
         self._data[rider, index] = data
-        if merged_map is not None:
-            self._maps[rider] = merged_map
+        if maps is not None:
+            self._maps[rider] = maps
         self.roster.take(rider, index, length)
         self._look()
 
@@ -77,11 +78,8 @@ class Bundling:
         parts.traffic.inside = inside = self.roster.decide()
         for rider, reason in self.roster.refused.items():
             parts.tally.refused[parts.commit.members[rider].peer] = reason
-        if parts.own_map is not None:
-            united = decode_merged_map(parts.own_map)
-            for rider in inside:
-                united = united.united(decode_merged_map(self._maps[rider]))
-            parts.own_map = encode_merged_map(united)
+        for rider in inside:
+            parts.own_maps.update(self._maps.get(rider, {}))
         self.decided.set()
 
     async def make(self, own: Sequence[Growing], bundle: Sequence[Growing]) -> None:

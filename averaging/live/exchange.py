@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from averaging.errors import NotFinite
-from averaging.history.merged_map import MergedMap
+from averaging.history.parent_maps import ParentMap, united
 from averaging.history.standing import Standing, merged_after, with_merged_map
 from averaging.history.state import FragmentState
 from averaging.live.buffers import Abandoned, Growing
@@ -30,7 +30,6 @@ from averaging.numbers.arithmetic import MeldNumbers
 from averaging.numbers.arrays import Float32s, Float64s
 from averaging.numbers.chunks import Chunk
 from averaging.round.effects import Enter
-from averaging.round.traffic import decode_merged_map, encode_merged_map
 from averaging.rules.sites import SITE_SHARE
 from dht.identity import PeerId
 
@@ -115,14 +114,14 @@ class Exchange:
         self,
         base: Float32s,
         values: Float32s,
-        merged: MergedMap | None,
+        own_map: ParentMap | None,
         *,
         carried: tuple[Float32s, Float32s] | None = None,
         feedback: bool = False,
     ) -> None:
         """Begin to encode the contribution: base - values; in a mix, momentum and theta.
 
-        ``merged``: the own merged map, where states travel. ``carried``: theta and momentum, which
+        ``own_map``: the own merged map, where states travel. ``carried``: theta and momentum, which
         a meld moves besides. ``feedback``: ``values`` become those that the encoded contribution
         stands for.
         """
@@ -132,8 +131,8 @@ class Exchange:
             parts.numbers.carry(*carried)
         own = self._room()
         parts.gives(own)
-        if merged is not None:
-            parts.own_map = encode_merged_map(merged)
+        if own_map is not None and parts.entry is not None:
+            parts.own_maps = {self.commit.members[parts.entry].parent: own_map}
         into = own
         if self._bundling is not None:
             # The own contribution is encoded for the bundle, and the bundle is what is sent.
@@ -241,12 +240,17 @@ class Exchange:
             await self.parts.threads.run(self._step_slice, chunks, state, theta, momentum, squares)
         if not self.is_mix:
             self._usual.merged(squares)
-        if self.parts.merged_map is not None:
-            merged = decode_merged_map(self.parts.merged_map)
-            if self.commit.kind == "meld":
-                merged = merged_after(merged, self.commit, seal)
-            standing = with_merged_map(standing, self.commit, merged)
+        standing = self.completed(standing, seal)
         return standing.state(state.fragment, theta, momentum)
+
+    def completed(self, standing: Standing, seal: Sequence[int]) -> Standing:
+        """The standing after the round, with the merged map that follows from the parents' maps."""
+        if not self.parts.maps:
+            return standing
+        merged = united(self.parts.maps)
+        if self.commit.kind == "meld":
+            merged = merged_after(merged, self.commit, seal)
+        return with_merged_map(standing, self.commit, merged)
 
     def _step_slice(
         self,

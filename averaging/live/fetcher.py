@@ -178,6 +178,7 @@ class Partial:
             self.theta,
             self.momentum,
             manifest.merged(),
+            manifest.history,
         )
 
 

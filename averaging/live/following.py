@@ -36,7 +36,6 @@ from averaging.round.taking_over import (
     shared_version,
     unfit,
 )
-from averaging.rules.plausible import MAP_RATIO_MAX
 from averaging.rules.sources import sources_in_turn, with_first
 from dht.identity import PeerId
 
@@ -417,9 +416,7 @@ class _Trust:
         if not self._machine.catching_up.takes(manifest.tip, self._averager.now()):
             return f"too few peers that count have signed its version {manifest.version}"
         chain, merged = manifest.chain(), manifest.merged()
-        if merged.tokens > MAP_RATIO_MAX * manifest.tip.tokens:
-            return f"its merged map has {merged.tokens} tokens, its state {manifest.tip.tokens}"
-        theirs = Standing(manifest.version, manifest.lineage, chain, merged)
+        theirs = Standing(manifest.version, manifest.lineage, chain, merged, manifest.history)
         return None if self._is_wanted(theirs) else f"its version {manifest.version} is not newer"
 
     def signers(self, manifest: Manifest) -> Sequence[PeerId]:

@@ -17,6 +17,7 @@ from averaging import messages as said
 from averaging.bounded_mapping import BoundedMapping
 from averaging.history.adoption import Parting
 from averaging.history.lineage import Lineage
+from averaging.history.parent_maps import ParentMap
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
@@ -431,17 +432,18 @@ class FragmentWork:
         if exchange.is_mix:
             if effect.entry in effect.commit.carriers:
                 assert self.state is not None
-                exchange.contribute(self.state.momentum, self.state.theta, self.state.merged)
+                own_map = ParentMap(self.state.merged, self.state.history)
+                exchange.contribute(self.state.momentum, self.state.theta, own_map)
         elif self.snapshot is not None:
-            carried, marks = None, None
+            carried, own_map = None, None
             if exchange.moves_states:
                 assert self.state is not None
                 carried = self.state.theta, self.state.momentum
-                marks = self.state.merged
+                own_map = ParentMap(self.state.merged, self.state.history)
             exchange.contribute(
                 self.snapshot.base,
                 self.snapshot.values,
-                marks,
+                own_map,
                 carried=carried,
                 feedback=averager.policy.of_fragment(self.fragment).feedback,
             )
@@ -598,7 +600,10 @@ class _Told:
         self._work.do(self._machine.handle(SliceMerged(self._round, slice_index, digest), now))
         self._work.keep_reduced(self._round)
 
-    def merged_arrived(self, slice_index: int, digest: bytes) -> None:
+    def merged_arrived(
+        self, slice_index: int, digest: bytes, parents: tuple[int, ...] | None
+    ) -> None:
         now = self._work.averager.now()
-        self._work.do(self._machine.handle(MergedArrived(self._round, slice_index, digest), now))
+        arrived = MergedArrived(self._round, slice_index, digest, parents)
+        self._work.do(self._machine.handle(arrived, now))
         self._work.keep_reduced(self._round)

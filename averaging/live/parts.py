@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import blake3
 
 from averaging.errors import BadPayload, BulkRefused
+from averaging.history.parent_maps import MAPS_MAX_BYTES, ParentMap, read_maps
 from averaging.live.buffers import Abandoned, Arena, Growing
 from averaging.live.bulk import Bulk
 from averaging.live.fair_shares import ByteBudget
@@ -29,7 +30,7 @@ from averaging.numbers.layout import Fragment
 from averaging.numbers.norm_bounds import norm_at_most
 from averaging.round.effects import Enter
 from averaging.round.reducer import Length
-from averaging.round.traffic import MERGED_MAP_MAX_BYTES, Traffic, read_merged_map
+from averaging.round.traffic import Traffic
 from averaging.rules.usual_norms import UsualNorms
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.identity import PeerId
@@ -72,7 +73,11 @@ class Outcomes(Protocol):
 
     def slice_merged(self, slice_index: int, digest: bytes) -> None: ...
 
-    def merged_arrived(self, slice_index: int, digest: bytes) -> None: ...
+    def merged_arrived(
+        self, slice_index: int, digest: bytes, parents: tuple[int, ...] | None
+    ) -> None:
+        """``parents``: those whose merged maps came with it, where states travel."""
+        ...
 
 
 @dataclass(slots=True)
@@ -170,13 +175,15 @@ class Parts:
         """The encoded contribution, or the bundle of a site, by slice."""
         self.unfit: str | None = None
         """The reason why the own contribution cannot be sent, if so."""
-        self.own_map: bytes | None = None
-        """The own merged map, encoded, where states travel."""
+        self.own_maps: dict[int, ParentMap] = {}
+        """The merged maps that go with the own contribution, or the bundle, where states travel."""
         self.merged_bytes = self.arena.uninitialised(self.cutting.merged_size)
         count = len(self.cutting.slices)
         self.merged = [Growing(self.merged_bytes[self.cutting.merged_of(i)]) for i in range(count)]
-        self.merged_map: bytes | None = None
-        """The round's merged map, encoded, as it came with slice 0 where states travel."""
+        self.maps: dict[int, ParentMap] = {}
+        """The merged maps of the round, as they came with slice 0 where states travel."""
+        self.encoded_maps = b""
+        self.maps_here = asyncio.Event()
         self._here = [asyncio.Event() for _ in range(count)]
         self._spawn = workshop.spawn
         self._facts = facts
@@ -302,15 +309,13 @@ class Parts:
         return self._theta_norms[index]
 
     async def take_merged(
-        self, bulk: Bulk, index: int, data: memoryview, merged_map: bytes | None
+        self, bulk: Bulk, index: int, data: memoryview, sent: bytes | None
     ) -> bytes:
         """Receive a merged slice that somebody else made, and check it before it is used.
 
-        Returns its digest: of its bytes and, where states travel, of the map with slice 0.
+        Returns its digest: of its bytes and, where states travel, of the maps with slice 0.
         """
-        if merged_map is not None:
-            read_merged_map(merged_map, self.commit, None)
-            self.merged_map = merged_map
+        maps = self.read_maps(sent)
         hasher = blake3.blake3()
 
         def check(chunk: Chunk, part: memoryview) -> float:
@@ -321,15 +326,29 @@ class Parts:
         arriving = Growing(data)
         checking = self.as_it_grows(index, arriving, check, merged=True)
         await receive_behind(bulk, arriving, checking)
-        if self.traffic.has_merged_map(index):
-            hasher.update(self.merged_map or b"")
+        if maps is not None and sent is not None:
+            hasher.update(sent)
+            if not self.maps:
+                self.have_maps(maps, sent)
         return hasher.digest()
 
-    async def receive_map(self, bulk: Bulk, index: int) -> bytes | None:
-        """The merged map that travels ahead of this slice, if one does."""
-        if not self.traffic.has_merged_map(index):
-            return None
-        return await bulk.receive_frame(MERGED_MAP_MAX_BYTES)
+    async def receive_maps(self, bulk: Bulk, index: int) -> bytes | None:
+        """The merged maps that travel ahead of this slice, if any do."""
+        return await bulk.receive_frame(MAPS_MAX_BYTES) if self.traffic.has_maps(index) else None
+
+    def have_maps(self, maps: dict[int, ParentMap], encoded: bytes) -> None:
+        self.maps, self.encoded_maps = maps, encoded
+        self.maps_here.set()
+
+    def map_parents(self, index: int) -> tuple[int, ...] | None:
+        """The parents whose merged maps came with this slice; ``None``: none come with it."""
+        return tuple(sorted(self.maps)) if self.traffic.has_maps(index) else None
+
+    def read_maps(
+        self, data: bytes | None, members: Sequence[int] = ()
+    ) -> dict[int, ParentMap] | None:
+        """The maps that came with the work of these members. Raises ``BadPayload``."""
+        return None if data is None else read_maps(data, self.commit, members)
 
 
 def _sum_over(

@@ -16,7 +16,7 @@ from typing import Any
 import blake3
 
 from averaging.errors import AveragingError, BadPayload, BulkRefused, NotFinite
-from averaging.history.merged_map import MergedMap
+from averaging.history.parent_maps import ParentMap, encode_maps, parents_of
 from averaging.live.buffers import Abandoned, Growing
 from averaging.live.bulk import Bulk
 from averaging.live.bundling import Bundling
@@ -27,11 +27,8 @@ from averaging.round.paxos import expected_of
 from averaging.round.traffic import (
     NOTHING_TO_GIVE,
     Incoming,
-    decode_merged_map,
-    encode_merged_map,
-    read_merged_map,
+    Payloads,
 )
-from averaging.rules.plausible import capped
 from averaging.rules.sites import riders_of
 from averaging.rules.weights import weights_of
 from dht.errors import StreamBroken
@@ -112,8 +109,8 @@ class Reducing:
         self._merged_streams: Counter[int] = Counter()
         """Streams under way that bring a merged slice, by slice."""
         self._makings: dict[int, Making] = {}
-        self._maps: dict[int, bytes] = {}
-        """Merged maps by roster index, as they came with slice 0 where states travel."""
+        self._maps: dict[int, ParentMap] = {}
+        """Merged maps by parent, as they came with slice 0 where states travel."""
         self._answerable = [asyncio.Event() for _ in parts.merged]
 
     def __repr__(self) -> str:
@@ -153,8 +150,8 @@ class Reducing:
             return
         length = await parts.length(index, squares)
         received.data, received.arrived = growing.data, True
-        if index == 0 and parts.own_map is not None:
-            self._maps[parts.entry] = parts.own_map
+        if index == 0:
+            self._maps.update(parts.own_maps)
         parts.outcomes.upload_arrived(index, parts.me, None, length, riders=riders)
 
     async def serve(self, bulk: Bulk, opening: Opening) -> None:
@@ -204,19 +201,18 @@ class Reducing:
             await self._discard(bulk, index)
             return
         try:
-            merged_map = await parts.receive_map(bulk, index)
+            sent = await parts.receive_maps(bulk, index)
             growing = Growing(parts.room_for(bulk, size))
             squares = await receive_behind(
                 bulk, growing, parts.as_it_grows(index, growing, parts.measure_chunk)
             )
-            if merged_map is not None:
-                read_merged_map(merged_map, parts.commit, entry, beside=parts.own_map)
+            maps = parts.read_maps(sent, [entry])
             length = await parts.length(index, squares)
         except BadPayload as error:
             bundling.leave_out(entry)
             parts.tally.refused[bulk.remote] = str(error)
             return
-        bundling.take(entry, index, growing.data, merged_map, length)
+        bundling.take(entry, index, growing.data, maps, length)
 
     async def _receive_own(self, bulk: Bulk, index: int, entry: int) -> None:
         """Take an upload. A bad one is read to its end: its sender still gets the merged slice on
@@ -230,7 +226,7 @@ class Reducing:
             raise BulkRefused(bulk.remote, "this upload is being received already")
         received.streams += 1
         try:
-            merged_map = await parts.receive_map(bulk, index)
+            sent = await parts.receive_maps(bulk, index)
             growing = Growing(parts.room_for(bulk, parts.cutting.upload_size(index)))
             if received.checked is not None:
                 await self.stop_ahead(index)  # it was reading bytes that will not be completed
@@ -238,8 +234,8 @@ class Reducing:
             self._merge_ahead(index)
             checking = parts.as_it_grows(index, growing, parts.measure_chunk, checked)
             squares = await receive_behind(bulk, growing, checking)
-            if merged_map is not None:
-                read_merged_map(merged_map, parts.commit, entry, beside=parts.own_map)
+            riders = self._traffic.riders_in(index, entry)
+            maps = parts.read_maps(sent, [entry, *riders])
             length = await parts.length(index, squares)
         except StreamBroken as error:
             broken = self._report_broken(index, entry, error.reason)
@@ -254,14 +250,12 @@ class Reducing:
             received.arrived = True
             if index in self._traffic.reduces:
                 received.data = growing.data
-            if merged_map is not None:
-                self._maps[entry] = merged_map
-        riders = self._traffic.riders_in(index, entry)
+            self._maps.update(maps or {})
         parts.outcomes.upload_arrived(index, bulk.remote, None, length, riders=riders)
 
     async def _discard(self, bulk: Bulk, index: int) -> None:
         """Read past an upload that is here already."""
-        await self.parts.receive_map(bulk, index)
+        await self.parts.receive_maps(bulk, index)
         left = self.parts.cutting.upload_size(index)
         scrap = memoryview(bytearray(min(left, DISCARD_BYTES)))
         while left:
@@ -294,9 +288,9 @@ class Reducing:
             raise BulkRefused(bulk.remote, "this slice is being received already")
         self._merged_streams[index] += 1
         try:
-            merged_map = await parts.receive_map(bulk, index)
+            sent = await parts.receive_maps(bulk, index)
             data = parts.room_for(bulk, len(growing.data))
-            digest = await parts.take_merged(bulk, index, data, merged_map)
+            digest = await parts.take_merged(bulk, index, data, sent)
         finally:
             self._merged_streams[index] -= 1
         await self.stop_ahead(index)
@@ -304,7 +298,7 @@ class Reducing:
             growing.data[:] = data
             growing.grow(len(data))
             parts.is_here(index)
-            parts.outcomes.merged_arrived(index, digest)
+            parts.outcomes.merged_arrived(index, digest, parts.map_parents(index))
         await bulk.grant()
         await bulk.finished()
 
@@ -314,7 +308,7 @@ class Reducing:
         """Carry out ``Merge``; ``answer`` may follow at once."""
         payloads = self._traffic.merge(index, contributors, weights)
         self._answerable[index].set()
-        work = self._merge(index, payloads.carriers, payloads.weights, payloads.members)
+        work = self._merge(index, tuple(contributors), payloads)
         self.parts.start(work, "merge")
 
     def _merge_ahead(self, index: int) -> None:
@@ -390,13 +384,13 @@ class Reducing:
     async def _merge(
         self,
         index: int,
-        contributors: tuple[int, ...],
-        weights: tuple[float, ...],
-        members: tuple[int, ...] | None,
+        inside: tuple[int, ...],
+        taken: Payloads,
     ) -> None:
-        """``contributors``: the senders of the payloads, delegates for all of their site."""
+        """``inside``: the contributors; delegates send the payloads for all of their site."""
         parts = self.parts
         growing = parts.merged[index]
+        contributors, weights, members = taken.carriers, taken.weights, taken.members
         payloads = []
         for entry in contributors:
             data = self._received[index, entry].data
@@ -405,17 +399,17 @@ class Reducing:
         for (at, entry), received in self._received.items():
             if at == index and entry not in contributors:
                 received.data = received.checked = None
-        with_map = self._traffic.has_merged_map(index)
-        if with_map:
-            united = MergedMap()
-            for entry in contributors:
-                united = united.united(decode_merged_map(self._maps[entry]))
+        maps = b""
+        if self._traffic.has_maps(index):
+            there = parents_of(parts.commit, inside)
+            chosen = {parent: self._maps[parent] for parent in there}
             try:
-                parts.merged_map = encode_merged_map(capped(united, parts.commit))
+                maps = encode_maps(chosen)
             except AveragingError as error:
-                # Each map fits beside the own one; together they do not: void.
-                growing.abandon(str(error))
+                growing.abandon(str(error))  # each map fits a frame, together they do not: void
+                parts.maps_here.set()
                 return
+            parts.have_maps(chosen, maps)
         making = self._makings.get(index)
         if making is None or not making.is_of(contributors, weights, payloads):
             await self.stop_ahead(index)
@@ -435,8 +429,7 @@ class Reducing:
         for entry in contributors:
             self._received[index, entry].data = self._received[index, entry].checked = None
         parts.tally.merged_at = asyncio.get_running_loop().time()
-        if with_map:
-            making.hasher.update(parts.merged_map or b"")
+        making.hasher.update(maps)
         parts.is_here(index)
         parts.outcomes.slice_merged(index, making.hasher.digest())
 
@@ -473,14 +466,14 @@ class Reducing:
 
     async def _answer(self, bulk: Bulk, index: int, entry: int) -> None:
         await self._answerable[index].wait()
-        if self._traffic.has_merged_map(index):
-            await self.parts.merged[index].beyond(0)
+        if self._traffic.has_maps(index):
+            await self.parts.maps_here.wait()
         await self._give_merged(bulk, index, self._traffic.problem(index, entry))
 
     async def _give_merged(self, bulk: Bulk, index: int, but: str) -> None:
         await bulk.grant(but=but)
-        if self._traffic.has_merged_map(index):
-            await bulk.send_frame(self.parts.merged_map or b"")
+        if self._traffic.has_maps(index):
+            await bulk.send_frame(self.parts.encoded_maps)
         await send_growing(bulk, self.parts.merged[index])
         await bulk.finish()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from averaging import messages as said
+from averaging.history.parent_maps import encode_maps
 from averaging.live.bulk import Bulk
 from averaging.live.bundling import Bundling
 from averaging.live.links import Transport
@@ -109,8 +110,9 @@ class Uploading:
         parts = self.parts
         if what == NOTHING:
             return
-        if parts.traffic.has_merged_map(index):
-            await bulk.send_frame((parts.merged_map if what == MERGED else parts.own_map) or b"")
+        if parts.traffic.has_maps(index):
+            own = encode_maps(parts.own_maps) if what == OWN else b""
+            await bulk.send_frame(own or parts.encoded_maps)
         if what == MERGED:
             await bulk.send(parts.merged[index].data)
             return
@@ -122,10 +124,10 @@ class Uploading:
         growing = parts.merged[index]
         if growing.filled:
             return  # it came another way; an empty slice never has, and is still reported
-        merged_map = await parts.receive_map(bulk, index)
+        sent = await parts.receive_maps(bulk, index)
         await self._reducing.stop_ahead(index)
-        digest = await parts.take_merged(bulk, index, growing.data, merged_map)
+        digest = await parts.take_merged(bulk, index, growing.data, sent)
         await bulk.finished()
         growing.grow(len(growing.data))
         parts.is_here(index)
-        parts.outcomes.merged_arrived(index, digest)
+        parts.outcomes.merged_arrived(index, digest, parts.map_parents(index))

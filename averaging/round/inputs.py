@@ -161,6 +161,8 @@ class MergedArrived:
     round: bytes
     slice: int
     digest: bytes
+    parents: tuple[int, ...] | None = None
+    """The parents whose merged maps came with it; ``None``: none come with this slice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ class Leading:
             attempt = situation.attempt
             if attempt is None or attempt.join != join:
                 return []  # an earlier join, since abandoned
-        elif (unfit := self._unfit(sender, join, situation)) is not None:
+        elif (unfit := self._unfit(sender, join, situation, now)) is not None:
             return [
                 Count("bad_join"),
                 Note("strange_join", {"peer": sender, "reason": unfit}),
@@ -139,7 +139,7 @@ class Leading:
         no = messages.NoQuorum(self._id.fragment, join.join, "I do not know you yet")
         return [Send(sender, no)]
 
-    def _unfit(self, sender: PeerId, join: Join, situation: Situation) -> str | None:
+    def _unfit(self, sender: PeerId, join: Join, situation: Situation, now: float) -> str | None:
         """The reason why no honest commit can contain this join; ``None``: one may."""
         claim = messages.claim_of(join, self._id.me)
         if not self._id.verify(sender, claim, join.signature):
@@ -149,7 +149,7 @@ class Leading:
             mine = standing.head()
             if (join.head.version, tokens_of(join.head)) != (mine.version, tokens_of(mine)):
                 return "your lineage has another version, or other tokens"
-        return None
+        return self._peers.overstates(sender, join.steps, self._pace.median_step_s(now), now)
 
     def _joined_here(self, sender: PeerId, join: Join, situation: Situation, now: float) -> Changes:
         """A join from a standing that this peer can be in a round with."""

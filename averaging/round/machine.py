@@ -716,7 +716,14 @@ class FragmentRounds:
         if len(self.rounds) >= ROUNDS_MAX * (1 if self.peers.trains else AUXILIARY_ROUNDS):
             return "too many rounds at once"
         situation = self._situation(now)
-        reason = objection(commit, self._id, situation, self.peers, now=now)
+        reason = objection(
+            commit,
+            self._id,
+            situation,
+            self.peers,
+            median_step_s=self.pace.median_step_s(now),
+            now=now,
+        )
         if reason is not None or self.standing is None or commit.index(self._id.me) is None:
             return reason
         behind = members_behind(commit, self.standing)

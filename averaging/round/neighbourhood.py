@@ -14,10 +14,11 @@ from typing import Protocol
 from averaging.bounded_mapping import BoundedMapping
 from averaging.messages import ROSTER_MAX, Head, Join
 from averaging.round.identity import Circumstances, Identity
+from averaging.rules.claims import overstated
 from averaging.rules.grouping import group_of
 from averaging.rules.mixing import MELD_LAG
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, PeerView
-from averaging.rules.probation import SLACK, Asked, Probation
+from averaging.rules.probation import SEEN_MAX, SLACK, Asked, Probation
 from averaging.rules.succession import NO_LINEAGE, leaders, on_usual_lines, succession
 from dht.identity import PeerId
 
@@ -48,6 +49,7 @@ class Neighbourhood:
     __slots__ = (
         "_asked",
         "_id",
+        "_merged_at",
         "_policy",
         "bytes_per_s",
         "closed_version",
@@ -77,6 +79,8 @@ class Neighbourhood:
         self._asked: tuple[float, Asked] | None = None
         """Cache of what is asked of a peer, at one moment."""
         self._policy = identity.policy
+        self._merged_at = BoundedMapping[PeerId, float](SEEN_MAX)
+        """When this peer saw work of another one merged last, in this fragment."""
         self.view = view
         self.group_size = identity.policy.group_size
         self.trains = circumstances.trains
@@ -148,9 +152,28 @@ class Neighbourhood:
 
     def saw_merged(self, contributors: Iterable[PeerId], now: float) -> None:
         """A round was merged with the work of these peers."""
+        contributors = tuple(contributors)
+        for peer in contributors:
+            self._merged_at[peer] = now
         if self.probation.is_on:
             self.probation.saw_merged(contributors, self._all_live(now), now)
             self._asked = None
+
+    def overstates(
+        self, peer: PeerId, steps: int, median_step_s: float, now: float, *, slack: float = 1.0
+    ) -> str | None:
+        """Why this peer cannot have made so many steps since its last merged contribution."""
+        seen = self.view.get(peer)
+        since = self._merged_at.get(peer, seen.first_seen if seen is not None else None)
+        if since is None or peer == self._id.me:
+            return None
+        return overstated(
+            steps,
+            seen_s=now - since,
+            median_step_s=median_step_s,
+            ratio_max=self._policy.step_ratio_max,
+            slack=slack,
+        )
 
     def newcomers(self, peers: Iterable[PeerId], now: float) -> set[PeerId]:
         """Those of these peers that are on probation."""

@@ -13,6 +13,7 @@ from averaging.round.neighbourhood import Neighbourhood
 from averaging.round.roster import recomposed
 from averaging.round.situation import Attempt, Situation
 from averaging.rules import commit_check, final_mix
+from averaging.rules.claims import SLACK
 from averaging.rules.sites import riders_of
 
 
@@ -22,6 +23,7 @@ def objection(
     situation: Situation,
     peers: Neighbourhood,
     *,
+    median_step_s: float,
     now: float,
 ) -> str | None:
     """The reason not to enter the round; ``None`` if there is none."""
@@ -32,6 +34,7 @@ def objection(
         or _own_objection(commit, identity, situation, reachable=peers.reachable)
         or _not_of_its_joins(commit, identity)
         or _strange_roster(commit, peers)
+        or _overstated(commit, peers, median_step_s, now)
         or peers.probation.objection(commit, peers.asked(now), now)
     )
 
@@ -76,6 +79,16 @@ def _strange_roster(commit: Commit, peers: Neighbourhood) -> str | None:
     if known >= commit.majority:
         return None
     return f"I know {known} of its {len(voters)} voters; a majority is {commit.majority}"
+
+
+def _overstated(
+    commit: Commit, peers: Neighbourhood, median_step_s: float, now: float
+) -> str | None:
+    for entry in commit.members:
+        reason = peers.overstates(entry.peer, entry.steps, median_step_s, now, slack=SLACK)
+        if reason is not None:
+            return f"{entry.peer} claims {reason}"
+    return None
 
 
 def _broken_promise(

@@ -51,6 +51,10 @@ class Pace:
     def is_due(self) -> bool:
         return self.due_time.is_due(self.step)
 
+    def median_step_s(self, now: float) -> float:
+        """Median step time of the peers in sight, this one included; 0: not known."""
+        return self._peers.median_step_s(self.step_time_s, now)
+
     def answers_call(self, now: float) -> bool:
         """True if there are enough steps to join a leader that calls."""
         return self.due_time.answers_call(self.step, self._cycle(now))
@@ -65,7 +69,7 @@ class Pace:
     def line_measured(self, fragment_bytes: int, *, versions_max: int, now: float) -> Every | None:
         """Decide again how often to take part. Returns the decision if it is a new one."""
         policy = self.due_time.policy
-        median_s = self._peers.median_step_s(self.step_time_s, now)
+        median_s = self.median_step_s(now)
         before = self.every
         self.every = line_pace.every(
             before,
@@ -104,6 +108,6 @@ class Pace:
         if self._cycle_at is None or now - self._cycle_at > INTERVAL_KEPT_S:
             self._cycle_at = now
             self._cycle_steps = self.due_time.interval(
-                own_s=self.step_time_s, median_s=self._peers.median_step_s(self.step_time_s, now)
+                own_s=self.step_time_s, median_s=self.median_step_s(now)
             )
         return self._cycle_steps

@@ -22,6 +22,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from averaging import messages
+from averaging.history.parent_maps import parents_of
 from averaging.history.standing import Standing, after_commit, sealed_parents
 from averaging.messages import MERGED, NOTHING, OWN, Message
 from averaging.round.effects import (
@@ -100,6 +101,7 @@ class Participation:
         "_changes",
         "_fades_at",
         "_id",
+        "_map_parents",
         "_merged_at",
         "_others_finished",
         "_outlying",
@@ -162,6 +164,8 @@ class Participation:
         self.lead: Coordinator | None = None
         self.seal: tuple[int, ...] | None = None
         self.digests: list[bytes | None] = [None] * len(self.reducers)
+        self._map_parents: tuple[int, ...] | None = None
+        """The parents whose merged maps another reducer sent with slice 0."""
         self.tries: dict[int, int] = {}
         self._retry: dict[int, float] = {}
         self.applied: Apply | None = None
@@ -301,8 +305,8 @@ class Participation:
                 self._upload_failed(index, reason, now)
             case SliceMerged(_, index, digest):
                 self._slice_merged(index, digest, now)
-            case MergedArrived(_, index, digest):
-                self._merged_arrived(index, digest, now)
+            case MergedArrived():
+                self._merged_arrived(given, now)
         return self._taken()
 
     def _taken(self) -> Changes:
@@ -382,10 +386,13 @@ class Participation:
         self._emit(Answer(self.id, index))
         self._have(index, digest, now)
 
-    def _merged_arrived(self, index: int, digest: bytes, now: float) -> None:
+    def _merged_arrived(self, arrived: MergedArrived, now: float) -> None:
         """A merged slice: the reducer's answer, or, at a reducer, from a member that has it."""
+        index, digest = arrived.slice, arrived.digest
         if not 0 <= index < len(self.reducers):
             return
+        if self.digests[index] is None:
+            self._map_parents = arrived.parents if index == 0 else self._map_parents
         state = self.reducer.slices.get(index)
         if state is not None and state.merged is None:
             self._note("merged_slice_handed_over", slice=index)
@@ -711,6 +718,9 @@ class Participation:
         assert self.seal is not None and self._standing is not None
         if self._standing.lineage not in sealed_parents(self.commit, self.seal):
             self._leave("nobody brought the lineage that I stand on into the meld", now)
+            return
+        if self._map_parents not in (None, parents_of(self.commit, self.seal)):
+            self._leave("its merged maps are not those of the sealed contributors", now)
             return
         self.stage = Stage.APPLYING
         self._note("applying", contributors=len(self.seal), mine=self.entry in self.seal)

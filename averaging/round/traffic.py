@@ -15,22 +15,13 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
-from averaging import messages as said
-from averaging.errors import AveragingError, BadPayload
-from averaging.history.merged_map import Mark, MergedMap
 from averaging.messages import MERGED, NOTHING, OWN, Commit, Opening
 from averaging.round.effects import Enter
 from averaging.round.reducer import Length, outlying
-from averaging.rules.plausible import invented
 from averaging.rules.sites import Share, carries, riders_of, shares
 from dht.identity import PeerId
 
 NOTHING_TO_GIVE = "it has nothing to give: its numbers are not finite"
-
-MERGED_MAP_MAX_BYTES = 1 << 20
-"""A merged map travels in one frame: ten thousand peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +118,8 @@ class Traffic:
         """True if states travel, and with slice 0 the map of what is merged in them."""
         return self.commit.kind != "merge"
 
-    def has_merged_map(self, index: int) -> bool:
-        """True if a merged map travels ahead of this slice."""
+    def has_maps(self, index: int) -> bool:
+        """True if merged maps (``averaging.history.parent_maps``) travel ahead of this slice."""
         return self.moves_states and index == 0
 
     # Outgoing
@@ -298,45 +289,3 @@ class BundleRoster:
         whole = filter(self._is_whole, sorted(self._here))
         self.inside = tuple(rider for rider in whole if rider not in self.refused)
         return self.inside
-
-
-# The merged map on the wire, ahead of slice 0
-
-_decoder = msgspec.msgpack.Decoder(dict[said.Peer, tuple[said.Count, said.Count, said.Count]])
-
-
-def encode_merged_map(merged: MergedMap) -> bytes:
-    """Equal maps have equal bytes: peers are in order."""
-    data = msgspec.msgpack.encode(
-        {peer: (mark.incarnation, mark.step, mark.tokens) for peer, mark in sorted(merged.items())}
-    )
-    if len(data) > MERGED_MAP_MAX_BYTES:
-        raise AveragingError(f"a merged map of {len(data)} bytes does not fit a frame")
-    return data
-
-
-def read_merged_map(
-    data: bytes, commit: Commit, entry: int | None, *, beside: bytes | None = None
-) -> MergedMap:
-    """Decode the map that a peer sent (``entry``: as ``averaging.rules.plausible`` has it).
-
-    Raises ``BadPayload``; also if there is no room for it ``beside`` the own map in one frame.
-    """
-    merged = decode_merged_map(data)
-    problem = invented(merged, commit, entry)
-    if problem is None and beside is not None:
-        try:
-            encode_merged_map(merged.united(decode_merged_map(beside)))
-        except AveragingError as error:
-            problem = str(error)
-    if problem is not None:
-        raise BadPayload(commit.kind, problem)
-    return merged
-
-
-def decode_merged_map(data: bytes) -> MergedMap:
-    try:
-        marks = _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadPayload("mix", f"not a merged map: {error}") from error
-    return MergedMap({peer: Mark(*numbers) for peer, numbers in marks.items()})

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from averaging.history.adoption import Parting
-from averaging.history.merged_map import MergedMap
+from averaging.history.parent_maps import ParentMap, parents_of, problem_of
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance
 from averaging.history.rewind import rewound
 from averaging.history.standing import Standing, with_merged_map
@@ -91,7 +91,6 @@ from averaging.round.traffic import (
     Route,
     Traffic,
 )
-from averaging.rules.plausible import capped, invented
 from averaging.rules.sites import SITE_SHARE, riders_of
 from averaging.rules.usual_norms import UsualNorms
 from averaging.rules.weights import weights_of
@@ -229,7 +228,7 @@ class Buffers:
     """The members of the bundle, if this peer is a delegate."""
     payload: bytes | None = None
     """The own contribution."""
-    own_map: MergedMap | None = None
+    own_map: ParentMap | None = None
     uploads: dict[tuple[int, int], Part] = field(default_factory=dict)
     """Uploads by slice and roster index; at a delegate also those of its riders."""
     merged: dict[int, Part] = field(default_factory=dict)
@@ -247,8 +246,10 @@ class Buffers:
 
     def own_part(self, index: int) -> Part:
         assert self.payload is not None
-        own_map = self.own_map if self.traffic.has_merged_map(index) else None
-        return Part(self.payload[self.cutting.data_of(index)], own_map)
+        maps, entry = None, self.traffic.entry
+        if self.traffic.has_maps(index) and self.own_map is not None and entry is not None:
+            maps = {self.commit.members[entry].parent: self.own_map}
+        return Part(self.payload[self.cutting.data_of(index)], maps)
 
 
 class FragmentNode:
@@ -436,7 +437,7 @@ class FragmentNode:
             assert state is not None
             numbers.carry(state.theta, state.momentum)
         if traffic.moves_states and state is not None:
-            buffers.own_map = state.merged
+            buffers.own_map = ParentMap(state.merged, state.history)
         if commit.kind == "mix":
             if enter.entry not in commit.carriers:
                 return
@@ -520,7 +521,7 @@ class FragmentNode:
                     index,
                     [parts[index, who] for who in inside],
                     weights,
-                    None,
+                    inside,
                     again=True,
                 )
                 for index in slices
@@ -598,8 +599,8 @@ class FragmentNode:
         self, buffers: Buffers, index: int, entry: int, part: Part, riders: tuple[int, ...]
     ) -> None:
         fault = self.wires.watch.fault_of(buffers.commit.members[entry].peer)
-        if fault is None and part.merged_map is not None:
-            fault = invented(part.merged_map, buffers.commit, entry)
+        if fault is None and part.maps is not None:
+            fault = problem_of(part.maps, buffers.commit, [entry, *riders])
         length: Length | None = None
         if fault is None:
             buffers.uploads[index, entry] = part
@@ -648,6 +649,7 @@ class FragmentNode:
             merge.slice,
             [buffers.uploads[merge.slice, carrier] for carrier in taken.carriers],
             taken.weights,
+            merge.contributors,
             taken.members,
         )
         buffers.merged[merge.slice] = merged
@@ -661,11 +663,14 @@ class FragmentNode:
         index: int,
         parts: Sequence[Part],
         weights: Sequence[float],
-        members: Sequence[int] | None,
+        inside: Sequence[int],
+        members: Sequence[int] | None = None,
         *,
         again: bool = False,
     ) -> Part:
-        """``again``: the result is a contribution, which other reducers merge."""
+        """``inside``: the roster indices of all whose work is in the parts. ``again``: the result
+        is a contribution, which other reducers merge.
+        """
         cutting = buffers.cutting
         given = cutting.pieces(index)
         made = given if again else cutting.pieces(index, merged=True)
@@ -680,8 +685,12 @@ class FragmentNode:
                 members=members,
                 again=again,
             )
-        united = _united([part.merged_map for part in parts])
-        return Part(bytes(out), None if united is None else capped(united, buffers.commit))
+        if not buffers.traffic.has_maps(index):
+            return Part(bytes(out), None)
+        there = {parent: each for part in parts for parent, each in (part.maps or {}).items()}
+        return Part(
+            bytes(out), {parent: there[parent] for parent in parents_of(buffers.commit, inside)}
+        )
 
     def _answer(self, answer: Answer) -> None:
         buffers = self.buffers.get(answer.round)
@@ -707,12 +716,17 @@ class FragmentNode:
             self._have_merged(round_id, buffers, index, part)
 
     def _have_merged(self, round_id: bytes, buffers: Buffers, index: int, part: Part) -> None:
-        if index not in buffers.merged:
+        problem = None if part.maps is None else problem_of(part.maps, buffers.commit)
+        if problem is not None:
+            now = self.owner.now()
+            self.run(self.machine.handle(UploadFailed(round_id, index, problem), now))
+        elif index not in buffers.merged:
             buffers.merged[index] = part
             buffers.traffic.merged.add(index)
             self._answer_waiters(round_id, buffers, index)
             now = self.owner.now()
-            self.run(self.machine.handle(MergedArrived(round_id, index, part.digest), now))
+            arrived = MergedArrived(round_id, index, part.digest, part.parents)
+            self.run(self.machine.handle(arrived, now))
 
     def merged_parts(self, round_id: bytes) -> list[Part]:
         """All merged slices, in order. Complete once the machine says ``Apply``."""
@@ -740,11 +754,11 @@ class FragmentNode:
         if commit.kind != "mix" and not math.isinf(self.wires.norm_ratio_max):
             self._usual.merged(_squares(buffers, data))
         standing = apply.standing
-        merged = parts[0].merged_map
+        merged = None
+        if parts[0].maps is not None:
+            merged = self.wires.merged_after(apply.round, parts[0], commit, apply.seal)
         dispersion: float | None = None
         if isinstance(buffers.numbers, MeldNumbers):
-            assert merged is not None
-            merged = self.wires.merged_after(apply.round, merged, commit, apply.seal)
             dispersion = buffers.numbers.dispersion
         if merged is not None:
             standing = with_merged_map(standing, commit, merged)
@@ -912,14 +926,6 @@ class FragmentNode:
                 self.learner, state, before, self._life, parting=parting, presumed=presumed
             ).since
         self.run(self.machine.handle(CaughtUp(Standing.of(state), since), self.owner.now()))
-
-
-def _united(maps: list[MergedMap | None]) -> MergedMap | None:
-    there = {id(marks): marks for marks in maps if marks is not None}
-    if not there:
-        return None
-    first, *others = there.values()
-    return first.united(*others)
 
 
 def _squares(buffers: Buffers, data: memoryview) -> Float64s:

@@ -14,6 +14,7 @@ import numpy as np
 from averaging import messages as said
 from averaging.bounded_mapping import BoundedMapping
 from averaging.history.merged_map import MergedMap
+from averaging.history.parent_maps import ParentMap, encode_maps, united
 from averaging.history.replay import ReplayLog
 from averaging.history.standing import merged_after
 from averaging.history.state import FragmentState
@@ -23,7 +24,6 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Fragment
-from averaging.round.traffic import encode_merged_map
 from dht.identity import PeerId
 from dht.memory.event_heap import EventHeap
 from dht.memory.network import SimulatedNetwork
@@ -32,6 +32,8 @@ STREAM_OVERHEAD_BYTES = 1000
 """Size of an opening with its commit, roughly."""
 MARK_BYTES = 48
 """Size of one peer's entry of a merged map on the wire, roughly."""
+MORE_MARK_BYTES = 6
+"""The same in each map after the first."""
 RESULTS_KEPT = 256
 
 _scratch = Scratch()
@@ -88,20 +90,26 @@ class Part:
     """A slice as it travels."""
 
     data: bytes
-    merged_map: MergedMap | None
-    """The merged map that travels with slice 0 where states do."""
+    maps: dict[int, ParentMap] | None
+    """The merged maps, by parent, that travel with slice 0 where states do."""
 
     @property
     def size_bytes(self) -> int:
-        marks = 0 if self.merged_map is None else len(self.merged_map)
-        return len(self.data) + MARK_BYTES * marks
+        if not self.maps:
+            return len(self.data)
+        marks = max(len(each.merged) for each in self.maps.values())
+        return len(self.data) + (MARK_BYTES + MORE_MARK_BYTES * (len(self.maps) - 1)) * marks
+
+    @property
+    def parents(self) -> tuple[int, ...] | None:
+        return None if self.maps is None else tuple(sorted(self.maps))
 
     @cached_property
     def digest(self) -> bytes:
         """The digest by which live peers know the slice: every reader of the object shares it."""
         hasher = blake3.blake3(self.data)
-        if self.merged_map is not None:
-            hasher.update(encode_merged_map(self.merged_map))
+        if self.maps is not None:
+            hasher.update(encode_maps(self.maps))
         return hasher.digest()
 
 
@@ -149,7 +157,7 @@ class Wires(Generic[AnyGate]):
     admits: Callable[[PeerId], bool] = lambda peer: True
     """The door of every node: what other peers send is not looked at."""
     nodes: dict[tuple[PeerId, int], WiredNode] = field(default_factory=dict)
-    _melded: BoundedMapping[bytes, tuple[MergedMap, MergedMap]] = field(default_factory=_kept)
+    _melded: BoundedMapping[bytes, tuple[Part, MergedMap]] = field(default_factory=_kept)
     _stepped: BoundedMapping[bytes, Stepped] = field(default_factory=_kept)
     _carried: BoundedMapping[bytes, Carried] = field(default_factory=_kept)
     """Keys are the lineages of the states."""
@@ -165,12 +173,16 @@ class Wires(Generic[AnyGate]):
         return node if node is not None and node.is_alive else None
 
     def merged_after(
-        self, round_id: bytes, united: MergedMap, commit: Commit, seal: tuple[int, ...]
+        self, round_id: bytes, part: Part, commit: Commit, seal: tuple[int, ...]
     ) -> MergedMap:
-        """The merged map after a meld, computed once for all members."""
+        """The merged map after a mix or a meld, computed once for all members."""
         known = self._melded.get(round_id)
-        if known is None or known[0] is not united:
-            known = self._melded[round_id] = (united, merged_after(united, commit, seal))
+        if known is None or known[0] is not part:
+            assert part.maps is not None
+            merged = united(part.maps)
+            if commit.kind == "meld":
+                merged = merged_after(merged, commit, seal)
+            known = self._melded[round_id] = (part, merged)
         return known[1]
 
     def stepped(

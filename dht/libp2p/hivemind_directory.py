@@ -408,9 +408,10 @@ class HivemindDirectory:
 
     def _locate_connected(self, search: _Search) -> None:
         """Tell a search the networks of connected peers, which it need not ask to learn them."""
-        connected = self._connected
-        peers = [(place, _peer_id(peer)) for place, peer in search.unlocated()]
-        search.locate({place: connected[peer] for place, peer in peers if peer in connected})
+        connected, new = self._connected, search.newly_known()
+        if new:
+            peers = {place: _peer_id(peer) for place, peer in new.items()}
+            search.locate({p: connected[peer] for p, peer in peers.items() if peer in connected})
 
     async def _search(
         self, node: Any, key_id: Any, consider: Callable[[Any, DictionaryDHTValue], None]
@@ -487,6 +488,10 @@ class _Search:
         self._networks: dict[Any, str | None] = {}
         """Networks of places, as far as they are known."""
 
+        self._new = dict(self.known)
+        self._best: list[Any] | None = None
+        """Result of ``_nearest``; ``None`` when it has to be computed again."""
+
     def to_ask(self) -> list[Any]:
         """The places to ask now, each of which is returned once."""
         wanted = []
@@ -494,7 +499,7 @@ class _Search:
             for place in new:
                 path = min(self._named_by[place], key=lambda root: (self._asked[root], root))
                 if self._asked[path] >= self._share:
-                    del self.known[place]
+                    self._drop(place)
                     continue
                 self._asked[path] += 1
                 self._path[place] = path
@@ -507,23 +512,32 @@ class _Search:
         for other, peer in nearer.items():
             if other == own_place or other in self._failed:
                 continue
-            if other.to_bytes() != place_of(peer.to_bytes()):
-                continue  # nobody honest names it
-            self.known.setdefault(other, peer)
-            self._named_by.setdefault(other, set()).add(self._path[place])
+            if other not in self.known:
+                if other.to_bytes() != place_of(peer.to_bytes()):
+                    continue  # nobody honest names it
+                self.known[other] = self._new[other] = peer
+            named_by = self._named_by.setdefault(other, set())
+            named_by.add(self._path[place])
+            if len(named_by) <= 2:  # it is new, or no path's own any more
+                self._best = None
 
     def failed(self, place: Any) -> None:
         """Note that a place did not answer."""
         self._failed.add(place)
+        self._drop(place)
+
+    def _drop(self, place: Any) -> None:
         self.known.pop(place, None)
+        self._best = None
 
     def is_over(self) -> bool:
         """Say whether the best places have all answered, and the seeds."""
         return self._answered.issuperset(self._candidates())
 
-    def unlocated(self) -> list[tuple[Any, Any]]:
-        """Known places, with their peers, whose networks are not known."""
-        return [(place, self.known[place]) for place in self.known.keys() - self._networks.keys()]
+    def newly_known(self) -> dict[Any, Any]:
+        """The peers by place that became known since this was last asked."""
+        new, self._new = self._new, {}
+        return new
 
     def is_located(self, places: Iterable[Any]) -> bool:
         """Say whether the networks of these places are known."""
@@ -532,17 +546,24 @@ class _Search:
     def locate(self, networks: Mapping[Any, str | None]) -> None:
         """Note the networks of places, after which others may be the best."""
         self._networks |= networks
+        self._best = None
 
     def found(self) -> dict[Any, Any]:
-        return {place: self.known[place] for place in self._best()}
+        asked = set(self._candidates())
+        return {place: self.known[place] for place in self._nearest() if place in asked}
 
     def _candidates(self) -> list[Any]:
-        return [*(place for place in self._seeds if place in self.known), *self._best()]
+        """``BEAM`` places: the seeds, which take the places of the farthest, and the nearest."""
+        seeds = [place for place in self._seeds if place in self.known]
+        others = [place for place in self._nearest() if place not in self._seeds]
+        return [*seeds, *others[: BEAM - len(seeds)]]
 
-    def _best(self) -> list[Any]:
+    def _nearest(self) -> list[Any]:
         """Up to ``BEAM`` known places, the nearest first, those of one path or network apart."""
-        nearest_first = sorted(self.known, key=self._key_id.xor_distance)
-        return apart(nearest_first, (self._only_path, self._networks.get), count=BEAM)
+        if self._best is None:
+            order = sorted(self.known, key=self._key_id.xor_distance)
+            self._best = apart(order, (self._only_path, self._networks.get), count=BEAM)
+        return self._best
 
     def _only_path(self, place: Any) -> Any:
         """The root of the path that alone has named a place; ``None`` if several have."""

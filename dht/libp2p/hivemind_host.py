@@ -59,6 +59,7 @@ from dht.libp2p.lane_wire import (
     decode,
     is_outer,
 )
+from dht.libp2p.port_mapping import own_gateway
 from dht.records import RecordKeeper
 
 _logger = logging.getLogger("dht.host")
@@ -735,6 +736,9 @@ class HivemindHost:
         )
         listen = self._settings.daemon.listen
         self.lane.start([host for at in listen if (host := address_rules.ip_of(at)) is not None])
+        outwards = [at for at in listen if not address_rules.is_loopback(at)]
+        if self._settings.daemon.port_mapping and outwards and (router := own_gateway()):
+            self.lane.map_port(router)
         await self.serve_calls(LANE_PROTOCOL, self._offer_lane, request_max_bytes=0)
         for protocol, answer, most_bytes in (
             (PUNCH_PROTOCOL, self.lane.meet, PUNCH_MAX_BYTES),

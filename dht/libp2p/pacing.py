@@ -8,14 +8,14 @@ Here the kernel measures round trips (``TCP_INFO``) and paces each connection
 all connections together. The queue is what the connections have in common, so the least of theirs
 counts: a slow line at the other end of one of them is no reason to slow the others down.
 
-Limits: a queue in front of the *incoming* line lengthens round trips as well, and cannot be told
-from one in front of the outgoing line; ``FLOOR_SHARE`` keeps it, or a neighbour that fills the
-line, from stopping an upload.
 The kernel sends two packets at a time, and a round trip lasts from one burst to the next one: at 50
 kB/s that is 58 ms more than without pacing. It is taken off before the rest counts as a queue.
 Otherwise a rate that has once become small holds itself there: with five peers on two cores two of
 them stayed at 50 kB/s on lines of 20 and 100 Mbit/s, and their uploads missed every deadline.
 
+Limits: a queue in front of the *incoming* line lengthens round trips as well, and cannot be told
+from one in front of the outgoing line; ``FLOOR_SHARE`` keeps it, or a neighbour that fills the
+line, from stopping an upload.
 Connections within ``NEAR_S`` are not paced: they do not pass a home line. Where the kernel has
 neither option (other than Linux), nothing is paced.
 """

@@ -35,7 +35,8 @@ def apart(
     chosen: list[N] = []
     left = nearest_first
     for applied in range(len(rules), -1, -1):
-        left = _take(chosen, left, rules[:applied], count)
+        if len(chosen) < count:
+            left = _take(chosen, left, rules[:applied], count)
     return chosen
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,6 +48,7 @@ def run_new(
 
     Without --size every setting has its default. With it the link and the memory that the run needs
     are in a comment at the top, and on stderr.
+
     Example: shoal run new --size 124m --data fineweb-edu > my.run.toml
     """
     from peer.run_file.writing import template, to_toml
@@ -105,7 +107,6 @@ def run_check(
     from peer.joining.link import find_run
     from peer.run_file.sections import CustomData, CustomModel
     from peer.storage.home import data_home
-    from peer.trainer.parameters import recipe_layout
 
     try:
         found_run = find_run(str(file), ask_peers=no_peers)
@@ -120,11 +121,16 @@ def run_check(
         return error.exit_code
     run = found_run.run
     found: dict[str, Any] = {"ok": True, "name": run.name, "run_id": run.run_id}
+    lines: Sequence[str] = ()
     if not isinstance(run.model, CustomModel):
-        layout = recipe_layout(run)
-        found["parameters"] = layout.size
-        found["fragments"] = len(layout.fragments)
-        found["layout_hash"] = layout.hash.hex()
+        from peer.trainer.needs import needs_of  # with torch: faults are told without it
+
+        needs = needs_of(run)
+        lines = needs.lines
+        found["parameters"] = needs.parameters
+        found["buffers"] = needs.buffers
+        found["fragments"] = len(needs.layout.fragments)
+        found["layout_hash"] = needs.layout.hash.hex()
     if data is not None:
         try:
             with report_if_slow("still reading the data"):
@@ -140,5 +146,8 @@ def run_check(
             faults = [{"line": None, "setting": "data", "fault": str(error)}]
             print(json.dumps({"ok": False, "faults": faults}))
             return error.exit_code
-    print(json.dumps(found) if as_json else "\n".join(f"{k}: {v}" for k, v in found.items()))
+    if as_json:
+        print(json.dumps(found))
+    else:
+        print("\n".join((*(f"{key}: {value}" for key, value in found.items()), *lines)))
     return 0

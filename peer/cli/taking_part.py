@@ -333,7 +333,13 @@ def _may_found(run: RunFile, where: Path, options: Options) -> bool:
     from peer.storage.outer_state import OUTER
 
     known = recall(run.run_id, [where])
-    if known is None or CheckpointFolder(where / OUTER).numbers():
+    has_checkpoint = bool(CheckpointFolder(where / OUTER).numbers())
+    if has_checkpoint and options.anew:
+        raise typer.BadParameter(
+            f"--anew: {where} has a checkpoint of this run, from which it would go on; found the "
+            "run anew in another folder, with --directory"
+        )
+    if known is None or has_checkpoint:
         return True
     anew = RunHasExisted(run.name, known.sentence)
     agreed = options.yes or options.anew
@@ -456,6 +462,8 @@ def keep(
 
     Example: shoal keep 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
+    ends = _date(until)  # before libraries that take seconds to import
+
     import msgspec
 
     from dht.identity import Identity
@@ -475,7 +483,6 @@ def keep(
     from peer.views.watch import sentence
 
     start_logging(logging.WARNING)
-    ends = _date(until)
     found = _find_patiently(link, directory)
     where = directory or keeper_directory(found.run.run_id)
     check_keeper(found.run, where)

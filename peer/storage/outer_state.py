@@ -111,6 +111,7 @@ def save_outer(
             {
                 "version": state.version,
                 "lineage": state.lineage.hex(),
+                "history": state.history.hex(),
                 "merged": {
                     peer: [mark.incarnation, mark.step, mark.tokens]
                     for peer, mark in sorted(state.merged.items())
@@ -302,4 +303,5 @@ def _read_state(
         theta=theta,
         momentum=momentum,
         merged=MergedMap(marks),
+        history=bytes.fromhex(described["history"]),
     )

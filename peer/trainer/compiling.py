@@ -18,9 +18,9 @@ from peer.trainer.probing import random_tokens
 class Compilation:
     """Code for one way to train, used as a context manager: leaving it waits for the thread.
 
-    The code is made by passes of a twin of the model, whose gradients are its own. A compiler
-    restores the random generators to where they were when it began, so a model with dropout may
-    draw some masks twice.
+    The code is made by passes of a twin of the model, whose gradients are its own. Other threads
+    must not call compiled code meanwhile: torch refuses it. A compiler restores the random
+    generators to where they were when it began, so a model with dropout may draw some masks twice.
     """
 
     def __init__(self, engine: Engine, choices: Choices, *, any_size: bool = False) -> None:
@@ -38,6 +38,12 @@ class Compilation:
 
     def __exit__(self, *_: object) -> None:
         self._thread.join()
+
+    def wait(self) -> bool:
+        """Wait for the thread. Returns whether it was still at work."""
+        was_alive = self._thread.is_alive()
+        self._thread.join()
+        return was_alive
 
     @property
     def elapsed_s(self) -> float:

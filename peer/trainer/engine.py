@@ -59,8 +59,15 @@ class Tuning(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def around(self, size: int) -> AbstractContextManager[object]:
-        """The context of both passes of ``size`` sequences. Leaving it may change the choices."""
+    def around(self, size: int, *, last: bool) -> AbstractContextManager[object]:
+        """The context of both passes of ``size`` sequences. Leaving it may change the choices.
+
+        ``last``: whether they are the last ones of a step.
+        """
+        ...
+
+    def wait(self) -> bool:
+        """Wait for work in the background. Returns whether there was any."""
         ...
 
 
@@ -75,8 +82,23 @@ class Settled:
     def __exit__(self, *_: object) -> None:
         return
 
-    def around(self, size: int) -> AbstractContextManager[object]:
+    def around(self, size: int, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext()
+
+    def wait(self) -> bool:
+        return False
+
+
+class Combination(Protocol):
+    """Combines the gradients of a step with those of other processes."""
+
+    def begin_pass(self, *, last: bool) -> None:
+        """A backward pass begins. ``last``: its gradients complete those of the step."""
+        ...
+
+    def finish(self) -> None:
+        """Set the gradients to the combined ones."""
+        ...
 
 
 class Engine:
@@ -99,8 +121,7 @@ class Engine:
         """Events for the user, oldest first."""
         self.batch_size = run.inner.batch_size
         """Sequences of one step that are trained on here."""
-        self.combine: Callable[[], None] = lambda: None
-        """Called when the gradients of a step are there: to combine them with those of others."""
+        self.combine: Combination | None = None
         self.tuning: Tuning = Settled()
         """To be entered before the first step and left after the last one."""
         self._loss_of = loss
@@ -155,7 +176,6 @@ class Engine:
         """
         state = _random_state(self.device)
         while (loss := self._try(partial(self._accumulate, batch))) is None:
-            self._reduce(len(batch))
             _set_random_state(self.device, state)
         return loss
 
@@ -164,7 +184,8 @@ class Engine:
 
         Returns whether the step was made: a scaler skips it if a gradient has overflowed.
         """
-        self.combine()
+        if self.combine is not None:
+            self.combine.finish()
         self._stepped = False
         if self._scaler is None:
             clip_gradients(self.run, self.model)
@@ -183,11 +204,16 @@ class Engine:
 
     def _accumulate(self, batch: Tensor) -> Tensor:
         total: Tensor | None = None
+        done = 0
         for part in self._parts(batch):
-            with self.tuning.around(len(part)):
+            done += len(part)
+            last = done == len(batch)
+            with self.tuning.around(len(part), last=last):
                 with self.autocast():
                     # The mean over a part counts as often as the part has sequences.
                     loss = self._loss(part) * (len(part) / len(batch))
+                if self.combine is not None:
+                    self.combine.begin_pass(last=last)
                 torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "a batch has at least one sequence"
@@ -204,23 +230,29 @@ class Engine:
                     break
 
     def _try(self, work: Callable[[], Tensor]) -> Tensor | None:
-        """The result; ``None`` if memory ran out, with all that it took given back."""
+        """The result; ``None`` if the work is to be repeated, with all that it took given back."""
         try:
             return work()
-        except RuntimeError as error:
+        except Exception as error:
+            short = is_out_of_memory(error)
+            # A compiler changes functions of torch for a moment, in all threads.
+            if not (short or self.tuning.wait()):
+                raise
             # The last resort is spent: nothing is left to reduce.
-            if not is_out_of_memory(error) or self._is_smallest():
+            if short and self._is_smallest():
                 raise
         # Outside of the handler: the error's traceback held the activations.
         self.forget_gradients()
+        if short:
+            self._reduce()
         return None
 
     def _is_smallest(self) -> bool:
         return self.choices.micro_batch == 1 and self.choices.lean
 
-    def _reduce(self, batch_size: int) -> None:
+    def _reduce(self) -> None:
         """Train with half as many sequences at once, in the end with recomputed activations."""
-        size = max(split(batch_size, self.choices.micro_batch))
+        size = max(self.sizes(self.choices))
         if size > 1:
             self.choices = replace(self.choices, micro_batch=-(-size // 2))
         else:

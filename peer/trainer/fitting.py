@@ -189,18 +189,16 @@ def begin(
     return replace(goal, first=first), Fit(first, one.seconds, one.peak_bytes * most)
 
 
-def size_beside(most: int, *, takes: float, room: float) -> int:
-    """The micro-batch that fits into ``room`` if one of ``most`` sequences takes so much memory."""
-    return max(1, min(most, int(most * room / max(1.0, takes))))
+def meanwhile(choices: Choices, takes: float, *, room: float) -> Choices:
+    """A way to train while code is compiled that takes so much memory, as the compiler tries it."""
+    size = choices.micro_batch * (room - takes) / max(1.0, EAGER * takes)
+    return replace(choices, compile=False, micro_batch=max(1, min(choices.micro_batch, int(size))))
 
 
 def _known(engine: Engine, known: Fit, room: float) -> tuple[Goal, Fit]:
-    first, best = known.choices, known.choices.micro_batch
+    first = known.choices
     if first.compile:
-        # At its end the compiler makes a pass of its own.
-        spare = room - known.step_bytes
-        size = size_beside(best, takes=EAGER * known.step_bytes, room=spare)
-        first = replace(first, compile=False, micro_batch=size)
+        first = meanwhile(first, known.step_bytes, room=room)
     engine.choose(first)
     return Goal(first=first, choices=known.choices, room_bytes=room, known=known), known
 

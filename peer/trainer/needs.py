@@ -32,6 +32,7 @@ class Needs:
     """Needs of one peer. Sizes are in bytes."""
 
     run: RunFile
+    layout: Layout
     parameters: int
     buffers: int
     """Values of buffers that are saved with the model."""
@@ -84,10 +85,15 @@ class Needs:
             if speed is not None:
                 bits = self.link_bits_per_s(speed)
                 found.append(
-                    f"         {bits / 1e6:.3g} Mbit/s each way for one {device} at about "
+                    f"         {_speed_text(bits)} each way for one {device} at about "
                     f"{count_text(speed)} tokens/s"
                 )
         return found
+
+
+def _speed_text(bits_per_s: float) -> str:
+    scale, unit = (1e9, "Gbit/s") if bits_per_s >= 1e9 else (1e6, "Mbit/s")
+    return f"{bits_per_s / scale:.3g} {unit}"
 
 
 def needs_of(run: RunFile) -> Needs:
@@ -96,6 +102,7 @@ def needs_of(run: RunFile) -> Needs:
     buffers = statistics_of(build_model(run, weights=False), "mean")
     return Needs(
         run=run,
+        layout=layout,
         parameters=sum(part.size for part in layout.fragments if not part.has_statistics),
         buffers=sum(buffer.numel() for buffer in buffers.values()),
         cycle_bytes=cycle_bytes(run, layout),

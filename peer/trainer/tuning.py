@@ -9,7 +9,7 @@ computed, and a micro-batch that runs out of memory is repeated (``peer.trainer.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -19,7 +19,7 @@ from peer.quantities import duration_text, plural
 from peer.trainer.choices import Choices, Probe, fastest, next_size
 from peer.trainer.compiling import Compilation
 from peer.trainer.engine import Engine
-from peer.trainer.fitting import Fit, Goal, size_beside
+from peer.trainer.fitting import Fit, Goal, meanwhile
 from peer.trainer.probing import Meter
 
 SHORT_S = 0.5
@@ -48,6 +48,7 @@ class Tuner:
         self._code: Compilation | None = None
         self._plan = self._planned()
         self._measures = self._done = False
+        self._is_between_steps = True
 
     def __enter__(self) -> Tuner:
         self._go_on(None)
@@ -66,18 +67,20 @@ class Tuner:
         return f"compiling for {duration_text(self._code.elapsed_s)}"
 
     @contextmanager
-    def around(self, size: int) -> Iterator[None]:
+    def around(self, size: int, *, last: bool) -> Iterator[None]:
         """The context of both passes of ``size`` sequences. Leaving it may change the choices."""
         if self._done:
             yield
-        elif not self._measures:
+            return
+        meter = Meter(self._engine, size)
+        with meter if self._measures else nullcontext():
             yield
-            self._go_on(None)
-        else:
-            meter = Meter(self._engine, size)
-            with meter:
-                yield
-            self._go_on(meter.probe)
+        self._is_between_steps = last
+        self._go_on(meter.probe)
+
+    def wait(self) -> bool:
+        """Wait for a compiler at work. Returns whether there was one."""
+        return self._code is not None and self._code.wait()
 
     def _go_on(self, found: Probe | None) -> None:
         try:
@@ -98,8 +101,8 @@ class Tuner:
         best = yield from self._best()
         if engine.choices.compile:
             wanted = engine.choices
-            spare = goal.room_bytes - best.peak_bytes  # the compiler makes a pass of its own
-            self._resize(size_beside(best.size, takes=best.peak_bytes, room=spare))
+            # Compiled code is not called while other code is compiled.
+            engine.choose(meanwhile(wanted, best.peak_bytes, room=goal.room_bytes))
             yield from self._compiled(wanted)
         elif goal.compares:
             best = yield from self._against_fp32(best)
@@ -110,7 +113,8 @@ class Tuner:
         engine = self._engine
         engine.events.append({"event": "compiling"})
         with Compilation(engine, choices, any_size=any_size) as self._code:
-            while not self._code.done:
+            # The rest of a batch may have sizes that there is no code for.
+            while not (self._code.done and self._is_between_steps):
                 yield False
         code, self._code = self._code, None
         if code.failure is None:
@@ -179,6 +183,8 @@ class Tuner:
     def _measured(self, size: int) -> Measuring:
         """Measure micro-batches of ``size`` sequences, or the equal parts that a batch allows."""
         engine = self._engine
+        while engine.choices.compile and not self._is_between_steps:
+            yield False
         self._resize(size)
         wanted = max(engine.sizes(engine.choices))
         found: list[Probe] = []

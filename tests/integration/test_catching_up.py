@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from averaging.history.chain import Chain, ChainLink
+from averaging.history.lineage import bound
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
 from averaging.live.fetch_server import fetch_protocol
@@ -115,14 +116,20 @@ def ways(peer: Peer) -> list[str]:
 def state_at(version: int) -> FragmentState:
     """A state after many versions, with its history."""
 
-    def lineage(of: int) -> bytes:
+    def history(of: int) -> bytes:
         return blake3.blake3(f"version {of}".encode()).digest()
 
-    chain = Chain([ChainLink(v, lineage(v), 1000 * v) for v in range(version + 1)])
+    def merged(of: int) -> MergedMap:
+        return MergedMap({PeerId("somebody"): Mark(1, of, 1000 * of)})
+
+    def link(of: int) -> ChainLink:
+        return ChainLink(of, bound(history(of), merged(of).digest()), 1000 * of)
+
+    chain = Chain(map(link, range(version + 1)))
     theta = np.full(VALUES, version, np.float32)
-    merged = MergedMap({PeerId("somebody"): Mark(1, version, 1000 * version)})
     zeros = np.zeros(VALUES, np.float32)
-    return FragmentState(0, version, lineage(version), chain, theta, zeros, merged)
+    tip = chain.tip.lineage
+    return FragmentState(0, version, tip, chain, theta, zeros, merged(version), history(version))
 
 
 @pytest.mark.parametrize("behind", [3, 30, 50, 90])

@@ -38,7 +38,6 @@ from averaging.round.effects import Apply, Effect, Fold, GiveUp, Note
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.round.taking_over import Life
-from averaging.round.traffic import decode_merged_map
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId, RunId
@@ -226,8 +225,7 @@ class LiveNode:
     def _applies(self, apply: Apply) -> None:
         truth, commit = self.swarm.truth, apply.commit
         parts = self.work.exchanges[apply.round].parts
-        merged_map = None if parts.merged_map is None else decode_merged_map(parts.merged_map)
-        truth.applies(self.life, apply, bytes(parts.merged_bytes), merged_map)
+        truth.applies(self.life, apply, bytes(parts.merged_bytes), parts.maps or None)
         entries = [commit.members[index] for index in apply.seal]
         works = [truth.offers[each.peer, each.incarnation, each.mark] for each in entries]
         parents: Sequence[bytes] = sealed_parents(commit, apply.seal)
@@ -236,7 +234,8 @@ class LiveNode:
             parents = (self.state.lineage,)
         mixes = commit.kind != "merge"
         works = [] if commit.kind == "mix" else works
-        self._made[apply.standing.lineage] = (parents, works, mixes)
+        after = self.work.exchanges[apply.round].completed(apply.standing, apply.seal)
+        self._made[after.lineage] = (parents, works, mixes)
 
     def did(self) -> None:
         """After an input of the machine, when its effects are under way."""

@@ -15,12 +15,15 @@ import pytest
 
 from averaging import messages as said
 from averaging.history.chain import ChainLink
-from averaging.history.merged_map import MergedMap
+from averaging.history.lineage import bound
+from averaging.history.merged_map import Mark, MergedMap
+from averaging.history.parent_maps import ParentMap, encode_maps
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.fetch_server import FetchServer
 from averaging.live.following import Following
 from averaging.live.learner_port import Snapshot
+from averaging.live.reducing import Reducing
 from averaging.live.threads import Threads
 from averaging.live.uploading import Uploading
 from averaging.messages import Join, Message, Signatures
@@ -29,7 +32,6 @@ from averaging.round.machine import FragmentRounds
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.round.participation import Participation
 from averaging.round.roster import Leader, compose
-from averaging.round.traffic import MERGED_MAP_MAX_BYTES, decode_merged_map, encode_merged_map
 from averaging.rules.peer_view import PeerView
 from averaging.rules.probation import ProbationPolicy
 from dht.identity import Identity, PeerId
@@ -37,6 +39,7 @@ from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import LAYOUT, POLICY, RUN, Peer, Swarm, swarm
 
+ANNA = identity_of("anna")
 MALLORY = identity_of("mallory")
 FRAGMENTS = [fragment.index for fragment in LAYOUT.fragments]
 
@@ -279,13 +282,14 @@ class Forged:
 
 def forged(honest: FragmentState, *, ahead: int, tokens: int, value: float) -> FragmentState:
     """A state of which its author says that it continues the honest one."""
-    lineage = bytes([honest.fragment + 1]) * 32
-    version = honest.version + ahead
+    version, history = honest.version + ahead, bytes([honest.fragment + 1]) * 32
     merged = honest.merged.with_work(MALLORY.peer_id, 1, 1, tokens)
+    lineage = bound(history, merged.digest())
     chain = honest.chain.extended(ChainLink(version, lineage, merged.tokens))
     theta = np.full_like(honest.theta, value)
     momentum = np.zeros_like(theta)
-    return FragmentState(honest.fragment, version, lineage, chain, theta, momentum, merged)
+    fragment = honest.fragment
+    return FragmentState(fragment, version, lineage, chain, theta, momentum, merged, history)
 
 
 @pytest.mark.parametrize("is_known", [False, True])
@@ -396,7 +400,11 @@ def test_no_member_alone_moves_another_however_it_signs(signs: str) -> None:
     run(main())
 
 
-def test_overstated_steps_and_tokens_do_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("steps", "is_merged"), [(10**10, False), (2000, True)])
+def test_overstated_steps_and_tokens_do_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, steps: int, is_merged: bool
+) -> None:
+    """So many steps do not fit into the time: refused. So many tokens: they count in part."""
     policy = replace(POLICY, tokens_end=10**7, batch_tokens_max=128)
 
     async def main() -> None:
@@ -408,43 +416,51 @@ def test_overstated_steps_and_tokens_do_not_end_the_run(monkeypatch: pytest.Monk
 
             async def lie(fragment: int, *, timeout_s: float) -> Snapshot | None:
                 taken = await truth(fragment, timeout_s=timeout_s)
-                return taken and replace(taken, steps=10**10, tokens=10**12)
+                return taken and replace(taken, steps=steps, tokens=10**12)
 
             monkeypatch.setattr(liar.learner, "snapshot", lie)
             await made.live(25.0)
             assert not any(peer.averager.final_fragments for peer in peers)
             merged = [s.merged for peer in peers for s in peer.averager.states if s is not None]
-            assert any(liar.id in marks for marks in merged), "its work counts all the same"
+            assert any(liar.id in marks for marks in merged) == is_merged
+            refused = [e for e in liar.told("turned_away") if "I believe" in str(e["reason"])]
+            assert bool(refused) != is_merged
             assert max(marks.tokens for marks in merged) < 10**6
             made.check()
 
     run(main())
 
 
-def _of_strangers(merged: MergedMap) -> bytes:
-    """The largest number of marks that fits a frame: with any others they do not."""
-    marks = {f"{index:07d}" + "x" * 50: (0, 0, 0) for index in range(16_800)}
-    while len(msgspec.msgpack.encode(marks)) > MERGED_MAP_MAX_BYTES - 40:
-        marks.popitem()
-    return msgspec.msgpack.encode(marks)
+def _of_strangers(merged: MergedMap) -> MergedMap:
+    """As many marks as fit a frame, about."""
+    return MergedMap({PeerId(f"{index:07d}" + "x" * 50): Mark(0, 0, 0) for index in range(15_000)})
 
 
-def _of_tokens(merged: MergedMap) -> bytes:
-    return encode_merged_map(merged.with_work(PeerId("x"), 1, 1, 10**12))
+def _of_tokens(merged: MergedMap) -> MergedMap:
+    return merged.with_work(PeerId("x"), 1, 1, 10**12)
 
 
-@pytest.mark.parametrize("fake", [_of_strangers, _of_tokens])
+def _of_one_token(merged: MergedMap) -> MergedMap:
+    """One token of another member: no bound on plausible numbers would find it."""
+    victim = ANNA.peer_id
+    mark = merged.get(victim, Mark(1, 0, 0))
+    return merged.with_work(victim, mark.incarnation, mark.step, 1)
+
+
+@pytest.mark.parametrize("fake", [_of_strangers, _of_tokens, _of_one_token])
 def test_an_invented_merged_map_is_a_bad_upload_and_no_more(
-    monkeypatch: pytest.MonkeyPatch, fake: Callable[[MergedMap], bytes]
+    monkeypatch: pytest.MonkeyPatch, fake: Callable[[MergedMap], MergedMap]
 ) -> None:
     send = Uploading.send_part
 
     async def part(self: Uploading, bulk: Any, index: int, what: str) -> None:
-        own = self.parts.own_map
-        if self.parts.me == MALLORY.peer_id and what == said.OWN and own is not None:
-            self.parts.own_map = fake(decode_merged_map(own))
+        own = self.parts.own_maps
+        if self.parts.me == MALLORY.peer_id and what == said.OWN:
+            self.parts.own_maps = {
+                parent: replace(each, merged=fake(each.merged)) for parent, each in own.items()
+            }
         await send(self, bulk, index, what)
-        self.parts.own_map = own
+        self.parts.own_maps = own
 
     monkeypatch.setattr(Uploading, "send_part", part)
     policy = replace(POLICY, group_size=3)
@@ -459,6 +475,39 @@ def test_an_invented_merged_map_is_a_bad_upload_and_no_more(
             assert any(e["peer"] == MALLORY.peer_id and "map" in e["reason"] for e in refused)
             states = [s for peer in peers for s in peer.averager.states if s is not None]
             assert max(s.merged.tokens for s in states) < 10**6
+
+    run(main())
+
+
+def test_a_reducer_that_invents_a_merged_map_is_believed_by_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    give = Reducing._give_merged
+
+    async def lie(self: Reducing, bulk: Any, index: int, but: str) -> None:
+        if self.parts.me == MALLORY.peer_id:
+            self.parts.encoded_maps = encode_maps(
+                {
+                    parent: replace(each, merged=_of_one_token(each.merged))
+                    for parent, each in self.parts.maps.items()
+                }
+            )
+        await give(self, bulk, index, but)
+
+    monkeypatch.setattr(Reducing, "_give_merged", lie)
+    policy = replace(POLICY, group_size=3)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
+            await made.add("mallory", policy=policy)
+            await made.live(25.0)
+            failed = [e["reason"] for peer in peers for e in peer.told("upload_failed")]
+            assert any("merged map" in str(reason) for reason in failed)
+            for peer in peers:
+                for state in peer.averager.states:
+                    assert state is not None
+                    assert ParentMap(state.merged, state.history).belongs_to(state.lineage)
 
     run(main())
 

@@ -62,10 +62,9 @@ SEVERAL_GROUPS = (
     Storm(peers=(6, 12), group_size=3, mixing=MixingPolicy(every=0)),
 )
 STORMS: tuple[tuple[int, Storm], ...] = (
-    *((seed, PLAIN) for seed in range(4)),
+    *((seed, PLAIN) for seed in (*range(4), 7)),
     *((seed, SEVERAL_GROUPS[0]) for seed in (1, 3, 7, 8, 14, 17, 34)),
-    (7, SEVERAL_GROUPS[1]),
-    (12, SEVERAL_GROUPS[1]),
+    *((seed, SEVERAL_GROUPS[1]) for seed in (0, 7, 12)),
     (1, GIVES_WAY),
 )
 """Ordinary ones, and those that meet the rare changes."""

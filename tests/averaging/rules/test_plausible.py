@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from averaging.history.merged_map import Mark, MergedMap
 from averaging.messages import COUNT_MAX, Head, Link
-from averaging.rules.plausible import RATE_RATIO_MAX, VERSIONS_AHEAD_MAX, capped, invented, leap
-from averaging.rules.weights import CREDIT_RATIO_MAX, credited
-from tests.averaging.message_examples import ANNA, BORIS, COMMIT
+from averaging.rules.plausible import RATE_RATIO_MAX, VERSIONS_AHEAD_MAX, leap
+from averaging.rules.policy import RoundPolicy
+from averaging.rules.weights import NEWCOMER_CREDIT_RATIO_MAX, credited
 
 
 def head(version: int, tokens: int) -> Head:
@@ -38,33 +37,25 @@ def test_a_head_is_plausible_up_to_a_bound(
     assert (leap(mine, theirs) is None) == is_plausible
 
 
-def test_a_merged_map_has_no_more_tokens_than_the_state_that_it_came_with() -> None:
-    stood_on = COMMIT.parents[0].tokens
-
-    assert invented(MergedMap({ANNA: Mark(1, 1, 2 * stood_on)}), COMMIT, 0) is None
-    assert invented(MergedMap({ANNA: Mark(1, 1, 2 * stood_on + 1)}), COMMIT, 0) is not None
-
-
-def test_nobody_has_merged_more_of_a_member_than_it_offers() -> None:
-    anna, boris = COMMIT.members
-    honest = {
-        ANNA: Mark(anna.incarnation, anna.mark, 7),
-        BORIS: Mark(boris.incarnation - 1, 10**9, 8),
-    }
-    assert capped(MergedMap(honest), COMMIT) == MergedMap(honest)
-
-    poisoned = MergedMap({**honest, ANNA: Mark(COUNT_MAX, COUNT_MAX, 7)})
-
-    assert capped(poisoned, COMMIT) == MergedMap(honest), "its owner is here and knows"
-    assert invented(poisoned, COMMIT, None) is not None, "a reducer has put it right"
-    assert invented(MergedMap(honest), COMMIT, None) is None
-
-
 def test_the_tokens_that_count_are_bounded_by_the_median_of_a_round() -> None:
     honest = [(800, 8)] * 3
 
-    counted = credited([*honest, (10**12, 10**10)], batch_tokens_max=10**6)
+    claims = [*honest, (10**12, 10**10)]
 
-    assert counted == (800, 800, 800, CREDIT_RATIO_MAX * 800)
-    assert credited([(100, 1), (6400, 64)], batch_tokens_max=100) == (100, 6400)
-    assert credited([(10**6, 2)], batch_tokens_max=100) == (200,)
+    assert credited(claims, batch_tokens_max=10**6, ratio_max=100)[3] == 100 * 800
+    counted = credited(claims, batch_tokens_max=10**6, ratio_max=100, on_probation=[3])
+    assert counted == (800, 800, 800, NEWCOMER_CREDIT_RATIO_MAX * 800)
+    assert credited([(100, 1), (6400, 64)], batch_tokens_max=100, ratio_max=64) == (100, 6400)
+    assert credited([(10**6, 2)], batch_tokens_max=100, ratio_max=64) == (200,)
+
+
+def test_all_tokens_of_a_rack_beside_laptops_count() -> None:
+    laptops = [(100 * 2048, 100)] * 5
+    rack = (100 * 300 * 2048, 100)
+
+    policy = RoundPolicy()
+    counted = credited(
+        [*laptops, rack], batch_tokens_max=1 << 30, ratio_max=policy.credit_ratio_max
+    )
+
+    assert counted == tuple(tokens for tokens, _ in [*laptops, rack])

@@ -16,6 +16,7 @@ from averaging.history.state import FragmentState
 from averaging.messages import Commit
 from averaging.round import participation
 from averaging.round.effects import Merge, Send
+from averaging.round.inputs import MergedArrived
 from averaging.round.joining import Joining
 from averaging.round.machine import FragmentRounds
 from averaging.round.participation import Participation, Stage
@@ -115,7 +116,7 @@ def a_contribution_is_never_marked_as_merged(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_lineage_leaves_out_the_seal(patch: pytest.MonkeyPatch) -> None:
-    """And the digests: then rounds with other contents are taken for the same."""
+    """And digests and merged map: then rounds with other contents are taken for the same."""
     plain = lineage.after_round
 
     def after_round(
@@ -124,6 +125,7 @@ def the_lineage_leaves_out_the_seal(patch: pytest.MonkeyPatch) -> None:
         return plain(parents, bytes(32), bytes(32), ())
 
     patch.setattr(standing, "after_round", after_round)
+    patch.setattr(standing, "bound", lambda history, merged: history)
 
 
 def a_commit_holds_whoever_it_was_meant_for(patch: pytest.MonkeyPatch) -> None:
@@ -149,9 +151,9 @@ def a_round_has_no_end(patch: pytest.MonkeyPatch) -> None:
 def a_member_applies_what_it_has(patch: pytest.MonkeyPatch) -> None:
     """Slices that have not come are taken for empty ones."""
 
-    def merged_arrived(self: Participation, index: int, digest: bytes, now: float) -> None:
-        plain(self, index, digest, now)
-        if self.stage is Stage.SEALED and self.entry is not None and index == 0:
+    def merged_arrived(self: Participation, arrived: MergedArrived, now: float) -> None:
+        plain(self, arrived, now)
+        if self.stage is Stage.SEALED and self.entry is not None and arrived.slice == 0:
             self.digests = [seen or bytes(32) for seen in self.digests]
             self._try_apply(now)
 

@@ -395,7 +395,7 @@ class Swarm(Watch):
     def applies(self, node: FragmentNode, apply: Apply) -> None:
         parts = node.merged_parts(apply.round)
         data = b"".join(part.data for part in parts)
-        self.truth.applies(self._owner(node).life, apply, data, parts[0].merged_map)
+        self.truth.applies(self._owner(node).life, apply, data, parts[0].maps)
 
     def merged(self, node: FragmentNode, after: FragmentState, apply: Apply) -> None:
         commit = apply.commit
@@ -539,6 +539,8 @@ class Storm:
     sites: int | None = None
     """Peers are at so many places, in turn."""
     probation: ProbationPolicy = field(default_factory=ProbationPolicy)
+    speeds: tuple[float, ...] = ()
+    """Step times that peers have by chance."""
     gives_way: float = 0.0
     """Chance that another fragment of the peer goes first, after every step."""
 
@@ -596,6 +598,9 @@ def cause_storm(make: Callable[..., Any], seed: int, how: Storm) -> Any:
         tokens_end=how.tokens_end,
         probation=how.probation,
     )
+    if how.speeds:
+        speed = random.Random(f"speeds {seed}")
+        plans = [replace(plan, step_time_s=speed.choice(how.speeds)) for plan in plans]
     swarm = make(
         seed,
         plans,

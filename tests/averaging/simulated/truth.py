@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from averaging.history.adoption import OwnWork, Parting
-from averaging.history.merged_map import MergedMap
+from averaging.history.parent_maps import ParentMaps
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.messages import Commit
@@ -62,7 +62,7 @@ class Truth:
         self.seals: dict[bytes, tuple[int, ...]] = {}
         self.void: set[bytes] = set()
         self.payloads: dict[tuple[bytes, int], bytes] = {}
-        self.merged: dict[bytes, tuple[bytes, MergedMap | None]] = {}
+        self.merged: dict[bytes, tuple[bytes, ParentMaps | None]] = {}
         self.offers: dict[tuple[PeerId, int, int], Work] = {}
         self.vows: set[tuple[Life, bytes]] = set()
         self.finishers: dict[bytes, list[PeerId]] = {}
@@ -90,7 +90,7 @@ class Truth:
     def vowed(self, life: Life, round_id: bytes) -> None:
         self.vows.add((life, round_id))
 
-    def applies(self, life: Life, apply: Apply, data: bytes, merged_map: MergedMap | None) -> None:
+    def applies(self, life: Life, apply: Apply, data: bytes, maps: ParentMaps | None) -> None:
         """``data``: all merged slices as they are at this peer."""
         round_id, commit = apply.round, apply.commit
         self.sealed(round_id, apply.seal)
@@ -99,7 +99,7 @@ class Truth:
         if (life, round_id) in self.vows:
             raise Broken(f"{life} applies a round that it has forsworn")
         self.finishers.setdefault(round_id, []).append(life.peer)
-        if self.merged.setdefault(round_id, (data, merged_map)) != (data, merged_map):
+        if self.merged.setdefault(round_id, (data, maps)) != (data, maps):
             raise Broken(f"what {round_id.hex()[:8]} has merged differs at {life}")
         if commit.kind == "merge":
             self._check_all_slices(round_id, commit, apply, data)

@@ -9,6 +9,7 @@ import asyncio
 import socket
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from dht.errors import HostClosed
@@ -84,6 +85,35 @@ def test_a_stream_waits_for_a_meeting_and_the_next_one_has_its_connection() -> N
         anna.lane.forget(BORIS)
         await one_round(anna, boris, 10)
         assert outside.called == 2
+        await closed(anna, boris)
+
+    run(scenario())
+
+
+def test_a_peer_that_dialled_out_and_lets_nobody_in_is_met_instead() -> None:
+    """As a home that the daemon is connected with. Its uploads went through the daemon."""
+
+    async def scenario() -> None:
+        anna, boris, outside = hidden()
+        boris.lane.start([HERE])
+        anna.at = (HERE,)  # the daemon is connected with it
+        with socket.create_server((HERE, 0)) as gone:
+            port = gone.getsockname()[1]
+
+        def elsewhere(offer: bytes) -> bytes:
+            return encode(msgspec.structs.replace(decode(Offer, offer), port=port))
+
+        anna.change = elsewhere
+        for size in (0, 100_000):
+            await one_round(anna, boris, size)
+        assert outside.called == 1 and anna.lane.counters["met"] == 1
+        assert anna.asked == 2, "it, and a peer outside for the own outer address"
+        assert anna.lane.paths()[BORIS] is lanes.Path.PUNCHED
+
+        anna.lane.forget(BORIS)
+        anna.change = bytes
+        await one_round(anna, boris, 10)
+        assert anna.lane.paths()[BORIS] is lanes.Path.DIRECT
         await closed(anna, boris)
 
     run(scenario())

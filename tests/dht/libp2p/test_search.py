@@ -128,13 +128,17 @@ def test_a_search_in_one_network_finds_the_nearest_and_asks_nobody_twice() -> No
     assert found == list(HONEST.values())[:BEAM] == network.asked
 
 
-def test_a_seed_is_asked_wherever_it_is_and_is_no_replica_for_that() -> None:
+def test_a_seed_is_asked_wherever_it_is_in_place_of_the_farthest_of_the_others() -> None:
     far = list(HONEST.values())[-1]
     answers: dict[Any, Any] = {peer: dict(HONEST) for peer in HONEST.values()}
     network = Network(HONEST, answers)
-    assert search(network, seed=far) == list(HONEST.values())[:BEAM]
-    assert set(network.asked) == {far, *list(HONEST.values())[:BEAM]}
-    assert search(Network(HONEST, answers | {far: None}), seed=far) == list(HONEST.values())[:BEAM]
+    nearest = list(HONEST.values())
+    assert search(network, seed=far) == nearest[: BEAM - 1]
+    assert set(network.asked) == {far, *nearest[: BEAM - 1]}
+    near = Network(HONEST, answers)
+    assert search(near, seed=nearest[2]) == nearest[:BEAM]
+    assert set(near.asked) == set(nearest[:BEAM])
+    assert search(Network(HONEST, answers | {far: None}), seed=far) == nearest[:BEAM]
 
 
 def test_one_peer_in_the_table_is_enough_to_find_the_nearest() -> None:

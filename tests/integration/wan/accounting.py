@@ -71,7 +71,7 @@ class Used:
         ticks = os.sysconf("SC_CLK_TCK")
         fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
         user, nice, system, _, _, irq, softirq, steal = (int(each) / ticks for each in fields)
-        by_kind: Counter[str] = Counter()
+        by_kind: dict[str, float] = {}
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
                 try:
@@ -80,7 +80,8 @@ class Used:
                 except OSError:
                     continue  # it has just ended
                 kind = next((kind for part, kind in KINDS.items() if part in command), "others")
-                by_kind[kind] += (int(stat[11]) + int(stat[12])) / ticks
+                spent_s = (int(stat[11]) + int(stat[12])) / ticks
+                by_kind[kind] = by_kind.get(kind, 0.0) + spent_s
         return cls(time.monotonic(), user + nice + system + irq + softirq + steal, by_kind)
 
     def since(self, before: Used) -> str:

@@ -367,12 +367,12 @@ class _Course:
         sent = ", ".join(f"{kind} {count / 1e6:.2f} MB" for kind, count in by_kind)
         self.tell(f"{name}: sent: {sent}")
         self.phases.append(Phase(name, began, ended, sum(before.values()), sum(after.values())))
-        used = [
+        uplinks = [
             f"{8e-6 * (after[name] - before[name]) / (ended - began) / site.up_mbit:.0%} of {name}"
             for name, site in self.trial.net.sites.items()
             if site.up_mbit is not None
         ]
-        self.tell(f"{name}: uplinks in use: {', '.join(used)}")
+        self.tell(f"{name}: uplinks in use: {', '.join(uplinks)}")
 
     def _counted(self) -> Counter[str]:
         return self.trial.net.counted()

@@ -135,6 +135,19 @@ def test_every_fault_of_a_run_file_is_printed_with_its_line(
     assert {fault["line"] for fault in json.loads(output)["faults"]} == {2, 4}
 
 
+def test_a_checked_run_file_says_what_a_peer_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('name = "x"\n[outer]\nbuffers = "mean"\n', encoding="utf-8")
+    code, output, _ = said(["run", "check", str(path)], capsys)
+    assert code == 0
+    words = {line.split()[0] for line in output.splitlines()}
+    assert words >= {"Model", "Link", "Device", "Machine"}
+    code, output, _ = said(["run", "check", str(path), "--json"], capsys)
+    assert json.loads(output)["buffers"] == 0
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -485,6 +498,8 @@ def test_starting_in_the_folder_of_an_earlier_start_goes_on_without_a_question(
     (folder / "outer" / "000000000001").mkdir(parents=True)
     assert said(["start", str(path), "--directory", str(folder)], capsys) == (0, "", "")
     assert len(began) == 1
+    code, _, errors = said(["start", str(path), "--directory", str(folder), "--anew"], capsys)
+    assert code == 2 and "has a checkpoint of this run" in errors and len(began) == 1
 
 
 def test_joining_never_founds_and_needs_nobody_to_know_the_run_file(
@@ -513,6 +528,8 @@ def test_a_run_that_has_ended_says_so_to_those_who_join_and_those_who_ask(
     )
     assert said(["join", LINK], capsys) == (4, "", f"shoal: {sentence}")
     assert said(["status", LINK], capsys) == (0, sentence, "")
+    file = str(tmp_path / "old.toml")
+    assert said(["status", file], capsys) == (0, sentence.replace(LINK, file), "")
     assert began == []
 
 

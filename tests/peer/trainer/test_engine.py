@@ -339,6 +339,37 @@ def test_compiling_meanwhile_changes_no_gradient() -> None:
     assert busy.choices == choices
 
 
+def test_a_step_that_a_compiler_disturbs_is_made_when_it_has_ended() -> None:
+    """A tracer changes methods of all modules for a moment, whichever thread calls them."""
+    torch._dynamo.reset()
+    traces, disturbed = threading.Event(), threading.Event()
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        traces.set()
+        assert disturbed.wait(60.0)
+        return graph.forward
+
+    calls: list[bool] = []
+
+    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+        if model is not engine.model:  # the compiler's twin of it
+            return next_token_loss(model, tokens)
+        calls.append(traces.is_set() and not disturbed.is_set())
+        if calls[-1]:
+            disturbed.set()
+            raise NameError("module is not installed as a submodule")
+        return next_token_loss(model, tokens)
+
+    engine, alone = engine_of(loss=loss, backend=backend), engine_of()
+    choices = Choices(micro_batch=7, compile=True)
+    engine.tuning = Tuner(engine, goal_of(engine, choices))
+    with engine.tuning:
+        assert traces.wait(60.0)
+        found, expected = (gradients_of(each, batch_of()) for each in (engine, alone))
+        assert_same(found, expected, atol=1e-6)
+    assert calls == [True, False]
+
+
 def test_a_compiler_that_fails_is_left_out_and_that_is_said_once() -> None:
     torch._dynamo.reset()
 

@@ -75,6 +75,12 @@ def test_the_link_carries_a_cycle_in_the_time_of_its_steps() -> None:
     assert needs.link_bits_per_s(100e3) * cycle_s == pytest.approx(8 * needs.cycle_bytes)
 
 
+def test_links_are_told_in_units_that_people_use() -> None:
+    lines = needs_of(RunFile()).lines
+    assert any("336 Mbit/s" in line for line in lines), lines
+    assert any("4.68 Gbit/s" in line for line in lines), lines
+
+
 def test_the_expected_speed_is_near_the_measured_one() -> None:
     """425 k tokens/s were measured of an H100, in a compiled bf16 loop."""
     run = preset("124m")

@@ -1,0 +1,115 @@
+"""The bounds on claimed work refuse no honest peer, in any weather and among all speeds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from averaging.rules.mixing import MixingPolicy
+from averaging.rules.probation import ProbationPolicy
+from averaging.rules.quorum import ALL
+from tests.averaging.simulated.swarm import Node, PeerPlan, Storm, Swarm, storm, weather_out
+
+ALL_SPEEDS = Storm(speeds=(0.1, 1.0, 2.5), calm_s=400.0)
+STORMS = (
+    ALL_SPEEDS,
+    replace(ALL_SPEEDS, probation=ProbationPolicy(rounds=8, seconds=40.0)),
+    replace(ALL_SPEEDS, peers=(6, 9), group_size=4, mixing=MixingPolicy(every=1)),
+)
+QUICK, CHUNK = 30, 10
+
+
+def refusals(swarm: Swarm) -> list[str]:
+    """What joins were refused, and commits declined, for the steps in them."""
+    notes = [note for _, _, note in swarm.events if note.event in ("strange_join", "declined")]
+    return [str(note.fields) for note in notes if "the most that I believe" in str(note.fields)]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "first",
+    [
+        *range(0, QUICK, CHUNK),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in range(QUICK, 1000, CHUNK)),
+    ],
+)
+def test_no_storm_makes_honest_work_incredible(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        how = STORMS[seed % len(STORMS)]
+        swarm = storm(seed, how)
+        if swarm.policy.quorum.required == ALL:
+            continue  # such runs ask for peers that are alike
+        swarm.keep_events = True
+        weather_out(swarm, how)
+        assert not refusals(swarm), f"seed {seed}"
+
+
+def merged_tokens(swarm: Swarm, node: Node) -> tuple[int, int]:
+    """Tokens of a peer that are merged, by its own state, and all that it processed."""
+    assert node.state is not None and node.learner is not None
+    mark = node.state.merged.get(node.name)
+    processed = node.learner.step * node.learner.tokens_per_step
+    return (mark.tokens if mark is not None else 0), processed
+
+
+def test_all_the_work_of_a_rack_beside_laptops_is_merged_and_counts() -> None:
+    laptops = [PeerPlan(founder=number == 0, step_time_s=4.0) for number in range(4)]
+    rack = PeerPlan(step_time_s=0.1, tokens_per_step=800)  # three hundred times the tokens
+    swarm = Swarm(1, [*laptops, rack])
+    swarm.keep_events = True
+    swarm.run(400.0)
+
+    merged, processed = merged_tokens(swarm, swarm.nodes[swarm.names[-1]])
+    assert merged > 0.8 * processed > 10**6
+    assert not refusals(swarm)
+
+
+def test_a_peer_that_returns_with_much_pending_work_is_merged() -> None:
+    """The others have met it only now: it trained on a side of its own, for long."""
+    plans = [PeerPlan(founder=number == 0) for number in range(4)]
+    swarm = Swarm(2, plans)
+    swarm.keep_events = True
+    away = swarm.names[-1]
+    swarm.heap.call_at(5.0, swarm.network.partition, [[away]])
+    swarm.heap.call_at(300.0, swarm.network.heal)
+    swarm.run(420.0)
+
+    assert away in swarm.trainers()[0].machine.standing.merged  # type: ignore[union-attr]
+    assert len(swarm.lineages()) == 1
+    assert not refusals(swarm)
+
+
+def test_a_restarted_peer_is_merged_as_before() -> None:
+    swarm = Swarm(3, [PeerPlan(founder=number == 0) for number in range(4)])
+    swarm.keep_events = True
+    for at in (60.0, 120.0, 180.0):
+        swarm.heap.call_at(at, swarm.crash, swarm.names[2])
+        swarm.heap.call_at(at + 5.0, swarm.restart, swarm.names[2])
+    swarm.run(260.0)
+
+    node = swarm.nodes[swarm.names[2]]
+    assert node.state is not None
+    assert node.state.merged[node.name].incarnation == 4
+    assert not refusals(swarm)
+
+
+def test_steps_that_do_not_fit_into_the_time_are_refused() -> None:
+    swarm = Swarm(4, [PeerPlan(founder=number == 0) for number in range(4)])
+    swarm.keep_events = True
+    liar = swarm.names[-1]
+
+    def exaggerates(node: Node) -> None:
+        if node.name == liar and node.learner is not None:
+            plain = node.learner.offer
+            lie = partial(replace, steps=10**12, tokens=10**14)
+            node.learner.offer = lambda: lie(plain())  # type: ignore[method-assign]
+
+    swarm.on_start = exaggerates
+    swarm.run(100.0)
+
+    assert refusals(swarm)
+    honest = swarm.nodes[swarm.names[0]]
+    assert honest.state is not None and honest.state.version > 3
+    assert liar not in honest.state.merged
