@@ -52,4 +52,5 @@ def test_bytes_and_memory_stay_within_their_bounds(rows: list[dict[str, Any]], c
     ours = row(rows, "shoal", codec)
     encoded = ours["encoded_bytes"]
     assert ours["bytes_per_peer"] <= 1.03 * encoded  # 2 peers: half out, half back
-    assert ours["peak_memory_bytes"] <= 4 * VALUES + 3 * encoded + (16 << 20)
+    copied = 4 * VALUES if codec.startswith("int2") else 0  # feedback writes to what is offered
+    assert ours["peak_memory_bytes"] <= 4 * VALUES + copied + 3 * encoded + (16 << 20)

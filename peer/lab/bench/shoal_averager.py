@@ -47,8 +47,10 @@ _ANSWER_S = 120.0
 class _ConstantPort:
     """A learner that always offers the same numbers and notes when it gets the next state."""
 
-    def __init__(self, values: Float32s, state: FragmentState) -> None:
+    def __init__(self, values: Float32s, state: FragmentState, *, feedback: bool) -> None:
+        """``feedback``: offered numbers are written to, so they are a copy."""
         self.values = values
+        self._offered = values.copy() if feedback else values
         self.state = state
         self.step = 0
         self.adopted = asyncio.Event()
@@ -59,9 +61,11 @@ class _ConstantPort:
 
     async def snapshot(self, fragment: int, *, timeout_s: float) -> Snapshot | None:
         state = self.state
+        if self._offered is not self.values:
+            np.copyto(self._offered, self.values)
         return Snapshot(
             base=state.theta,
-            values=self.values,
+            values=self._offered,
             base_version=state.version,
             base_lineage=state.lineage,
             mark=self.step,
@@ -215,7 +219,7 @@ class _Peer:
             codec=up, codec_down=down, merge=policy.merge, eta=policy.eta, mu=policy.mu
         )
         state = FragmentState.founded(layout.hash, 0, np.zeros(setup.values, np.float32))
-        self.port = _ConstantPort(contribution(setup), state)
+        self.port = _ConstantPort(contribution(setup), state, feedback=policy.feedback)
         self._averager = Averager(
             host,
             self.port,
