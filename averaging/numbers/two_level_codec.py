@@ -11,7 +11,7 @@ The sums are sums of whole numbers, which are the same in every order: a merged 
 encoded again by another reducer has the same bytes. The codes are two planes of bits, first the
 signs and then the bins, each padded to whole bytes.
 
-The threshold of one and a half means is that of MuLoCo (arXiv 2505.23725).
+That levels are the means of their bins follows MuLoCo (arXiv 2505.23725).
 """
 
 from __future__ import annotations
