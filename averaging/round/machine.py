@@ -420,7 +420,7 @@ class FragmentRounds:
     def _consider_line(self, now: float) -> None:
         """The line has become faster or slower: take part in more versions, or in fewer."""
         every = self.pace.line_measured(
-            self._id.encoded_bytes(self.policy.codec),
+            max(map(self._id.encoded_bytes, self.policy.codecs)),
             versions_max=self.policy.stale_max,
             now=now,
         )

@@ -84,7 +84,8 @@ class Preflight:
             f"memory {bytes_text(self.memory_needed)} of {bytes_text(self.memory_free)} free   "
             f"disk {bytes_text(self.disk_needed)} of {bytes_text(self.disk_free)} free",
             f"Network  sends at most {bytes_text(self.upload_per_hour)} an hour "
-            f"({run.outer.codec}); the whole model is exchanged every {duration_text(cycle_s)}",
+            f"({run.outer.codecs_text}); the whole model is exchanged every "
+            f"{duration_text(cycle_s)}",
         )
 
     @property

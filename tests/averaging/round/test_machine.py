@@ -696,7 +696,31 @@ def test_a_codec_that_a_member_lacks_is_not_used() -> None:
 
     commit = compose(leader, joins, POLICY, encoded_bytes=lambda codec: 100)
 
-    assert (POLICY.codec, commit.codec) == ("int4", "f32")
+    assert (POLICY.codec, commit.codec, commit.codec_down) == ("int4", "f32", None)
+
+
+@pytest.mark.parametrize(
+    ("known", "used"),
+    [
+        (("f32", "int4", "int2"), ("int2", "int4")),
+        (("f32", "int4"), (None, None)),
+        (("f32", "int2"), (None, None)),
+    ],
+)
+def test_both_codecs_of_the_run_are_used_or_none(
+    known: tuple[str, ...], used: tuple[str | None, str | None]
+) -> None:
+    leader = Leader(peer=ANNA, incarnation=1, topic=TOPIC, fragment=0, nonce=1)
+    joins = [
+        (ANNA, join(standing("start"), codecs=known)),
+        (BORIS, join(standing("start"), codecs=known)),
+    ]
+    policy = replace(POLICY, codec="int2", codec_down="int4")
+
+    commit = compose(leader, joins, policy, encoded_bytes=lambda codec: 100)
+
+    assert (commit.codec, commit.codec_down) == (used[0] or "f32", used[1])
+    assert recomposed(commit, policy, encoded_bytes=lambda codec: 100) == commit
     assert len(commit.reducers) == 1, "a hundred bytes are not cut"
 
 
@@ -797,6 +821,8 @@ def test_a_commit_that_misquotes_the_join_is_declined(changes: dict[str, int], r
     ("changes", "reason"),
     [
         ({"codec": "zip"}, "I lack its codec 'zip'"),
+        ({"codec_down": "zip"}, "I lack its codec 'zip'"),
+        ({"codec_down": "f32"}, "its codecs are int4 and f32; the run's are int4 and int4"),
         ({"merge": "vote"}, "I lack its merge rule 'vote'"),
         ({"eta": 9.0}, "it merges by"),
         ({"mu": 0.0}, "it merges by"),
