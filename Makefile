@@ -20,7 +20,7 @@ check: setup
 	$(BIN)/mypy
 
 test: setup
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 slow: setup
 	$(BIN)/pytest -m slow

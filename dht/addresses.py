@@ -57,6 +57,11 @@ _LINK_PREFIX = 64
 """IPv6 addresses with this many leading bits in common are on one link (RFC 4291, 2.5.4)."""
 
 
+_OWNED_PREFIX = {4: 24, 6: 48}
+"""Bits that the addresses of one owner have in common at least: smaller networks of IPv4 are not
+routed, and a site has up to a /48 of IPv6 (RFC 6177)."""
+
+
 class Scope(IntEnum):
     """The part of the network that can use an address. A wider scope contains the narrower ones."""
 
@@ -293,6 +298,18 @@ def ip_of(address: Multiaddr) -> str | None:
     """The IP address of the host; ``None`` if the host is a name."""
     name, host = _pairs(address)[0]
     return None if name.startswith("dns") else str(_ip(host))
+
+
+@lru_cache(maxsize=4096)
+def network_of(address: Multiaddr) -> str | None:
+    """The network of an address, which may have one owner; of a relayed one that of the relay.
+
+    ``None`` for names, and for local networks: strangers are in none of them.
+    """
+    if (text := ip_of(address)) is None or scope_of(address) is Scope.NETWORK:
+        return None
+    ip = _ip(text)
+    return str(ipaddress.ip_network((ip, _OWNED_PREFIX[ip.version]), strict=False))
 
 
 def port_of(address: Multiaddr) -> int:

@@ -10,7 +10,7 @@ virtual loop. Every method that waits takes a time limit.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,6 +97,10 @@ class Directory(Protocol):
     Records are opaque here; ``dht.records`` checks signature, size, run and age when they are
     stored and again when they are read.
     """
+
+    def set_seeds(self, seeds: Collection[PeerId]) -> None:
+        """Store and look up records at these peers besides, while they are connected."""
+        ...
 
     async def publish(self, key: str, record: bytes, *, ttl_s: float, timeout_s: float) -> int:
         """Store a record under ``key`` and the own peer id.

@@ -2,7 +2,8 @@
 
 A peer whose model does not fit compares descriptions with a peer that is in the run, so that people
 read which parameters differ. Tensors that peers exchange are described by name and shape, frozen
-ones by a digest of their values as well. A description is a claim: nothing else relies on it.
+ones by a digest of their values as well. A description is a claim. A reader of a run whose model
+only programs have makes the run's layout of it (``read_layout``), which its hash proves.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import blake3
 import msgspec
 from msgspec import Meta, Struct
 
-from averaging.numbers.layout import TensorSpec
+from averaging.numbers.layout import Kind, Layout, TensorSpec
 from dht.host import Host
 from dht.identity import PeerId, RunId
 
@@ -25,6 +26,9 @@ REQUEST_MAX_BYTES = 256
 PAGE_BYTES = 256 << 10
 PAGES_MAX = 64
 """Limit of the calls for one description, which is then cut off."""
+
+KINDS = "kinds"
+"""Asked for in place of a number: which tensors are laid out in a way of their own."""
 
 ABSENT = "absent"
 
@@ -45,6 +49,28 @@ class Described(Struct, frozen=True, array_like=True):
         return f"{self.shape}, frozen" if self.digest else f"{self.shape}"
 
 
+_Name: TypeAlias = Annotated[str, Meta(max_length=1024)]
+
+
+class Kinds(Struct, frozen=True, array_like=True):
+    """Names of the exchanged tensors that are not plain matrices or vectors."""
+
+    embeddings: tuple[_Name, ...] = ()
+    heads: tuple[_Name, ...] = ()
+    statistics: tuple[_Name, ...] = ()
+
+    @classmethod
+    def of(cls, layout: Layout) -> Kinds:
+        def named(kind: Kind) -> tuple[str, ...]:
+            units = (unit for fragment in layout.fragments for unit in fragment.units)
+            return tuple(sorted({unit.tensor for unit in units if unit.kind == kind}))
+
+        return cls(named("embedding"), named("head"), named("statistic"))
+
+
+PLAIN = Kinds()
+
+
 @dataclass(frozen=True)
 class Description:
     """The tensors of a model, sorted by name."""
@@ -52,13 +78,19 @@ class Description:
     tensors: tuple[Described, ...]
     knows_frozen: bool = True
     """False if the frozen tensors are not here: a keeper's, or those of a distributed model."""
+    kinds: Kinds = PLAIN
 
     @classmethod
-    def of(cls, exchanged: Iterable[TensorSpec], frozen: Sequence[Described] | None) -> Description:
+    def of(
+        cls,
+        exchanged: Iterable[TensorSpec],
+        frozen: Sequence[Described] | None,
+        kinds: Kinds = PLAIN,
+    ) -> Description:
         """``frozen``: the frozen tensors; ``None`` if they are not known."""
         trained = (Described(spec.name, spec.shape) for spec in exchanged)
         both = sorted((*trained, *(frozen or ())), key=lambda tensor: tensor.name)
-        return cls(tuple(both), knows_frozen=frozen is not None)
+        return cls(tuple(both), knows_frozen=frozen is not None, kinds=kinds)
 
     @cached_property
     def frozen_hash(self) -> str:
@@ -118,6 +150,8 @@ def read_page(answer: bytes) -> tuple[bool, list[Described]]:
 def answer(description: Description, run: RunId, request: bytes) -> bytes:
     """Answer another peer's call. Raises ``ValueError``."""
     asked, _, start = request.decode("ascii", "replace").partition(" ")
+    if asked == run and start == KINDS:
+        return msgspec.msgpack.encode(description.kinds)
     if asked != run or not start.isdecimal():
         raise ValueError(f"this peer is in run {run}, not {asked[:64]!r}")
     return page(description, int(start))
@@ -135,3 +169,30 @@ async def ask(host: Host, peer: PeerId, run: RunId, *, timeout_s: float) -> Desc
             break
         tensors += more
     return Description(tuple(tensors), knows_frozen)
+
+
+_kinds_decoder = msgspec.msgpack.Decoder(Kinds)
+
+
+async def read_layout(
+    host: Host, peer: PeerId, run: RunId, fragments: int, *, timeout_s: float
+) -> Layout:
+    """Make the layout of what a peer exchanges; its hash says whether it is the run's.
+
+    Raises ``DhtError``, or ``ValueError``.
+    """
+    told = await ask(host, peer, run, timeout_s=timeout_s)
+    answer = await host.call(peer, PROTOCOL, f"{run} {KINDS}".encode(), timeout_s=timeout_s)
+    if len(answer) > 2 * PAGE_BYTES:
+        raise ValueError(f"the kinds of tensors have {len(answer)} bytes")
+    try:
+        kinds = _kinds_decoder.decode(answer)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"not the kinds of tensors: {error}") from error
+    return Layout.build(
+        [TensorSpec(each.name, each.shape) for each in told.tensors if not each.digest],
+        fragments,
+        embeddings=kinds.embeddings,
+        heads=kinds.heads,
+        statistics=kinds.statistics,
+    )

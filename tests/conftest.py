@@ -24,41 +24,6 @@ hypothesis.settings.register_profile("shoal", deadline=None)
 hypothesis.settings.load_profile("shoal")
 
 
-STARTS_PROCESSES = (
-    "benchmark",
-    "contract",
-    "dht/libp2p",
-    "dht/presence/test_presence_real",
-    "integration",
-    "peer/agent",
-    "peer/bridge",
-    "peer/cli",
-    "peer/data/test_workers",
-    "peer/doctor",
-    "peer/guest",
-    "peer/hosting",
-    "peer/joining",
-    "peer/lab/demo",
-    "peer/lab/test_processes",
-    "peer/test_",
-    "peer/trainer",
-    "test_examples",
-    "test_plain_torch",
-)
-"""Folders and modules whose tests start processes or wait for a clock."""
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Groups for ``make test`` with two workers: tests that start processes run on one worker, as
-    they would disturb each other; tests that only compute run on the other, module by module.
-
-    Each item as it is collected: xdist reads the marks before the hooks that modify all items.
-    """
-    where = item.path.relative_to(Path(__file__).parent).as_posix()
-    together = where.startswith(STARTS_PROCESSES)
-    item.add_marker(pytest.mark.xdist_group("processes" if together else where))
-
-
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
     """Starts processes for a test, ends them, and fails the test when one is left."""

@@ -44,6 +44,7 @@ ORDER = (
     "peer.guest",
     "peer.trainer",
     "peer.views",
+    "peer.model.export",
     "peer.island",
     "peer.agent",
     "peer.hosting",

@@ -10,6 +10,11 @@ that was offered::
     none of the pending work is in it  parameters += theta' - base
     another side of a fork is taken    parameters += theta' - parting.theta
     neither can be told apart          parameters  = theta', and the pending steps are lost
+    statistics (rule "set")            values      = theta', and the accounts as for "carry"
+
+Statistics (running means and variances) are not moved by a difference: a variance that the learner
+has brought from 1 to 0.01 meanwhile would become negative. They forget within some steps in any
+case, so the own movement since the offer is no loss.
 
 ``change_for`` makes that choice. ``OwnWork`` also does the bookkeeping for a learner whose
 parameters are a numpy array of the same process. A trainer in another process keeps its books in
@@ -19,7 +24,7 @@ shared memory (``peer.agent.slots``) and uses ``change_for`` alone.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -27,7 +32,7 @@ import numpy as np
 from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s
 
-AdoptionRule: TypeAlias = Literal["carry", "replace", "blend"]
+AdoptionRule: TypeAlias = Literal["carry", "replace", "blend", "set"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +66,8 @@ class Change:
     mark: int | None = None
     """``None``: unchanged. Where parameters are overwritten, the step of the overwriting."""
     blends: bool = False
+    sets: bool = False
+    """The values become theta itself; the origin is only that of the accounts."""
 
     @property
     def overwrites(self) -> bool:
@@ -95,6 +102,11 @@ def change_for(
     ``contained``: own work up to this step is newly in it; ``parting``: it is another side of a
     fork; ``gives_up``: pending work is to be overwritten.
     """
+    if rule == "set":
+        carried = change_for(
+            held, rule="carry", contained=contained, parting=parting, gives_up=gives_up
+        )
+        return replace(carried, sets=carried.origin is not Origin.NONE)
     offered = contained is not None and contained == held.snapshot_mark and not gives_up
     if offered and rule == "carry":
         return Change(Origin.SNAPSHOT, contained)
@@ -182,7 +194,9 @@ class OwnWork:
         self, state: FragmentState, change: Change, parting: Parting | None, step: int
     ) -> Adopted:
         given = state.theta
-        if change.origin is Origin.SNAPSHOT:
+        if change.sets:
+            pass
+        elif change.origin is Origin.SNAPSHOT:
             assert self.snapshot is not None
             given = state.theta - self.snapshot
         elif change.origin is Origin.BASE:
@@ -214,7 +228,7 @@ class Adopted:
 
     def apply(self, values: Float32s, *, alpha: float = 0.5) -> None:
         """Change ``values`` in place."""
-        if self.change.origin is not Origin.NONE:
+        if self.change.origin is not Origin.NONE and not self.change.sets:
             values += self.given
         elif self.change.blends:
             values *= np.float32(alpha)

@@ -17,7 +17,8 @@ from typing import NamedTuple, Protocol
 from averaging.history.lineage import LINEAGE_BYTES, Lineage
 
 CHAIN_MAX_LINKS = 10_000
-"""Links that a chain keeps at most; older ones are dropped."""
+"""Links that a chain keeps at most; older ones are dropped, except for the founder's version 0, by
+which foundings of a run are told apart."""
 
 BLOCK_LINKS = 64
 """Links in a block of a chain before the next block begins. Links of one version share a block."""
@@ -136,42 +137,55 @@ _version_and_lineage = attrgetter("version", "lineage")
 class Chain:
     """The versions behind a state, oldest first. Immutable; ``extended`` returns a longer chain.
 
-    A chain is a window on blocks that it shares with the chains it was made from. Extending the
-    newest chain copies nothing; any other change copies the blocks that differ, which are the last
-    ones. After a mix a chain holds links of several lineages. Links of one version are all in one
-    block.
+    A chain is its root, and a window on blocks that it shares with the chains it was made from.
+    Extending the newest chain copies nothing; any other change copies the blocks that differ, which
+    are the last ones. After a mix a chain holds links of several lineages. Links of one version are
+    all in one block.
     """
 
-    __slots__ = ("_blocks", "_end", "_length", "_start")
+    __slots__ = ("_blocks", "_end", "_kept_root", "_length", "_start")
 
     def __init__(self, links: Iterable[ChainLink] = ()) -> None:
         storage = _Links()
         ordered = sorted({(link.version, link.lineage): link for link in links}.items())
-        for _, link in ordered[-CHAIN_MAX_LINKS:]:
+        for _, link in ordered:
             if len(link.lineage) != LINEAGE_BYTES:
                 raise ValueError(f"a lineage has {LINEAGE_BYTES} bytes, not {len(link.lineage)}")
             storage.append(ChainLink(*link))
-        self._blocks: tuple[_Links, ...] = (storage,)
-        self._start = 0
-        """Index of the first link in the first block."""
-        self._end = self._length = len(storage)
-        """Number of links in all blocks. ``_end`` is the end of the window in the last block."""
+        self._kept_root: ChainLink | None = None
+        """The root, once the window has passed it."""
+        self._see([storage], 0, len(storage), len(storage))
 
-    @classmethod
-    def _window(cls, blocks: Sequence[_Links], start: int, end: int, length: int) -> Chain:
-        """Return a chain of the newest ``CHAIN_MAX_LINKS`` of these ``length`` links."""
+    def _window(self, blocks: Sequence[_Links], start: int, end: int, length: int) -> Chain:
+        """Return a chain with this one's kept root and the newest of these ``length`` links."""
+        chain = Chain.__new__(Chain)
+        chain._kept_root = self._kept_root
+        chain._see(blocks, start, end, length)
+        return chain
+
+    def _see(self, blocks: Sequence[_Links], start: int, end: int, length: int) -> None:
+        """Set the window to the newest links that there is room for beside the root."""
         first = 0
-        start += max(0, length - CHAIN_MAX_LINKS)
+        if length + (self._kept_root is not None) > CHAIN_MAX_LINKS:
+            oldest = blocks[0].link(start)
+            if self._kept_root is None and oldest.version == 0:
+                self._kept_root = oldest
+            room = CHAIN_MAX_LINKS - (self._kept_root is not None)
+            start += length - room
+            length = room
         while first < len(blocks) - 1 and start >= len(blocks[first]):
             start -= len(blocks[first])
             first += 1
-        chain = cls.__new__(cls)
-        chain._blocks, chain._start, chain._end = tuple(blocks[first:]), start, end
-        chain._length = min(length, CHAIN_MAX_LINKS)
-        return chain
+        self._blocks: tuple[_Links, ...] = tuple(blocks[first:])
+        self._start = start
+        """Index of the first link in the first block."""
+        self._end = end
+        """End of the window in the last block."""
+        self._length = length
+        """Number of links in the window."""
 
     def extended(self, link: ChainLink) -> Chain:
-        """Return this chain with a newer link. Beyond ``CHAIN_MAX_LINKS`` the oldest is dropped."""
+        """Return this chain with a newer link. Beyond ``CHAIN_MAX_LINKS`` an old one is dropped."""
         if len(link.lineage) != LINEAGE_BYTES:
             raise ValueError(f"a lineage has {LINEAGE_BYTES} bytes, not {len(link.lineage)}")
         if len(self) and link.version <= self.tip.version:
@@ -189,7 +203,9 @@ class Chain:
         """Return a chain with all links of both, as after a mix."""
         # In a swarm of sixty groups each version adds sixty links, most of which are known.
         new: dict[int, dict[Lineage, AnyLink]] = {}
-        for version, links in groupby(other, key=_version):
+        root = self._kept_root
+        unknown = (link for link in other if root is None or link.lineage != root.lineage)
+        for version, links in groupby(unknown, key=_version):
             number, block, first, last = self._range(version)
             if missing := block.missing(links, first, last):
                 new.setdefault(number, {}).update(missing)
@@ -239,9 +255,11 @@ class Chain:
         return number, block, *block.range(version, start, end)
 
     def __len__(self) -> int:
-        return self._length
+        return self._length + (self._kept_root is not None)
 
     def __iter__(self) -> Iterator[ChainLink]:
+        if self._kept_root is not None:
+            yield self._kept_root
         for number in range(len(self._blocks)):
             block, start, end = self._block(number)
             for index in range(start, end):
@@ -252,6 +270,8 @@ class Chain:
             block, start, end = self._block(number)
             for index in reversed(range(start, end)):
                 yield block.link(index)
+        if self._kept_root is not None:
+            yield self._kept_root
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Chain) and list(self) == list(other)
@@ -274,12 +294,15 @@ class Chain:
 
     @property
     def root(self) -> ChainLink | None:
-        """The founder's version 0; ``None`` once it was dropped."""
+        """The founder's version 0; ``None`` in a chain that was made without it."""
         oldest = next(iter(self), None)
         return oldest if oldest is not None and oldest.version == 0 else None
 
     def find(self, version: int, lineage: Lineage) -> ChainLink | None:
         """Return the link of a state if it is in this chain. This is the test for *behind*."""
+        root = self._kept_root
+        if root is not None and (version, lineage) == (root.version, root.lineage):
+            return root
         _, block, first, last = self._range(version)
         place = block.place(lineage, first, last)
         return block.link(place) if place is not None else None
@@ -321,10 +344,14 @@ class Chain:
         found = []
         number, passed = len(self._blocks) - 1, 0
         block, start, end = self._block(number)
+        if self._kept_root is not None:
+            backs.pop()
         for back in backs:
             while back - passed >= end - start:
                 passed += end - start
                 number -= 1
                 block, start, end = self._block(number)
             found.append(block.link(end - 1 - (back - passed)))
+        if self._kept_root is not None:
+            found.append(self._kept_root)
         return tuple(found)

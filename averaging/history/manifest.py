@@ -120,16 +120,17 @@ class Pieces:
     values: int
 
     @property
-    def _each(self) -> int:
+    def of_theta(self) -> int:
+        """Number of pieces of theta, which come first."""
         return -(-self.values * 4 // PIECE_BYTES)
 
     @property
     def count(self) -> int:
-        return 2 * self._each
+        return 2 * self.of_theta
 
     def view(self, index: int, theta: memoryview, momentum: memoryview) -> memoryview:
         """Return piece ``index`` of the two vectors' bytes."""
-        vector, at = (theta, index) if index < self._each else (momentum, index - self._each)
+        vector, at = (theta, index) if index < self.of_theta else (momentum, index - self.of_theta)
         return vector[at * PIECE_BYTES : (at + 1) * PIECE_BYTES]
 
 

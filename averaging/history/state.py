@@ -33,9 +33,15 @@ class FragmentState:
     peer takes the state."""
 
     @classmethod
-    def founded(cls, layout_hash: bytes, fragment: int, theta: Float32s) -> FragmentState:
-        """Return version 0 of a run: a founder's own parameters, no momentum, nothing merged."""
-        history, nothing = origin(layout_hash, fragment, _bytes_digest(theta)), MergedMap()
+    def founded(
+        cls, layout_hash: bytes, fragment: int, theta: Float32s, *, nonce: bytes = b""
+    ) -> FragmentState:
+        """Return version 0 of a run: a founder's own parameters, no momentum, nothing merged.
+
+        ``nonce``: the founding's own random bytes, which a simulation with one founding needs not.
+        """
+        history = origin(layout_hash, fragment, _bytes_digest(theta), nonce)
+        nothing = MergedMap()
         lineage = bound(history, nothing.digest())
         chain = Chain([ChainLink(0, lineage, 0)])
         return cls(fragment, 0, lineage, chain, theta, np.zeros_like(theta), nothing, history)

@@ -139,6 +139,7 @@ class Averager:
             threads=self.threads,
             settings=self.settings.fetch,
             prefers=self.is_established,
+            state_bytes=8 * sum(fragment.size for fragment in terms.layout.fragments),
         )
         self.fetcher = Fetcher(
             host, terms.run, self.threads, self.settings.fetch, around.on_fetched

@@ -1,16 +1,24 @@
 """Fair shares of what one peer has for others: bytes of memory, and places to be served.
 
 Limits are for all peers together first, then for each. When all places are taken, a new peer takes
-that of a slow one, so a few strangers that hold places without using them keep nobody out.
+that of a slow one, so a few strangers that hold places without using them keep nobody out; or that
+of one that had its share, so neither do strangers that use them without end.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dht.identity import PeerId
+
+SHARES_MAX = 4096
+"""Peers whose use is remembered; the one that is silent for the longest is forgotten first."""
+
+SERVED_LATELY_S = 5.0
+"""Time since a peer was sent something in which others still give way to it."""
 
 
 class ByteBudget:
@@ -46,6 +54,38 @@ class ByteBudget:
             del self._held[peer]
 
 
+@dataclass(slots=True)
+class Shares:
+    """Bytes that each peer was sent: those over its share give way to others for a while."""
+
+    share_bytes: float = math.inf
+    """What a peer is sent before others go first."""
+
+    regained_s: float = 600.0
+    """Time in which a peer regains its whole share."""
+
+    _used: dict[PeerId, tuple[float, float]] = field(default_factory=dict)
+    """Bytes used, and the time at which they were counted, the longest silent peer first."""
+
+    def use(self, peer: PeerId, size: int, now: float) -> None:
+        used = self._left_of(peer, now) + size
+        self._used.pop(peer, None)
+        # At most a second share of debt: a peer is served first again after twice the time.
+        self._used[peer] = (min(used, 2 * self.share_bytes), now)
+        while len(self._used) > SHARES_MAX:
+            del self._used[next(iter(self._used))]
+
+    def is_used_up(self, peer: PeerId, now: float) -> bool:
+        return self._left_of(peer, now) > self.share_bytes
+
+    def _left_of(self, peer: PeerId, now: float) -> float:
+        """Bytes that a peer has used and not regained."""
+        used, counted_at = self._used.get(peer, (0.0, now))
+        if math.isinf(self.share_bytes):
+            return 0.0
+        return max(0.0, used - (now - counted_at) * self.share_bytes / self.regained_s)
+
+
 @dataclass(eq=False, slots=True)
 class Place:
     """One peer being served."""
@@ -56,6 +96,7 @@ class Place:
     """Called when another peer takes the place."""
 
     served_bytes: int = 0
+    served_at: float = -math.inf
 
     def bytes_per_s(self, now: float) -> float:
         return self.served_bytes / max(now - self.since, 1e-9)
@@ -76,6 +117,7 @@ class Places:
     prefers: Callable[[PeerId], bool] = lambda peer: False
     """Peers that take the place of any other, and whose places no others take."""
 
+    shares: Shares = field(default_factory=Shares)
     _taken: list[Place] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -86,7 +128,7 @@ class Places:
         if sum(place.peer == peer for place in self._taken) >= self.per_peer_max:
             return None
         if len(self._taken) >= self.places_max:
-            loser = self._slowest(now, preferred=self.prefers(peer))
+            loser = self._loser(peer, now)
             if loser is None:
                 return None
             self.leave(loser)
@@ -100,16 +142,41 @@ class Places:
         if place in self._taken:
             self._taken.remove(place)
 
-    def _slowest(self, now: float, *, preferred: bool) -> Place | None:
-        able = [
-            place
-            for place in self._taken
-            if not self.prefers(place.peer)
-            and (
-                preferred
-                or (
-                    now - place.since >= self.grace_s and place.bytes_per_s(now) < self.slow_bytes_s
-                )
-            )
-        ]
+    def served(self, place: Place, size: int, now: float) -> None:
+        """Note that a peer was sent bytes."""
+        place.served_bytes += size
+        place.served_at = now
+        self.shares.use(place.peer, size, now)
+
+    def goes_before(self, peer: PeerId, other: PeerId, now: float) -> bool:
+        """Say whether a peer is served before another one that had its share."""
+        return (
+            self.shares.is_used_up(other, now)
+            and not self.shares.is_used_up(peer, now)
+            and (self.prefers(peer) or not self.prefers(other))
+        )
+
+    def gives_way(self, place: Place, now: float) -> bool:
+        """Say whether another peer that goes before this one is being served just now."""
+        return any(
+            now - max(other.since, other.served_at) < SERVED_LATELY_S
+            and self.goes_before(other.peer, place.peer, now)
+            for other in self._taken
+            if other.peer != place.peer
+        )
+
+    def _loser(self, peer: PeerId, now: float) -> Place | None:
+        """The place that this peer may take: of the slowest one, or of one that had its share."""
+        able = [place for place in self._taken if self._loses_to(place, peer, now)]
         return min(able, key=lambda place: place.bytes_per_s(now), default=None)
+
+    def _loses_to(self, place: Place, peer: PeerId, now: float) -> bool:
+        if self.goes_before(peer, place.peer, now):
+            return True
+        if self.prefers(place.peer) or self.goes_before(place.peer, peer, now):
+            return False
+        return self.prefers(peer) or self._is_slow(place, now)
+
+    def _is_slow(self, place: Place, now: float) -> bool:
+        held_s = now - place.since
+        return held_s >= self.grace_s and place.bytes_per_s(now) < self.slow_bytes_s

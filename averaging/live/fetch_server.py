@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from averaging.history.manifest import (
 )
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
-from averaging.live.fair_shares import Place, Places
+from averaging.live.fair_shares import Place, Places, Shares
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage, Count, Digest, Signatures, encode_signatures
 from dht.errors import HostClosed, StreamBroken
@@ -73,6 +74,12 @@ class FetchSettings:
     served_grace_s: float = 10.0
     """When all streams are taken, another peer takes that of the slowest one, if this was served
     for so long, and more slowly than ``slow_bytes_s``."""
+    share_states: float = 1.5
+    """A peer that was sent so many times the run's whole state gives way to others, ..."""
+    share_s: float = 600.0
+    """... until it has regained its share, all of it in this time."""
+    give_way_s: float = 5.0
+    """Pause before each piece for such a peer, while another one is being served."""
     frozen_max: int = 4
     """States kept as they were for somebody who is reading them, while newer ones replace them."""
     frozen_spare_s: float = 1.0
@@ -135,8 +142,8 @@ class _Frozen:
     state: FragmentState
     manifest: asyncio.Future[bytes]
     read_at: float
-    readers: int = 0
-    """Streams that are open and asked for it."""
+    readers: list[PeerId] = field(default_factory=list)
+    """Peers whose streams are open and asked for it."""
     awaited: set[PeerId] = field(default_factory=set)
     """Peers that have its manifest, and ask others for theirs before they ask for pieces."""
     frozen_at: float = 0.0
@@ -144,7 +151,7 @@ class _Frozen:
 
     @property
     def is_wanted(self) -> bool:
-        return self.readers > 0 or bool(self.awaited)
+        return bool(self.readers or self.awaited)
 
     def bytes_per_s(self, now: float) -> float:
         return self.served_bytes / max(now - self.frozen_at, 1e-9)
@@ -156,6 +163,7 @@ class _Reader:
 
     stream: Stream
     place: Place
+    places: Places
     stall_max_s: float
     reading: list[_Frozen] = field(default_factory=list)
     """States that it asked for."""
@@ -163,12 +171,13 @@ class _Reader:
     async def tell(self, *parts: bytes | memoryview) -> None:
         """Send a frame of an answer."""
         await self.stream.send(DATA, *parts, timeout_s=self.stall_max_s)
-        self.place.served_bytes += sum(len(part) for part in parts)
+        size = sum(len(part) for part in parts)
+        self.places.served(self.place, size, asyncio.get_running_loop().time())
 
     def begins(self, frozen: _Frozen) -> None:
         """Note that it reads this state from now on, until it ends."""
         if all(frozen is not other for other in self.reading):
-            frozen.readers += 1
+            frozen.readers.append(self.place.peer)
             self.reading.append(frozen)
 
 
@@ -184,8 +193,12 @@ class FetchServer:
         threads: Threads,
         settings: FetchSettings | None = None,
         prefers: Callable[[PeerId], bool] = lambda peer: False,
+        state_bytes: float = math.inf,
     ) -> None:
-        """``prefers``: whether this peer is served even when all others would have to wait."""
+        """``prefers``: whether this peer is served even when all others would have to wait.
+
+        ``state_bytes``: size of the states of all fragments.
+        """
         self.settings = settings or FetchSettings()
         self.counters: Counter[str] = Counter()
         self._host = host
@@ -199,6 +212,7 @@ class FetchServer:
             self.settings.served_grace_s,
             self.settings.slow_bytes_s,
             prefers,
+            Shares(self.settings.share_states * state_bytes, self.settings.share_s),
         )
 
     def __repr__(self) -> str:
@@ -243,7 +257,7 @@ class FetchServer:
                 timeout_s=REFUSE_WITHIN_S,
             )
             return
-        reader = _Reader(stream, place, self.settings.stall_max_s)
+        reader = _Reader(stream, place, self._served, self.settings.stall_max_s)
         try:
             while True:
                 frame = await stream.receive(timeout_s=self.settings.stall_max_s)
@@ -260,12 +274,12 @@ class FetchServer:
             logger.debug("fetch_broken peer=%s reason=%s", peer, error)
         finally:
             for frozen in reader.reading:
-                frozen.readers -= 1
+                frozen.readers.remove(peer)
             self._served.leave(place)
 
     async def _answer(self, reader: _Reader, request: Request) -> None:
         if isinstance(request, AskManifest):
-            frozen = self._freeze(request.fragment)
+            frozen = self._freeze(request.fragment, reader.place.peer)
             frozen.awaited.add(reader.stream.remote)
             reader.begins(frozen)
             await self._tell_manifest(reader, frozen)
@@ -284,7 +298,7 @@ class FetchServer:
         await self._send_all(reader, memoryview(data))
         await reader.tell()
 
-    def _freeze(self, fragment: int) -> _Frozen:
+    def _freeze(self, fragment: int, peer: PeerId) -> _Frozen:
         state = self._library.state(fragment)
         if state is None:
             raise _NotHere(f"no state of fragment {fragment} here, or it is changing just now")
@@ -293,19 +307,19 @@ class FetchServer:
         key = (fragment, state.lineage)
         frozen = self._frozen.get(key)
         if frozen is None:
-            if len(self._frozen) >= self.settings.frozen_max and not self._made_room(now):
+            if len(self._frozen) >= self.settings.frozen_max and not self._made_room(peer, now):
                 raise _NotHere("as many states as I can keep are being read; ask somebody else")
             made = asyncio.ensure_future(self._threads.run(describe, state))
             frozen = self._frozen[key] = _Frozen(state, made, now, frozen_at=now)
         frozen.read_at = now
         return frozen
 
-    def _made_room(self, now: float) -> bool:
+    def _made_room(self, peer: PeerId, now: float) -> bool:
         """Let go of a state that nobody reads: one that nobody is about to read, if there is one.
 
         Else a newcomer that fetches one fragment after the other would wait for each to grow idle.
         A state that is being read stays, unless all are: then the one that is read most slowly
-        goes, if it is slow.
+        goes, if it is slow, or if all who read it had their share.
         """
         settings = self.settings
         spare = [
@@ -318,12 +332,17 @@ class FetchServer:
                     frozen.frozen_at < now - settings.served_grace_s
                     and frozen.bytes_per_s(now) < settings.slow_bytes_s
                 )
+                or (frozen.is_wanted and self._all_give_way(frozen, peer, now))
             )
         ]
         if not spare:
             return False
         del self._frozen[min(spare)[2]]
         return True
+
+    def _all_give_way(self, frozen: _Frozen, peer: PeerId, now: float) -> bool:
+        wanted_by = {*frozen.readers, *frozen.awaited}
+        return all(self._served.goes_before(peer, other, now) for other in wanted_by)
 
     def _kept(self, request: AskPieces) -> _Frozen:
         frozen = self._frozen.get((request.fragment, request.lineage))
@@ -340,6 +359,8 @@ class FetchServer:
         theta, momentum = as_bytes(frozen.state.theta), as_bytes(frozen.state.momentum)
         for index in range(request.first, request.first + request.count):
             frozen.read_at = asyncio.get_running_loop().time()
+            if self._served.gives_way(reader.place, frozen.read_at):
+                await asyncio.sleep(self.settings.give_way_s)
             piece = pieces.view(index, theta, momentum)
             await reader.tell(piece)
             frozen.served_bytes += len(piece)

@@ -122,22 +122,23 @@ class Partial:
     manifest: Manifest
     theta: np.ndarray[tuple[int], np.dtype[np.float32]]
     momentum: np.ndarray[tuple[int], np.dtype[np.float32]]
+    count: int
+    """Number of pieces that are wanted."""
     missing: list[int]
     """Pieces that nobody is fetching, in descending order."""
     verified: int = 0
 
     @classmethod
-    def begin(cls, manifest: Manifest, values: int) -> Partial:
+    def begin(cls, manifest: Manifest, values: int, *, has_momentum: bool = True) -> Partial:
+        pieces = Pieces(values)
+        count = pieces.count if has_momentum else pieces.of_theta
         return cls(
             manifest,
             np.empty(values, np.float32),
-            np.empty(values, np.float32),
-            list(range(Pieces(values).count))[::-1],
+            np.empty(values if has_momentum else 0, np.float32),
+            count,
+            list(range(count))[::-1],
         )
-
-    @property
-    def count(self) -> int:
-        return Pieces(self.theta.size).count
 
     @property
     def done(self) -> bool:
@@ -336,6 +337,8 @@ class Fetcher:
     line: LineSpeed = field(default_factory=LineSpeed)
     """Speed of the own line downwards, which downloads help to measure."""
     counters: Counter[str] = field(default_factory=Counter)
+    has_momentum: bool = True
+    """False for a reader of parameters alone: the momentum of its states is empty."""
     _partials: dict[int, Partial] = field(default_factory=dict)
 
     async def state(
@@ -387,7 +390,8 @@ class Fetcher:
             raise FetchFailed(fragment, reasons)
         partial = self._partials.get(fragment)
         if partial is None or partial.manifest != manifest:
-            partial = self._partials[fragment] = Partial.begin(manifest, values)
+            partial = Partial.begin(manifest, values, has_momentum=self.has_momentum)
+            self._partials[fragment] = partial
         self._report(partial, len(holders))
         while not partial.done:
             if not holders:

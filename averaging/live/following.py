@@ -11,8 +11,6 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import blake3
-
 from averaging import messages as said
 from averaging.errors import AveragingError
 from averaging.history.adoption import Parting
@@ -38,6 +36,7 @@ from averaging.round.taking_over import (
     shared_version,
     unfit,
 )
+from averaging.rules.sources import sources_in_turn, with_first
 from dht.identity import PeerId
 
 logger = logging.getLogger(__name__)
@@ -55,24 +54,18 @@ class Following:
     # Catching up
 
     def _sources(self, first: PeerId | None) -> list[PeerId]:
-        """Peers to ask for a state: first the one that is said to have it, then all live ones."""
+        """All live peers to ask for a state, and ``first``, which is said to have it."""
         averager = self._averager
         now = averager.now()
-        others = [
-            peer
-            for peer, seen in sorted(averager.view.items())
-            if seen.is_live(now) and peer != averager.life.peer
-        ]
-        # Every peer asks in an order of its own.
-        key = blake3.blake3(averager.life.peer.encode() + bytes([self._work.index % 256])).digest()
-
-        def rank(peer: PeerId) -> tuple[bool, bytes]:
-            # A peer that is not known to be dialable may be connected all the same.
-            unreachable = not averager.view[peer].reachable
-            return unreachable, blake3.blake3(key + peer.encode()).digest()
-
-        others.sort(key=rank)
-        return [*([first] if first is not None else []), *(p for p in others if p != first)]
+        live = {peer: seen for peer, seen in averager.view.items() if seen.is_live(now)}
+        established = {peer for peer in {*live, first} if peer and averager.is_established(peer)}
+        in_turn = sources_in_turn(
+            averager.life.peer, self._work.index, live, established.__contains__
+        )
+        if first is None:
+            return in_turn
+        asked_max = averager.settings.fetch.sources_max
+        return with_first(in_turn, first, established.__contains__, asked_max=asked_max)
 
     async def catch_up(self, effect: CatchUp | Rebase) -> None:
         assert self._work.machine is not None
@@ -93,7 +86,8 @@ class Following:
                 if state is None:
                     how = "state"
                     sources = self._sources(effect.source)
-                    state = await self._fetch_state(sources, _Trust(self._work, self._is_newer))
+                    trust = _Trust(self._work, self._is_newer)
+                    state = await self._fetch_state(sources, trust, effect.source)
         except FetchFailed as error:
             now = averager.now()
             held_s = now - asked_at
@@ -158,13 +152,16 @@ class Following:
             return None
         return parting_at(shared, theta, before, state, life)
 
-    async def _fetch_state(self, sources: Sequence[PeerId], trust: _Trust) -> FragmentState:
+    async def _fetch_state(
+        self, sources: Sequence[PeerId], trust: _Trust, named: PeerId
+    ) -> FragmentState:
+        """Fetch a state; ``named``: the peer that is blamed for one that may not be taken."""
         averager = self._averager
         timeout_s = self._timeout_s(2 * 4 * self._work.fragment.size)
         state = await averager.fetcher.state(
             self._work.index, self._work.fragment.size, sources, trust=trust, timeout_s=timeout_s
         )
-        return await self._fit(state, sources[0])
+        return await self._fit(state, named)
 
     async def _fit(self, state: FragmentState, source: PeerId) -> FragmentState:
         """The state, if its numbers may be taken. Raises ``FetchFailed``."""
@@ -213,7 +210,8 @@ class Following:
         """Replay up to the lineage asked for; ``None`` when only a whole state will do."""
         averager = self._averager
         sizes = self._work.fragment.unit_sizes
-        payload_bytes = codec_named(averager.policy.codec).encoded_size(sizes)
+        codec = codec_named(averager.policy.of_fragment(self._work.fragment).codec)
+        payload_bytes = codec.encoded_size(sizes)
         needs_way = averager.port is not None and averager.port.misses_base(self._work.index)
         if not prefers_replay(effect, before, payload_bytes=payload_bytes, needs_way=needs_way):
             return None
@@ -311,7 +309,8 @@ class Following:
 
     async def state_of(self, source: PeerId) -> FragmentState:
         """The certified state that one peer has. Raises ``FetchFailed``."""
-        return await self._fetch_state([source], _Trust(self._work, lambda theirs: True))
+        trust = _Trust(self._work, lambda theirs: True)
+        return await self._fetch_state([source], trust, source)
 
     async def replace(self, state: FragmentState, *, reason: str) -> None:
         """Take a state of another history instead of the own one; pending work is given up."""
@@ -374,7 +373,8 @@ class Following:
             async with asyncio.timeout(averager.policy.catch_up_s):
                 await averager.until(lambda: self._work.is_free)
                 before = self._work.state
-                state = await self._fetch_state(holders, _Trust(self._work, lambda theirs: True))
+                trust = _Trust(self._work, lambda theirs: True)
+                state = await self._fetch_state(holders, trust, holders[0])
                 await averager.until(lambda: self._work.is_free)
         except (TimeoutError, FetchFailed) as error:
             self._work.event("give_way_failed", reason=str(error))

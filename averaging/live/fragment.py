@@ -63,6 +63,7 @@ from averaging.round.inputs import (
     UploadFailed,
 )
 from averaging.round.machine import FragmentRounds
+from averaging.round.phase import Phase
 from averaging.round.reducer import Length
 from averaging.round.turns import rank
 from averaging.rules.sites import site_pass
@@ -104,6 +105,8 @@ class FragmentWork:
         """Rounds of others that were reduced here, by the state that they follow on."""
         self.following = Following(self)
         self._asking = False
+        self._wanted = False
+        """Another snapshot is to be taken as soon as the last one is put away."""
         self._applying = False
         self._mine: bytes | None = None
         """The round that this peer is a member of."""
@@ -156,7 +159,7 @@ class FragmentWork:
             incarnation=averager.me.incarnation,
             fragment=self.index,
             topic=averager.topic,
-            policy=averager.policy,
+            policy=averager.policy.of_fragment(self.fragment),
             codecs=codec_names(),
             encoded_bytes=self._encoded_bytes,
             sign=averager.me.identity.sign,
@@ -288,12 +291,15 @@ class FragmentWork:
     def _take_snapshot(self) -> None:
         averager = self.averager
         assert averager.port is not None and self.machine is not None
-        if not (averager.has_place() and self.is_free):
+        if averager.has_place() and self.is_free:
+            self._asking = True
+            averager.spawn(self._ask(averager.port), f"snapshot of fragment {self.index}")
+        elif self._asking:
+            # It was asked for before this peer caught up. A leader waits for the next one.
+            self._wanted = True
+        else:
             # From inside of the machine's own effects it must not be called: next turn.
             asyncio.get_running_loop().call_soon(averager.turn_away, self.index)
-            return
-        self._asking = True
-        averager.spawn(self._ask(averager.port), f"snapshot of fragment {self.index}")
 
     async def _ask(self, port: LearnerPort) -> None:
         timeout_s = self.averager.policy.snapshot_s
@@ -301,7 +307,14 @@ class FragmentWork:
             self.snapshot = await port.snapshot(self.index, timeout_s=timeout_s)
         finally:
             self._asking = False
-        await self._offer(self.snapshot)
+        if not self._wanted:
+            await self._offer(self.snapshot)
+            return
+        self._wanted = False
+        if self.snapshot is not None:
+            await self._release_now(self.snapshot)
+        if self.machine is not None and self.machine.phase is Phase.WANTED:
+            self._take_snapshot()
 
     async def _offer(self, snapshot: Snapshot | None) -> None:
         assert self.machine is not None and self.averager.port is not None

@@ -29,7 +29,7 @@ from multiaddr import Multiaddr
 from averaging.errors import BulkRefused
 from averaging.live.bulk import HEADER_MAX_BYTES, Bulk, TransportSettings
 from averaging.live.fair_shares import Places
-from averaging.rules.line_speed import LineSpeed
+from averaging.rules.line_speed import paired
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.guarded_host import REASON_MAX_BYTES, REFUSED
 from dht.host import Host, Stream
@@ -144,9 +144,8 @@ class Transport:
             slow_bytes_s=0.0,
             prefers=prefers,
         )
-        self.up = LineSpeed()
-        """Upload speed of this peer's line, as measured on bulk streams."""
-        self.down = LineSpeed()
+        self.up, self.down = paired()
+        """Speeds of this peer's line, as measured on bulk streams."""
         self._tasks: asyncio.TaskGroup | None = None
         self._own: set[asyncio.Task[None]] = set()
         self._closing = False

@@ -12,13 +12,13 @@ one. With a vocabulary of bytes and four fragments the paper's rule made three l
 tiny one: as many rounds for a fraction of the bytes. Merge rules, norms and codecs go by the kind
 of a unit, which does not depend on this.
 
-Buffers (such as the running statistics of a BatchNorm) are not part of a layout and stay local. All
-values of a fragment share an outer optimizer and a codec, on which peers must agree to the bit in
-merge, meld, replay, rewind and audit alike. Statistics would need a plain mean, because Nesterov
-momentum takes a variance that falls from 1 to 0.01 below zero, and a finer codec, because the error
-of int4 is a fifteenth of the largest displacement in a block. A peer's own statistics follow its
-activations within about ten steps of each adoption. To get buffers for the final parameters,
-compute them from data with ``torch.optim.swa_utils.update_bn``.
+Buffers (such as the running statistics of a BatchNorm) are in a layout only as **statistics**. They
+form a last fragment of their own, because all values of a fragment share an outer optimizer and a
+codec, on which peers must agree to the bit in merge, meld, replay, rewind and audit alike.
+Statistics want a plain mean, because Nesterov momentum takes a variance that falls from 1 to 0.01
+below zero, and f32, because the error of int4 is a fifteenth of the largest displacement in a block
+(``RoundPolicy.of_statistics``). A learner takes them in by setting them
+(``averaging.history.adoption``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import msgspec
 
 from averaging.numbers.slices import Slice, cut
 
-Kind: TypeAlias = Literal["matrix", "embedding", "head", "vector"]
+Kind: TypeAlias = Literal["matrix", "embedding", "head", "vector", "statistic"]
 
 UNIT_MAX_VALUES = 1 << 20
 """Most values in a unit; a larger tensor becomes several. Hashes of layouts depend on it."""
@@ -49,7 +49,7 @@ _HASH_DOMAIN = b"shoal layout 1"
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor to be trained. Learners may hold it in different dtypes; peers exchange fp32."""
+    """An exchanged tensor. Learners may hold it in different dtypes; peers exchange fp32."""
 
     name: str
     shape: tuple[int, ...]
@@ -115,6 +115,11 @@ class Fragment:
     def kinds(self) -> tuple[Kind, ...]:
         return tuple(unit.kind for unit in self.units)
 
+    @cached_property
+    def has_statistics(self) -> bool:
+        """True if this is the fragment of the statistics, which nobody trains."""
+        return "statistic" in self.kinds
+
     def slices(self, shares: Sequence[int]) -> tuple[Slice, ...]:
         return cut(self.unit_sizes, shares)
 
@@ -150,24 +155,27 @@ class Layout:
         *,
         embeddings: Collection[str] = (),
         heads: Collection[str] = (),
+        statistics: Collection[str] = (),
     ) -> Layout:
         """Lay ``specs`` out in ``fragments`` fragments, or in fewer if there are fewer values.
 
         ``embeddings`` and ``heads`` name the tensors that get fragments of their own if they are
-        large enough.
+        large enough, ``statistics`` those that get one more fragment in any case.
         """
         ordered = tuple(sorted(specs, key=lambda spec: spec.name))
-        _check(ordered, fragments, embeddings, heads)
-        kinds = {spec.name: _kind(spec, embeddings, heads) for spec in ordered}
+        _check(ordered, fragments, embeddings, heads, statistics)
+        kinds = {spec.name: _kind(spec, embeddings, heads, statistics) for spec in ordered}
+        trained = [spec for spec in ordered if kinds[spec.name] != "statistic"]
         body = [spec for spec in ordered if kinds[spec.name] in ("matrix", "vector")]
         apart = [spec for spec in ordered if kinds[spec.name] in ("embedding", "head")]
         body_bins, apart_bins = _deal(_total(body), _total(apart), fragments)
         bins: list[list[_Piece]] = []
         if apart_bins == 0:
-            bins += _pack(ordered, kinds, body_bins)
+            bins += _pack(trained, kinds, body_bins)
         else:
             bins += _pack(body, kinds, body_bins)
             bins += _pack(apart, kinds, apart_bins)
+        bins += _pack([spec for spec in ordered if kinds[spec.name] == "statistic"], kinds, 1)
         made = tuple(
             Fragment(index, _units(pieces))
             for index, pieces in enumerate(pieces for pieces in bins if pieces)
@@ -189,20 +197,30 @@ def _check(
     fragments: int,
     embeddings: Collection[str],
     heads: Collection[str],
+    statistics: Collection[str],
 ) -> None:
     if fragments < 1:
         raise ValueError(f"fragments is {fragments}; it must be at least 1")
     for before, after in pairwise(specs):
         if before.name == after.name:
             raise ValueError(f"two tensors are named {after.name!r}; names must differ")
-    unknown = sorted({*embeddings, *heads} - {spec.name for spec in specs})
+    unknown = sorted({*embeddings, *heads, *statistics} - {spec.name for spec in specs})
     if unknown:
-        raise ValueError(f"embeddings or heads name {unknown}, which are not among the tensors")
-    if not _total(specs):
+        raise ValueError(
+            f"embeddings, heads or statistics name {unknown}, which are not among the tensors"
+        )
+    if not _total(spec for spec in specs if spec.name not in statistics):
         raise ValueError("no tensor has a value; there is nothing to train")
 
 
-def _kind(spec: TensorSpec, embeddings: Collection[str], heads: Collection[str]) -> Kind:
+def _kind(
+    spec: TensorSpec,
+    embeddings: Collection[str],
+    heads: Collection[str],
+    statistics: Collection[str],
+) -> Kind:
+    if spec.name in statistics:
+        return "statistic"
     if spec.name in embeddings:
         return "embedding"
     if spec.name in heads:

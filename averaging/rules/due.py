@@ -23,7 +23,8 @@ class DuePolicy:
     fragments: int = 24
     """P: the first due times of the fragments are H/P apart."""
     called_share: float = 0.5
-    """A peer that is called joins at once if it has made at least this share of its steps."""
+    """A peer that is called joins at once if it has made at least this share of its steps since the
+    last round that it was in."""
     retry_share: float = 0.25
     """After an attempt that failed a fragment is due again this share of a cycle later."""
     scale_by_speed: bool = True
@@ -110,6 +111,10 @@ class DueTime:
         return step + 1 >= self._due
 
     def answers_call(self, step: int, interval: int) -> bool:
-        """Return whether a peer that is called after this many steps joins at once."""
+        """Return whether a peer that is called after this many steps joins at once.
+
+        The steps since its own last round count: a peer that missed the last closings has work for
+        another round, however short ago it heard of them.
+        """
         least = 1.0 if self.eager else max(1.0, interval * self.policy.called_share)
-        return step - self._anchor >= least
+        return step - self._last_step >= least

@@ -8,6 +8,10 @@ share the line, so their rates are added. One of the faster of the last twelve c
 that were cut included with the bytes that had passed. The owner's limits cap the result. A line of
 unknown speed counts as 5 Mbit/s.
 
+A peer on a slow line takes part in few rounds, so it uploads little, while it downloads every
+version. When the line recovers, its downloads show it and its uploads do not. So what is known of
+one direction is outdated once the other one has become much faster since (``paired``).
+
 Slices follow these speeds, and a line below a quarter of the usual speed neither leads nor reduces
 (``slow_lines``). With one member ten times slower, four peers wait 8.2 s for a round instead of
 11.3 s, and eight wait 7.7 s instead of 13.0 s. The slow member itself ends later (15.5 s instead of
@@ -35,6 +39,9 @@ TRANSFERS_KEPT = 12
 
 FASTEST_IGNORED = 0.25
 """Share of the fastest transfers that is ignored: a busy machine finds bytes in its buffers."""
+
+CHANGED_RATIO = 3.0
+"""A direction that has become this many times faster is on another line than before."""
 
 SLOW_SHARE = 0.25
 """A line slower than this share of the median is slow. Short transfers make lines look alike, so
@@ -65,10 +72,13 @@ class _Transfer:
 class LineSpeed:
     """The speed of one direction. Times are those of the caller's clock."""
 
-    __slots__ = ("_transfers",)
+    __slots__ = ("_other", "_other_then", "_transfers")
 
     def __init__(self) -> None:
         self._transfers: deque[_Transfer] = deque(maxlen=TRANSFERS_KEPT)
+        self._other: LineSpeed | None = None
+        self._other_then: float | None = None
+        """Speed of the other direction at the last transfer."""
 
     def __repr__(self) -> str:
         return f"LineSpeed({self.bytes_per_s} B/s of {len(self._transfers)} transfers)"
@@ -80,11 +90,24 @@ class LineSpeed:
         slow for its rounds' deadlines would never find out.
         """
         if count >= TRANSFER_MIN_BYTES and ended > began:
+            if self._is_outdated:
+                self._transfers.clear()
             self._transfers.append(_Transfer(count / (ended - began), began, ended))
+            self._other_then = None if self._other is None else self._other._measured
 
     @property
     def bytes_per_s(self) -> float | None:
-        """``None`` until a transfer was large enough."""
+        """``None`` until a transfer was large enough, and while what is known is outdated."""
+        return None if self._is_outdated else self._measured
+
+    @property
+    def _is_outdated(self) -> bool:
+        now = None if self._other is None else self._other._measured
+        then = self._other_then
+        return now is not None and then is not None and now > CHANGED_RATIO * then
+
+    @property
+    def _measured(self) -> float | None:
         if not self._transfers:
             return None
         rates = sorted(
@@ -92,3 +115,10 @@ class LineSpeed:
             for middle in ((each.began + each.ended) / 2 for each in self._transfers)
         )
         return rates[-1 - int(FASTEST_IGNORED * len(rates))]
+
+
+def paired() -> tuple[LineSpeed, LineSpeed]:
+    """The speeds of the two directions of one line: up and down."""
+    up, down = LineSpeed(), LineSpeed()
+    up._other, down._other = down, up
+    return up, down

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from averaging.messages import ROSTER_MAX
+from averaging.numbers.layout import Fragment
 from averaging.rules.due import DuePolicy
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.probation import ProbationPolicy
@@ -101,3 +102,10 @@ class RoundPolicy:
                 f"round_s is {self.round_s}; uploads and merged slices alone may take twice "
                 f"upload_s, {self.upload_s} s each"
             )
+
+    def of_statistics(self) -> RoundPolicy:
+        """The policy of the fragment of statistics: their exact mean, and no outer optimizer."""
+        return replace(self, codec="f32", merge="mean", eta=1.0, mu=0.0)
+
+    def of_fragment(self, fragment: Fragment) -> RoundPolicy:
+        return self.of_statistics() if fragment.has_statistics else self

@@ -11,12 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from multiaddr import Multiaddr
+
+from dht import addresses as address_rules
 from dht.identity import PeerId
-from dht.libp2p.directory_wire import MalformedMessage, place_of, read_subkey
+from dht.libp2p.directory_search import ROOTS, Search
+from dht.libp2p.directory_wire import MalformedMessage, read_subkey
 from dht.libp2p.hivemind_daemon import Daemon, peer_bytes
 from dht.libp2p.hivemind_patches import (
     DHTID,
@@ -25,10 +28,12 @@ from dht.libp2p.hivemind_patches import (
     DHTNode,
     DHTRecord,
     DictionaryDHTValue,
+    P2PDaemonError,
     PeerID,
     RecordValidatorBase,
 )
 from dht.membership.holders import Holders
+from dht.membership.replicas import SEEDS_MAX
 from dht.records import Admitted, RecordKeeper, Rejected, check
 
 _logger = logging.getLogger("dht.directory")
@@ -36,19 +41,10 @@ _logger = logging.getLogger("dht.directory")
 REPLICAS = 5
 """A record is stored on this many peers, the publisher among them if it is near."""
 
-BEAM = 8
-"""Number of nearest peers that a search asks: the replicas, and a few in reserve."""
-
-ASKED_MAX = 64
-"""Limit of peers asked by a search: a hostile peer can invent nearer ones without end."""
-
-OWN_MAX = 2
-"""Limit of peers that one path of a search alone has named among the nearest, while there are
-others: fewer than half of the replicas."""
-
 BUCKET_SIZE = 20
 RPC_TIMEOUT_S = 3.0
 PINGS_AT_ONCE = 8
+_GONE = "not connected any more"
 NO_NODE_RETRY_S = 60.0
 
 
@@ -170,6 +166,11 @@ class HivemindDirectory:
         self._judge = Judge(keeper)
         self._storage = RecordStorage(self._judge)
         self._node: Any = None
+        self._daemon: Daemon | None = None
+        self._seeds: frozenset[PeerId] = frozenset()
+        self._connected: dict[PeerId, str | None] = {}
+        """The network of each connected peer (``dht.addresses.network_of``)."""
+
         self._holders: Holders[Any] = Holders()
         self._not_nodes: dict[PeerId, float] = {}  # time until which not to ask them again
 
@@ -183,8 +184,12 @@ class HivemindDirectory:
         """Number of peers in the routing table."""
         return len(self._node.protocol.routing_table.uid_to_peer_id) if self._node else 0
 
+    def set_seeds(self, seeds: Collection[PeerId]) -> None:
+        self._seeds = frozenset(seeds) - {self._peer_id}
+
     async def start(self, daemon: Daemon, *, serve: bool) -> None:
         """Start on a new daemon. With ``serve`` this node stores and routes for other peers."""
+        self._daemon, self._connected = daemon, {}
         daemon.on_malformed = self._judge.malformed
         self._node = await DHTNode.create(
             p2p=daemon,
@@ -233,14 +238,17 @@ class HivemindDirectory:
             return False
         # hivemind adds it in a separate task; here the peer can be asked at once.
         await protocol.update_routing_table(place, target, responded=True)
+        if peer in self._seeds and peer not in self._connected:
+            await self._look_at_connections()
         return True
 
-    async def watch(self, connected: set[PeerId], *, now: float) -> None:
+    async def watch(self, connected: Mapping[PeerId, Sequence[Multiaddr]], *, now: float) -> None:
         """Put connected peers back into the routing table, from which one lost reply drops them.
 
         hivemind never does that itself. Peers without a directory node (they can only dial out) are
         asked again after a minute.
         """
+        self._note_connections(connected)
         if self._node is None:
             return
         self._not_nodes = {p: until for p, until in self._not_nodes.items() if until > now}
@@ -261,39 +269,64 @@ class HivemindDirectory:
             if not is_node:
                 self._not_nodes[peer] = now + NO_NODE_RETRY_S
 
+    def _note_connections(self, connected: Mapping[PeerId, Sequence[Multiaddr]]) -> None:
+        best = {peer: next(iter(address_rules.rank(at)), None) for peer, at in connected.items()}
+        self._connected = {
+            peer: None if address is None else address_rules.network_of(address)
+            for peer, address in best.items()
+        }
+
+    async def _look_at_connections(self) -> None:
+        if self._daemon is None:
+            return
+        try:
+            connected = await self._daemon.connected(timeout_s=RPC_TIMEOUT_S)
+        except (TimeoutError, OSError, P2PDaemonError):
+            return  # what was known stays
+        self._note_connections(connected)
+
+    def _seeds_of(self, key_id: Any) -> dict[Any, Any]:
+        """The connected seeds that hold the records under a key: everybody prefers the same."""
+        places = {id_of(seed): seed for seed in self._seeds if seed in self._connected}
+        nearest = sorted(places, key=key_id.xor_distance)[:SEEDS_MAX]
+        return {place: PeerID(peer_bytes(places[place])) for place in nearest}
+
     async def publish(self, key: str, record: bytes, *, ttl_s: float, timeout_s: float) -> int:
         node = self._node
         if node is None:
             return 0
         key_id = id_of(key)
         expiration = time.time() + ttl_s
-        stored = 0
+        stored: set[Any] = set()
+        replicas = REPLICAS
 
-        async def store_at(peer: Any) -> None:
-            nonlocal stored
+        async def store_at(place: Any, peer: Any) -> None:
             answer = await node.protocol.call_store(
                 peer, [key_id], [record], [expiration], subkeys=[self._peer_id]
             )
-            stored += bool(answer and answer[0])
+            if answer and answer[0]:
+                stored.add(place)
 
         try:
             async with asyncio.timeout(timeout_s):
-                peers = await self._search(node, key_id, lambda peer, records: None)
+                peers = await self._search(node, key_id, lambda peer, records: None, {})
+                seeds = self._seeds_of(key_id)
                 order = self._with_own_place(node, key_id, list(peers))
-                wanted = REPLICAS
-                while order and wanted > 0:
-                    asked, order = order[:wanted], order[wanted:]
-                    if node.node_id in asked:
+                peers |= seeds
+                wanted = {*seeds, *order[:REPLICAS]}
+                while wanted:
+                    if node.node_id in wanted:
                         # The own copy counts as a replica, but never as success.
                         self._storage.store_subkey(key_id, self._peer_id, record, expiration)
-                        asked.remove(node.node_id)
-                        wanted -= 1
-                    before = stored
-                    await asyncio.gather(*(store_at(peers[place]) for place in asked))
-                    wanted -= stored - before
+                        wanted.remove(node.node_id)
+                        order.remove(node.node_id)
+                        replicas -= 1
+                    await asyncio.gather(*(store_at(place, peers[place]) for place in wanted))
+                    order = [place for place in order if place in stored or place not in wanted]
+                    wanted = {*order[:replicas]} - stored
         except TimeoutError:
-            _logger.debug("publish_timed_out key=%s stored=%d", key, stored)
-        return stored
+            _logger.debug("publish_timed_out key=%s stored=%d", key, len(stored))
+        return len(stored)
 
     @staticmethod
     def _with_own_place(node: Any, key_id: Any, places: list[Any]) -> list[Any]:
@@ -313,9 +346,11 @@ class HivemindDirectory:
         newest: dict[PeerId, tuple[int, bytes]] = {}
         holders: list[Any] = []
 
+        seeds = self._seeds_of(key_id)
+
         def consider(holder: Any, records: DictionaryDHTValue) -> None:
-            if len(records) > 0:
-                holders.append(holder)
+            if len(records) > 0 and holder not in seeds.values():
+                holders.append(holder)  # seeds have enough to do without quick look-ups
             with records.freeze():  # another clock may call them expired; the keeper decides
                 entries = list(records.items())
             for subkey, (data, _) in entries:
@@ -335,7 +370,7 @@ class HivemindDirectory:
         try:
             async with asyncio.timeout(timeout_s):
                 if not (quick and await self._ask_holder(node, key, key_id, consider)):
-                    await self._search(node, key_id, consider)
+                    await self._search(node, key_id, consider, seeds)
                     loop = asyncio.get_running_loop()
                     self._holders.found(key, holders, now=loop.time())
         except TimeoutError:
@@ -357,27 +392,51 @@ class HivemindDirectory:
         consider(holder, found.value)
         return True
 
+    async def _locate(self, search: Search, found: Mapping[Any, Any]) -> None:
+        """Tell a search the networks of peers that it found."""
+        if not self._connected.keys() >= {_peer_id(peer) for peer in found.values()}:
+            await self._look_at_connections()
+        search.locate({p: self._connected.get(_peer_id(peer), _GONE) for p, peer in found.items()})
+
+    def _locate_connected(self, search: Search) -> None:
+        """Tell a search the networks of connected peers, which it need not ask to learn them."""
+        connected, new = self._connected, search.newly_known()
+        if new:
+            peers = {place: _peer_id(peer) for place, peer in new.items()}
+            search.locate({p: connected[peer] for p, peer in peers.items() if peer in connected})
+
     async def _search(
-        self, node: Any, key_id: Any, consider: Callable[[Any, DictionaryDHTValue], None]
+        self,
+        node: Any,
+        key_id: Any,
+        consider: Callable[[Any, DictionaryDHTValue], None],
+        seeds: dict[Any, Any],
     ) -> dict[Any, Any]:
         """Ask the peers nearest to a key, who may know nearer ones, until these have answered.
 
-        Returns those that answered, by place, in the order in which records are stored there.
-        hivemind's own search leaves tasks behind when it is given up, and asks far more peers than
-        needed.
+        ``seeds`` are asked as well. Returns those that answered, by place, in the order in which
+        records are stored there. hivemind's own search leaves tasks behind when it is given up, and
+        asks far more peers than needed.
         """
         table = node.protocol.routing_table
-        search = _Search(
-            key_id, dict(table.get_nearest_neighbors(key_id, BEAM, exclude=node.node_id))
+        search = Search(
+            key_id,
+            dict(table.get_nearest_neighbors(key_id, ROOTS, exclude=node.node_id)),
+            seeds,
         )
         asking: dict[asyncio.Task[Any], Any] = {}
         try:
             while True:
+                self._locate_connected(search)
                 for place in search.to_ask():
                     find = node._call_find_with_blacklist(search.known[place], [key_id])
                     asking[asyncio.ensure_future(find)] = place
                 if search.is_over():
-                    return search.found()
+                    found = search.found()
+                    if search.is_located(found):
+                        return found
+                    await self._locate(search, found)
+                    continue
                 done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     place = asking.pop(task)
@@ -395,88 +454,8 @@ class HivemindDirectory:
             await asyncio.gather(*asking, return_exceptions=True)
 
 
-class _Search:
-    """The decisions of a search: which peers to ask, and which were found.
-
-    A search begins at the peers in the routing table. Each of them is the root of a path, to which
-    the peers belong that were asked because of its answer. No path may ask more than its share of
-    all requests, and peers that only one path names take less than half of the places that are
-    asked first. So a hostile peer and those that it names cannot be all that a search finds, as
-    long as another path finds honest peers.
-    """
-
-    def __init__(self, key_id: Any, roots: dict[Any, Any]) -> None:
-        self.known = roots
-        """Peers by place, without those that did not answer."""
-
-        self._key_id = key_id
-        self._named_by: dict[Any, set[Any]] = {place: {place} for place in roots}
-        """Roots of the paths that named a place."""
-
-        self._path: dict[Any, Any] = {}
-        """Root of the path that asked a place."""
-
-        self._asked: Counter[Any] = Counter()
-        self._share = ASKED_MAX // max(1, len(roots))
-        self._answered: set[Any] = set()
-        self._failed: set[Any] = set()
-
-    def to_ask(self) -> list[Any]:
-        """The places to ask now, each of which is returned once."""
-        wanted = []
-        while new := [place for place in self._best() if place not in self._path]:
-            for place in new:
-                path = min(self._named_by[place], key=lambda root: (self._asked[root], root))
-                if self._asked[path] >= self._share:
-                    del self.known[place]
-                    continue
-                self._asked[path] += 1
-                self._path[place] = path
-                wanted.append(place)
-        return wanted
-
-    def answered(self, place: Any, nearer: Mapping[Any, Any], *, own_place: Any) -> None:
-        """Take the answer of a place: peers that it knows near the key."""
-        self._answered.add(place)
-        for other, peer in nearer.items():
-            if other == own_place or other in self._failed:
-                continue
-            if other.to_bytes() != place_of(peer.to_bytes()):
-                continue  # nobody honest names it
-            self.known.setdefault(other, peer)
-            self._named_by.setdefault(other, set()).add(self._path[place])
-
-    def failed(self, place: Any) -> None:
-        """Note that a place did not answer."""
-        self._failed.add(place)
-        self.known.pop(place, None)
-
-    def is_over(self) -> bool:
-        """Say whether the best places have all answered."""
-        return self._answered.issuperset(self._best())
-
-    def found(self) -> dict[Any, Any]:
-        return {place: self.known[place] for place in self._best()}
-
-    def _best(self) -> list[Any]:
-        """Up to ``BEAM`` known places, the nearest first, but no path's own among the first half.
-
-        Those beyond a path's share come last.
-        """
-        best: list[Any] = []
-        beyond: list[Any] = []
-        own: Counter[Any] = Counter()
-        for place in sorted(self.known, key=self._key_id.xor_distance):
-            named_by = self._named_by[place]
-            root = next(iter(named_by)) if len(named_by) == 1 else None
-            if root is not None and own[root] >= OWN_MAX:
-                beyond.append(place)
-                continue
-            own[root] += 1
-            best.append(place)
-            if len(best) == BEAM:
-                break
-        return [*best, *beyond][:BEAM]
+def _peer_id(peer: Any) -> PeerId:
+    return PeerId(peer.to_base58())
 
 
 def id_of(name: str) -> Any:

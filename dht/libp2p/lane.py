@@ -8,11 +8,11 @@ dials the port at an address at which the daemon is connected to that peer, neve
 another peer names, and sends the ticket's number; from then on every frame is sealed with those
 keys. So both ends are authenticated as surely as over libp2p, without another handshake.
 
-Where neither end can be dialled, both dial each other at once (``dht.libp2p.punching``). For that,
-each learns its outer address from peers outside, and they agree on the moment over the daemon.
-Where their routers do not let that through, both dial a third peer that passes the sealed frames on
-(``dht.libp2p.relaying``). A path that fails gives way to the next one; the better ones are tried
-again later, after longer and longer pauses.
+Where neither end can be dialled, or the other end dialled out and lets nobody in, both dial each
+other at once (``dht.libp2p.punching``). For that, each learns its outer address from peers outside,
+and they agree on the moment over the daemon. Where their routers do not let that through, both dial
+a third peer that passes the sealed frames on (``dht.libp2p.relaying``). A path that fails gives way
+to the next one; the better ones are tried again later, after longer and longer pauses.
 
 A connection carries one stream at a time, and is kept for the next one. If no connection can be had
 at once, the stream goes through the daemon, and the peer is dialled again later.
@@ -66,6 +66,7 @@ from dht.libp2p.lane_wire import (
     is_outer,
 )
 from dht.libp2p.pacing import Pace, Pacer
+from dht.libp2p.port_mapping import keep_mapped
 from dht.libp2p.punching import Opening
 from dht.libp2p.relaying import Relay, reach_through
 from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES, Ticket, Tickets
@@ -128,11 +129,16 @@ class LaneSettings:
     told_port: int | None = None
     """Port that other peers are told to dial instead: that of a router or proxy in front."""
 
-    wait_s: float = 0.05
-    """Time that a stream waits for a new connection before it takes the daemon. It suffices on a
-    near link; on a far link the daemon is no bottleneck, and the next stream has the connection."""
+    wait_s: float = 1.0
+    """Time that a stream waits for a new connection before it takes the daemon. It suffices for
+    three round trips on a far link. What goes through the daemon is not paced: on a home line it
+    fills the queue, before which the paced connections withdraw to their floor."""
 
     dial_timeout_s: float = 10.0
+    connect_s: float = 3.0
+    """Time for a TCP connection, before the peer counts as one behind a router and is met. It
+    suffices for a SYN that is sent twice."""
+
     answer_timeout_s: float = 2.0
     """Time after which a kept connection is dropped if the other side does not answer on it."""
 
@@ -310,6 +316,9 @@ class _Peer:
     must_meet: bool = False
     """The daemon has no direct connection with it."""
 
+    lets_none_in: bool = False
+    """It has a direct connection with the daemon, and could not be dialled: it dialled out."""
+
     apart: int = 0
     """Number of meetings in a row that failed."""
 
@@ -378,6 +387,9 @@ class Lane:
             tickets_max=4 * settings.connections_max,
         )
         self._listeners: list[socket.socket] = []
+        self._mapped_port: int | None = None
+        """Port of the router's public address that leads to this lane."""
+
         self._peers: OrderedDict[PeerId, _Peer] = OrderedDict()
         self._served: dict[_Connection, PeerId | None] = {}
         """Connections that other peers have dialled; ``None``: the peer is not known yet."""
@@ -399,6 +411,20 @@ class Lane:
             return None
         port: int = self._listeners[0].getsockname()[1]
         return port
+
+    @property
+    def told_port(self) -> int | None:
+        """The port that other peers are told to dial."""
+        return self.settings.told_port or self._mapped_port or self.port
+
+    def map_port(self, router: str) -> None:
+        """Have this router lead a port of its public address to the lane's, until it is closed."""
+        if self.port is not None and self.settings.told_port is None:
+            work = keep_mapped(router, self.port, self._port_mapped)
+            self._spawn(work, "lane port mapping")
+
+    def _port_mapped(self, port: int | None) -> None:
+        self._mapped_port = port
 
     @property
     def connections(self) -> int:
@@ -489,10 +515,10 @@ class Lane:
 
     def offer(self, peer: PeerId) -> bytes:
         """The ``Offer`` for a peer that asks over the daemon. Raises ``ValueError`` to refuse."""
-        if self.port is None or self._closed:
+        port = self.told_port
+        if port is None or self._closed:
             raise ValueError("it does not listen for a direct lane")
         number, ticket = self._issue(peer)
-        port = self.settings.told_port or self.port
         offer = Offer(port, number, ticket.dialler_key, ticket.listener_key)
         return encode(offer)
 
@@ -722,22 +748,39 @@ class Lane:
             async with asyncio.timeout(self.settings.dial_timeout_s):
                 hosts = await self._where(peer)
                 known.must_meet = not hosts
-                if hosts:
-                    offer = decode(Offer, await self._ask(peer))
-                    dialled = await connected(hosts[0], offer.port)
-                    ticket = _ticket(peer, offer)
-                    await self._introduce(known, dialled, ticket, offer.number, Path.DIRECT)
-            if not hosts and self._outside is not None:
-                await self._meet_or_relay(peer, known, self._outside)
-            elif not hosts:
+                if hosts and await self._dial_direct(peer, known, hosts[0]):
+                    return
+            if self._outside is None:
                 raise OSError("no direct connection to it is known")
+            if known.must_meet:
+                await self._meet_or_relay(peer, known, self._outside)
+            else:
+                async with asyncio.timeout(self.settings.dial_timeout_s):
+                    await self._meet(peer, known, self._outside)
         except HostClosed as error:
             known.reason = str(error)  # our own daemon is being restarted: no fault of the peer's
         except (OSError, TimeoutError, ValueError, DhtError) as error:
             silent = f"silent for {self.settings.dial_timeout_s:g} s"
+            known.lets_none_in = False
             self._failed(peer, known, str(error) or silent)
         finally:
             known.dials -= 1
+
+    async def _dial_direct(self, peer: PeerId, known: _Peer, host: str) -> bool:
+        """Dial the lane of a peer. ``False``: its router lets nobody in, so it has to be met."""
+        if known.lets_none_in:
+            return False
+        offer = decode(Offer, await self._ask(peer))
+        try:
+            async with asyncio.timeout(self.settings.connect_s):
+                dialled = await connected(host, offer.port)
+        except (OSError, TimeoutError):
+            if self._outside is None:
+                raise
+            known.lets_none_in = True
+            return False
+        await self._introduce(known, dialled, _ticket(peer, offer), offer.number, Path.DIRECT)
+        return True
 
     async def _introduce(
         self, known: _Peer, dialled: socket.socket, ticket: Ticket, number: bytes, path: Path
@@ -849,10 +892,11 @@ class Lane:
     async def grant(self, peer: PeerId, request: bytes) -> bytes:
         """Answer ``Circuit`` as a relay: a leg for the asking peer. Raises ``ValueError``."""
         circuit = decode(Circuit, request)
-        if self.port is None or self._closed:
+        port = self.told_port
+        if port is None or self._closed:
             raise ValueError("it does not listen for a direct lane")
         leg = await self.relay.admit(peer, PeerId(circuit.other), circuit.number)
-        return encode(Leg(self.settings.told_port or self.port, leg))
+        return encode(Leg(port, leg))
 
     async def come(self, peer: PeerId, request: bytes) -> bytes:
         """Answer ``Via``: come to a relay that the asking peer has chosen. Raises ``ValueError``.
@@ -989,6 +1033,10 @@ class Lane:
             if connection is not None:
                 self._spawn(greet(connection, dialled), "lane greet")
 
+    def _is_shut(self, peer: PeerId) -> bool:
+        known = self._peers.get(peer)
+        return known is not None and (known.lets_none_in or self.is_doubted(peer))
+
     async def _observe(
         self, opening: Opening, peer: PeerId, host: str
     ) -> tuple[_Connection, tuple[str, int]] | None:
@@ -1044,9 +1092,10 @@ class Lane:
     ) -> AsyncIterator[tuple[str, int]]:
         """The outer address of a port, kept open by a connection to a peer that sees it.
 
-        Where no peer outside has a lane, the router is taken to keep the port's number.
+        Where no peer outside has a lane, the router is taken to keep the port's number. Peers that
+        could not be dialled lately are asked last: they are behind routers themselves.
         """
-        observers = await outside.observers()
+        observers = sorted(await outside.observers(), key=lambda each: self._is_shut(each[0]))
         for peer, host in observers[:OBSERVERS_MAX]:
             observed = await self._observe(opening, peer, host)
             if observed is None:

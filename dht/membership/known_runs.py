@@ -15,7 +15,7 @@ from multiaddr import Multiaddr
 from dht.identity import PeerId, RunId
 from dht.membership.hello import PASSED_MAX, Passed
 from dht.membership.table import Member, MembershipSettings, PeerTable
-from dht.records import Reason, RecordKeeper, Rejected, Sealed, check
+from dht.records import Reason, RecordKeeper, Rejected, Sealed, check, claimed_run
 
 RUNS_MAX = 64
 """Limit of runs of which a bootstrap peer keeps tables; the longest silent run makes room."""
@@ -77,14 +77,14 @@ class KnownRuns:
         age_s: float = 0.0,
     ) -> bool:
         """Take a record if the keeper of its run admits it. Says whether it told anything new."""
+        if self.run is None and not self._has_room_for(claimed_run(data), now):
+            self.rejected["full"] += 1  # the signature costs a hundred times as much
+            return False
         sealed = check(data, run=self.run, key=key, peer=peer)
         if isinstance(sealed, Rejected):
             self.rejected[sealed.reason] += 1
             return False
         known = self._known_of(sealed.run, now)
-        if known is None:
-            self.rejected["full"] += 1
-            return False
         verdict = known.keeper.admit(data, now=now, key=key, peer=peer, age_s=age_s)
         if isinstance(verdict, Rejected):
             self.rejected[verdict.reason] += 1
@@ -141,17 +141,22 @@ class KnownRuns:
         member = self.member(peer)
         return () if member is None else member.addresses
 
-    def _known_of(self, run: RunId, now: float) -> _Known | None:
-        known = self._known.get(run)
-        if known is not None or self.run is not None:
-            return known
-        if len(self._known) >= RUNS_MAX:
-            longest_silent = min(self._known, key=lambda r: (self._known[r].heard_at, r))
-            if now - self._known[longest_silent].heard_at < SILENT_S:
-                return None  # all are in use: a stranger cannot displace them
-            del self._known[longest_silent]
-        known = self._known[run] = self._new(run, None, now)
-        return known
+    def _has_room_for(self, run: RunId | None, now: float) -> bool:
+        """Say whether a run is known, or may take the place of one that is silent."""
+        if run is None or run in self._known or len(self._known) < RUNS_MAX:
+            return True
+        # When all are in use, a stranger cannot displace them.
+        return now - self._known[self._longest_silent()].heard_at >= SILENT_S
+
+    def _longest_silent(self) -> RunId:
+        return min(self._known, key=lambda run: (self._known[run].heard_at, run))
+
+    def _known_of(self, run: RunId, now: float) -> _Known:
+        if run not in self._known:
+            if len(self._known) >= RUNS_MAX:
+                del self._known[self._longest_silent()]
+            self._known[run] = self._new(run, None, now)
+        return self._known[run]
 
     def _new(self, run: RunId, me: PeerId | None, now: float) -> _Known:
         return _Known(RecordKeeper(run), PeerTable(run, me, self.settings), now)

@@ -9,15 +9,18 @@ records. Routing is not simulated: a node knows the nearest hosts of its own swa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import islice
 from typing import Generic, TypeVar
 
+from multiaddr import Multiaddr
+
+from dht.addresses import network_of
 from dht.errors import HostClosed
 from dht.identity import PeerId
 from dht.membership.holders import Holders
+from dht.membership.replicas import SEEDS_MAX, apart
 from dht.memory.network import SimulatedNetwork
 from dht.records import Admitted, RecordKeeper, Rejected, check
 
@@ -85,7 +88,13 @@ class Neighbourhood:
 class MemoryDirectory:
     """``dht.host.Directory`` on the simulated network, and this host's share of the records."""
 
-    def __init__(self, peer_id: PeerId, keeper: RecordKeeper, network: SimulatedNetwork) -> None:
+    def __init__(
+        self,
+        peer_id: PeerId,
+        keeper: RecordKeeper,
+        network: SimulatedNetwork,
+        address_of: Callable[[PeerId], Multiaddr],
+    ) -> None:
         self.peer_id = peer_id
         self.place = _place(peer_id)
         self.keeper = keeper
@@ -93,6 +102,8 @@ class MemoryDirectory:
         self.neighbourhood = Neighbourhood(self)
         self.closed: str | None = None
         self._network = network
+        self._address_of = address_of
+        self._seeds: frozenset[PeerId] = frozenset()
         self._holders: Holders[PeerId] = Holders()
         self._stored: dict[str, dict[PeerId, tuple[bytes, float]]] = {}
         keeper.on_evicted = self._evicted
@@ -100,6 +111,9 @@ class MemoryDirectory:
     def __repr__(self) -> str:
         records = sum(len(records) for records in self._stored.values())
         return f"MemoryDirectory({self.peer_id}, {len(self.neighbourhood.nodes)} nodes, {records=})"
+
+    def set_seeds(self, seeds: Collection[PeerId]) -> None:
+        self._seeds = frozenset(seeds) - {self.peer_id}
 
     async def publish(self, key: str, record: bytes, *, ttl_s: float, timeout_s: float) -> int:
         """Store my record under ``key`` and my peer id. Returns on how many *other* peers."""
@@ -135,7 +149,7 @@ class MemoryDirectory:
                 holder = None
         if holder is None:
             others = await self._read_from(self._nearest(key), key, deadline - self._now)
-            had_some = [peer for peer, records in others if records]
+            had_some = [peer for peer, records in others if records and peer not in self._seeds]
             self._holders.found(key, had_some, now=self._now)
         candidates: dict[PeerId, dict[bytes, None]] = {}
         for records in (self._read(key), *(records for _, records in others)):
@@ -213,13 +227,20 @@ class MemoryDirectory:
 
     def _nearest(self, key: str) -> list[MemoryDirectory]:
         """The other nodes that should store this key, as far as this one can reach them."""
-        network, me = self._network, self.peer_id
-        able = (
-            node
-            for node in self.neighbourhood.nearest_first(_place(key))
-            if not network.is_dial_out_only(node.peer_id) and network.connected(me, node.peer_id)
-        )
-        return [node for node in islice(able, REPLICAS) if node is not self]
+        order = self.neighbourhood.nearest_first(_place(key))
+        able = (node for node in order if self._reaches(node.peer_id))
+        nearest = apart(able, [self._network_of], count=REPLICAS)
+        seeds = [node for node in map(self.neighbourhood.nodes.get, self._seeds) if node]
+        seeds = [node for node in seeds if node not in nearest and self._reaches(node.peer_id)]
+        seeds.sort(key=lambda node: node.place ^ _place(key))
+        return [node for node in (*nearest, *seeds[:SEEDS_MAX]) if node is not self]
+
+    def _reaches(self, peer: PeerId) -> bool:
+        network = self._network
+        return not network.is_dial_out_only(peer) and network.connected(self.peer_id, peer)
+
+    def _network_of(self, node: MemoryDirectory) -> str | None:
+        return network_of(self._address_of(node.peer_id))
 
     def _ask(
         self,

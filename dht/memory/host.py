@@ -138,6 +138,10 @@ class MemoryNetwork:
         del self._listening[self._address_of[peer]]
         self._give_address(peer)
 
+    def address_of(self, peer: PeerId) -> Multiaddr:
+        """The address of a peer that has or had a host."""
+        return self._address_of[peer]
+
     def place(self, peer: PeerId, address: Multiaddr) -> None:
         """Set the address of a peer, whether or not its host is open yet."""
         old = self._address_of.get(peer)
@@ -411,7 +415,9 @@ class MemoryHost:
     ) -> None:
         self._network = network
         self._identity = identity
-        self._directory = MemoryDirectory(identity.peer_id, keeper, network.simulated)
+        self._directory = MemoryDirectory(
+            identity.peer_id, keeper, network.simulated, network.address_of
+        )
         self.keeper = keeper
         """Decides which records this node believes, and counts them."""
 

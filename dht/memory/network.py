@@ -88,6 +88,8 @@ class _Line:
     down_free_at: float = 0.0
     sent_bytes: int = 0
     received_bytes: int = 0
+    arriving: dict[_Parcel, Timer] = field(default_factory=dict)
+    """Large messages of which the line carries a part, or will, and when the last byte comes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -254,14 +256,28 @@ class SimulatedNetwork:
         down_bytes_s: float | None = None,
         latency_extra_s: float | None = None,
     ) -> None:
-        """Set the line of one peer, in place of the weather's values."""
+        """Set the line of one peer, in place of the weather's values.
+
+        What is arriving goes on at the new speed. What is being sent ends at the old one.
+        """
         state = self._peer(peer)
         if up_bytes_s is not None:
             state.up_bytes_s = up_bytes_s
         if down_bytes_s is not None:
+            self._change_pace(state, state.down_bytes_s / down_bytes_s)
             state.down_bytes_s = down_bytes_s
         if latency_extra_s is not None:
             state.latency_extra_s = latency_extra_s
+
+    def _change_pace(self, line: _Line, factor: float) -> None:
+        """The rest of what arrives on a line takes so many times as long."""
+        now = self.heap.now
+        line.down_free_at = now + factor * max(0.0, line.down_free_at - now)
+        for parcel, timer in list(line.arriving.items()):
+            timer.cancel()
+            sent_at = parcel.left_at + self.latency_s(parcel.sender, parcel.receiver)
+            last_byte = max(now + factor * (timer.when - now), sent_at)
+            line.arriving[parcel] = self.heap.call_at(last_byte, self._arrive, parcel)
 
     def share_line(
         self, peers: Iterable[PeerId], *, up_bytes_s: float, down_bytes_s: float, latency_s: float
@@ -447,10 +463,11 @@ class SimulatedNetwork:
         start = max(self.heap.now, line.down_free_at)
         line.down_free_at = start + parcel.size_bytes / line.down_bytes_s
         last_byte = max(line.down_free_at, parcel.left_at + latency_s)
-        self.heap.call_at(last_byte, self._arrive, parcel)
+        line.arriving[parcel] = self.heap.call_at(last_byte, self._arrive, parcel)
 
     def _arrive(self, parcel: _Parcel) -> None:
         origin, target = parcel.origin, parcel.target
+        _line(target, origin).arriving.pop(parcel, None)
         if origin.incarnation != parcel.sender_incarnation and origin.died_at < parcel.left_at:
             return  # the sender died before the last byte had left
         if _obstructed(parcel):

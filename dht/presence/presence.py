@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 from multiaddr import Multiaddr
 
-from dht.addresses import deduplicate, is_dialable, pack, rank, without_peer
+from dht.addresses import deduplicate, is_dialable, pack, peer_of, rank, without_peer
 from dht.errors import HostClosed
 from dht.host import Host
 from dht.identity import Identity, PeerId, RunId
@@ -211,6 +211,8 @@ class Presence:
         assert self._task is None, "a presence is started once"
         self._buckets.unsettle()
         self._seeking.add(self._seeds, ())
+        seeds = (peer_of(address) for address in self._seeds)
+        self._this.host.directory.set_seeds([peer for peer in seeds if peer is not None])
         kept = await self._kept.load()
         if kept is not None:
             self._this.own.sequence = max(self._this.own.sequence, kept.sequence)

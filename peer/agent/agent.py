@@ -106,6 +106,7 @@ class Agent(Delegate):
             run.outer.fragments,
             embeddings=begin.embeddings,
             heads=begin.heads,
+            statistics=begin.statistics,
         )
         settings = PeerSettings(
             run=run,
@@ -137,6 +138,7 @@ class Agent(Delegate):
             run.outer.blend_alpha,
             self._adopted,
             on_not_finite=self._not_finite,
+            statistics=frozenset(part.index for part in layout.fragments if part.has_statistics),
             closed=self.local.closed,
         )
         self._begin = begin

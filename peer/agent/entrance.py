@@ -7,6 +7,7 @@ model does not fit is refused, and the wait for a state whose holders are gone h
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,10 +32,12 @@ from peer.quantities import duration_text
 from peer.rules.ending import ended
 from peer.rules.foundings import heaviest
 from peer.status import Status
+from peer.storage.home import PEERS
 from peer.storage.last_seen import date_text, load_last_seen
 from peer.storage.outer_state import OuterState, load_outer
 
 ASKED_FIRST = 8
+NONCE_BYTES = 16
 FOUNDER_PATIENCE_S = 60.0
 """Time for which a newcomer leaves founding to another one."""
 
@@ -231,6 +234,7 @@ class Entrance:
             date = local.run_file.end.date
             raise RunEnded(local.run_file.name, f"{date:%Y-%m-%d %H:%M} UTC")
         local.enter_phase("founding", "nobody else is here: founding the run", 0.0)
+        nonce = secrets.token_bytes(NONCE_BYTES)
         states: list[FragmentState] = []
         for fragment in range(self._memory.fragments):
             values = None
@@ -238,7 +242,8 @@ class Entrance:
                 values = await self._port.values(fragment, timeout_s=1.0)
             if values is None:
                 return FirstStates()
-            state = FragmentState.founded(local.layout.hash, fragment, values.copy())
+            theta, layout = values.copy(), local.layout.hash
+            state = FragmentState.founded(layout, fragment, theta, nonce=nonce)
             states.append(state)
             self._port.adopt(fragment, state, contained=self._memory.offered(fragment)[0])
         local.event("founded", fragments=len(states))
@@ -257,7 +262,7 @@ class Entrance:
         if any(self._memory.base(fragment) is not None for fragment in waiting):
             patience_s = SETTLE_AFTER_S
         else:
-            has_friends = bool(self._begin.seeds) or (local.directory / "peers.json").exists()
+            has_friends = bool(self._begin.seeds) or (local.directory / PEERS).exists()
             patience_s = FRIENDS_WITHIN_S if has_friends else 0.0
         asked = False
         deadline = loop.time() + patience_s

@@ -26,7 +26,7 @@ from dht.identity import Identity, PeerId
 from dht.records import Role
 from peer.agent.account import global_tokens
 from peer.bridge.messages import Device
-from peer.description import Described, Description
+from peer.description import Described, Description, Kinds
 from peer.events.board import Board
 from peer.events.names import Names
 from peer.events.table import REPORTED, audience_of
@@ -39,8 +39,9 @@ from peer.rules.reach import Reach, Untested
 from peer.run_file.sections import RunFile
 from peer.status import HeldOut
 from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.home import OUTER
 from peer.storage.last_seen import State, load_last_seen, save_state
-from peer.storage.outer_state import OUTER, founding_name, model_name
+from peer.storage.outer_state import founding_name, model_name
 from peer.views.event_log import EventLog
 
 T = TypeVar("T")
@@ -168,7 +169,7 @@ class LocalPeer:
         loop = asyncio.get_running_loop()
         self.settings = settings
         self.layout = layout
-        self.description = Description.of(layout.specs, settings.frozen)
+        self.description = Description.of(layout.specs, settings.frozen, Kinds.of(layout))
         self.delegate = delegate
         self.guest = guest
         self.run_file = settings.run

@@ -8,6 +8,7 @@ parameters, and turns an offered snapshot in place into the delta which the trai
     not merged   slot := theta' - base          the own displacement is kept whole
     rebased      slot := theta' - ancestor      so is the displacement since the fork
     base lost    slot := theta'                 only if an agent died at a bad moment
+    statistics   slot := theta'                 in all of these cases, and nothing counts as lost
 
 For fp32 parameters the new base is theta' itself and costs no memory. Coarser parameters answer by
 how much they really moved, and the base moves by as much: parameters that nobody trained equal
@@ -113,6 +114,8 @@ class SlotPort:
     on_adopted: Callable[[Adopted], None] = lambda adopted: None
     on_not_finite: Callable[[int], None] = lambda fragment: None
     """Called when what the trainer offers of a fragment is not finite, once until it is again."""
+    statistics: frozenset[int] = frozenset()
+    """Fragments of statistics, whatever ``rule`` says (``averaging.history.adoption``)."""
     closed: set[int] = field(default_factory=set)
     """Final fragments, of which nothing is offered any more."""
     _entries: list[_Entry] = field(init=False)
@@ -420,16 +423,19 @@ class SlotPort:
                 snapshot_mark=offered_mark if offered else None,
                 overwritten_mark=entry.overwritten[0],
             ),
-            rule=self.rule,
+            rule="set" if fragment in self.statistics else self.rule,
             contained=contained,
             parting=parting,
             gives_up=given_up is not None,
         )
-        operation = Adoption.ADD
+        operation, alpha = Adoption.ADD, self.alpha
         self.memory.pass_on(fragment, SlotState.TURNING)
         if keeping is not None:
             self._know_base(entry, state.theta)
             slot.fill(0.0)
+        elif change.sets:
+            np.copyto(slot, state.theta)
+            operation, alpha = Adoption.BLEND, 0.0  # SET would count as a loss
         elif change.origin is Origin.SNAPSHOT:
             self._set_reference(entry, slot)
             np.subtract(state.theta, slot, out=slot)
@@ -463,7 +469,7 @@ class SlotPort:
             fragment,
             AdoptionOrder(
                 operation=operation,
-                alpha=self.alpha,
+                alpha=alpha,
                 version=state.version,
                 lineage=state.lineage,
                 mark=mark,

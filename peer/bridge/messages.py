@@ -54,6 +54,8 @@ class Begin(_Message, frozen=True, kw_only=True):
     tensors: tuple[Tensor, ...]
     embeddings: tuple[str, ...]
     heads: tuple[str, ...]
+    statistics: tuple[str, ...] = ()
+    """Those of the tensors that are buffers."""
     frozen: tuple[Described, ...] | None = None
     """Parameters that are not exchanged; ``None`` if no process has them whole."""
     allow_frozen_differences: bool = False

@@ -32,6 +32,7 @@ app = typer.Typer(
     help="Train one model on many machines that join and leave at any time.",
     add_completion=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # otherwise the line breaks of docstrings stay in the help
 )
 
 

@@ -1,11 +1,11 @@
-"""``shoal run new``, ``run check`` and ``export``: write and check run files, export weights."""
+"""``shoal run new`` and ``run check``: write and check run files."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,87 +13,13 @@ import typer
 from typer import Argument, Option
 
 from peer.cli import owning
-from peer.cli.application import complain, report_if_slow, start_logging
+from peer.cli.application import complain, report_if_slow
+from peer.cli.finding import check_new, no_peers
 from peer.cli.options import Json
-from peer.cli.showing import progress, usage_errors
-from peer.cli.taking_part import check_new, no_peers
+from peer.cli.showing import usage_errors
 
 if TYPE_CHECKING:
     from peer.run_file.sections import RunFile
-    from peer.storage.outer_state import OuterState
-
-commands = typer.Typer()
-
-
-@commands.command()
-def export(
-    where: Annotated[
-        str,
-        Argument(
-            metavar="RUN_DIR|LINK", help="Folder of a peer in a run, or shoal:// link or run file."
-        ),
-    ],
-    out: Annotated[Path, Argument(metavar="OUT.safetensors", help="File to write.")],
-    as_json: Json = False,
-) -> None:
-    """Write the newest parameters of a run as one safetensors file, by name and in fp32.
-
-    With a link they are downloaded from the run's keepers or learners, without taking part, while
-    the run goes on and after its end. A download that was interrupted goes on when repeated.
-
-    Example: shoal export 'shoal://RUN_ID?seed=...' out.safetensors
-    """
-    from peer.errors import NotWritten
-    from peer.storage.checkpoint import CheckpointFolder
-    from peer.storage.outer_state import OUTER
-    from peer.storage.outer_state import export as write
-
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        why = "it is a folder" if out.is_dir() else "its folder does not exist"
-        raise NotWritten(str(out), why)
-    if "://" in where or Path(where).is_file():
-        outer = _download(where, out, quiet=as_json)
-    else:
-        outer = write(CheckpointFolder(Path(where) / OUTER), out)
-    if as_json:
-        record = {
-            "file": str(out),
-            "name": outer.run.name,
-            "run_id": outer.run.run_id,
-            "tokens": outer.global_tokens,
-            "model": outer.model,
-        }
-        print(json.dumps(record))
-        return
-    print(
-        f"wrote {out}: run {outer.run.name}, {outer.global_tokens} tokens, model {outer.model} "
-        "(peers with the same model name have the same bits)"
-    )
-
-
-def _download(where: str, out: Path, *, quiet: bool) -> OuterState:
-    """Download the parameters of a run, and write them. What has arrived is beside ``out``."""
-    import shutil
-
-    from peer.cli.taking_part import find_known_run
-    from peer.event_loop import run_until_stopped, unless_stopped
-    from peer.joining.link import Link
-    from peer.storage.download import download
-    from peer.storage.outer_state import write_model
-    from peer.trainer.parameters import recipe_layout
-
-    start_logging(logging.ERROR)
-    found = find_known_run(where)
-    layout = recipe_layout(found.run)
-    link = Link(found.run.run_id, found.seeds, found.invite)
-    parts = out.with_name(f".{out.name}.{found.run.run_id[:16]}.parts")
-    with progress(f"downloading {found.run.name}", quiet=quiet) as on_progress:
-        work = download(link, found.run, layout, parts, on_progress=on_progress)
-        outer = run_until_stopped(lambda stop: unless_stopped(stop, work))
-    write_model(outer, out)
-    shutil.rmtree(parts, ignore_errors=True)
-    return outer
-
 
 runs = typer.Typer(help="Write, check and own run files.", no_args_is_help=True)
 runs.add_typer(owning.runs)
@@ -122,6 +48,7 @@ def run_new(
 
     Without --size every setting has its default. With it the link and the memory that the run needs
     are in a comment at the top, and on stderr.
+
     Example: shoal run new --size 124m --data fineweb-edu > my.run.toml
     """
     from peer.run_file.writing import template, to_toml
@@ -180,7 +107,6 @@ def run_check(
     from peer.joining.link import find_run
     from peer.run_file.sections import CustomData, CustomModel
     from peer.storage.home import data_home
-    from peer.trainer.parameters import recipe_layout
 
     try:
         found_run = find_run(str(file), ask_peers=no_peers)
@@ -195,11 +121,16 @@ def run_check(
         return error.exit_code
     run = found_run.run
     found: dict[str, Any] = {"ok": True, "name": run.name, "run_id": run.run_id}
+    lines: Sequence[str] = ()
     if not isinstance(run.model, CustomModel):
-        layout = recipe_layout(run)
-        found["parameters"] = layout.size
-        found["fragments"] = len(layout.fragments)
-        found["layout_hash"] = layout.hash.hex()
+        from peer.trainer.needs import needs_of  # with torch: faults are told without it
+
+        needs = needs_of(run)
+        lines = needs.lines
+        found["parameters"] = needs.parameters
+        found["buffers"] = needs.buffers
+        found["fragments"] = len(needs.layout.fragments)
+        found["layout_hash"] = needs.layout.hash.hex()
     if data is not None:
         try:
             with report_if_slow("still reading the data"):
@@ -215,5 +146,8 @@ def run_check(
             faults = [{"line": None, "setting": "data", "fault": str(error)}]
             print(json.dumps({"ok": False, "faults": faults}))
             return error.exit_code
-    print(json.dumps(found) if as_json else "\n".join(f"{k}: {v}" for k, v in found.items()))
+    if as_json:
+        print(json.dumps(found))
+    else:
+        print("\n".join((*(f"{key}: {value}" for key, value in found.items()), *lines)))
     return 0

@@ -124,6 +124,7 @@ def simulate_bandwidth(
     pass, two thirds of a step; that DiLoCo waits for its exchange; that streaming overlaps tau
     steps and waits for the rest; that decoupled and shoal never wait. The reported 198 and 0.84
     Gbit/s are those for 95% utilisation.
+
     Example: shoal simulate bandwidth --up 20Mbit --params 1.2e9
     """
     from peer.lab.simulate.paper import bandwidth

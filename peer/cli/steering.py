@@ -8,7 +8,7 @@ import logging
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -17,6 +17,9 @@ from dht.identity import RunId
 from peer.cli.application import complain, report_if_slow, start_logging
 from peer.cli.options import Json, JsonLines
 from peer.storage.home import data_home
+
+if TYPE_CHECKING:
+    from peer.joining.link import Link
 
 commands = typer.Typer()
 
@@ -29,7 +32,8 @@ def show_status(
     link: Annotated[
         str | None,
         Argument(
-            help="shoal:// link of the run; without one, the peers of this machine.",
+            help="shoal:// link, https address or file of the run; without one, the peers of this "
+            "machine.",
             metavar="[LINK]",
             show_default=False,
         ),
@@ -46,14 +50,13 @@ def show_status(
     """
     from peer.errors import NobodyMet, RunOver
     from peer.event_loop import run_until_stopped, unless_stopped
-    from peer.joining.link import parse_link
     from peer.joining.visit import status_lines, visit
     from peer.storage.last_seen import date_text, recall
 
     start_logging(logging.ERROR)
     if link is None:
         return _show_own_peers(watch=watch, as_json=as_json)
-    wanted = parse_link(link)
+    wanted = _link_of(link)
 
     async def look() -> None:
         async with visit(wanted) as visitor:
@@ -80,6 +83,17 @@ def show_status(
         record = {"run_id": wanted.run_id, "ended_at": known.ended_at, "peers": []}
         print(json.dumps(record) if as_json else over)
     return 0
+
+
+def _link_of(where: str) -> Link:
+    """The link of a run; from its file or address, with the seeds that stand in it."""
+    from peer.cli.finding import find_known_run
+    from peer.joining.link import Link, parse_link
+
+    if not (Path(where).is_file() or where.strip().lower().startswith("https://")):
+        return parse_link(where)
+    found = find_known_run(where)
+    return Link(found.run.run_id, found.seeds, found.invite)
 
 
 def _show_own_peers(*, watch: bool, as_json: bool) -> int:
@@ -289,6 +303,7 @@ def limits(
 
     'off' removes a limit. Rates and volume count rounds and states, not the few kB/s of
     heartbeats. Each limit holds for one peer. Details: GUIDE.md, 'Limits'.
+
     Example: shoal limits --up 2M --quota 200G --hours 22-7 --cpu 50% --idle-only 25% --disk 20G
     """
     from peer.rules import limits as rules
@@ -316,8 +331,7 @@ def limits(
     if disk is not None:
         changes["disk_bytes"] = None if disk == "off" else rules.parse_disk(disk)
     if relay_bulk is not None:
-        rate = None if relay_bulk == "off" else rules.parse_rate("--relay-bulk", relay_bulk)
-        changes["relay_bytes_s"] = rate
+        changes["relay_bytes_s"] = rules.parse_relay_rate(relay_bulk)
     _change_limits(directory, as_json=as_json, **changes)
 
 
@@ -394,6 +408,7 @@ def explain(
     """Explain event logs: what happened in a round, to a peer, or overall.
 
     Logs of several peers become one timeline, corrected for differences between clocks.
+
     Example: shoal explain anna/events.jsonl boris/events.jsonl --round 2/7
     """
     from datetime import datetime

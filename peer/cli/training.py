@@ -17,9 +17,8 @@ from peer.cli.application import EXIT_INTERRUPTED, complain, reported, start_log
 if TYPE_CHECKING:
     from peer.island.ranks import Place
     from peer.run_file.sections import RunFile
-    from peer.trainer.choices import Choices
     from peer.trainer.engine import Engine
-    from peer.trainer.fitting import Remembered
+    from peer.trainer.fitting import Fit, Goal, Remembered
     from peer.trainer.loop import Stop, TrainerSettings
     from peer.trainer.observed_run import Fields, Outcome
     from peer.trainer.session import Run
@@ -46,7 +45,7 @@ class Look:
 
     lines: tuple[str, ...]
     step_time_s: float
-    choices: Choices
+    goal: Goal
     engine: Engine | None
     """The model on its device, if this process is to train it."""
     key: str
@@ -87,7 +86,7 @@ def _look(
     return Look(
         lines=found.lines,
         step_time_s=found.step_time_s,
-        choices=found.engine.choices,
+        goal=found.goal,
         engine=found.engine if keep else None,
         key=found.key,
     )
@@ -132,7 +131,7 @@ def train_on_devices(
     own: JoinSettings,
     output: Output,
     settings: TrainerSettings,
-    choices: Choices,
+    look: Look,
     devices: tuple[str, ...],
 ) -> int:
     """Train in one process per device, which are one peer. Returns the exit code."""
@@ -141,7 +140,7 @@ def train_on_devices(
 
     folder = own.directory or default_directory(run.run_id)
     claim(folder, run)
-    work = partial(_rank, run, own, output, settings, choices)
+    work = partial(_rank, run, own, output, settings, look.goal, look.key)
     return run_island(devices, work, logs=folder, tell=complain)
 
 
@@ -150,7 +149,8 @@ def _rank(
     own: JoinSettings,
     output: Output,
     settings: TrainerSettings,
-    choices: Choices,
+    goal: Goal,
+    key: str,
     place: Place,
 ) -> int:
     """The work of one of several processes. Only the first one has a screen."""
@@ -166,7 +166,7 @@ def _rank(
     ) -> Outcome | None:
         return train_rank(
             run,
-            open_rank(run, settings, choices, place),
+            open_rank(run, settings, goal, place, keep=keep),
             own=own,
             stop=stop,
             steps_max=settings.steps_max,
@@ -176,6 +176,10 @@ def _rank(
 
     if place.rank == 0:
         return reported(lambda: _watched(work, run, own, output))
+
+    def keep(found: Fit) -> None:
+        if place.rank == 0:
+            _measurements().put(key, found)
 
     def follow() -> None:
         work(NeverAsked())

@@ -13,9 +13,9 @@ import typer
 from typer import Argument, Option
 
 from peer.cli.application import complain, start_logging
+from peer.cli.finding import no_peers
 from peer.cli.options import Json, JsonAtTheEnd, Plain
 from peer.cli.showing import seconds, usage_errors
-from peer.cli.taking_part import no_peers
 
 commands = typer.Typer()
 
@@ -144,6 +144,7 @@ def bench_training(
 
     The loops take turns, each in a process of its own. With shoal, a second peer on this machine
     merges with it and computes nothing. Ratios are medians over turns that followed each other.
+
     Example: shoal bench training --time 20s --turns 5
     """
     import psutil
@@ -209,6 +210,7 @@ def chaos_run(
 
     Exit status 1 if a promise is broken. Scenarios: kill, leader, seeds, freeze, slow, partition,
     agent, disk, clock, poison, flood, strangers, churn (a random mixture), all.
+
     Example: shoal chaos run churn --peers 4 --minutes 2 --seed 7
     """
     import tempfile

@@ -233,14 +233,27 @@ def _tokenizer(
     """The tokenizer, its file, and the token that ends a document."""
     if recipe.tokenizer == "bytes":
         return ByteTokenizer(), None, ""
+    path, end_token = tokenizer_file(
+        recipe, data_dir=data_dir, cache_dir=cache_dir, downloads=downloads
+    )
+    return FileTokenizer(path, end_token), path, end_token
+
+
+def tokenizer_file(
+    recipe: FilesData, *, data_dir: Path, cache_dir: Path, downloads: Downloads | None = None
+) -> tuple[Path, str]:
+    """The ``tokenizer.json`` of a recipe that is not of bytes, and the token that ends a document.
+
+    Raises ``DataUnavailable`` or ``ExtraMissing``.
+    """
     place, end_token = place_of(recipe.tokenizer), recipe.end_token
     if place.sha256 is None:
         path, own_end = hub_tokenizer_file(recipe.tokenizer, cache_dir / "tokenizers")
-        end_token = end_token or own_end
-    else:
-        path = downloads.fetch(place) if place.is_url else _local_tokenizer(place, data_dir)
+        return path, end_token or own_end
     assert end_token is not None  # a run file without it is refused
-    return FileTokenizer(path, end_token), path, end_token
+    if place.is_url:
+        return (downloads or Downloads(cache_dir / "downloads")).fetch(place), end_token
+    return _local_tokenizer(place, data_dir), end_token
 
 
 def _local_tokenizer(place: Place, data_dir: Path) -> Path:

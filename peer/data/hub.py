@@ -195,6 +195,14 @@ def hub_tokenizer_file(name: str, folder: Path) -> tuple[Path, str]:
     return path, str(tokenizer.eos_token)
 
 
+def save_hub_tokenizer(name: str, folder: Path) -> int:
+    """Write the files of a tokenizer of the hub; returns its end-of-text token."""
+    _refuse_local(name.partition("@")[0])
+    tokenizer = _loaded_tokenizer(name)
+    tokenizer.save_pretrained(folder)
+    return int(tokenizer.eos_token_id)
+
+
 def hub_tokenizer(name: str, *, vocabulary: int | None) -> Tokenizer:
     tokenizer = _loaded_tokenizer(name)
     if vocabulary is not None and len(tokenizer) > vocabulary:

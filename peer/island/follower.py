@@ -25,7 +25,7 @@ from peer.storage.home import default_directory
 from peer.storage.inner_saves import InnerSaves
 from peer.trainer.loop_checks import Mistake, restart_broken_moments
 from peer.trainer.observed_run import Fields
-from peer.trainer.parameters import model_layout, trained_parameters
+from peer.trainer.parameters import exchanged_tensors, model_layout
 from peer.trainer.rank import Agreed, Plan, Rank, RankParts, check_finished, entered
 
 logger = logging.getLogger(__name__)
@@ -75,8 +75,8 @@ class Follower(Rank):
             raise IslandBroken(f"rank 0 said: {text.decode(errors='replace')}")
         beginning = json.loads(text)
         run = from_canonical(beginning["run"].encode(), beginning["run_id"])
-        parameters = trained_parameters(plan.model)
-        layout = model_layout(plan.model, run.outer.fragments)
+        parameters = exchanged_tensors(plan.model, run.outer.buffers)
+        layout = model_layout(plan.model, run.outer.fragments, buffers=run.outer.buffers)
         units = agree_on_units(
             self._channel, layout, parameters, fits=layout.hash.hex() == beginning["layout"]
         )

@@ -30,7 +30,7 @@ class Lead:
         run: RunFile,
         peer_id: PeerId,
         layout: Layout,
-        parameters: Mapping[str, torch.nn.Parameter],
+        parameters: Mapping[str, torch.Tensor],
         *,
         data_dir: Path,
     ) -> Sequence[Sequence[Piece]]:

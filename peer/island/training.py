@@ -2,9 +2,9 @@
 
 Every rank holds a whole copy of the model. The gradient of a step is the sum of the ranks'
 gradients, each weighted by its part of the batch, as if one device had computed all. It is summed
-once per step, after the last micro-batch, so a rank that runs out of memory repeats its own part
-without the others. Models that need several devices for one copy are for ``peer.island.join`` with
-FSDP2.
+once per step, during the backward pass of the last micro-batch; a rank that runs out of memory
+repeats its own part without the others. Models that need several devices for one copy are for
+``peer.island.join`` with FSDP2.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import torch.distributed as dist
 from peer.island import join
 from peer.island.ranks import Place
 from peer.run_file.sections import RunFile
-from peer.trainer.choices import Choices
 from peer.trainer.engine import Engine
+from peer.trainer.fitting import Fit, Goal
 from peer.trainer.loop import Stop, TrainerSettings, make_steps, open_engine, outcome_of
 from peer.trainer.observed_run import Fields, Outcome
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings
+from peer.trainer.tuning import Tuner
 
 BUCKET_VALUES = 1 << 23
 """Values that are summed by one collective operation: 32 MiB in fp32."""
@@ -73,33 +74,80 @@ def batch_parts(batch_size: int, ranks: int) -> tuple[int, ...]:
 
 
 class SummedGradients:
-    """Sums the gradients of all ranks, each weighted by its part of the batch."""
+    """Sums the gradients of all ranks, each weighted by its part of the batch.
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], *, weight: float) -> None:
+    A bucket of gradients is sent as soon as the last backward pass of the step has completed it, so
+    that the network works while the pass goes on. Buckets are in the order in which a backward pass
+    completes them, and every rank sends them in that order, whatever it completes first. Compiled
+    code hands over all gradients at its end, so nothing overlaps with it.
+
+    ``DistributedDataParallel`` does the same for a step that succeeds at once. Here a pass that
+    runs out of memory is repeated: what was sent by then is of complete gradients, hence right, and
+    is not sent again.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        *,
+        weight: float,
+        bucket_values: int = BUCKET_VALUES,
+    ) -> None:
         self._weight = weight
-        self._buckets = list(_buckets(parameters))
+        self._buckets = list(_buckets([*reversed(parameters)], bucket_values))
+        self._bucket_of = {id(p): n for n, bucket in enumerate(self._buckets) for p in bucket}
+        self._missing: list[int] | None = None
+        """Gradients that each bucket waits for, in the last pass of a step."""
+        self._sent: list[tuple[torch.Tensor, dist.Work]] = []
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._completed)  # type: ignore[no-untyped-call]
+
+    def begin_pass(self, *, last: bool) -> None:
+        """A backward pass begins. ``last``: its gradients complete those of the step."""
+        self._missing = [len(bucket) for bucket in self._buckets] if last else None
+
+    def _completed(self, parameter: torch.Tensor) -> None:
+        if self._missing is None:
+            return
+        self._missing[self._bucket_of[id(parameter)]] -= 1
+        while self.sent < len(self._buckets) and not self._missing[self.sent]:
+            self._send()
+
+    @property
+    def sent(self) -> int:
+        """Number of buckets of this step that were sent."""
+        return len(self._sent)
 
     @torch.no_grad()
-    def __call__(self) -> None:
-        sums = []
-        for bucket in self._buckets:
-            # A parameter that this rank's part did not use has no gradient here.
-            parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([part.reshape(-1) for part in parts]).mul_(self._weight)
-            sums.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
-        for bucket, flat, done in sums:
-            assert done is not None, "this process is a rank"
-            done.wait()
+    def _send(self) -> None:
+        # A parameter that this rank's part did not use has no gradient here.
+        bucket = self._buckets[self.sent]
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        flat = torch.cat([part.reshape(-1) for part in parts]).mul_(self._weight)
+        work = dist.all_reduce(flat, async_op=True)
+        assert work is not None, "this process is a rank"
+        self._sent.append((flat, work))
+
+    def finish(self) -> None:
+        """Send what is left, and set the gradients to the sums."""
+        self._missing = None
+        while self.sent < len(self._buckets):
+            self._send()
+        for bucket, (flat, work) in zip(self._buckets, self._sent, strict=True):
+            work.wait()
             values = torch.split(flat, [p.numel() for p in bucket])
             for parameter, value in zip(bucket, values, strict=True):
                 parameter.grad = value.view_as(parameter)
+        self._sent.clear()
 
 
-def _buckets(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
+def _buckets(
+    parameters: Sequence[torch.nn.Parameter], values_max: int
+) -> Iterator[list[torch.nn.Parameter]]:
     bucket: list[torch.nn.Parameter] = []
     values = 0
     for parameter in parameters:
-        if bucket and values + parameter.numel() > BUCKET_VALUES:
+        if bucket and values + parameter.numel() > values_max:
             yield bucket
             bucket, values = [], 0
         bucket.append(parameter)
@@ -108,12 +156,23 @@ def _buckets(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn
         yield bucket
 
 
-def open_rank(run: RunFile, settings: TrainerSettings, choices: Choices, place: Place) -> Engine:
-    """The engine of one rank, which trains on its part of the batch in the chosen way."""
+def open_rank(
+    run: RunFile,
+    settings: TrainerSettings,
+    goal: Goal,
+    place: Place,
+    *,
+    keep: Callable[[Fit], None] = lambda fit: None,
+) -> Engine:
+    """The engine of one rank, which trains on its part of the batch.
+
+    Each rank finds out by itself what is the best way on its device; ``keep`` is told.
+    """
     engine = open_engine(run, replace(settings, device=place.device))
-    sizes = batch_parts(run.inner.batch_size, len(place.devices))
-    engine.batch_size = sizes[place.rank]
-    engine.choose(replace(choices, micro_batch=min(choices.micro_batch, engine.batch_size)))
+    engine.batch_size = batch_parts(run.inner.batch_size, len(place.devices))[place.rank]
+    goal = goal.for_batch(engine.batch_size)
+    engine.choose(goal.first)
+    engine.tuning = Tuner(engine, goal, keep=keep)
     if len(place.devices) > 1:
         engine.combine = SummedGradients(
             [p for p in engine.model.parameters() if p.requires_grad],

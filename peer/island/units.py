@@ -94,7 +94,7 @@ class SharedUnit:
 def agree_on_units(
     channel: Channel,
     layout: Layout,
-    parameters: Mapping[str, torch.nn.Parameter],
+    parameters: Mapping[str, torch.Tensor],
     *,
     fits: bool,
 ) -> list[list[SharedUnit]]:

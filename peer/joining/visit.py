@@ -26,6 +26,7 @@ from blake3 import blake3
 
 from averaging.live.fetcher import Fetcher, FetchProgress
 from averaging.live.threads import Threads
+from averaging.numbers.layout import Layout
 from dht.errors import CallRefused, DhtError, PeerUnreachable, RunFileUnavailable
 from dht.identity import PeerId
 from dht.libp2p.hivemind_host import HivemindHost
@@ -37,6 +38,7 @@ from dht.membership.table import Member
 from dht.presence.door import exchange_papers
 from dht.presence.presence import Presence
 from peer import status
+from peer.description import read_layout
 from peer.errors import NobodyMet
 from peer.events.printable import printable
 from peer.joining.fetch import SeedFailures, check_seeds_run, observer
@@ -179,8 +181,14 @@ class Visitor:
         return RunStatus(self._link.run_id, tuple(found), silent, in_force)
 
     def fetcher(self, threads: Threads, on_progress: Callable[[FetchProgress], None]) -> Fetcher:
-        """Fetches states from peers that ``look`` has found, as one that catches up does."""
-        return Fetcher(self._host, self._link.run_id, threads, on_progress=on_progress)
+        """Fetches parameters from peers that ``look`` has found, as one that catches up does."""
+        host, run_id = self._host, self._link.run_id
+        return Fetcher(host, run_id, threads, on_progress=on_progress, has_momentum=False)
+
+    async def layout(self, peer: PeerId, fragments: int) -> Layout:
+        """The layout that a peer describes. Raises ``DhtError`` or ``ValueError``."""
+        run_id = self._link.run_id
+        return await read_layout(self._host, peer, run_id, fragments, timeout_s=FILE_TIMEOUT_S)
 
     async def deliver(self, directive: bytes) -> dict[PeerId, str]:
         """Give a directive to every member found: the reason of each, empty if it was taken."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import nn
+from torch import Tensor, nn
 
 _WRAPPINGS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 """Parts that ``torch.compile`` and activation checkpointing add to the names of parameters."""
@@ -29,6 +29,15 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """All parameters in model order, tied ones once, by their names in the bare model."""
     for name, parameter in unwrapped(model).named_parameters():
         yield bare_name(name), parameter
+
+
+def saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Buffers that are saved with the model, tied ones once, by their names in the bare model."""
+    bare = unwrapped(model)
+    saved = bare.state_dict(keep_vars=True)
+    for name, buffer in bare.named_buffers():
+        if name in saved:
+            yield bare_name(name), buffer
 
 
 def bare_name(name: str) -> str:

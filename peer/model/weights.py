@@ -122,6 +122,8 @@ def _fill(held: Any, values: torch.Tensor) -> None:
 
         values = values.to(held.device, held.dtype)
         values = distribute_tensor(values, held.device_mesh, held.placements)
+    if not held.is_floating_point() and values.is_floating_point():
+        values = values.round()  # an export of a run has its counters in fp32
     held.detach().copy_(values)
 
 

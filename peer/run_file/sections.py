@@ -41,7 +41,15 @@ HUB_COMMIT = r"^[0-9a-f]{40}\Z"
 _HUB_TOKENIZER = HUB_NAME.replace(r"\Z", r"(@[0-9a-f]{40})?\Z")
 OWNED_HUB_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\Z"
 """Without an owner, ``datasets`` takes some names for readers of local files: 'text' is one."""
+_HTTPS = r"https://[A-Za-z0-9.-]+\.[A-Za-z0-9-]+(:[0-9]{1,5})?(/[!-~]*)?"
+_HTTPS_OR_NOTHING = rf"^({_HTTPS})?\Z"
+_HTTPS_OR_MAIL_OR_NOTHING = (
+    rf"^({_HTTPS}|[A-Za-z0-9._%+-]{{1,64}}@[A-Za-z0-9.-]+\.[A-Za-z0-9-]+)?\Z"
+)
 _PEER_ID = r"^[1-9A-HJ-NP-Za-km-z]{40,64}\Z"
+
+
+_AN_ADDRESS = "an https address such as 'https://example.org/run', at most 200 characters"
 
 
 def _later(description: str) -> Meta:
@@ -447,6 +455,13 @@ class Outer(_Section, frozen=True, kw_only=True):
     blend_alpha: Annotated[
         float, Meta(ge=0.0, le=1.0, description="Share of the own value, for `blend`.")
     ] = 0.5
+    buffers: Annotated[
+        Literal["own", "mean"],
+        _later(
+            "Buffers that are saved with the model, such as the running statistics of BatchNorm: "
+            "`own` leaves each peer its own, `mean` merges them like parameters, as exact means."
+        ),
+    ] = "own"
 
 
 Quorum: TypeAlias = (
@@ -677,6 +692,23 @@ class RunFile(_Section, frozen=True, kw_only=True):
             length_max=100,
         ),
     ] = ""
+    homepage: Annotated[
+        Annotated[str, _text(_HTTPS_OR_NOTHING, _AN_ADDRESS, "", length_max=200)],
+        _later("Address of a page about the run, shown before joining."),
+    ] = ""
+    contact: Annotated[
+        Annotated[
+            str,
+            _text(
+                _HTTPS_OR_MAIL_OR_NOTHING, f"{_AN_ADDRESS}, or a mail address", "", length_max=200
+            ),
+        ],
+        _later("Where its author can be reached, shown before joining."),
+    ] = ""
+    discussion: Annotated[
+        Annotated[str, _text(_HTTPS_OR_NOTHING, _AN_ADDRESS, "", length_max=200)],
+        _later("Address of the place where its peers talk, shown before joining."),
+    ] = ""
     random_seed: Annotated[
         int,
         Meta(
@@ -714,12 +746,11 @@ class RunFile(_Section, frozen=True, kw_only=True):
         """
         plain = msgspec.to_builtins(self)
         del plain["seeds"]
+        _leave_out_younger(self, plain)
         for section in msgspec.structs.fields(self):
             table = getattr(self, section.name)
             if isinstance(table, Struct):
-                for field in msgspec.structs.fields(table):
-                    if _is_later(field.type) and getattr(table, field.name) == field.default:
-                        del plain[section.name][field.name]
+                _leave_out_younger(table, plain[section.name])
         return json.dumps(
             plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
         ).encode()
@@ -747,6 +778,12 @@ class RunFile(_Section, frozen=True, kw_only=True):
             return self.schedule.decay_tokens
         assert isinstance(self.end.tokens, int)  # a run file without either is refused
         return self.end.tokens
+
+
+def _leave_out_younger(table: Struct, plain: dict[str, Any]) -> None:
+    for field in msgspec.structs.fields(table):
+        if _is_later(field.type) and getattr(table, field.name) == field.default:
+            del plain[field.name]
 
 
 def _is_later(annotation: Any) -> bool:

@@ -7,6 +7,7 @@ is missing, as long as the run stands where it stood.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,12 @@ from averaging.live.fetcher import Fetcher, FetchFailed, FetchProgress
 from averaging.live.threads import Threads
 from averaging.messages import Signatures
 from averaging.numbers.layout import Layout
+from dht.errors import DhtError
 from dht.identity import PeerId
 from peer.errors import CheckpointDamaged, PeerError
 from peer.joining.link import Link
-from peer.joining.visit import Visitor, visit
+from peer.joining.visit import RunStatus, Visitor, visit
+from peer.quantities import bytes_text
 from peer.rules.foundings import heaviest
 from peer.run_file.sections import RunFile
 from peer.status import Status
@@ -34,6 +37,8 @@ from peer.storage.tensor_file import Tensor
 
 LOOK_S = 15.0
 FETCH_FRAGMENT_S = 3600.0
+_FILES = 2
+"""The parts that have arrived, and the file that is written."""
 
 
 class NotDownloaded(PeerError):
@@ -56,32 +61,75 @@ class NotDownloaded(PeerError):
 async def download(
     link: Link,
     run: RunFile,
-    layout: Layout,
+    layout: Layout | None,
     parts: Path,
     *,
     on_progress: Callable[[float], None] = lambda share: None,
+    on_seen: Callable[[RunStatus], None] = lambda seen: None,
 ) -> OuterState:
     """The parameters of all fragments, as the peers of one founding have them now.
 
-    ``parts``: folder for what has arrived. Raises ``NotDownloaded``, ``NobodyMet`` or ``DhtError``.
+    ``layout``: that of the run's model; ``None`` if only programs have the model, and peers tell.
+    ``parts``: folder for what has arrived. ``on_seen`` gets what the peers say of the run.
+    Raises ``NotDownloaded``, ``NobodyMet`` or ``DhtError``.
     """
     async with visit(link) as visitor:
         seen = await visitor.look(timeout_s=LOOK_S)
+        on_seen(seen)
         holders = [each for each in seen.peers if each.versions]
-        fitting = [each for each in holders if each.layout == layout.hash.hex()]
-        if not fitting:
+        if layout is None and holders:
+            layout = await _told_layout(visitor, holders, run)
+        fitting = [each for each in holders if layout and each.layout == layout.hash.hex()]
+        if layout is None or not fitting:
             told = f"{len(seen.peers)} peers answered, and none of them has its state"
-            if holders:
+            if layout is not None and holders:
                 told = (
                     f"the peers have another layout ({holders[0].layout}) than {layout.hash.hex()}"
                 )
             elif not seen.peers and seen.silent:
                 told = "; ".join(sorted({each.reason for each in seen.silent.values()}))
             raise NotDownloaded(run.name, told)
+        _check_room(run, layout, parts)
         founding = heaviest(fitting)
         sources = [each for each in fitting if each.founding == founding] or fitting
         states = await _fetch(visitor, layout, sources, parts, on_progress, run)
     return OuterState(run, layout, states, None, parts)
+
+
+async def layout_of_peers(link: Link, run: RunFile) -> Layout:
+    """The layout of a model that only programs have. Raises what ``download`` raises."""
+    async with visit(link) as visitor:
+        seen = await visitor.look(timeout_s=LOOK_S)
+        holders = [each for each in seen.peers if each.versions]
+        return await _told_layout(visitor, holders, run)
+
+
+async def _told_layout(visitor: Visitor, holders: Sequence[Status], run: RunFile) -> Layout:
+    """The layout of the run's heaviest founding, as one of its peers describes it."""
+    founding = heaviest(holders)
+    reasons = []
+    for each in holders:
+        if each.founding != founding or run.model.layout_hash not in (None, each.layout):
+            continue
+        try:
+            layout = await visitor.layout(PeerId(each.peer), run.outer.fragments)
+        except (DhtError, ValueError) as error:
+            reasons.append(f"{each.name}: {error}")
+            continue
+        if layout.hash.hex() == each.layout:
+            return layout
+        reasons.append(f"{each.name}: what it describes is not its layout")
+    told = "; ".join(reasons) or "none is here that has its state"
+    raise NotDownloaded(run.name, f"no peer describes the model ({told})")
+
+
+def _check_room(run: RunFile, layout: Layout, parts: Path) -> None:
+    """Refuse a model that does not fit the disk, before anything of it arrives."""
+    needed, free = _FILES * 4 * layout.size, shutil.disk_usage(parts.parent).free
+    if needed > free:
+        raise NotDownloaded(
+            run.name, f"it needs {bytes_text(needed)} of disk, and {bytes_text(free)} are free"
+        )
 
 
 async def _fetch(

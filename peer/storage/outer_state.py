@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,8 @@ from peer.errors import CheckpointDamaged, FolderOfAnotherRun, NotWritten, PeerE
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import Checkpoint, CheckpointFolder
+from peer.storage.home import OUTER
 from peer.storage.tensor_file import Tensor, write_safetensors
-
-OUTER = "outer"
-"""Folder of an agent's checkpoints, in the peer's folder."""
 
 _LINEAGE_BYTES = 32
 
@@ -189,20 +187,23 @@ def export(folder: CheckpointFolder, out: Path, *, apart: str = "") -> OuterStat
     return outer
 
 
-def write_model(outer: OuterState, out: Path, *, apart: str = "") -> None:
-    """Write parameters, by name and in fp32, as one safetensors file. Raises ``NotWritten``."""
-    metadata = {
-        "format": "pt",
-        "shoal_run": outer.run.name,
-        "shoal_run_id": outer.run.run_id,
-        "shoal_global_tokens": str(outer.global_tokens),
-        "shoal_model": outer.model,
-        "shoal_versions": ",".join(str(state.version) for state in outer.states),
-    } | ({"shoal_apart": apart} if apart else {})
+def write_model(
+    outer: OuterState,
+    out: Path,
+    *,
+    apart: str = "",
+    cast: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> None:
+    """Write parameters by name as one safetensors file, in fp32 unless ``cast`` says otherwise.
+
+    Raises ``NotWritten``.
+    """
+    metadata = export_metadata(outer) | ({"shoal_apart": apart} if apart else {})
+    tensors = {name: cast(each) for name, each in named_tensors(outer.layout, outer.states).items()}
     temporary = out.with_name(f".{out.name}.{secrets.token_hex(8)}")
     try:
         with temporary.open("xb") as file:
-            write_safetensors(file, named_tensors(outer.layout, outer.states), metadata=metadata)
+            write_safetensors(file, tensors, metadata=metadata)
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(out)
@@ -211,6 +212,18 @@ def write_model(outer: OuterState, out: Path, *, apart: str = "") -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def export_metadata(outer: OuterState) -> dict[str, str]:
+    """Facts of the run in the header of a file of weights."""
+    return {
+        "format": "pt",
+        "shoal_run": outer.run.name,
+        "shoal_run_id": outer.run.run_id,
+        "shoal_global_tokens": str(outer.global_tokens),
+        "shoal_model": outer.model,
+        "shoal_versions": ",".join(str(state.version) for state in outer.states),
+    }
 
 
 def named_tensors(layout: Layout, states: Sequence[FragmentState]) -> dict[str, Tensor]:
@@ -242,6 +255,7 @@ def _describe(layout: Layout, *, fragments: int) -> dict[str, Any]:
         "fragments": fragments,
         "embeddings": sorted(name for name, kind in kinds.items() if kind == "embedding"),
         "heads": sorted(name for name, kind in kinds.items() if kind == "head"),
+        "statistics": sorted(name for name, kind in kinds.items() if kind == "statistic"),
     }
 
 
@@ -254,6 +268,7 @@ def _read(checkpoint: Checkpoint) -> OuterState:
         described["fragments"],
         embeddings=described["embeddings"],
         heads=described["heads"],
+        statistics=described.get("statistics", ()),  # added after the first format
     )
     if layout.hash.hex() != meta["layout_hash"]:
         raise CheckpointDamaged(str(checkpoint.path), "its layout does not have its hash")

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -59,7 +59,7 @@ class Tensor:
 
     dtype: str
     shape: tuple[int, ...]
-    pieces: Sequence[memoryview | NDArray[np.generic]]
+    pieces: Iterable[memoryview | NDArray[np.generic]]
 
     @classmethod
     def of(cls, array: NDArray[np.generic]) -> Tensor:

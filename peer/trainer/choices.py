@@ -23,9 +23,6 @@ FREE_FRACTION = 0.1
 GAIN_MIN = 0.03
 """A larger micro-batch that is not faster by this part is not worth its memory."""
 
-PROBES_MAX_S = 6.0
-"""Time that larger and larger micro-batches may take to measure, without compiling."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
@@ -151,10 +148,13 @@ class Probe:
     def per_sequence_s(self) -> float:
         return self.seconds / self.size
 
+    def scaled(self, size: int) -> Probe:
+        """The measurement for a micro-batch of another size, in proportion."""
+        by = size / self.size
+        return Probe(size, self.seconds * by, self.peak_bytes * by, self.work_s * by)
 
-def next_size(
-    probes: Sequence[Probe], *, start: int, most: int, room_bytes: float, elapsed_s: float
-) -> int | None:
+
+def next_size(probes: Sequence[Probe], *, start: int, most: int, room_bytes: float) -> int | None:
     """The micro-batch to try next, from ``start`` on; ``None`` if no further one is worth it."""
     if not probes:
         return min(start, most)
@@ -170,8 +170,6 @@ def next_size(
         else 0.0
     )
     if last.peak_bytes + max(0.0, grown) * (size - last.size) > room_bytes:
-        return None
-    if elapsed_s + 2.0 * last.per_sequence_s * size > PROBES_MAX_S:
         return None
     slower = len(probes) > 2 and all(
         later.per_sequence_s > (1.0 - GAIN_MIN) * probes[-3].per_sequence_s for later in probes[-2:]

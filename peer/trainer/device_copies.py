@@ -47,7 +47,7 @@ class Piece(Protocol):
 class LocalPiece:
     """One unit whose parameter is in this process."""
 
-    parameter: torch.nn.Parameter
+    parameter: torch.Tensor
     start: int
     end: int
     where: slice
@@ -79,7 +79,7 @@ class LocalPiece:
 
 
 def local_pieces(
-    fragment: Fragment, parameters: Mapping[str, torch.nn.Parameter]
+    fragment: Fragment, parameters: Mapping[str, torch.Tensor]
 ) -> tuple[LocalPiece, ...]:
     return tuple(
         LocalPiece(parameters[unit.tensor], unit.start, unit.end, unit.values)
@@ -176,10 +176,15 @@ def adopt_values(
     difference by which the values really moved; for SET and BLEND the new base, which is the new
     values without own work.
     """
+    if not values.is_floating_point():
+        _adopt_counter(values, given, order)
+        return given if coarse else None
+    # Times zero would keep what is not finite.
+    sets = order.operation is Adoption.SET or order.alpha == 0.0
     if not coarse:
         if order.operation is Adoption.ADD:
             values.add_(given)
-        elif order.operation is Adoption.SET:
+        elif sets:
             values.copy_(given)
         else:
             # Exactly alpha * now + (1 - alpha) * given, without a temporary.
@@ -191,12 +196,20 @@ def adopt_values(
     if order.operation is Adoption.ADD:
         values.copy_(before + given)
         return values.to(torch.float32) - before
-    if order.operation is Adoption.SET:
+    if sets:
         values.copy_(given)
         return values.to(torch.float32)
     own = (before - given) * order.alpha
     values.copy_(given + own)
     return values.to(torch.float32) - own
+
+
+def _adopt_counter(values: torch.Tensor, given: torch.Tensor, order: AdoptionOrder) -> None:
+    """Set a counter, or add to it. The base that it is rounded from may be a fraction."""
+    if order.operation is Adoption.ADD:
+        values.add_(given.round().to(values.dtype))
+    else:
+        values.copy_(given.round())
 
 
 class CopyQueue(Protocol):
@@ -324,11 +337,7 @@ class SideStreamCopies:
     @torch.no_grad()
     def _add(self, fragment: int, buffer: torch.Tensor, order: AdoptionOrder) -> None:
         for piece in self._pieces[fragment]:
-            values = piece.values()
-            held = adopt_values(values, buffer[piece.where], order, coarse=self._coarse)
-            piece.written(values)
-            if held is not None:
-                buffer[piece.where].copy_(held)
+            piece.adopt(buffer[piece.where], order, coarse=self._coarse)
         if self._coarse:
             self._copy(fragment, buffer, self._slots[fragment], buffer)
 

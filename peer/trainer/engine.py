@@ -1,52 +1,101 @@
 """The computing part of a training step: gradients of a batch, and the optimizer's step.
 
 An ``Engine`` trains as ``Choices`` say: under autocast, compiled, several micro-batches to a step.
-The gradient is that of the whole batch in one pass, to rounding. Nothing in a step reads a value
-from the device, except that a ``GradScaler`` (fp16) tells each step whether it is skipped.
+The gradient is that of the whole batch in one pass, to rounding. Nothing in a step waits for a
+value from the device: whether a ``GradScaler`` (fp16) has skipped a step is known one step later.
 
 Whatever runs out of memory in forward or backward pass is repeated with half as many sequences at
 once, from the same state of the random generators. The optimizer's step is not repeated: by then
 the activations are freed, so no smaller micro-batch would help it.
+
+The way to train may change from one micro-batch to the next, so that ``peer.trainer.tuning`` finds
+the best one with work that counts.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cache, partial
-from typing import Any
+from functools import cache, cached_property, partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from peer.model.recipes import clip_gradients, held_out_loss, next_token_loss
-from peer.run_file.sections import GptModel, RunFile, vocabulary
-from peer.trainer.choices import Choices, Precision, Probe, split
+from peer.model.recipes.chunked_loss import can_chunk, loss_in_chunks
+from peer.run_file.sections import GptModel, RunFile
+from peer.trainer.choices import Choices, Precision, split
 from peer.trainer.device_facts import device_name, temperature_c, used_bytes
+from peer.trainer.late import Skips
 from peer.trainer.observed_run import DeviceUse, Fields
-from peer.trainer.rank import was_skipped
 from peer.trainer.speed import flops_per_token, peak_flops
 
-LOGITS_AT_ONCE = 1 << 24
-"""Logits that exist at once where they are computed in chunks: 64 MB in fp32."""
-
 HELD_OUT_AT_ONCE = 32
-
-TEMPORARIES = 1.5
-"""Memory of both passes over that of the tensors saved between them, where only these are known."""
 
 _ALLOCATION_FAILED = ("can't allocate memory", "not enough memory", "ALLOC_FAILED")
 """Errors of allocators and libraries that are no ``OutOfMemoryError``: CPU, cuBLAS, cuDNN."""
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
+
+
+class Tuning(Protocol):
+    """Finds the best way to train while an engine trains."""
+
+    @property
+    def text(self) -> str | None:
+        """What is being prepared, in words; ``None`` if nothing is left to find out."""
+        ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def around(self, size: int, *, last: bool) -> AbstractContextManager[object]:
+        """The context of both passes of ``size`` sequences. Leaving it may change the choices.
+
+        ``last``: whether they are the last ones of a step.
+        """
+        ...
+
+    def wait(self) -> bool:
+        """Wait for work in the background. Returns whether there was any."""
+        ...
+
+
+class Settled:
+    """A way to train that is not to be changed."""
+
+    text = None
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def around(self, size: int, *, last: bool) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def wait(self) -> bool:
+        return False
+
+
+class Combination(Protocol):
+    """Combines the gradients of a step with those of other processes."""
+
+    def begin_pass(self, *, last: bool) -> None:
+        """A backward pass begins. ``last``: its gradients complete those of the step."""
+        ...
+
+    def finish(self) -> None:
+        """Set the gradients to the combined ones."""
+        ...
 
 
 class Engine:
@@ -69,13 +118,15 @@ class Engine:
         """Events for the user, oldest first."""
         self.batch_size = run.inner.batch_size
         """Sequences of one step that are trained on here."""
-        self.combine: Callable[[], None] = lambda: None
-        """Called when the gradients of a step are there: to combine them with those of others."""
+        self.combine: Combination | None = None
+        self.tuning: Tuning = Settled()
+        """To be entered before the first step and left after the last one."""
         self._loss_of = loss
         self._backend = backend
+        self._codes: dict[tuple[bool, bool], Loss] = {}
         self._scaler: torch.amp.GradScaler | None = None
-        self._stepped = False
-        self._is_warm = False
+        self._skips = Skips()
+        self._made = 0
         optimizer.register_step_post_hook(self._note_step)
         self.choices = choices
         self.choose(choices)
@@ -83,7 +134,7 @@ class Engine:
     def choose(self, choices: Choices, *, any_size: bool = False) -> None:
         """Train this way from now on. Activations that are recomputed once stay so.
 
-        ``any_size``: compile once for micro-batches of all sizes, to measure them.
+        ``any_size``: with code for micro-batches of all sizes, where it is compiled.
         """
         self.choices = choices
         if choices.lean:
@@ -95,10 +146,27 @@ class Engine:
             self._scaler = None
         elif self._scaler is None:
             self._scaler = torch.amp.GradScaler(self.device.type)
-        loss = loss_in_chunks if choices.lean and can_chunk(self.model) else self._loss_of
-        self._loss: Callable[[Tensor], Tensor] = partial(loss, self.model)
-        if choices.compile:
-            self._loss = _compiled(self._loss, any_size=any_size, backend=self._backend)
+        self._loss: Callable[[Tensor], Tensor]
+        self._loss = partial(self.code(choices, any_size=any_size), self.model)
+
+    def code(self, choices: Choices, *, any_size: bool = False) -> Loss:
+        """The function that computes the loss in this way. Code is compiled once, by any caller."""
+        loss = loss_in_chunks if choices.lean and self._can_chunk else self._loss_of
+        if not choices.compile:
+            return loss
+        made = _compiled(loss, any_size=any_size, backend=self._backend)
+        return self._codes.setdefault((choices.lean, any_size), made)
+
+    @cached_property
+    def _can_chunk(self) -> bool:
+        possible = can_chunk(self.model)
+        if not possible:
+            self.events.append({"event": "logits_at_once"})
+        return possible
+
+    def sizes(self, choices: Choices) -> tuple[int, ...]:
+        """Micro-batches of a step, if nothing changes during it."""
+        return split(self.batch_size, choices.micro_batch)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which the model computes."""
@@ -113,17 +181,18 @@ class Engine:
         """
         state = _random_state(self.device)
         while (loss := self._try(partial(self._accumulate, batch))) is None:
-            self._reduce(len(batch))
             _set_random_state(self.device, state)
         return loss
 
-    def apply(self) -> bool:
+    def apply(self) -> int:
         """Clip the gradients, make the optimizer's step, forget the gradients.
 
-        Returns whether the step was made: a scaler skips it if a gradient has overflowed.
+        Returns the number of steps that are known by now to have been made, since the last call: 1,
+        except where a scaler skips a step whose gradient has overflowed.
         """
-        self.combine()
-        self._stepped = False
+        if self.combine is not None:
+            self.combine.finish()
+        self._made = 0
         if self._scaler is None:
             clip_gradients(self.run, self.model)
             self.optimizer.step()
@@ -133,146 +202,73 @@ class Engine:
             self._scaler.step(self.optimizer)
             self._scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return self._stepped
+        return self._made
 
     def _note_step(self, optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
-        # In the hook: the scaler's note for fused optimizers is gone when its step returns.
-        self._stepped = self._scaler is None or not was_skipped(optimizer)
+        self._made = len(list(self._skips.note(optimizer)))
 
     def _accumulate(self, batch: Tensor) -> Tensor:
         total: Tensor | None = None
-        for part in torch.split(batch, list(split(len(batch), self.choices.micro_batch))):
-            with self.autocast():
-                # The mean over a part counts as often as the part has sequences.
-                loss = self._loss(part) * (len(part) / len(batch))
-            torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+        done = 0
+        for part in self._parts(batch):
+            done += len(part)
+            last = done == len(batch)
+            with self.tuning.around(len(part), last=last):
+                with self.autocast():
+                    # The mean over a part counts as often as the part has sequences.
+                    loss = self._loss(part) * (len(part) / len(batch))
+                if self.combine is not None:
+                    self.combine.begin_pass(last=last)
+                torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "a batch has at least one sequence"
         return total
 
+    def _parts(self, batch: Tensor) -> Iterator[Tensor]:
+        """The micro-batches of a batch; the rest is divided anew when the choices change."""
+        while len(batch):
+            chosen = self.choices
+            for size in split(len(batch), chosen.micro_batch):
+                yield batch[:size]
+                batch = batch[size:]
+                if self.choices is not chosen:
+                    break
+
     def _try(self, work: Callable[[], Tensor]) -> Tensor | None:
-        """The result; ``None`` if memory ran out, with all that it took given back."""
+        """The result; ``None`` if the work is to be repeated, with all that it took given back."""
         try:
             return work()
-        except RuntimeError as error:
+        except Exception as error:
+            short = is_out_of_memory(error)
+            # A compiler changes functions of torch for a moment, in all threads.
+            if not (short or self.tuning.wait()):
+                raise
             # The last resort is spent: nothing is left to reduce.
-            if not is_out_of_memory(error) or self._is_smallest():
+            if short and self._is_smallest():
                 raise
         # Outside of the handler: the error's traceback held the activations.
-        self._forget_gradients()
+        self.forget_gradients()
+        if short:
+            self._reduce()
         return None
 
     def _is_smallest(self) -> bool:
         return self.choices.micro_batch == 1 and self.choices.lean
 
-    def _reduce(self, batch_size: int) -> None:
+    def _reduce(self) -> None:
         """Train with half as many sequences at once, in the end with recomputed activations."""
-        size = max(split(batch_size, self.choices.micro_batch))
+        size = max(self.sizes(self.choices))
         if size > 1:
             self.choices = replace(self.choices, micro_batch=-(-size // 2))
         else:
             self.choose(replace(self.choices, micro_batch=1, lean=True))
         self.events.append({"event": "micro_batch_reduced", "text": self.choices.text})
 
-    def _forget_gradients(self) -> None:
+    def forget_gradients(self) -> None:
+        """Free the memory of gradients, and what the device's allocator keeps for later."""
         self.optimizer.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    # --- before the first step ------------------------------------------------------------------
-
-    def probe(self, size: int) -> Probe:
-        """Measure forward and backward pass of ``size`` sequences. Nothing of the model changes."""
-        with self._nothing_changes():
-            tokens = self._random_tokens(size)
-            try:
-                if self.device.type != "cpu" or self.choices.compile or not self._is_warm:
-                    # It compiles, and fills caches of libraries and of the device's memory.
-                    self._or_eager(partial(self._one_pass, tokens))
-                    self._forget_gradients()
-                    self._is_warm = True
-                meter = _MemoryMeter(self.device)
-                began, work = time.perf_counter(), time.process_time()
-                with meter:
-                    self._one_pass(tokens)
-                    _synchronize(self.device)
-                seconds, work_s = time.perf_counter() - began, time.process_time() - work
-                return Probe(size, seconds, meter.peak_bytes, work_s)
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-        return Probe(size, float("inf"), float("inf"))
-
-    def _one_pass(self, tokens: Tensor) -> None:
-        with self.autocast():
-            loss = self._loss(tokens)
-        torch.autograd.backward(loss)
-
-    def warm_up(self) -> None:
-        """Compile for the shapes of a batch. If that fails, train without compiling."""
-        with self._nothing_changes():
-            batch = self._random_tokens(self.batch_size)
-            self._or_eager(partial(self.gradients, batch))
-            _synchronize(self.device)
-
-    def _or_eager(self, work: Callable[[], object]) -> None:
-        """Do the work; if the compiler fails, do it and all later work without compiling."""
-        try:
-            work()
-        except Exception as error:
-            # A compiler raises errors of any type.
-            if is_out_of_memory(error) or not self.choices.compile:
-                raise
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-        else:
-            return
-        self.events.append({"event": "compile_failed", "reason": reason[:200]})
-        self.choose(replace(self.choices, compile=False))
-        self._forget_gradients()
-        work()
-
-    @contextmanager
-    def warming_up(self) -> Iterator[Callable[[], bool]]:
-        """Warm up in a thread. Yields a function that says whether that is done."""
-        if not self.choices.compile:
-            yield lambda: True
-            return
-        self.events.append({"event": "compiling"})
-        failures: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                self.warm_up()
-            except BaseException as error:
-                failures.append(error)  # raised again by the thread that waits
-
-        thread = threading.Thread(target=work, name="compile")
-        thread.start()
-
-        def is_warm() -> bool:
-            if thread.is_alive():
-                return False
-            if failures:
-                raise failures.pop()
-            return True
-
-        try:
-            yield is_warm
-        finally:
-            thread.join()
-
-    @contextmanager
-    def _nothing_changes(self) -> Iterator[None]:
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            try:
-                yield
-            finally:
-                self._forget_gradients()
-
-    def _random_tokens(self, count: int) -> Tensor:
-        shape = (count, self.run.data.sequence_length + 1)
-        return torch.randint(0, vocabulary(self.run.model) or 256, shape, device=self.device)
 
     def use(self) -> DeviceUse:
         """State of the device, for people."""
@@ -289,6 +285,7 @@ class Engine:
             peak_flops=peak_flops(device_name(self.device), self.choices.precision),
             memory_bytes=used_bytes(self.device),
             temperature_c=temperature_c(self.device),
+            preparing=self.tuning.text,
         )
 
     # --- measuring the model --------------------------------------------------------------------
@@ -300,17 +297,15 @@ class Engine:
             return held_out_loss(self.model, sequences, at_once=at_once)
 
 
-def _compiled(
-    function: Callable[[Tensor], Tensor], *, any_size: bool, backend: str | Callable[..., Any]
-) -> Callable[[Tensor], Tensor]:
+def _compiled(loss: Loss, *, any_size: bool, backend: str | Callable[..., Any]) -> Loss:
     """The compiled function, made in its first call: importing a compiler fails there, too."""
 
     @cache
-    def made() -> Callable[[Tensor], Tensor]:
-        return torch.compile(function, dynamic=any_size, backend=backend)
+    def made() -> Loss:
+        return torch.compile(loss, dynamic=any_size, backend=backend)
 
-    def call(tokens: Tensor) -> Tensor:
-        return made()(tokens)
+    def call(model: nn.Module, tokens: Tensor) -> Tensor:
+        return made()(model, tokens)
 
     return call
 
@@ -337,79 +332,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def recompute_activations(model: nn.Module) -> None:
     """Keep the inputs of each block alone, and compute its activations again when needed."""
-    if callable(enable := getattr(model, "gradient_checkpointing_enable", None)):  # transformers
-        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return
+    # The second name is that of transformers before 5.
+    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
+        if callable(enable := getattr(model, name, None)):
+            enable({"use_reentrant": False})
+            return
     for block in getattr(model, "blocks", ()):
         if not isinstance(block.forward, partial):
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-
-
-def can_chunk(model: nn.Module) -> bool:
-    """Return whether the model computes its logits in a call of their own."""
-    return all(callable(getattr(model, part, None)) for part in ("hidden", "logits"))
-
-
-def loss_in_chunks(model: Any, tokens: Tensor) -> Tensor:
-    """``next_token_loss`` without ever holding all logits: each chunk's are computed twice.
-
-    ``torch.nn.functional.linear_cross_entropy`` of torch 2.13 does the same for a plain linear
-    head; it is not used because it ends the compiled graph, and earlier releases lack it.
-    """
-    hidden = model.hidden(tokens[:, :-1]).flatten(0, 1)
-    targets = tokens[:, 1:].flatten()
-    rows = max(1, LOGITS_AT_ONCE // len(model.head.weight))
-
-    def chunk_loss(part: Tensor, wanted: Tensor) -> Tensor:
-        logits = model.logits(part)
-        return F.cross_entropy(logits.float(), wanted, reduction="sum")
-
-    parts = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
-    losses = [checkpoint(chunk_loss, *part, use_reentrant=False) for part in parts]
-    return torch.stack(losses).sum() / targets.numel()
-
-
-# --- memory, time and randomness of a device ------------------------------------------------------
-
-
-class _MemoryMeter:
-    """The most memory that a block took beside what was taken before.
-
-    On a CPU, where allocations are not counted, it is the size of what the backward pass will need.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._open = ExitStack()
-        self._saved: dict[int, int] = {}
-        self.peak_bytes = 0.0
-
-    def __enter__(self) -> None:
-        if self._device.type == "cuda":
-            self._before = torch.cuda.memory_allocated(self._device)
-            torch.cuda.reset_peak_memory_stats(self._device)
-        elif self._device.type == "cpu":
-            self._open.enter_context(
-                torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
-            )
-
-    def _save(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        self._saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-        if self._device.type == "cuda":
-            peak = torch.cuda.max_memory_reserved(self._device)
-            self.peak_bytes = float(peak - self._before)
-        else:
-            self.peak_bytes = TEMPORARIES * sum(self._saved.values())
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:

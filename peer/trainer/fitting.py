@@ -1,14 +1,14 @@
-"""Finding out how much of a batch fits at once, and remembering it for the next time.
+"""A way to begin to train that is safe, and remembering what turned out to be the best.
 
-What was measured is remembered per device and model, in a file of this user, so that a peer
-that returns begins to train at once. It is measured again when less memory is free than it took.
+One pass before joining says how much memory a sequence takes; the rest is found while training
+(``peer.trainer.tuning``). It is remembered per device and model, in a file of this user, and
+measured again when less memory is free than it took.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,25 +22,28 @@ from peer.quantities import bytes_text
 from peer.run_file.sections import GptModel, RunFile
 from peer.trainer.choices import (
     FREE_FRACTION,
-    PROBES_MAX_S,
     Choices,
     DeviceFacts,
     Probe,
     Wishes,
-    fastest,
-    next_size,
 )
 from peer.trainer.device_facts import free_bytes
 from peer.trainer.engine import Engine
+from peer.trainer.probing import probe
 
 REMEMBERED_MAX = 200
 """Number of measurements that are kept; beyond it the oldest are dropped."""
 
-SHORT_S = 0.5
-"""Passes of a whole micro-batch are compared if they are shorter, otherwise those of a sequence."""
+SAFE_SHARE = 0.5
+"""Part of the room that the first micro-batches may take, by calculation from one sequence."""
 
-TURNS = 2
-"""Number of passes in each precision, of which the best counts."""
+EAGER = 2.0
+"""Memory of activations without compiling, over that of compiled code; 2.0 was measured of 124
+million parameters in bf16."""
+
+TRIAL_TOKENS = 64
+"""Tokens of the pass before joining, except on a GPU. A processor takes seconds for a sequence, and
+time and memory grow with the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,39 @@ class Fit:
     """Time per sequence: of forward and backward pass, and after training of a step."""
     step_bytes: float
     """Memory of gradients and activations. A CPU's has no gradients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """A way to begin to train, and what is left to find out."""
+
+    first: Choices
+    """The way to begin with: not compiled, and with a small micro-batch."""
+    choices: Choices
+    """The way that is wanted. Its micro-batch is the largest, or the one that is known to fit."""
+    room_bytes: float
+    """Memory for gradients and activations."""
+    known: Fit | None = None
+    """What was measured earlier: then there is only code to compile."""
+    wished: bool = False
+    """True if the machine's owner wants this micro-batch and no other."""
+    grows: bool = False
+    """True if larger micro-batches may be faster, as on a GPU."""
+    compares: bool = False
+    """True if fp32 may be faster."""
+
+    def for_batch(self, size: int) -> Goal:
+        """The same for a device that trains on so many sequences of a batch."""
+        first, choices = (
+            replace(each, micro_batch=min(each.micro_batch, size))
+            for each in (self.first, self.choices)
+        )
+        return replace(self, first=first, choices=choices)
+
+    @property
+    def text(self) -> str:
+        """The way in words."""
+        return f"{self.first.text} to begin with" if self.known is None else self.choices.text
 
 
 class Remembered:
@@ -91,12 +127,12 @@ class Remembered:
         return found if isinstance(found, dict) else {}
 
 
-def key_of(run: RunFile, facts: DeviceFacts, wishes: Wishes) -> str:
+def key_of(run: RunFile, facts: DeviceFacts, wishes: Wishes, *, devices: int = 1) -> str:
     """A hash of everything that a measurement depends on."""
     parts = (
         *(facts.name, facts.memory_bytes, torch.__version__),
         *(msgspec.json.encode(run.model), run.data.sequence_length, run.inner.batch_size),
-        wishes,
+        *(wishes, devices),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
@@ -128,92 +164,92 @@ def room_bytes(engine: Engine, *, others_bytes: float) -> float:
     return free - moments - gradients - others_bytes
 
 
-def fit(engine: Engine, facts: DeviceFacts, wishes: Wishes, *, room: float) -> Fit:
-    """Measure, and let the engine train with what is fastest of what fits.
+def begin(
+    engine: Engine, facts: DeviceFacts, wishes: Wishes, *, room: float, known: Fit | None
+) -> tuple[Goal, Fit]:
+    """Choose the way to begin with. Returns what is left to find out, and the first measurement.
 
-    Raises ``MachineTooSmall`` if not even one sequence does.
+    Raises ``MachineTooSmall`` if not even one sequence fits.
     """
-    most = engine.choices.micro_batch
+    wanted = engine.choices
+    if known is not None and known.step_bytes <= room:
+        return _known(engine, known, room)
+    one = _one_sequence(engine, room)
+    goal = Goal(
+        first=engine.choices,
+        choices=replace(wanted, lean=engine.choices.lean),
+        room_bytes=room,
+        wished=wishes.micro_batch is not None,
+        grows=facts.kind == "cuda",
+        compares=facts.kind == "cpu" and wishes.precision == "auto" and wanted.precision != "fp32",
+    )
+    first = replace(engine.choices, micro_batch=_first_size(engine, goal, one))
+    engine.choose(first)
+    most = min(wanted.micro_batch, max(1, int(room / one.peak_bytes)))
+    return replace(goal, first=first), Fit(first, one.seconds, one.peak_bytes * most)
+
+
+def meanwhile(choices: Choices, takes: float, *, room: float) -> Choices:
+    """A way to train while code is compiled that takes so much memory, as the compiler tries it."""
+    size = choices.micro_batch * (room - takes) / max(1.0, EAGER * takes)
+    return replace(choices, compile=False, micro_batch=max(1, min(choices.micro_batch, int(size))))
+
+
+def _known(engine: Engine, known: Fit, room: float) -> tuple[Goal, Fit]:
+    first = known.choices
+    if first.compile:
+        first = meanwhile(first, known.step_bytes, room=room)
+    engine.choose(first)
+    return Goal(first=first, choices=known.choices, room_bytes=room, known=known), known
+
+
+def _one_sequence(engine: Engine, room: float) -> Probe:
+    """Measure one sequence, if need be with recomputed activations."""
     for lean in (False, True):
-        engine.choose(replace(engine.choices, lean=lean))
-        best = _best_on_gpu(engine, room) if facts.kind == "cuda" else _largest(engine, room)
-        if wishes.micro_batch is not None and best is not None and best.size != most:
-            # The owner wants no other number, even if that is faster.
-            wished = engine.probe(most) if facts.kind == "cuda" else None
-            best = wished if wished is not None and wished.peak_bytes <= room else None
-        if best is not None:
-            break
-    else:
-        raise MachineTooSmall(engine.run.name, _shortage(wishes, room))
-    chosen = replace(engine.choices, micro_batch=best.size)
-    engine.choose(chosen)
-    if facts.kind == "cpu" and wishes.precision == "auto" and chosen.precision != "fp32":
-        best = _against_fp32(engine, best, room)
-    return Fit(engine.choices, best.per_sequence_s, best.peak_bytes)
+        engine.choose(replace(engine.choices, compile=False, micro_batch=1, lean=lean))
+        one = _in_full(engine) if engine.device.type == "cuda" else _in_short(engine)
+        if one.peak_bytes <= room:
+            return one
+    raise MachineTooSmall(engine.run.name, _shortage(room))
 
 
-def _best_on_gpu(engine: Engine, room: float) -> Probe | None:
-    """Try larger and larger micro-batches, with code that is compiled once for all sizes."""
-    choices = engine.choices
-    engine.choose(choices, any_size=True)
-    probes: list[Probe] = []
-    spent = 0.0
-    while True:
-        size = next_size(
-            probes,
-            # A compiler makes code of its own for a single sequence.
-            start=2 if choices.compile else 1,
-            most=choices.micro_batch,
-            room_bytes=room,
-            elapsed_s=spent,
-        )
-        if size is None:
-            return fastest(probes, room_bytes=room)
-        probes.append(engine.probe(size))
-        if math.isfinite(probes[-1].seconds):
-            spent += 2.0 * probes[-1].seconds
+def _in_full(engine: Engine) -> Probe:
+    probe(engine, 1)  # it loads kernels
+    return probe(engine, 1)
 
 
-def _largest(engine: Engine, room: float) -> Probe | None:
-    """The largest micro-batch whose memory there is.
-
-    Elsewhere than on a GPU one sequence keeps all cores busy: a larger micro-batch is no slower,
-    and memory follows from one sequence.
-    """
-    one = engine.probe(1)
-    size = min(engine.choices.micro_batch, int(room / one.peak_bytes))
-    if size < 1:
-        return None
-    if size == 1:
-        return one
-    if one.seconds * size > PROBES_MAX_S:
-        return Probe(size, one.seconds * size, one.peak_bytes * size, one.work_s * size)
-    return engine.probe(size)
+def _in_short(engine: Engine) -> Probe:
+    """One sequence, by calculation from a few tokens."""
+    length = engine.run.data.sequence_length
+    tokens = min(length, TRIAL_TOKENS)
+    fewer = max(1, tokens // 2)
+    less = probe(engine, 1, length=fewer, forward_only=True)
+    more = probe(engine, 1, length=tokens)
+    # Copies of weights in another precision take the same memory for any number of tokens.
+    grown = (more.peak_bytes - less.peak_bytes) / max(1, tokens - fewer)
+    peak_bytes = more.peak_bytes + max(0.0, grown) * (length - tokens)
+    return Probe(1, more.seconds * length / tokens, max(1.0, peak_bytes))
 
 
-def _against_fp32(engine: Engine, best: Probe, room: float) -> Probe:
-    """Let the engine train in fp32 if that is faster: casting the weights has its price, too."""
-    half, plain = engine.choices, replace(engine.choices, precision="fp32")
-    size = best.size if best.seconds < SHORT_S else 1
-    found: dict[Choices, list[Probe]] = {half: [], plain: []}
-    for choices in (half, plain) * TURNS:
-        engine.choose(choices)
-        found[choices].append(engine.probe(size))
-    work = {choices: min(each.work_s for each in probes) for choices, probes in found.items()}
-    bytes_in_fp32 = max(each.peak_bytes for each in found[plain]) * best.size / size
-    chosen = plain if work[plain] < work[half] and bytes_in_fp32 <= room else half
-    engine.choose(chosen)
-    seconds = min(each.seconds for each in found[chosen]) * best.size / size
-    peak_bytes = bytes_in_fp32 if chosen is plain else best.peak_bytes
-    return Probe(best.size, seconds, peak_bytes, work[chosen] * best.size / size)
+def _first_size(engine: Engine, goal: Goal, one: Probe) -> int:
+    """The first micro-batch: one that certainly fits."""
+    on_cuda = engine.device.type == "cuda"
+    gradients = 4.0 * sum(p.numel() for p in engine.model.parameters()) if on_cuda else 0.0
+    fitting = (goal.room_bytes - gradients) / max(1.0, one.peak_bytes - gradients)
+    most = goal.choices.micro_batch
+    if goal.wished and not goal.choices.compile:  # compiled code needs less memory
+        if most > fitting:
+            raise MachineTooSmall(engine.run.name, _shortage(goal.room_bytes, most))
+        return most
+    return max(1, min(most, int(SAFE_SHARE * fitting))) if goal.grows else 1
 
 
-def _shortage(wishes: Wishes, room: float) -> str:
+def _shortage(room: float, wished: int | None = None) -> str:
     free = f"{bytes_text(max(0.0, room))} are free for it"
-    if wishes.micro_batch is not None:
+    if wished is not None:
         return (
-            f"{wishes.micro_batch} sequences at once need more memory than that: {free}; "
-            "pass --micro-batch auto"
+            f"{wished} sequences at once need more memory than that: {free}; pass "
+            "--micro-batch auto"
         )
     return (
         "one sequence at once does not fit, not even with recomputed activations and a loss in "

@@ -62,7 +62,7 @@ class Learner:
         self,
         memory: SharedTensors,
         layout: Layout,
-        parameters: Mapping[str, torch.nn.Parameter],
+        parameters: Mapping[str, torch.Tensor],
         *,
         ring: Callable[[], None],
         clock: Callable[[], float] = time.perf_counter,

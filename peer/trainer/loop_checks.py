@@ -12,13 +12,14 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from peer.errors import LoopMistake, LoopWarning
-from peer.model.naming import named_parameters
+from peer.model.naming import named_parameters, saved_buffers
 
 Mistake: TypeAlias = Literal["optimizer", "parameters", "no_exchange", "not_finite", "no_tokens"]
 
@@ -47,9 +48,13 @@ class LoopChecks:
         cycle: int,
         strict: bool,
         tell: Callable[[Mistake, str], None],
+        statistics: Mapping[str, torch.Tensor] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``tell(mistake, text)`` is called once for each mistake, before it is raised."""
+        """``tell(mistake, text)`` is called once for each mistake, before it is raised.
+
+        ``statistics``: the buffers that are exchanged.
+        """
         self._model = model
         self._optimizers = optimizers
         self._auto = auto
@@ -60,6 +65,7 @@ class LoopChecks:
         self._told: set[Mistake] = set()
         self._joined = dict(named_parameters(model))
         self._exchanged = {name: p for name, p in self._joined.items() if p.requires_grad}
+        self._statistics = dict(statistics)
         self._of_model = {id(p) for p in self._exchanged.values()}
         self._harmless: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         """Optimizers without a parameter that is exchanged."""
@@ -119,6 +125,9 @@ class LoopChecks:
             return  # FSDP exchanges parameters for whole ones and back
         now = dict(named_parameters(self._model))
         replaced = [name for name, p in self._exchanged.items() if now.get(name) is not p]
+        if self._statistics:
+            buffers = dict(saved_buffers(self._model))
+            replaced += [n for n, b in self._statistics.items() if buffers.get(n) is not b]
         trained = [n for n, p in now.items() if p.requires_grad and n not in self._exchanged]
         added = [name for name in trained if name not in self._joined]
         unfrozen = [name for name in trained if name in self._joined]

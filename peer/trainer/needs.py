@@ -9,7 +9,7 @@ from averaging.numbers.layout import Layout
 from peer.model.recipes import build_model, build_optimizer
 from peer.quantities import bytes_text, count_text
 from peer.run_file.sections import GptModel, RunFile
-from peer.trainer.parameters import recipe_layout
+from peer.trainer.parameters import recipe_layout, statistics_of
 from peer.trainer.speed import flops_per_token, peak_flops
 
 AGENT_BYTES = 450e6
@@ -32,7 +32,10 @@ class Needs:
     """Needs of one peer. Sizes are in bytes."""
 
     run: RunFile
+    layout: Layout
     parameters: int
+    buffers: int
+    """Values of buffers that are saved with the model."""
     cycle_bytes: int
     """Upper bound on what is sent in a cycle, and on what is received."""
     device_bytes: int
@@ -56,6 +59,7 @@ class Needs:
         outer = self.run.outer
         return (
             f"Model    {self.parameters / 1e6:.1f} M parameters in {outer.fragments} fragments",
+            *self._buffer_lines,
             f"Link     at most {bytes_text(self.cycle_bytes)} up and as much down ({outer.codec}) "
             f"in {outer.steps_per_cycle} steps",
             *self._link_lines,
@@ -66,6 +70,14 @@ class Needs:
         )
 
     @property
+    def _buffer_lines(self) -> list[str]:
+        if not self.buffers:
+            return []
+        rule = self.run.outer.buffers
+        fate = "merged as exact means" if rule == "mean" else "each peer's own"
+        return [f'Buffers  {self.buffers} values, {fate} (outer.buffers = "{rule}")']
+
+    @property
     def _link_lines(self) -> list[str]:
         found = []
         for device in EXAMPLES:
@@ -73,18 +85,26 @@ class Needs:
             if speed is not None:
                 bits = self.link_bits_per_s(speed)
                 found.append(
-                    f"         {bits / 1e6:.3g} Mbit/s each way for one {device} at about "
+                    f"         {_speed_text(bits)} each way for one {device} at about "
                     f"{count_text(speed)} tokens/s"
                 )
         return found
 
 
+def _speed_text(bits_per_s: float) -> str:
+    scale, unit = (1e9, "Gbit/s") if bits_per_s >= 1e9 else (1e6, "Mbit/s")
+    return f"{bits_per_s / scale:.3g} {unit}"
+
+
 def needs_of(run: RunFile) -> Needs:
     """The needs of a run whose file describes its model. Raises ``LayoutUnknown``."""
     layout = recipe_layout(run)
+    buffers = statistics_of(build_model(run, weights=False), "mean")
     return Needs(
         run=run,
-        parameters=layout.size,
+        layout=layout,
+        parameters=sum(part.size for part in layout.fragments if not part.has_statistics),
+        buffers=sum(buffer.numel() for buffer in buffers.values()),
         cycle_bytes=cycle_bytes(run, layout),
         device_bytes=8 * layout.size + optimizer_bytes(run),
         agent_bytes=agent_bytes(layout.size),
@@ -94,9 +114,11 @@ def needs_of(run: RunFile) -> Needs:
 
 def cycle_bytes(run: RunFile, layout: Layout) -> int:
     """An exchange sends every value at most twice: own work, and the merged slice."""
-    codec = codec_named(run.outer.codec)
     return 2 * sum(
-        codec.encoded_size([unit.size for unit in fragment.units]) for fragment in layout.fragments
+        codec_named("f32" if fragment.has_statistics else run.outer.codec).encoded_size(
+            fragment.unit_sizes
+        )
+        for fragment in layout.fragments
     )
 
 

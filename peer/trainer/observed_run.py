@@ -67,6 +67,8 @@ class DeviceUse:
     """Most floating-point operations per second that the device makes in this precision."""
     memory_bytes: float | None
     temperature_c: float | None
+    preparing: str | None = None
+    """What is being prepared while the device trains, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,8 @@ class Speed:
     temperature_c: float | None = None
     processor_share: float | None = None
     """Share of the machine's processors that this peer uses, agent and daemon included."""
+    preparing: str | None = None
+    """What makes it faster later, and is being prepared now: ``compiling for 12 s``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

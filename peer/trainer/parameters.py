@@ -1,8 +1,15 @@
-"""Which parameters of a model are exchanged, and how they are cut into fragments."""
+"""Which tensors of a model are exchanged, and how they are cut into fragments.
+
+These are the parameters with ``requires_grad`` and, with ``outer.buffers = "mean"``, the
+statistics: floating-point buffers that are saved with the model, and counters (scalar whole
+numbers, such as ``num_batches_tracked``), whose mean is rounded. Other buffers of whole numbers are
+indices or masks, which have no mean.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
 import blake3
 import torch
@@ -11,8 +18,12 @@ from averaging.numbers.layout import Layout, TensorSpec
 from peer.description import Described
 from peer.errors import ModelMismatch, PeerError
 from peer.model import recipes
-from peer.model.naming import named_parameters
+from peer.model.naming import named_parameters, saved_buffers
 from peer.run_file.sections import CustomModel, RunFile
+
+Buffers: TypeAlias = Literal["own", "mean"]
+
+_COUNTERS = frozenset({torch.int32, torch.int64})
 
 
 class NothingToTrain(PeerError):
@@ -40,6 +51,22 @@ class LayoutUnknown(PeerError):
         )
 
 
+class BufferNotFinite(PeerError):
+    """A statistic whose mean would never be finite."""
+
+    exit_code = 2
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return (
+            f"buffer {self.name!r} has values that are not finite, so it has no mean; register it "
+            'with persistent=False, or use outer.buffers = "own"'
+        )
+
+
 def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """The exchanged parameters: those with ``requires_grad``, tied ones once, by the first name."""
     found = {name: p for name, p in recipes.trained_parameters(model).items() if p.numel()}
@@ -48,22 +75,51 @@ def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return found
 
 
-def specs_of(parameters: Mapping[str, torch.Tensor]) -> list[TensorSpec]:
-    """The parameters' descriptions for ``averaging.numbers.layout``."""
+def statistics_of(model: torch.nn.Module, buffers: Buffers) -> dict[str, torch.Tensor]:
+    """The exchanged buffers."""
+    if buffers == "own":
+        return {}
+    return {
+        name: buffer
+        for name, buffer in saved_buffers(model)
+        if buffer.numel()
+        and (buffer.is_floating_point() or (buffer.ndim == 0 and buffer.dtype in _COUNTERS))
+    }
+
+
+def exchanged_tensors(model: torch.nn.Module, buffers: Buffers) -> dict[str, torch.Tensor]:
+    """Everything that peers exchange of the model, by name."""
+    return {**trained_parameters(model), **statistics_of(model, buffers)}
+
+
+def check_statistics(statistics: Mapping[str, torch.Tensor]) -> None:
+    """Raise ``BufferNotFinite`` for a buffer such as a mask of infinities."""
+    for name, buffer in statistics.items():
+        if not bool(buffer.isfinite().all()):
+            raise BufferNotFinite(name)
+
+
+def specs_of(tensors: Mapping[str, torch.Tensor]) -> list[TensorSpec]:
+    """The tensors' descriptions for ``averaging.numbers.layout``. Counters are sent as fp32."""
     return [
-        TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-        for name, tensor in parameters.items()
+        TensorSpec(
+            name,
+            tuple(tensor.shape),
+            str(tensor.dtype).removeprefix("torch.") if tensor.is_floating_point() else "float32",
+        )
+        for name, tensor in tensors.items()
     ]
 
 
-def model_layout(model: torch.nn.Module, fragments: int) -> Layout:
+def model_layout(model: torch.nn.Module, fragments: int, *, buffers: Buffers = "own") -> Layout:
     """The model's division into fragments, which is the same at every peer of a run."""
-    parameters = trained_parameters(model)
+    tensors = exchanged_tensors(model, buffers)
     return Layout.build(
-        specs_of(parameters),
+        specs_of(tensors),
         fragments,
-        embeddings=recipes.embedding_names(model) & parameters.keys(),
-        heads=recipes.head_names(model) & parameters.keys(),
+        embeddings=recipes.embedding_names(model) & tensors.keys(),
+        heads=recipes.head_names(model) & tensors.keys(),
+        statistics=statistics_of(model, buffers).keys(),
     )
 
 
@@ -71,7 +127,8 @@ def recipe_layout(run: RunFile) -> Layout:
     """The layout of the run's own model. Raises ``LayoutUnknown`` if a program brings the model."""
     if isinstance(run.model, CustomModel):
         raise LayoutUnknown(run.name)
-    return model_layout(recipes.build_model(run, weights=False), run.outer.fragments)
+    model = recipes.build_model(run, weights=False)
+    return model_layout(model, run.outer.fragments, buffers=run.outer.buffers)
 
 
 def is_coarse(parameters: Mapping[str, torch.Tensor]) -> bool:

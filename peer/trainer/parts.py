@@ -40,11 +40,13 @@ from peer.trainer.news import News
 from peer.trainer.pacing import Pacer
 from peer.trainer.parameters import (
     check_layout,
+    check_statistics,
+    exchanged_tensors,
     frozen_parameters,
     is_coarse,
     model_layout,
     specs_of,
-    trained_parameters,
+    statistics_of,
 )
 from peer.trainer.rank import Plan, RankParts
 from peer.trainer.settings import JoinSettings
@@ -99,9 +101,11 @@ def open_parts(plan: Plan, news: News, conditions: Conditions, stack: ExitStack)
     """
     settings, found = plan.settings, _find(plan.where)
     run = found.run
-    parameters = trained_parameters(plan.model)
-    layout = model_layout(plan.model, run.outer.fragments)
+    buffers = run.outer.buffers
+    parameters = exchanged_tensors(plan.model, buffers)
+    layout = model_layout(plan.model, run.outer.fragments, buffers=buffers)
     check_layout(layout, run)
+    check_statistics(statistics_of(plan.model, buffers))
     home = _open_home(settings, found, stack)
     memory = SharedTensors.create(
         [fragment.size for fragment in layout.fragments],
@@ -207,7 +211,7 @@ def _open_home(settings: JoinSettings, found: FoundRun, stack: ExitStack) -> _Ho
 
 
 def _first_message(
-    plan: Plan, found: FoundRun, home: _Home, parameters: Mapping[str, torch.nn.Parameter]
+    plan: Plan, found: FoundRun, home: _Home, parameters: Mapping[str, torch.Tensor]
 ) -> Begin:
     settings, progress = plan.settings, home.progress
     seeds = (*map(str, found.seeds), *settings.seeds)
@@ -221,6 +225,7 @@ def _first_message(
         tensors=tuple(Tensor(s.name, s.shape, s.dtype) for s in specs_of(parameters)),
         embeddings=tuple(sorted(embedding_names(plan.model) & parameters.keys())),
         heads=tuple(sorted(head_names(plan.model) & parameters.keys())),
+        statistics=tuple(sorted(statistics_of(plan.model, found.run.outer.buffers))),
         frozen=frozen_parameters(plan.model),
         allow_frozen_differences=settings.allow_frozen_differences,
         listen=settings.listen,

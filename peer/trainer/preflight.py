@@ -1,9 +1,9 @@
 """Checks before joining: whether this machine is large enough for a run, and what the run costs.
 
 ``examine`` counts the memory of the model before building it, because the author of a run file may
-be anybody; then it builds the model that will be trained, and measures how much of a batch fits at
-once and how long it takes. Nothing is downloaded. What was measured is remembered, if a file for it
-is given, and not measured again.
+be anybody; then it builds the model that will be trained, and makes one pass to see how much of a
+batch certainly fits. Nothing is downloaded. What fits best is found while training, remembered if a
+file for it is given, and not measured again.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from averaging.numbers.layout import Layout
 from peer.data.files import hosts_of
 from peer.errors import MachineTooSmall, OwnProgramNeeded
 from peer.guest.enforcement import folder_bytes
@@ -31,10 +33,11 @@ from peer.run_file.sections import (
 from peer.trainer.choices import DeviceFacts
 from peer.trainer.device_facts import facts_of, free_bytes
 from peer.trainer.engine import Engine
-from peer.trainer.fitting import Fit, Remembered, fit, key_of, least_bytes, room_bytes
+from peer.trainer.fitting import Fit, Goal, Remembered, begin, key_of, least_bytes, room_bytes
 from peer.trainer.loop import TrainerSettings, open_engine, prepare_torch
 from peer.trainer.needs import agent_bytes, cycle_bytes, disk_bytes
-from peer.trainer.parameters import LayoutUnknown, model_layout
+from peer.trainer.parameters import model_layout
+from peer.trainer.tuning import Tuner
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ class Preflight:
     engine: Engine
     """The model on its device, ready to train."""
     facts: DeviceFacts
+    goal: Goal
+    """What is found out while training."""
     key: str
     """Key of the measurements in ``Remembered``."""
     devices: int
@@ -68,12 +73,14 @@ class Preflight:
         hosts = hosts_of(run.data) if isinstance(run.data, FilesData) else ()
         data = f"{data} from {', '.join(hosts)}" if hosts else data
         licence = run.licence or "not stated"
+        about = "about " if self.goal.known is None else ""
         return (
             f"Run      {run.name}   id {run.run_id[:16]}...   licence {licence}",
+            *about_lines(run),
             f"Trains   {model}, {count_text(self.parameters)} parameters; data: {data}; "
             "nothing from the network is executed",
             f"Device   {self._device_text}",
-            f"Machine  {count_text(step_tokens / self.step_time_s)} tokens/s   "
+            f"Machine  {about}{count_text(step_tokens / self.step_time_s)} tokens/s   "
             f"memory {bytes_text(self.memory_needed)} of {bytes_text(self.memory_free)} free   "
             f"disk {bytes_text(self.disk_needed)} of {bytes_text(self.disk_free)} free",
             f"Network  sends at most {bytes_text(self.upload_per_hour)} an hour "
@@ -83,11 +90,18 @@ class Preflight:
     @property
     def _device_text(self) -> str:
         count = f"{self.devices} x " if self.devices > 1 else ""
-        text = f"{count}{self.facts.name}   {self.engine.choices.text}"
+        text = f"{count}{self.facts.name}   {self.goal.text}"
         if self.facts.kind != "cuda":
             return text
         used = 12.0 * self.parameters + self.step_bytes  # parameters and two moments
         return f"{text}   {bytes_text(used)} of {bytes_text(self.facts.memory_bytes)}"
+
+
+def about_lines(run: RunFile) -> tuple[str, ...]:
+    """Where to read about a run and to reach its people, one line; none if it does not say."""
+    told = {"": run.homepage, "contact ": run.contact, "discussion ": run.discussion}
+    parts = [f"{what}{where}" for what, where in told.items() if where]
+    return (f"About    {'   '.join(parts)}",) if parts else ()
 
 
 def problems(
@@ -145,18 +159,18 @@ def examine(
         _check_device(run, device, least_bytes(run, count) + size.buffer_bytes)
     engine = open_engine(run, settings)
     facts = facts_of(device)
-    key = key_of(run, facts, settings.wishes)
-    found = _measure(
+    key = key_of(run, facts, settings.wishes, devices=devices)
+    goal, found = begin(
         engine,
         facts,
-        settings,
-        key=key,
+        settings.wishes,
         room=room_bytes(engine, others_bytes=agent_bytes(count) if on_cpu else 0.0),
-        remembered=remembered,
+        known=None if remembered is None else remembered.get(key),
     )
+    engine.tuning = Tuner(engine, goal, keep=partial(_keep, remembered, key))
     if on_cpu:
         room["memory_needed"] += devices * found.step_bytes
-    layout = model_layout(engine.model, run.outer.fragments)
+    layout = model_layout(engine.model, run.outer.fragments, buffers=run.outer.buffers)
     step_time_s = max(pace_s, found.sequence_s * math.ceil(run.inner.batch_size / devices))
     cycles_per_hour = 3600.0 / (run.outer.steps_per_cycle * step_time_s)
     return Preflight(
@@ -164,6 +178,7 @@ def examine(
         parameters=count,
         engine=engine,
         facts=facts,
+        goal=goal,
         key=key,
         devices=devices,
         step_bytes=found.step_bytes,
@@ -173,23 +188,9 @@ def examine(
     )
 
 
-def _measure(
-    engine: Engine,
-    facts: DeviceFacts,
-    settings: TrainerSettings,
-    *,
-    key: str,
-    room: float,
-    remembered: Remembered | None,
-) -> Fit:
-    known = None if remembered is None else remembered.get(key)
-    if known is not None and known.step_bytes <= room:
-        engine.choose(known.choices)
-        return known
-    found = fit(engine, facts, settings.wishes, room=room)
+def _keep(remembered: Remembered | None, key: str, found: Fit) -> None:
     if remembered is not None:
         remembered.put(key, found)
-    return found
 
 
 def _check_device(run: RunFile, device: torch.device, needed: float) -> None:
@@ -202,11 +203,13 @@ def _check_device(run: RunFile, device: torch.device, needed: float) -> None:
         )
 
 
-def check_keeper(run: RunFile, directory: Path) -> None:
-    """Check a keeper's part of the run. Raises ``MachineTooSmall`` or ``LayoutUnknown``."""
-    if isinstance(run.model, CustomModel):
-        raise LayoutUnknown(run.name)
-    _room(run, size_of(run).parameters, training_bytes=0.0, directory=directory)
+def check_keeper(run: RunFile, directory: Path, told: Layout | None = None) -> None:
+    """Check a keeper's part of the run. Raises ``MachineTooSmall``.
+
+    ``told``: the layout of a model that only programs have.
+    """
+    count = size_of(run).parameters if told is None else told.size
+    _room(run, count, training_bytes=0.0, directory=directory)
 
 
 def _room(run: RunFile, count: int, *, training_bytes: float, directory: Path) -> dict[str, float]:

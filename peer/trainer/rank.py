@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
-from torch.nn import Parameter
 
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId, RunId
@@ -26,6 +25,7 @@ from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
 from peer.storage.inner_saves import InnerSaves
 from peer.trainer.device_copies import Piece
+from peer.trainer.late import Skips
 from peer.trainer.loop_checks import (
     LoopChecks,
     Mistake,
@@ -34,6 +34,7 @@ from peer.trainer.loop_checks import (
     warn_unless_entered,
 )
 from peer.trainer.observed_run import DeviceUse
+from peer.trainer.parameters import statistics_of
 from peer.trainer.settings import JoinSettings
 
 READY_LOOK_S = 0.05
@@ -59,7 +60,7 @@ class OtherRanks(Protocol):
         run: RunFile,
         peer_id: PeerId,
         layout: Layout,
-        parameters: Mapping[str, Parameter],
+        parameters: Mapping[str, torch.Tensor],
         *,
         data_dir: Path,
     ) -> Sequence[Sequence[Piece]]:
@@ -125,6 +126,7 @@ class Rank(abc.ABC):
         self._leaving: Callable[[], bool] = lambda: False
         self._device_use: Callable[[], DeviceUse] | None = None
         self._step_tokens = 0
+        self._skips = Skips()
 
     @abc.abstractmethod
     def __enter__(self) -> Self: ...
@@ -173,6 +175,7 @@ class Rank(abc.ABC):
             cycle=parts.run_file.outer.steps_per_cycle,
             strict=settings.strict,
             tell=self._found_mistake,
+            statistics=statistics_of(parts.plan.model, parts.run_file.outer.buffers),
         )
         self._checks.watch_optimizers(self._open)
         if (restored := parts.inner.restore()) is not None:
@@ -182,9 +185,9 @@ class Rank(abc.ABC):
             self._open.callback(hook.remove)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
-        if was_skipped(optimizer):
-            self._step_tokens = 0
-        else:
+        tokens, self._step_tokens = self._step_tokens, 0
+        for counted in self._skips.note(optimizer, tokens):
+            self._step_tokens = counted
             self._safe_point()
 
     @abc.abstractmethod
@@ -204,10 +207,10 @@ class Rank(abc.ABC):
     def adopt_final(self) -> None:
         """Set the model to the final parameters of a run that is over (``finished``).
 
-        They are the same bits at all peers that ended the run together; frozen parameters and
-        buffers stay. Leaving the block does it, too, unless ``final="own"``. Of several processes
-        that are one learner each calls it, after the same step. Raises ``RuntimeError`` if the run
-        is not over.
+        They are the same bits at all peers that ended the run together; frozen parameters stay,
+        and buffers, unless the run merges them (``outer.buffers``). Leaving the block does it, too,
+        unless ``final="own"``. Of several processes that are one learner each calls it, after the
+        same step. Raises ``RuntimeError`` if the run is not over.
         """
 
     def log(
@@ -344,10 +347,3 @@ def check_finished(finished: bool) -> None:
             "the run is not over, so it has no final parameters; call adopt_final() only if "
             "run.finished"
         )
-
-
-def was_skipped(optimizer: torch.optim.Optimizer) -> bool:
-    """True if its last step was skipped. A fused optimizer skips inside its kernel, where only
-    ``found_inf`` shows it."""
-    found_inf = getattr(optimizer, "found_inf", None)
-    return isinstance(found_inf, torch.Tensor) and bool(found_inf.item())

@@ -90,6 +90,8 @@ def speed_texts(speed: Speed) -> list[str]:
         texts.append(f"{bytes_text(speed.device_bytes)} on the device")
     if speed.temperature_c is not None:
         texts.append(f"{speed.temperature_c:.0f} °C")
+    if speed.preparing is not None:
+        texts.append(speed.preparing)
     return texts
 
 

@@ -264,7 +264,7 @@ class ScreenReporter:
             self._live.console.print(Text(sentence(fields) or ""), soft_wrap=True)
             return
         text = self._watch.on_event(fields)
-        if text is not None and fields["event"] in ("phase", "paused", "compiling"):
+        if text is not None and fields["event"] in ("phase", "paused"):
             self._live.update(Text(text), refresh=True)
 
     def on_step(self, run: Run) -> None:

@@ -11,6 +11,7 @@ from dht.addresses import (
     is_loopback,
     is_private,
     is_relayed,
+    network_of,
     pack,
     parse,
     peer_of,
@@ -200,6 +201,24 @@ def test_loopback_and_private_networks_are_told_apart(
 ) -> None:
     address = parse(f"/{host}/tcp/1")
     assert (is_loopback(address), is_private(address)) == (loopback, private)
+
+
+@pytest.mark.parametrize(
+    ("text", "network"),
+    [
+        ("/ip4/203.0.113.7/tcp/1", "203.0.113.0/24"),
+        ("/ip4/127.0.3.7/tcp/1", "127.0.3.0/24"),
+        ("/ip6/2001:db8:1:2::3/tcp/1", "2001:db8:1::/48"),
+        ("/ip6/::ffff:203.0.113.9/tcp/1", "203.0.113.0/24"),
+        (f"/ip4/203.0.113.7/tcp/1/p2p/{RELAY}/p2p-circuit", "203.0.113.0/24"),
+        ("/ip4/10.1.2.3/tcp/1", None),
+        ("/ip4/100.64.1.2/tcp/1", None),
+        ("/ip6/fd00::1/tcp/1", None),
+        ("/dns4/seed.example.org/tcp/1", None),
+    ],
+)
+def test_strangers_have_networks_and_neighbours_have_none(text: str, network: str | None) -> None:
+    assert network_of(parse(text)) == network
 
 
 @pytest.mark.parametrize("text", ["/ip4/0.0.0.0/tcp/1", "/ip6/::/tcp/1", "/ip4/1.2.3.4/tcp/0"])

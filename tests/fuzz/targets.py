@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 from blake3 import blake3
 
 from averaging import messages as said
@@ -15,12 +18,16 @@ from averaging.errors import BadPayload
 from averaging.history.manifest import describe, read_manifest
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.parent_maps import ParentMap, decode_maps, encode_maps
+from averaging.history.replay import ReplayHead
 from averaging.live.fetch_server import AskManifest, AskPieces, AskReplay, _read_request
 from averaging.messages import BadMessage
+from averaging.numbers.arrays import arithmetic
+from averaging.numbers.codec import Scratch
+from averaging.numbers.codecs import codec_named, codec_names
 from averaging.numbers.layout import TensorSpec
 from dht import addresses
 from dht.identity import Identity, RunId
-from dht.libp2p import directory_wire, lane_wire
+from dht.libp2p import directory_wire, lane_wire, port_mapping
 from dht.libp2p.directory_wire import MalformedMessage, place_of, read_packed, read_subkey
 from dht.libp2p.frame_stream import HEADER, FrameStream, FrameType
 from dht.libp2p.hivemind_patches import (
@@ -30,18 +37,36 @@ from dht.libp2p.hivemind_patches import (
     _parsed,
     dht_pb2,
 )
-from dht.membership import hello
+from dht.membership import credentials, hello
+from dht.membership.credentials import (
+    InviteKey,
+    Signer,
+    admit,
+    delegation_text,
+    parse_delegation,
+    parse_invite,
+    read_credential,
+    read_directive,
+)
 from dht.records import (
     SEALED_MAX_BYTES,
+    DirectivesRecord,
     PeerRecord,
+    Record,
+    Rejected,
+    RunRecord,
     check,
+    claimed_run,
+    directives_key,
+    file_key,
     pack_versions,
     seal,
     unpack_versions,
 )
 from peer import description, status
 from peer.description import Described, Description
-from peer.errors import RunFileError
+from peer.errors import LinkError, RunFileError
+from peer.joining.link import Link, parse_link
 from peer.run_file.reading import from_canonical, parse
 from peer.run_file.sections import RunFile
 from tests.averaging.live.served_states import state_of
@@ -82,8 +107,8 @@ def _dictionary() -> DictionaryDHTValue:
 _NODE = dht_pb2.NodeInfo(node_id=place_of(PeerID.from_base58(ANNA.peer_id).to_bytes()))
 _STORE = dht_pb2.StoreRequest(
     keys=[bytes(20)] * 2,
-    subkeys=[MSGPackSerializer.dumps(ANNA.peer_id), b""],
-    values=[SEALED, MSGPackSerializer.dumps(_dictionary())],
+    subkeys=[MSGPackSerializer.dumps(ANNA.peer_id), MSGPackSerializer.dumps(("a", 1))],
+    values=[SEALED, b"x"],
     expiration_time=[4e9] * 2,
     in_cache=[False] * 2,
     peer=_NODE,
@@ -111,8 +136,8 @@ def _request(kind: Any) -> Callable[[bytes], Any]:
         request = _parsed(kind, data, rule.request_max_bytes)
         rule.check(request, _SENDER)
         if kind is dht_pb2.StoreRequest:  # what hivemind does with it
-            for subkey, value in zip(request.subkeys, request.values, strict=True):
-                MSGPackSerializer.loads(subkey or value)
+            for subkey in request.subkeys:
+                MSGPackSerializer.loads(subkey)
 
     return read
 
@@ -180,7 +205,103 @@ def _hello(kind: Any) -> Callable[[bytes], Any]:
 
 
 _PASSED = (hello.Passed(SEALED, 1.5),)
-_LANE = lane_wire.Offer(7700, bytes(16), bytes(32), bytes(32))
+_NUMBER, _SECRET = bytes(lane_wire.NUMBER_BYTES), bytes(lane_wire.KEY_BYTES)
+LANE: tuple[lane_wire.Message, ...] = (
+    lane_wire.Offer(7700, _NUMBER, _SECRET, _SECRET),
+    lane_wire.Begin("/shoal/x/1"),
+    lane_wire.Answer(seen_ip="203.0.113.7", seen_port=7),
+    lane_wire.Punch("203.0.113.7", 7700),
+    lane_wire.PunchOffer("203.0.113.7", 7700, _NUMBER, _SECRET, _SECRET),
+    lane_wire.Knock(7700),
+    lane_wire.Circuit(ANNA.peer_id, _NUMBER),
+    lane_wire.Leg(7700, _NUMBER),
+    lane_wire.Via(ANNA.peer_id, _NUMBER),
+    lane_wire.ViaOffer(_NUMBER, _SECRET, _SECRET),
+)
+_OWNER = Signer(Identity.from_seed(b"o" * 32), RUN)
+_DELEGATE = Identity.from_seed(b"d" * 32)
+_DELEGATION = _OWNER.delegate(_DELEGATE.public_key, 2_000_000_000)
+_BY_DELEGATE = Signer(_DELEGATE, RUN, _DELEGATION)
+_SECRET_OF_INVITE = Identity.from_seed(b"i" * 32)
+_INVITES = [
+    signer.invite(_SECRET_OF_INVITE.public_key, "learner", 1_900_000_000)
+    for signer in (_OWNER, _BY_DELEGATE)
+]
+_CREDENTIALS = [
+    credentials.encode(admit(invite, _SECRET_OF_INVITE, ANNA.peer_id, RUN)) for invite in _INVITES
+]
+_DIRECTIVES = [
+    credentials.encode(signer.directive(1, frozenset({ANNA.public_key})))
+    for signer in (_OWNER, _BY_DELEGATE)
+]
+
+
+def _records() -> list[bytes]:
+    """Bodies of sealed records of every kind."""
+    content = RunFile().canonical()
+    of_run = RunId(blake3(content).hexdigest())
+    made: list[tuple[Record, str]] = [
+        (RECORD, KEY),
+        (RunRecord(content=content), file_key(of_run)),
+        (DirectivesRecord(directives=tuple(_DIRECTIVES)), directives_key(RUN)),
+    ]
+    return [
+        seal(record, ANNA, key=key, sequence=1, ttl_s=30.0)[SIGNED_FROM:] for record, key in made
+    ]
+
+
+SIZES = (64, 300)
+"""Units of the payloads that are decoded."""
+
+
+def _payload(codec: str) -> bytes:
+    made, values = codec_named(codec), np.linspace(-1.0, 1.0, sum(SIZES), dtype=np.float32)
+    out = bytearray(made.encoded_size(SIZES))
+    with arithmetic():
+        made.encode(values, SIZES, out, SCRATCH)
+    return bytes(out)
+
+
+SCRATCH = Scratch()
+
+
+def _decoded_by(name: str) -> Callable[[bytes], Any]:
+    codec, out = codec_named(name), np.zeros(sum(SIZES), np.float32)
+
+    def read(data: bytes) -> None:
+        with arithmetic():
+            codec.check(data, SIZES, SCRATCH)
+            codec.decode(data, SIZES, out, SCRATCH)
+        assert np.isfinite(out).all(), "what was checked is finite"
+
+    return read
+
+
+def _reply(kind: Any, request: Any) -> Callable[[bytes], Any]:
+    rule = directory_wire.rule_for(request.DESCRIPTOR.name)
+
+    def read(data: bytes) -> None:
+        rule.check_reply(_parsed(kind, data, rule.reply_max_bytes), request, _SENDER)
+
+    return read
+
+
+def _believed(read: Callable[..., Any], **known: Any) -> Callable[[bytes], Any]:
+    return _accepted(lambda data: read(data, run=RUN, owner=_OWNER.key.peer_id, **known))
+
+
+def _accepted(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Raise a refusal that a decoder returns, so that examples are known to be believed."""
+
+    def raising(data: bytes) -> Any:
+        verdict = read(data)
+        if isinstance(verdict, credentials.Refused | Rejected):
+            raise ValueError(verdict)
+        return verdict
+
+    return raising
+
+
 _STATE = state_of(1, 1000)
 _FRAMES = b"\x03abc" + b"".join(
     HEADER.pack(len(content), kind) + content
@@ -217,8 +338,35 @@ TARGETS: dict[str, Target] = {
         _read_request,
         BadMessage,
     ),
-    "record": Target([SEALED], check),
-    "signed_record": Target([SEALED[SIGNED_FROM:]], _signed),
+    "record": Target([SEALED], _accepted(check), ValueError),
+    "signed_record": Target(_records(), _accepted(_signed), ValueError),
+    "claimed_run": Target([SEALED], claimed_run),
+    "credential": Target(_CREDENTIALS, _believed(read_credential, peer=ANNA.peer_id), ValueError),
+    "directive": Target(_DIRECTIVES, _believed(read_directive), ValueError),
+    "invite_text": Target(
+        [str(InviteKey(invite, _SECRET_OF_INVITE)).encode() for invite in _INVITES],
+        _text(parse_invite),
+        ValueError,
+    ),
+    "delegation_text": Target(
+        [delegation_text(_DELEGATION).encode()], _text(parse_delegation), ValueError
+    ),
+    "papers": Target(
+        [
+            hello.write(
+                hello.Papers(
+                    run=RUN, credential=_CREDENTIALS[0], digest=bytes(16), directives=(b"x",)
+                )
+            )
+        ],
+        lambda data: hello.read(hello.Papers, data, max_bytes=hello.PAPERS_MAX_BYTES),
+        ValueError,
+    ),
+    "replay_head": Target(
+        [ReplayHead(said.encode_commit(COMMIT), (0,), (bytes(32),)).encode()],
+        ReplayHead.decode,
+        BadMessage,
+    ),
     "versions": Target([pack_versions([812, 811, 812, 1000])], unpack_versions, ValueError),
     "hello": Target(
         [hello.write(hello.Hello(run=RUN, record=SEALED, passed=_PASSED))],
@@ -266,25 +414,10 @@ TARGETS: dict[str, Target] = {
         ValueError,
     ),
     "status": Target([status.encode(a_status())], status.decode, ValueError),
-    "lane_offer": Target(
-        [lane_wire.encode(_LANE)],
-        lambda data: lane_wire.decode(lane_wire.Offer, data),
-        ValueError,
-    ),
-    "lane_begin": Target(
-        [lane_wire.encode(lane_wire.Begin("/shoal/x/1"))],
-        lambda data: lane_wire.decode(lane_wire.Begin, data),
-        ValueError,
-    ),
-    "lane_circuit": Target(
-        [lane_wire.encode(lane_wire.Circuit(ANNA.peer_id, bytes(16)))],
-        lambda data: lane_wire.decode(lane_wire.Circuit, data),
-        ValueError,
-    ),
-    "lane_via": Target(
-        [lane_wire.encode(lane_wire.Via(ANNA.peer_id, bytes(16)))],
-        lambda data: lane_wire.decode(lane_wire.Via, data),
-        ValueError,
+    "port_mapping": Target(
+        [struct.pack("!BBHIHHI", 0, 130, 0, 1000, 7700, 7701, 3600)],
+        lambda data: port_mapping.read_reply(data, 7700),
+        port_mapping.NotMapped,
     ),
     "frames": Target([_FRAMES], _frames),
     "address": Target(
@@ -293,6 +426,14 @@ TARGETS: dict[str, Target] = {
         ValueError,
     ),
     "seed": Target([_AT.encode()], _text(addresses.parse_seed), ValueError),
+    "link": Target(
+        [
+            str(Link(RUN, (addresses.parse(_AT),), InviteKey(invite, _SECRET_OF_INVITE))).encode()
+            for invite in _INVITES
+        ],
+        _text(parse_link),
+        LinkError,
+    ),
     "run_file": Target([RunFile().canonical()], _run_file, RunFileError),
     "run_file_text": Target(
         [b"name = 'ours'\n[model]\nlayers = 2\n[outer]\ncodec = 'int4'\n"],
@@ -322,5 +463,25 @@ TARGETS: dict[str, Target] = {
         MalformedMessage,
     ),
     "directory_found": Target([_FOUND.SerializeToString()], _found, MalformedMessage),
+    "directory_stored": Target(
+        [dht_pb2.StoreResponse(store_ok=[True, False], peer=_NODE).SerializeToString()],
+        _reply(dht_pb2.StoreResponse, _STORE),
+        MalformedMessage,
+    ),
+    "directory_pinged": Target(
+        [dht_pb2.PingResponse(peer=_NODE, dht_time=2e9).SerializeToString()],
+        _reply(dht_pb2.PingResponse, dht_pb2.PingRequest()),
+        MalformedMessage,
+    ),
+}
+TARGETS |= {
+    f"lane_{type(example).__name__.lower()}": Target(
+        [lane_wire.encode(example)], partial(lane_wire.decode, type(example)), ValueError
+    )
+    for example in LANE
+}
+TARGETS |= {
+    f"payload_{name}": Target([_payload(name)], _decoded_by(name), BadPayload)
+    for name in codec_names()
 }
 """Decoders by name. An empty ``error``: the decoder raises nothing, or returns a refusal."""

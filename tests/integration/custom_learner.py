@@ -27,6 +27,8 @@ def main(settings: dict[str, Any]) -> int:
     torch.manual_seed(settings.get("seed", 1))
     size: int = settings.get("size", 24)
     model = torch.nn.Linear(size, 16).to(getattr(torch, settings.get("dtype", "float32")))
+    if settings.get("norm"):
+        model.register_module("norm", torch.nn.BatchNorm1d(size))
     if "base" in settings:  # a frozen parameter
         base = torch.full((3,), settings["base"])
         model.register_parameter("base", torch.nn.Parameter(base, requires_grad=False))
@@ -63,7 +65,8 @@ def main(settings: dict[str, Any]) -> int:
             say("ready", {"peer": run.peer_id, "link": run.link})
             while not (stopped or run.over):
                 inputs = torch.randn(16, size, generator=samples)
-                outputs = model(inputs.to(model.weight.dtype)).float()
+                norm = getattr(model, "norm", torch.nn.Identity())
+                outputs = model(norm(inputs.to(model.weight.dtype))).float()
                 loss = (outputs - inputs @ truth.T).square().mean()
                 loss.backward()
                 run.log(loss=loss, tokens=len(inputs))
@@ -77,6 +80,7 @@ def main(settings: dict[str, Any]) -> int:
         return error.exit_code
     parameters = {name: p.detach().float() for name, p in model.named_parameters()}
     torch.save(parameters, directory / "held.pt")
+    peer.save_weights(model, directory / "saved.safetensors")
     say("end", {**asdict(run.stats), "versions": run.versions, "loss": float(loss.detach())})
     return 0
 

@@ -38,6 +38,7 @@ fragments = {fragments}
 steps_per_cycle = {cycle}
 overlap_steps = {overlap}
 codec = "{codec}"
+buffers = "{buffers}"
 [rounds]
 quorum = {quorum}
 quorum_deadline_s = 10.0
@@ -56,6 +57,7 @@ DEFAULTS: dict[str, Any] = {
     "cycle": 24,
     "overlap": 2,
     "codec": "int8",
+    "buffers": "own",
     "quorum": '"majority"',
     "alone_s": 600.0,
     "tokens": 1_000_000,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import os
 import subprocess
 import sys
 import time
@@ -131,7 +133,7 @@ def bootstrap(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
     assert "Traceback" not in (folder / "errors.txt").read_text()
 
 
-def attack(tmp_path: Path, requests: int) -> None:
+def attack(tmp_path: Path, requests: int, *, seconds: float = math.inf, seed: int = 0) -> None:
     """Attack a bootstrap peer, and look up at it and at another one, which has no part in it.
 
     The other one tells what the machine costs, which also runs the attackers.
@@ -144,8 +146,9 @@ def attack(tmp_path: Path, requests: int) -> None:
         attackers = []
         try:
             before = resident(server)
-            for seed in range(ATTACKERS):
-                arguments = [at, str(page_port), str(requests // ATTACKERS), str(seed)]
+            for number in range(ATTACKERS):
+                seeded = str(ATTACKERS * seed + number)
+                arguments = [at, str(page_port), str(requests // ATTACKERS), seeded, str(seconds)]
                 attackers.append(
                     subprocess.Popen(
                         [sys.executable, "-m", "peer.lab.chaos.hostile_requests", *arguments],
@@ -187,4 +190,7 @@ def test_a_bootstrap_peer_answers_beside_twenty_thousand_hostile_requests(tmp_pa
 @pytest.mark.soak
 @pytest.mark.timeout(25_000)
 def test_a_bootstrap_peer_answers_beside_a_million_hostile_requests(tmp_path: Path) -> None:
-    attack(tmp_path, 1_000_000)
+    """``SHOAL_HOSTILE_SECONDS``: the time of one piece; ``SHOAL_HOSTILE_SEED``: its number."""
+    seconds = float(os.environ.get("SHOAL_HOSTILE_SECONDS", "inf"))
+    seed = int(os.environ.get("SHOAL_HOSTILE_SEED", "0"))
+    attack(tmp_path, 1_000_000, seconds=seconds, seed=seed)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 
-from averaging.numbers.layout import TensorSpec
+from averaging.numbers.layout import Layout, TensorSpec
 from dht.errors import CallRefused
 from dht.identity import PeerId, RunId
 from dht.memory.virtual_loop import run
 from peer import description
-from peer.description import Described, Description
+from peer.description import Described, Description, Kinds
 from peer.errors import ModelMismatch, remade
 
 RUN = RunId("5f" * 32)
@@ -83,3 +84,28 @@ def test_a_mismatch_names_the_first_parameters_and_survives_the_way_to_the_train
 
 def test_a_mismatch_without_names_has_both_hashes() -> None:
     assert "here it is aa, the run has bb" in str(ModelMismatch("words", "aa", "bb"))
+
+
+def test_a_reader_makes_the_layout_of_a_model_that_it_does_not_have() -> None:
+    shapes = {"words": (50, 4), "up": (8, 4), "head": (50, 4), "norm.running_mean": (4,)}
+    specs = [TensorSpec(name, shape) for name, shape in shapes.items()]
+    layout = Layout.build(
+        specs, 3, embeddings=["words"], heads=["head"], statistics=["norm.running_mean"]
+    )
+    there = Description.of(specs, [Described("base", (3,), "11")], Kinds.of(layout))
+    made = run(description.read_layout(Lines(there), PeerId("anna"), RUN, 3, timeout_s=1.0))  # type: ignore[arg-type]
+    assert made.hash == layout.hash
+    assert [spec.name for spec in made.specs] == sorted(shapes)
+
+
+@pytest.mark.parametrize("answer", [b"", b"\x93\xa1a", b"\x93" + b"\x90" * 3 + b"x"])
+def test_kinds_of_tensors_that_are_not_are_refused(answer: bytes) -> None:
+    class Liar(Lines):
+        async def call(self, peer: PeerId, protocol: str, request: bytes, **given: float) -> bytes:
+            if request.endswith(b"kinds"):
+                return answer
+            return description.answer(self.there, RUN, request)
+
+    liar: Any = Liar(made({"a": (2,)}))
+    with pytest.raises(ValueError, match="not the kinds of tensors"):
+        run(description.read_layout(liar, PeerId("anna"), RUN, 1, timeout_s=1.0))

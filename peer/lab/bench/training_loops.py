@@ -80,7 +80,7 @@ class Setup:
         )
 
     def examine(self) -> Preflight:
-        """Measure as ``shoal join`` does before it joins. The first turn's measurement is kept."""
+        """Begin as ``shoal join`` does. What the first turn finds while it trains is kept."""
         return examine(
             self.run_file,
             self.trainer,
@@ -139,14 +139,14 @@ def alone(setup: Setup, result: dict[str, Any]) -> Stopwatch:
     rates.follow(engine.optimizer)
     feed = Feed(run, PeerId("alone"), data_dir=Path(setup.own), over=lambda: False)
     tokens = 0
-    engine.warm_up()
-    for batch in feed.batches(None, None, engine.device):
-        rates.set(tokens)
-        engine.gradients(batch)
-        engine.apply()
-        tokens += batch[:, 1:].numel()
-        if watch.step():
-            break
+    with engine.tuning:
+        for batch in feed.batches(None, None, engine.device):
+            rates.set(tokens)
+            engine.gradients(batch)
+            engine.apply()
+            tokens += batch[:, 1:].numel()
+            if watch.step(ready=lambda: engine.tuning.text is None):
+                break
     result["way"] = engine.choices.text
     return watch
 
@@ -162,7 +162,7 @@ def shoal(setup: Setup, result: dict[str, Any]) -> Stopwatch:
     def on_step(run: Run) -> None:
         if not watch.running and time.monotonic() > deadline:
             raise TimeoutError(f"no round within {ROUND_TIMEOUT_S:g} s")
-        ended = watch.step(ready=lambda: run.stats.rounds > 0)
+        ended = watch.step(ready=lambda: run.stats.rounds > 0 and engine.tuning.text is None)
         if watch.running and not before:
             before.update(rounds=run.stats.rounds, blocked_s=run.stats.blocked.total_s)
         if ended:

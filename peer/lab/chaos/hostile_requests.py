@@ -1,8 +1,9 @@
 """Hostile requests of nineteen kinds that any peer can send to any other one, and a twentieth.
 
-``python -m peer.lab.chaos.hostile_requests ADDRESS PAGE_PORT REQUESTS SEED`` sends them to a
-bootstrap peer, from several identities of one process, and prints one JSON object with the number
-of requests of each kind. The twentieth are bare TCP connections to its daemon and its page.
+``python -m peer.lab.chaos.hostile_requests ADDRESS PAGE_PORT REQUESTS SEED SECONDS`` sends so many
+to a bootstrap peer, or as many as it can in this time, from several identities of one process, and
+prints one JSON object with the number of requests of each kind. The twentieth are bare TCP
+connections to its daemon and its page.
 """
 
 from __future__ import annotations
@@ -225,14 +226,19 @@ KNOCK_EVERY = 50
 """Every so many requests, the kind is a TCP connection to the daemon or to the page instead."""
 
 
-async def attack(at: str, page_port: int, requests: int, seed: int) -> Counter[str]:
-    """Send so many requests. Returns the number of each kind, and of answers to refuse them."""
+async def attack(
+    at: str, page_port: int, requests: int, seed: int, *, seconds: float
+) -> Counter[str]:
+    """Send so many requests, or as many as possible within a time.
+
+    Returns the number of each kind, and of answers to refuse them.
+    """
     address = addresses.parse_seed(at)
     target = addresses.peer_of(address)
     assert target is not None, "a seed names its peer"
     port = int(str(address).split("/")[4])
     done: Counter[str] = Counter()
-    left = requests
+    left, until = requests, time.monotonic() + seconds
 
     async def one(kind: str, act: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -245,7 +251,7 @@ async def attack(at: str, page_port: int, requests: int, seed: int) -> Counter[s
     async def work(attacker: Attacker) -> None:
         nonlocal left
         rng = attacker.rng
-        while left > 0:
+        while left > 0 and time.monotonic() < until:
             left -= 1
             if left % KNOCK_EVERY:
                 kind = rng.choice(KINDS)
@@ -268,9 +274,10 @@ async def attack(at: str, page_port: int, requests: int, seed: int) -> Counter[s
 
 def main(arguments: list[str]) -> None:
     os.nice(19)
-    at, page_port, requests, seed = arguments
+    at, page_port, requests, seed, seconds = arguments
     began = time.monotonic()
-    done: dict[str, Any] = dict(asyncio.run(attack(at, int(page_port), int(requests), int(seed))))
+    attacking = attack(at, int(page_port), int(requests), int(seed), seconds=float(seconds))
+    done: dict[str, Any] = dict(asyncio.run(attacking))
     sys.stdout.write(json.dumps({**done, "seconds": time.monotonic() - began}) + "\n")
 
 

@@ -10,6 +10,7 @@ else.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -114,12 +115,21 @@ def _count(recipe: HfModel) -> _Answer:
         size = _measured(build_hf(recipe, random_seed=0, weights=False))
     except RunFileError as error:
         return _Answer(problem=error.faults[0].problem)
-    except (MemoryError, SystemError):
-        # An extension whose allocation failed may return without having set an exception.
+    except (MemoryError, SystemError, OSError) as error:
+        if not ran_out_of_memory(error):
+            raise
         return _Answer(
             problem=f"model.config takes more than {MEMORY_MAX_BYTES >> 20} MB to be counted"
         )
     return _Answer(size.parameters, size.buffer_bytes)
+
+
+def ran_out_of_memory(error: Exception) -> bool:
+    """Whether an error of building a model is one of the forms that a failed allocation takes."""
+    if isinstance(error, OSError):  # of a system call, such as reading a folder to import from
+        return error.errno == errno.ENOMEM
+    # An extension whose allocation failed may return without having set an exception.
+    return isinstance(error, MemoryError | SystemError)
 
 
 def _limit(kind: int, value: int) -> None:

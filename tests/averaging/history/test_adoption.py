@@ -42,6 +42,9 @@ def state(version: int, value: float) -> FragmentState:
         ("carry", 7, Change(Origin.NONE)),
         ("carry", None, Change(Origin.BASE)),
         ("replace", None, Change(Origin.BASE)),
+        ("set", 8, Change(Origin.SNAPSHOT, 8, sets=True)),
+        ("set", None, Change(Origin.BASE, sets=True)),
+        ("set", 7, Change(Origin.NONE)),
     ],
 )
 def test_what_the_parameters_become_follows_from_the_rule_and_what_is_contained(
@@ -75,6 +78,20 @@ def test_steps_after_the_snapshot_stay_in_the_parameters_once() -> None:
     own.adopt(state(2, 20.0), None, step=7).apply(values)
     assert values.tolist() == [20.5, 20.5]
     assert own.merged_step == 5
+
+
+def test_statistics_become_theta_and_never_cross_zero_on_the_way() -> None:
+    own, values = OwnWork(state(0, 1.0), step=0, rule="set"), vector(1.0)
+    own.offer(vector(0.8), step=2)
+    values[:] = 0.01  # a variance that fell fast
+    adopted = own.adopt(state(1, 0.5), 2, step=9)
+    adopted.apply(values)
+    assert values.tolist() == [0.5, 0.5]
+    assert (adopted.lost_steps, own.merged_step) == (0, 2), "the steps since are pending"
+    values[:] = 0.01
+    own.adopt(state(2, 0.02), None, step=12).apply(values)
+    assert np.array_equal(values, vector(0.02))
+    assert (own.merged_step, own.discarded_steps) == (2, 0)
 
 
 def test_work_that_cannot_be_told_apart_is_lost_and_counted() -> None:

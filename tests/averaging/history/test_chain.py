@@ -129,11 +129,33 @@ def test_a_version_may_have_as_many_links_as_there_are_groups(
 def test_ten_thousand_links_are_kept_and_the_oldest_are_dropped() -> None:
     chain = history(range(CHAIN_MAX_LINKS + 500))
 
-    assert len(chain) == CHAIN_MAX_LINKS
-    assert next(iter(chain)) == link(500)
-    assert chain.find(*link(499)[:2]) is None
-    assert chain.find(*link(500)[:2]) is not None
-    assert len(chain.united([link(3), link(20_000)])) == CHAIN_MAX_LINKS
+    assert len(chain) == len(list(chain)) == CHAIN_MAX_LINKS
+    assert list(chain)[:2] == [link(0), link(501)]
+    assert chain.find(*link(500)[:2]) is None
+    assert chain.find(*link(501)[:2]) is not None
+    assert len(chain.united([link(0), link(3), link(20_000)])) == CHAIN_MAX_LINKS
+
+
+def test_the_founders_version_is_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("averaging.history.chain.CHAIN_MAX_LINKS", 12)
+    monkeypatch.setattr("averaging.history.chain.BLOCK_LINKS", 4)
+    chain = Chain()
+    for version in range(200):
+        chain = chain.extended(link(version))
+        if version % 7 == 3:
+            chain = chain.united([link(0), link(version, "other"), link(max(1, version - 50))])
+        if version % 11 == 5:
+            chain = Chain(chain)  # as from a checkpoint
+        ordered = list(chain)
+        assert chain.root == ordered[0] == link(0) and ordered == sorted(ordered)
+        assert len(chain) == len(ordered) <= 12
+        assert list(reversed(chain)) == ordered[::-1]
+        assert chain.find(*link(0)[:2]) == link(0)
+        shown = chain.thinned(6)
+        assert shown[-1] == link(0) and list(shown) == sorted(set(shown), reverse=True)
+        assert chain.common_ancestor([link(0)]) == link(0)
+        assert chain.before_tip().root == (link(0) if version else None)
+    assert len(chain) == 12 and chain.tip.version == 199
 
 
 def test_storage_is_bounded() -> None:

@@ -21,6 +21,7 @@ from averaging.history.parent_maps import ParentMap, encode_maps
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.fetch_server import FetchServer
+from averaging.live.following import Following
 from averaging.live.learner_port import Snapshot
 from averaging.live.reducing import Reducing
 from averaging.live.threads import Threads
@@ -613,3 +614,23 @@ def test_five_peers_merge_as_soon_with_probation_as_without() -> None:
 
     long = replace(POLICY, probation=ProbationPolicy(rounds=400, seconds=600.0))
     assert first_merge_s(long) == pytest.approx(first_merge_s(POLICY), abs=1.0)
+
+
+def test_who_downloads_a_state_asks_established_peers_first() -> None:
+    policy = replace(POLICY, probation=ProbationPolicy(rounds=400, seconds=600.0))
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            old = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
+            await made.live(30.0)
+            new = [await made.add(f"new {number}", policy=policy) for number in range(4)]
+            await made.live(10.0)
+            anna, boris, clara = old
+            for work in anna.averager._works:
+                following = Following(work)
+                assert set(following._sources(None)[:2]) == {boris.id, clara.id}
+                asked = following._sources(new[0].id)
+                assert set(asked[:2]) == {boris.id, clara.id} and asked[2] == new[0].id
+                assert set(asked[3:]) == {peer.id for peer in new[1:]}
+
+    run(main())

@@ -16,13 +16,15 @@ from averaging.live.reducing import Reducing
 from averaging.live.settings import AveragerSettings
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
+from averaging.round.inputs import Due, GiveWay
+from averaging.round.phase import Phase
 from averaging.rules.due import DuePolicy
 from averaging.rules.peer_view import PeerView
 from averaging.rules.quorum import QuorumPolicy
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import CALM, STORM
 from dht.memory.virtual_loop import run
-from tests.averaging.live.quadratic import LAYOUT, POLICY, Peer, check_tokens, swarm
+from tests.averaging.live.quadratic import LAYOUT, POLICY, Peer, check_tokens, start_of, swarm
 
 ROUGH = replace(POLICY, quorum=QuorumPolicy(wait_s=20.0), margin_s=3.0)
 
@@ -510,6 +512,41 @@ def test_a_fragment_that_is_due_while_too_many_are_under_way_is_skipped_and_has_
     run(main())
 
 
+def test_a_peer_that_is_called_while_an_abandoned_snapshot_is_taken_comes_with_the_next_one() -> (
+    None
+):
+    """It was turned away as if it had no place, and the leader closed the roster without it: a
+    peer that has just caught up missed one more round."""
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna = await made.add("anna")
+            boris = await made.add("boris", step_time_s=3.0)
+            await made.live(30.0)
+            work = boris.averager._works[0]
+            machine = work.machine
+            assert machine is not None
+            for _ in range(600):
+                if machine.phase is Phase.WANTED:
+                    break
+                await asyncio.sleep(0.1)
+            work.do(machine.handle(GiveWay("it is behind"), boris.averager.now()))
+            assert machine.phase is Phase.IDLE
+            assert boris.learner is not None
+            before, released = len(boris.told("round")), boris.learner.released
+            work.do(machine.handle(Due(), boris.averager.now()))
+            assert machine.phase is Phase.WANTED
+            anna.averager.make_due([0])
+            await made.live(10.0)
+            assert not boris.told("skipped")
+            assert boris.learner.released == released + 1
+            rounds = [told for told in boris.told("round")[before:] if told["fragment"] == 0]
+            assert rounds and boris.id in rounds[0]["contributors"]
+            made.check()
+
+    run(main())
+
+
 @pytest.mark.parametrize(("count", "spread", "line_bytes_s"), [(3, 0.0, 5e3), (2, 0.5, 1e4)])
 def test_where_one_round_fits_at_a_time_every_fragment_has_as_many(
     count: int, spread: float, line_bytes_s: float
@@ -561,6 +598,39 @@ def test_fragments_that_wait_for_their_group_take_no_place_from_others() -> None
             await made.live(100.0)
             versions = [version or 0 for version in made.peers[0].versions()]
             assert min(versions) >= 0.7 * 100.0 / (12 * 1.25), versions
+
+    run(main())
+
+
+@pytest.mark.parametrize("groups_of", [16, 3])
+def test_statistics_are_merged_by_plain_means_beside_parameters_with_momentum(
+    groups_of: int,
+) -> None:
+    """Also where the rounds of several groups meld theta and momentum."""
+
+    async def main() -> None:
+        shapes = [TensorSpec("weight", (40, 20)), TensorSpec("running_var", (20,))]
+        layout = Layout.build(shapes, 2, statistics=["running_var"])
+        due = replace(POLICY.due, fragments=len(layout.fragments))
+        policy = replace(POLICY, mu=0.9, codec="int4", merge="clip", due=due, group_size=groups_of)
+        async with swarm(MemoryNetwork(), layout=layout) as made:
+            peers = [await made.add(f"peer {index}", policy=policy) for index in range(6)]
+            await made.live(80.0)
+            if groups_of > len(peers):
+                made.check()
+            for peer in peers:
+                *parameters, statistics = peer.averager.states
+                assert statistics is not None and statistics.version >= 3
+                assert not statistics.momentum.any()
+                assert all(state is not None and state.momentum.any() for state in parameters)
+                # Each began at the same start and goes straight to its own target.
+                sides = [
+                    start_of(layout)[-1].theta,
+                    *(p.learner.targets[-1] for p in peers if p.learner),
+                ]
+                lowest, highest = np.min(sides, axis=0), np.max(sides, axis=0)
+                within = (statistics.theta > lowest - 0.1) & (statistics.theta < highest + 0.1)
+                assert within.all()
 
     run(main())
 

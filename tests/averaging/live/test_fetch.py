@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -52,7 +53,10 @@ SETTINGS = FetchSettings(pieces_per_request=2)
 
 @asynccontextmanager
 async def sources(
-    network: MemoryNetwork, *states: FragmentState | None, settings: FetchSettings = SETTINGS
+    network: MemoryNetwork,
+    *states: FragmentState | None,
+    settings: FetchSettings = SETTINGS,
+    state_bytes: float = math.inf,
 ) -> AsyncIterator[tuple[Fetcher, list[PeerId], list[Host], list[FetchServer], list[Shelf]]]:
     """A fetcher, and a source for each state."""
     threads = Threads(1)
@@ -62,7 +66,14 @@ async def sources(
     shelves = [Shelf(state) for state in states]
     servers = []
     for host, shelf in zip(hosts, shelves, strict=True):
-        server = FetchServer(host, run=RUN, library=shelf, threads=threads, settings=settings)
+        server = FetchServer(
+            host,
+            run=RUN,
+            library=shelf,
+            threads=threads,
+            settings=settings,
+            state_bytes=state_bytes,
+        )
         await server.start()
         servers.append(server)
     fetcher = Fetcher(me, RUN, threads, settings)
@@ -87,6 +98,20 @@ def test_a_state_comes_from_all_sources_at_once_and_is_the_same_to_the_last_bit(
             assert sum(server.counters["pieces_served"] for server in servers) == count
             assert [p.verified_pieces for p in seen] == sorted(p.verified_pieces for p in seen)
             assert seen[-1].verified_pieces == seen[-1].pieces == count
+
+    run(main())
+
+
+def test_a_reader_of_parameters_alone_fetches_no_momentum() -> None:
+    async def main() -> None:
+        state = state_of(1, 12 * PIECE_BYTES // 4 + 5)
+        async with sources(MemoryNetwork(), state, state) as (fetcher, peers, _, servers, _):
+            fetcher.has_momentum = False
+            got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=60.0)
+            assert np.array_equal(got.theta, state.theta) and got.momentum.size == 0
+            assert (got.lineage, got.merged) == (state.lineage, state.merged)
+            served = sum(server.counters["pieces_served"] for server in servers)
+            assert served == Pieces(state.theta.size).of_theta
 
     run(main())
 
@@ -470,6 +495,65 @@ def test_four_identities_do_not_hold_all_places_of_a_source() -> None:
                 await host.close()
 
     run(main())
+
+
+SLOW_LINE_BYTES_S = 2e6
+
+
+async def fetched_after(fetcher: Fetcher, source: PeerId) -> float:
+    """Seconds in which a state is here, with the pauses of a peer that begins from nothing."""
+    loop = asyncio.get_running_loop()
+    began, pause_s = loop.time(), 1.0
+    while True:
+        try:
+            await fetcher.state(0, VALUES, [source], trust=EVERYBODY, timeout_s=300.0)
+            return loop.time() - began
+        except FetchFailed:
+            await asyncio.sleep(pause_s)
+            pause_s = min(30.0, 2 * pause_s)
+
+
+async def fetch_for_ever(host: Host, source: PeerId, threads: Threads) -> None:
+    fetcher = Fetcher(host, RUN, threads, SETTINGS)
+    while True:
+        await fetched_after(fetcher, source)
+
+
+async def newcomer_beside(greedy: int, *, since_s: float) -> float:
+    """Seconds in which a newcomer has a state from a source that others use without end."""
+    network = MemoryNetwork()
+    async with sources(network, state_of(6), state_bytes=8 * VALUES) as (fetcher, ids, hosts, *_):
+        network.simulated.set_link(ids[0], up_bytes_s=SLOW_LINE_BYTES_S)
+        others = [network.host(f"greedy {number}") for number in range(greedy)]
+        await introduce(hosts[0], *others)
+        async with asyncio.TaskGroup() as group:
+            using = [
+                group.create_task(fetch_for_ever(host, ids[0], fetcher.threads))
+                for host in others
+                for _ in range(2)
+            ]
+            await asyncio.sleep(since_s)
+            took_s = await fetched_after(fetcher, ids[0])
+            for task in using:
+                task.cancel()
+        for host in others:
+            await host.close()
+    return took_s
+
+
+@pytest.mark.parametrize(("greedy", "since_s"), [(4, 60.0), (40, 300.0)])
+def test_greedy_identities_hardly_delay_a_newcomer_once_they_had_their_share(
+    greedy: int, since_s: float
+) -> None:
+    """Eight places, all of them taken by peers that download quickly, again and again."""
+    alone_s = run(newcomer_beside(0, since_s=0.0))
+    assert run(newcomer_beside(greedy, since_s=since_s)) < 2.5 * alone_s
+
+
+def test_a_newcomer_gets_its_turn_beside_forty_identities_that_are_new_as_well() -> None:
+    """They all come at once, and each has its share first."""
+    shares_s = 41 * SETTINGS.share_states * 8 * VALUES / SLOW_LINE_BYTES_S
+    assert run(newcomer_beside(40, since_s=0.0)) < 1.2 * shares_s
 
 
 def test_a_peer_that_is_not_admitted_is_refused_whatever_it_asks() -> None:

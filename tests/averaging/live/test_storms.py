@@ -69,14 +69,12 @@ def weathered(first: int) -> tuple[Counter[str], dict[int, str]]:
     return coverage, broken
 
 
-@pytest.mark.xdist_group("live storms")  # in one process: the last test wants what all have met
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_no_storm_breaks_a_promise_of_live_averagers(first: int) -> None:
     _, broken = weathered(first)
     assert not broken, broken
 
 
-@pytest.mark.xdist_group("live storms")
 def test_a_hundred_live_storms_reach_the_states_that_matter() -> None:
     coverage: Counter[str] = Counter()
     for first in range(0, SEEDS, CHUNK):

@@ -97,6 +97,25 @@ def test_the_hash_tells_names_shapes_kinds_and_fragment_counts_apart() -> None:
     assert len(hashes) == 6
 
 
+def test_statistics_are_a_last_fragment_that_changes_no_other_one() -> None:
+    specs = gpt(4, 32, 500)
+    running = [TensorSpec("norm.running_mean", (32,)), TensorSpec("norm.count", ())]
+    without = Layout.build(specs, 6)
+    names = {spec.name for spec in running}
+    layout = Layout.build([*specs, *running], 6, statistics=names)
+
+    assert layout.fragments[:-1] == without.fragments
+    assert {unit.tensor for unit in layout.fragments[-1].units} == names
+    flags = [fragment.has_statistics for fragment in layout.fragments]
+    assert flags == [False] * 6 + [True]
+    assert layout.hash not in {without.hash, Layout.build([*specs, *running], 6).hash}
+
+
+def test_a_model_of_statistics_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to train"):
+        Layout.build([TensorSpec("mean", (3,))], 1, statistics=["mean"])
+
+
 def test_the_hash_of_a_known_layout_never_changes() -> None:
     layout = Layout.build(gpt(2, 8, 100), 4, embeddings=["embedding"], heads=["head"])
 

@@ -69,6 +69,18 @@ def test_a_called_peer_joins_with_half_a_cycle_of_steps() -> None:
     assert not time.answers_call(100, 1), "a call without a single new step is not answered"
 
 
+def test_a_called_peer_that_missed_the_last_closings_joins_at_once() -> None:
+    time = DueTime(POLICY, fragment=0, step=0)
+    time.took_part(version=4, step=20)
+    time.closed(20, 24)
+    time.closed(44, 24)  # without it
+
+    assert time.answers_call(46, 24), "it has 26 steps for a round"
+    time.took_part(version=6, step=46)
+    assert not time.answers_call(57, 24)
+    assert time.answers_call(58, 24)
+
+
 def test_a_failed_attempt_is_retried_a_quarter_cycle_later() -> None:
     time = DueTime(POLICY, fragment=0, step=0)
 

@@ -13,7 +13,7 @@ from averaging.live.exchange import Exchange
 from averaging.messages import Commit
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.round.roster import slice_shares
-from averaging.rules.line_speed import TRANSFER_MIN_BYTES, LineSpeed
+from averaging.rules.line_speed import TRANSFER_MIN_BYTES, LineSpeed, paired
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
 from dht.throttled_host import Gate, ThrottledHost
@@ -61,6 +61,34 @@ def test_old_transfers_are_forgotten() -> None:
         line.transferred(MB, began=number, ended=number + (0.1 if number < 50 else 0.5))
 
     assert line.bytes_per_s == pytest.approx(2 * MB)
+
+
+def test_uploads_of_a_line_that_has_recovered_since_are_forgotten() -> None:
+    """A peer on a slow line takes part in one version of eight: its few uploads said for several
+    cycles that the line was slow, while it downloaded fast."""
+    up, down = paired()
+    for number in range(12):
+        for line in (up, down):
+            line.transferred(MB, began=8.0 * number, ended=8.0 * number + 7.0)
+    assert up.bytes_per_s == down.bytes_per_s == pytest.approx(MB / 7)
+
+    for number in range(4):
+        down.transferred(MB, began=100.0 + number, ended=100.0 + number + 0.5)
+    assert down.bytes_per_s == pytest.approx(2 * MB)
+    assert up.bytes_per_s is None
+
+    up.transferred(MB, began=110.0, ended=110.5)
+    assert up.bytes_per_s == pytest.approx(2 * MB)
+
+
+def test_a_line_that_is_slow_in_one_direction_only_stays_known_for_it() -> None:
+    up, down = paired()
+    for number in range(40):
+        down.transferred(MB, began=number, ended=number + (0.1 if number % 3 else 0.2))
+        if number % 8 == 0:
+            up.transferred(MB, began=number, ended=number + 7.0)
+        if number > 8:
+            assert up.bytes_per_s == pytest.approx(MB / 7)
 
 
 def test_a_transfer_that_was_cut_counts_with_the_bytes_that_passed() -> None:

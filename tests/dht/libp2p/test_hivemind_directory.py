@@ -9,14 +9,18 @@ import signal
 import struct
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from itertools import cycle
+from typing import Any
 
 import pytest
 from multiaddr import Multiaddr
 
-from dht.identity import PeerId, RunId
+from dht.identity import Identity, PeerId, RunId
 from dht.libp2p.hivemind_directory import REPLICAS, Judge, NoStorage, RecordStorage, id_of
-from dht.libp2p.hivemind_host import HivemindHost
+from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.hivemind_patches import (
     DHTRecord,
     DictionaryDHTValue,
@@ -279,7 +283,7 @@ def test_a_look_up_ends_in_time_although_peers_are_silent() -> None:
 
 A_HOST = """
 import asyncio, sys
-from dht.libp2p.hivemind_host import HivemindHost
+from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from tests.integration.loopback import LOOPBACK, identity
 
 async def main():
@@ -375,3 +379,77 @@ def test_a_reader_outlives_a_reply_with_nested_subkeys() -> None:
 def test_settings_of_hosts_are_checked() -> None:
     with pytest.raises(ValueError, match="streams_per_peer_max is 5 and streams_max is 4"):
         replace(LOOPBACK, streams_per_peer_max=5, streams_max=4)
+
+
+SQUATTERS = 8
+
+
+def ground(count: int) -> list[Identity]:
+    """Identities whose places are the nearest to the key among many that were tried."""
+    tried = [identity(number) for number in range(10_000, 12_000)]
+    key_id = id_of(KEY)
+    return sorted(tried, key=lambda each: key_id.xor_distance(id_of(each.peer_id)))[:count]
+
+
+def turn_hostile(host: HivemindHost, others: dict[Any, Any]) -> None:
+    """Say that every record is stored, store none, and name only the other hostile peers."""
+    storage = host.records._storage
+    storage.store_subkey = lambda *arguments: True
+    storage.get = lambda key: None
+    table = host.records._node.protocol.routing_table
+    table.get_nearest_neighbors = lambda *arguments, **options: list(others.items())
+
+
+def listening(network: int) -> HostSettings:
+    """A host in one of the networks of the loopback interface."""
+    at = Multiaddr(f"/ip4/127.0.{network}.1/tcp/0")
+    return replace(LOOPBACK, daemon=replace(LOOPBACK.daemon, listen=(at,)))
+
+
+@asynccontextmanager
+async def squatted(*networks: int) -> AsyncIterator[list[HivemindHost]]:
+    """A server and two honest peers, and hostile ones with the places nearest to the key.
+
+    ``networks``: those of the hostile peers, in turn.
+    """
+    async with hosts(*(listening(n) for n in range(3))) as honest, AsyncExitStack() as stack:
+        seed = await honest[0].addresses()
+        evil = []
+        for each, number in zip(ground(SQUATTERS), cycle(networks)):
+            host = await HivemindHost.open(each, listening(number))
+            evil.append(await stack.enter_async_context(host))
+        others = {id_of(host.peer_id): PeerID.from_base58(host.peer_id) for host in evil}
+        for host in evil:
+            turn_hostile(host, others)
+            await host.connect(honest[0].peer_id, seed, timeout_s=WAIT_S)
+        await until(lambda: honest[0].records.neighbours >= SQUATTERS + 2)
+        yield honest
+
+
+async def is_found(honest: list[HivemindHost]) -> bool:
+    """Say whether one honest peer finds the record of another one."""
+    _, writer, reader = honest
+    await writer.directory.publish(KEY, sealed(2), ttl_s=30, timeout_s=WAIT_S)
+    return writer.peer_id in await reader.directory.look_up(KEY, timeout_s=WAIT_S)
+
+
+@pytest.mark.slow
+def test_a_record_is_found_although_eight_keys_were_made_for_the_places_near_it() -> None:
+    async def scenario() -> None:
+        async with squatted(*range(10, 10 + SQUATTERS)) as honest:
+            assert not await is_found(honest)
+            for host in honest[1:]:
+                host.records.set_seeds([honest[0].peer_id])
+            await until(lambda: all(honest[0].peer_id in h.records._connected for h in honest[1:]))
+            assert await is_found(honest)
+
+    run(scenario())
+
+
+@pytest.mark.slow
+def test_eight_keys_of_one_network_do_not_hold_all_replicas_without_any_seed() -> None:
+    async def scenario() -> None:
+        async with squatted(9) as honest:
+            assert await is_found(honest)
+
+    run(scenario())

@@ -11,6 +11,7 @@ import pytest
 
 from dht.libp2p import pacing
 from dht.libp2p.pacing import (
+    BURST_BYTES,
     FLOOR_SHARE,
     LEAST_BYTES_S,
     LOOK_S,
@@ -68,10 +69,11 @@ def upload(
         now = index * LOOK_S
         sent = min(pace.rate, offered(now)) * LOOK_S
         acked, queue_s = line.pass_on(sent, rate_of(now))
-        rtt = rtt_s + queue_s + other_queue_s(now)
+        gap_s = BURST_BYTES / pace.rate
+        rtt = rtt_s + queue_s + other_queue_s(now) + gap_s
         seen.append((now, acked / LOOK_S, line.queue_bytes / rate_of(now)))
         has_more = offered(now) > pace.rate
-        pace.look([Sample(int(acked), rtt, rtt_s, has_more)], passed_s=LOOK_S)
+        pace.look([Sample(int(acked), rtt, rtt_s, has_more, gap_s)], passed_s=LOOK_S)
     return seen
 
 
@@ -122,6 +124,18 @@ def test_a_queue_that_is_not_its_own_slows_it_down_and_does_not_stop_it() -> Non
     assert mean(late, 0, 1) < 0.5 * 20 * MBIT
     assert min(each[1] for each in late) >= 0.9 * FLOOR_SHARE * 20 * MBIT
     assert LEAST_BYTES_S < FLOOR_SHARE * 20 * MBIT
+
+
+def test_its_own_pauses_between_packets_do_not_keep_it_slow() -> None:
+    """Two peers of five stayed at the least rate for good, on lines that were idle."""
+    seen = upload(
+        lambda now: 20 * MBIT,
+        seconds=300,
+        other_queue_s=lambda now: 0.2 if 20 <= now < 250 else 0.0,
+    )
+    filled = [each for each in seen if 200 <= each[0] < 250]
+    assert mean(filled, 0, 1) < 2 * LEAST_BYTES_S, "the other program has had the line for long"
+    assert mean(seen, 280, 1) >= 0.9 * 20 * MBIT
 
 
 def test_single_long_round_trips_are_no_queue() -> None:

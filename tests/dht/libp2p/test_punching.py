@@ -9,6 +9,7 @@ import asyncio
 import socket
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from dht.errors import HostClosed
@@ -89,6 +90,35 @@ def test_a_stream_waits_for_a_meeting_and_the_next_one_has_its_connection() -> N
     run(scenario())
 
 
+def test_a_peer_that_dialled_out_and_lets_nobody_in_is_met_instead() -> None:
+    """As a home that the daemon is connected with. Its uploads went through the daemon."""
+
+    async def scenario() -> None:
+        anna, boris, outside = hidden()
+        boris.lane.start([HERE])
+        anna.at = (HERE,)  # the daemon is connected with it
+        with socket.create_server((HERE, 0)) as gone:
+            port = gone.getsockname()[1]
+
+        def elsewhere(offer: bytes) -> bytes:
+            return encode(msgspec.structs.replace(decode(Offer, offer), port=port))
+
+        anna.change = elsewhere
+        for size in (0, 100_000):
+            await one_round(anna, boris, size)
+        assert outside.called == 1 and anna.lane.counters["met"] == 1
+        assert anna.asked == 2, "it, and a peer outside for the own outer address"
+        assert anna.lane.paths()[BORIS] is lanes.Path.PUNCHED
+
+        anna.lane.forget(BORIS)
+        anna.change = bytes
+        await one_round(anna, boris, 10)
+        assert anna.lane.paths()[BORIS] is lanes.Path.DIRECT
+        await closed(anna, boris)
+
+    run(scenario())
+
+
 def test_a_peer_outside_tells_the_outer_port() -> None:
     async def scenario() -> None:
         anna, boris, outside = hidden()
@@ -98,6 +128,22 @@ def test_a_peer_outside_tells_the_outer_port() -> None:
         anna.others[CLARA] = clara
         assert await anna.lane.reach(BORIS) is None
         assert clara.lane.counters["accepted"] == 1
+        await closed(anna, boris, clara)
+
+    run(scenario())
+
+
+def test_peers_that_could_not_be_dialled_are_asked_last_for_the_outer_port() -> None:
+    async def scenario() -> None:
+        anna, boris, outside = hidden()
+        clara = End(CLARA, PATIENT)
+        clara.lane.start([HERE])
+        outside.seen = "203.0.113.9"  # would lead nowhere
+        anna.others[CLARA] = clara
+        outside.outside = shut = (PeerId("dora"), PeerId("emil"))
+        for peer in shut:
+            assert await anna.lane.reach(peer) is not None
+        assert await anna.lane.reach(BORIS) is None
         await closed(anna, boris, clara)
 
     run(scenario())

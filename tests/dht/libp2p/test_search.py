@@ -6,18 +6,12 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from dht.identity import Identity
+from dht.identity import Identity, PeerId
+from dht.libp2p.directory_search import ASKED_MAX, BEAM
 from dht.libp2p.directory_wire import place_of
-from dht.libp2p.hivemind_directory import (
-    ASKED_MAX,
-    BEAM,
-    BUCKET_SIZE,
-    OWN_MAX,
-    REPLICAS,
-    HivemindDirectory,
-    id_of,
-)
+from dht.libp2p.hivemind_directory import BUCKET_SIZE, REPLICAS, HivemindDirectory, id_of
 from dht.libp2p.hivemind_patches import DHTID, BoundedRoutingTable, PeerID
+from dht.membership.replicas import ALIKE_MAX
 from dht.records import RecordKeeper
 from tests.integration.loopback import identity
 
@@ -59,10 +53,20 @@ class Network:
         return None if named is None else {keys[0]: (None, named)}
 
 
-def search(network: Network) -> list[Any]:
-    """The peers that a search finds, in the order in which records are stored at them."""
+def search(
+    network: Network, *, seed: Any = None, networks: dict[Any, str] | None = None
+) -> list[Any]:
+    """The peers that a search finds, in the order in which records are stored at them.
+
+    ``networks``: where the peers are connected; without it each in a network of its own.
+    """
     directory = HivemindDirectory(Identity.generate().peer_id, RecordKeeper())
-    found = asyncio.run(directory._search(network, KEY_ID, lambda peer, records: None))
+    ids = {peer: PeerId(peer.to_base58()) for peer in (*HONEST.values(), *GROUND.values())}
+    directory._connected = {peer: (networks or {}).get(each, peer) for each, peer in ids.items()}
+    if seed is not None:
+        directory.set_seeds([ids[seed]])
+    seeds = directory._seeds_of(KEY_ID)
+    found = asyncio.run(directory._search(network, KEY_ID, lambda peer, records: None, seeds))
     return list(found.values())
 
 
@@ -82,8 +86,8 @@ def test_a_hostile_peer_and_those_it_names_are_not_all_that_a_search_finds() -> 
     answers |= {peer: dict(GROUND) for peer in GROUND.values()}
     found = search(Network(HONEST | {evil_place: evil}, answers))
     assert len(found) == BEAM
-    assert len(set(found[:REPLICAS]) & set(GROUND.values())) == OWN_MAX
-    nearest = list(HONEST.values())[: REPLICAS - OWN_MAX]
+    assert len(set(found[:REPLICAS]) & set(GROUND.values())) == ALIKE_MAX
+    nearest = list(HONEST.values())[: REPLICAS - ALIKE_MAX]
     assert [peer for peer in found if peer in HONEST.values()][: len(nearest)] == nearest
 
 
@@ -97,6 +101,39 @@ def test_names_that_lead_nowhere_do_not_use_up_the_requests_of_a_search() -> Non
     assert found[0] is evil and found[1:] == list(HONEST.values())[: BEAM - 1]
     assert len(network.asked) <= ASKED_MAX
     assert sum(peer in GROUND.values() for peer in network.asked) <= ASKED_MAX // BEAM
+
+
+def test_peers_of_one_network_are_not_all_that_a_search_finds_although_each_is_known() -> None:
+    """The attacker's peers are the nearest in the table, and name none but each other."""
+    evil = dict(list(GROUND.items())[:20])
+    answers: dict[Any, Any] = {peer: dict(HONEST) for peer in HONEST.values()}
+    answers |= dict.fromkeys(evil.values(), evil)
+    table = HONEST | evil
+    assert set(search(Network(table, answers))) <= set(evil.values())
+    found = search(Network(table, answers), networks=dict.fromkeys(evil.values(), "one"))
+    assert len(found) == BEAM
+    assert len(set(found) & set(evil.values())) == ALIKE_MAX
+    assert found[ALIKE_MAX:] == list(HONEST.values())[: BEAM - ALIKE_MAX]
+
+
+def test_a_search_in_one_network_finds_the_nearest_and_asks_nobody_twice() -> None:
+    answers: dict[Any, Any] = {peer: dict(HONEST) for peer in HONEST.values()}
+    network = Network(HONEST, answers)
+    found = search(network, networks=dict.fromkeys(HONEST.values(), "one"))
+    assert found == list(HONEST.values())[:BEAM] == network.asked
+
+
+def test_a_seed_is_asked_wherever_it_is_in_place_of_the_farthest_of_the_others() -> None:
+    far = list(HONEST.values())[-1]
+    answers: dict[Any, Any] = {peer: dict(HONEST) for peer in HONEST.values()}
+    network = Network(HONEST, answers)
+    nearest = list(HONEST.values())
+    assert search(network, seed=far) == nearest[: BEAM - 1]
+    assert set(network.asked) == {far, *nearest[: BEAM - 1]}
+    near = Network(HONEST, answers)
+    assert search(near, seed=nearest[2]) == nearest[:BEAM]
+    assert set(near.asked) == set(nearest[:BEAM])
+    assert search(Network(HONEST, answers | {far: None}), seed=far) == nearest[:BEAM]
 
 
 def test_one_peer_in_the_table_is_enough_to_find_the_nearest() -> None:

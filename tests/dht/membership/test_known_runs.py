@@ -1,6 +1,7 @@
 """The runs of which a peer knows members."""
 
 import numpy as np
+import pytest
 
 from dht.identity import Identity, PeerId, RunId
 from dht.membership.hello import PASSED_MAX
@@ -51,6 +52,20 @@ def test_a_bootstrap_peer_knows_many_runs_but_not_any_number() -> None:
     assert not known.take(record_of(BORIS, 2, RunId("late")), now=SILENT_S + 1)
     assert known.take(record_of(BORIS, 3, RunId("late")), now=2 * SILENT_S)
     assert len(known.tables) == RUNS_MAX
+
+
+def test_a_bootstrap_peer_checks_no_signature_for_a_run_that_it_has_no_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = runs_of(None)
+    for number in range(RUNS_MAX):
+        known.take(record_of(BORIS, 1, RunId(f"run{number}")), now=0.0)
+    late = record_of(BORIS, 1, RunId("late"))
+    monkeypatch.setattr("dht.records.verify", lambda *arguments: pytest.fail("it was checked"))
+    assert not known.take(late, now=1.0)
+    assert known.rejected == {"full": 1}
+    assert not known.take(b"nonsense", now=1.0)
+    assert known.rejected == {"full": 1, "malformed": 1}
 
 
 def test_fresh_records_are_passed_on_with_their_age_and_stale_ones_are_not() -> None:

@@ -9,11 +9,12 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
+from multiaddr import Multiaddr
 
 from dht.errors import DhtError, HostClosed, PeerUnreachable, StreamBroken
 from dht.host import Stream
 from dht.identity import PeerId
-from dht.memory.directory import REPLICAS
+from dht.memory.directory import REPLICAS, _place
 from dht.memory.host import (
     CALM,
     STORM,
@@ -284,6 +285,87 @@ def test_records_survive_all_but_their_last_holder() -> None:
         assert found == {writer.peer_id: sealed}
         network.crash(holders[0].peer_id)
         assert await readers[0].directory.look_up(KEY, timeout_s=5) == {}
+
+    run(main())
+
+
+SQUATTERS = 8
+
+
+def squatters(network: MemoryNetwork, first_of: int) -> list[MemoryHost]:
+    """Hosts with keys made for the places nearest to the record: they say that they store it."""
+    names = [f"evil-{number}" for number in range(first_of)]
+    names.sort(key=lambda name: _place(identity_of(name).peer_id) ^ _place(KEY))
+    evil = [network.host(name) for name in names[:SQUATTERS]]
+    for host in evil:
+        host.directory._store = lambda *arguments: True  # type: ignore[method-assign]
+        host.directory._read = lambda key: {}  # type: ignore[method-assign]
+    return evil
+
+
+async def squatted(network: MemoryNetwork) -> list[MemoryHost]:
+    """Fifty honest hosts, and squatters, all connected to the first of them."""
+    hosts = await connected(network, *(f"host-{number}" for number in range(50)))
+    at = await hosts[0].addresses()
+    for host in squatters(network, first_of=2000):
+        await host.connect(hosts[0].peer_id, at, timeout_s=5)
+    return hosts
+
+
+async def found_by_others(hosts: list[MemoryHost]) -> int:
+    """The number of hosts that find a record of the last one."""
+    writer = hosts[-1]
+    await writer.directory.publish(KEY, record("host-49"), ttl_s=60, timeout_s=5)
+    readers = hosts[1:-1]
+    found = [await host.directory.look_up(KEY, timeout_s=5) for host in readers]
+    return sum(writer.peer_id in each for each in found)
+
+
+@pytest.mark.parametrize("keeps_seeds", [False, True])
+def test_records_of_peers_with_a_seed_are_found_whoever_has_the_nearest_places(
+    keeps_seeds: bool,
+) -> None:
+    async def main() -> None:
+        hosts = await squatted(MemoryNetwork())
+        if keeps_seeds:
+            for host in hosts:
+                host.directory.set_seeds([hosts[0].peer_id])
+        assert await found_by_others(hosts) == (48 if keeps_seeds else 0)
+
+    run(main())
+
+
+@pytest.mark.parametrize("network_of_squatters", ["198.51.100", None])
+def test_squatters_of_one_network_do_not_hold_all_replicas(
+    network_of_squatters: str | None,
+) -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        hosts = await squatted(network)
+        everybody = list(hosts[0].directory.neighbourhood.nodes)
+        honest = {host.peer_id for host in hosts}
+        for number, peer in enumerate(everybody):
+            at = f"9.{number}.0"
+            if peer not in honest and network_of_squatters is not None:
+                at = network_of_squatters
+            network.place(peer, Multiaddr(f"/ip4/{at}.{1 + number}/tcp/7700"))
+        assert await found_by_others(hosts) == (0 if network_of_squatters is None else 48)
+
+    run(main())
+
+
+def test_a_seed_that_is_gone_delays_no_look_up() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        hosts = await connected(network, *(f"host-{number}" for number in range(20)))
+        for host in hosts:
+            host.directory.set_seeds([hosts[0].peer_id])
+        network.crash(hosts[0].peer_id)
+        await asyncio.sleep(40)
+        await hosts[1].directory.look_up(KEY, timeout_s=5)
+        began = asyncio.get_running_loop().time()
+        await hosts[1].directory.look_up(KEY, timeout_s=5)
+        assert asyncio.get_running_loop().time() - began < 1.0
 
     run(main())
 

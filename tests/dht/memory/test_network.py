@@ -101,6 +101,19 @@ def test_bulk_queues_at_the_uplink_and_at_the_downlink_but_small_messages_pass()
     assert post.log == [(0.1001, "hello"), (1.1, "a to b"), (1.1, "b to c"), (2.1, "a to c")]
 
 
+def test_what_is_arriving_goes_on_at_the_new_speed_of_the_line() -> None:
+    post = Post()
+    post.network.set_link(BORIS, down_bytes_s=0.1e6)
+    post.transfer(ANNA, BORIS, "one", size_bytes=1_000_000)
+    post.transfer(ANNA, BORIS, "other", size_bytes=1_000_000)
+    post.heap.run(until=5.1)  # half of the first one is there
+
+    post.network.set_link(BORIS, down_bytes_s=1e6)
+    post.heap.run()
+
+    assert post.log == [(5.6, "one"), (6.6, "other")]
+
+
 def test_a_long_partition_loses_messages_and_a_short_one_delays_them() -> None:
     post = Post()
     post.network.partition([[ANNA]])

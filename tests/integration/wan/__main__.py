@@ -50,6 +50,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--cycle", type=int, default=200, help="steps between merges")
+    parser.add_argument("--pace", type=float, default=0.05, help="least seconds of a step")
+    parser.add_argument(
+        "--heartbeat", type=float, default=2.0, help="seconds between heartbeats of the membership"
+    )
     parser.add_argument("--folder", type=Path, help="keep the peers' files in this new folder")
     return parser.parse_args()
 
@@ -77,10 +81,13 @@ def main() -> int:
                 folder,
                 loss=options.loss,
                 relay=options.relay,
+                pace_s=options.pace,
                 tell=lambda line: say(line, sys.stderr),
                 layers=options.layers,
                 width=options.width,
                 cycle=options.cycle,
+                heartbeat_s=options.heartbeat,
+                expiry_s=4 * options.heartbeat,
             )
     say(table(outcome), sys.stdout)
     say(f"{load()} at the end", sys.stdout)

@@ -23,6 +23,7 @@ from typing import Any
 from dht.identity import Identity, PeerId
 from peer.views.event_log import read_events
 from tests.integration.swarm_processes import Command, Learner, Swarm, address_of, run_text, until
+from tests.integration.wan.accounting import Used
 from tests.integration.wan.topology import Internet, Nat, Site, internet
 from tests.processes import Processes
 
@@ -74,10 +75,12 @@ class Trial:
         directory: Path,
         text: str,
         relay: str | None = None,
+        pace_s: float = 0.05,
     ) -> None:
         """``text``: a run file without seeds, as from ``run_text``.
 
         ``relay``: rate at which the bootstrap host relays bulk data, as for ``--relay-bulk``.
+        ``pace_s``: least time of a step.
         """
         self.net = net
         self.swarm = Swarm(processes, directory)
@@ -97,6 +100,7 @@ class Trial:
                 "listen": f"/ip4/0.0.0.0/tcp/{PORT}",
                 "prefix": net.at(name),
                 "options": ["--page", "off"],
+                "pace_s": pace_s,
             }
             if self.learners:
                 self.learners[name] = self.swarm.join(name, self.link, **settings)
@@ -355,16 +359,23 @@ class _Course:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        began, before = time.time(), self._sent_bytes()
+        began, before, used, counted = time.time(), self._sent_bytes(), Used.now(), self._counted()
         yield
         ended, after = time.time(), self._sent_bytes()
+        self.tell(f"{name}: processors in use: {Used.now().since(used)}")
+        by_kind = (self._counted() - counted).items()
+        sent = ", ".join(f"{kind} {count / 1e6:.2f} MB" for kind, count in by_kind)
+        self.tell(f"{name}: sent: {sent}")
         self.phases.append(Phase(name, began, ended, sum(before.values()), sum(after.values())))
-        used = [
+        uplinks = [
             f"{8e-6 * (after[name] - before[name]) / (ended - began) / site.up_mbit:.0%} of {name}"
             for name, site in self.trial.net.sites.items()
             if site.up_mbit is not None
         ]
-        self.tell(f"{name}: uplinks in use: {', '.join(used)}")
+        self.tell(f"{name}: uplinks in use: {', '.join(uplinks)}")
+
+    def _counted(self) -> Counter[str]:
+        return self.trial.net.counted()
 
     def _sent_bytes(self) -> dict[str, int]:
         return {site: self.trial.net.sent_bytes(site) for site in self.trial.net.sites}
@@ -378,16 +389,18 @@ def conduct(
     *,
     loss: float = 0.0,
     relay: str | None = None,
+    pace_s: float = 0.05,
     tell: Callable[[str], None] = lambda _: None,
     **changes: Any,
 ) -> Outcome:
     """Train on these sites while this happens: names of ``FAULTS``, and seconds.
 
     Every fault is followed by a phase ``after ...`` that lasts until all learners merge again, for
-    180 s at most. ``changes`` are those of ``run_text``. ``tell`` gets a line for each phase.
+    180 s at most. ``changes`` are those of ``run_text``. ``tell`` gets lines about each phase.
     """
     with internet(where, loss=loss) as net:
-        trial = Trial(net, processes, directory, run_text(**changes), relay)
+        net.count_by_port(PORT)
+        trial = Trial(net, processes, directory, run_text(**changes), relay, pace_s)
         trial.wait_until_all_merge()
         course = _Course(trial, tell)
         for name, seconds in happenings:

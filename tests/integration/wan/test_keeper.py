@@ -9,7 +9,7 @@ import pytest
 from dht.identity import Identity
 from peer.views.event_log import read_events
 from tests.integration.namespaces import reaches
-from tests.integration.swarm_processes import Swarm, address_of, run_text, until
+from tests.integration.swarm_processes import Swarm, address_of, load, run_text, tell, until
 from tests.integration.wan.topology import Nat, Site, internet
 from tests.processes import Processes
 
@@ -68,3 +68,50 @@ def test_two_homes_behind_nat_merge_with_the_help_of_a_keeper_that_they_can_dial
         swarm.end()
         bootstrap.stop()
         bootstrap.wait()
+
+
+def test_a_keeper_that_only_a_relay_reaches_has_every_version(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """No two of these routers let a connection between their homes through."""
+    names = ("one", "other", "third")
+    homes = [Site(name, Nat.SYMMETRIC, one_way_ms=15) for name in names]
+    with internet([Site("public", one_way_ms=5), *homes]) as net:
+        swarm = Swarm(processes, tmp_path)
+        bootstrap = swarm.bootstrap(
+            listen=f"/ip4/{net.address('public')}/tcp/7700",
+            prefix=net.at("public"),
+            options=("--relay-bulk", "10M"),
+        )
+        text = run_text(address_of(bootstrap), cycle=60)
+        listen = "/ip4/0.0.0.0/tcp/7700"
+        anna = swarm.start("anna", text, listen=listen, prefix=net.at("one"))
+        anna.ready()
+        boris = swarm.join("boris", anna.link(), listen=listen, prefix=net.at("other"))
+        boris.ready()
+        folder = tmp_path / "keeper"
+        keeper = swarm.keep(folder, anna.link(), listen=listen, prefix=net.at("third"))
+        until(lambda: len(boris.own_rounds()) >= 16, "the learners merge", timeout_s=150)
+        versions: dict[int, int] = {}
+        for event in read_events(boris.directory / "events.jsonl"):
+            if event["event"] == "round" and event["outcome"] == "finished":
+                versions[event["fragment"]] = event["version"]
+
+        def steps() -> dict[int, list[tuple[int, int]]]:
+            """From which version to which the keeper went, by fragment."""
+            found: dict[int, list[tuple[int, int]]] = {}
+            for event in read_events(folder / "events.jsonl"):
+                if event["event"] == "state_adopted" and event["how"] == "replay":
+                    each = event["from_version"], event["version"]
+                    found.setdefault(event["fragment"], []).append(each)
+            return found
+
+        def is_there() -> bool:
+            return all(steps().get(f, [(0, 0)])[-1][1] >= v for f, v in versions.items())
+
+        took_s = until(is_there, "the keeper follows", timeout_s=60)
+        tell(f"the keeper had all of {versions} {took_s:.0f} s later; {load()}")
+        for went in steps().values():
+            assert all(went[i][1] == went[i + 1][0] for i in range(len(went) - 1)), went
+        keeper.stop()
+        assert keeper.wait() in (0, 130)

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.integration.namespaces import ip
+from tests.integration.wan.accounting import counted_bytes, counting_rules
 
 NEEDED = ("ip", "nft", "sysctl", "tc")
 BUFFER_MS = 200
@@ -218,6 +220,17 @@ class Internet:
         """Bytes that the site has sent into its line, with all headers."""
         path = "/sys/class/net/outer/statistics/tx_bytes"
         return int(must_run_in(self.edge(site), "cat", path))
+
+    def count_by_port(self, port: int) -> None:
+        """Begin to count what each site sends (``tests.integration.wan.accounting``)."""
+        for site in self.sites:
+            must_run_in(self.edge(site), "nft", "-f", "-", text=counting_rules(port))
+
+    def counted(self) -> Counter[str]:
+        """What all sites have sent since then, by kind."""
+        command = ("nft", "-j", "list", "counters", "table", "ip", "counting")
+        each = (counted_bytes(must_run_in(self.edge(site), *command)) for site in self.sites)
+        return sum(each, Counter())
 
     # --- building ------------------------------------------------------------------------------
 

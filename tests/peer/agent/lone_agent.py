@@ -93,7 +93,11 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
     specs = [TensorSpec(t.name, t.shape, t.dtype) for t in begin.tensors]
     run = msgspec.json.decode(begin.run)
     layout = Layout.build(
-        specs, run["outer"]["fragments"], embeddings=begin.embeddings, heads=begin.heads
+        specs,
+        run["outer"]["fragments"],
+        embeddings=begin.embeddings,
+        heads=begin.heads,
+        statistics=begin.statistics,
     )
     assert layout.hash == memory.layout
 
@@ -104,7 +108,8 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
         line.say(Happened("not_finite", {"fragment": fragment}))
 
     port = SlotPort(
-        *(memory, me, run["outer"]["adoption"], run["outer"]["blend_alpha"], adopted, not_finite)
+        *(memory, me, run["outer"]["adoption"], run["outer"]["blend_alpha"], adopted, not_finite),
+        statistics=frozenset(part.index for part in layout.fragments if part.has_statistics),
     )
     stop_bell = hear_doorbell(bell_at, port.rang)
     line.say(Phase(name="founding", text="founding", done=0.0))

@@ -27,6 +27,7 @@ from peer.rules.ending import seconds_left
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
 from peer.status import Status
+from peer.storage.outer_state import founding_name
 from tests.peer.agent.example_peers import member
 from tests.peer.statuses import a_status
 from tests.peer.trainer.learner_pair import Pair, moved, successor, taken_beyond_the_checkpoint
@@ -167,8 +168,12 @@ def test_a_founder_is_one_however_soon_its_trainer_holds_the_state() -> None:
         first = await founding
         assert first.founded
         assert len(first.states) == 2
+        roots.append(founding_name(first.states))
 
+    roots: list[str] = []
     run(story())
+    run(story())
+    assert "" not in roots and roots[0] != roots[1], "equal first weights, and two foundings"
 
 
 def test_a_newcomer_that_has_the_state_does_not_wait() -> None:

@@ -41,6 +41,20 @@ def test_every_command_has_an_example_of_itself(name: str, command: Any) -> None
     assert example.startswith(name), example
 
 
+@pytest.mark.parametrize(("name", "command"), ALL, ids=[name for name, _ in ALL])
+def test_the_help_of_a_command_is_filled_to_the_width_of_the_terminal(
+    name: str, command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "2000")
+    monkeypatch.setenv("TERMINAL_WIDTH", "2000")
+    with pytest.raises(SystemExit):
+        cli.app([*name.split()[1:], "--help"])
+    shown = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    for paragraph in (command.help or "").split("\n\n"):
+        text = " ".join(paragraph.replace("`", "").split())
+        assert text in shown, (text, shown)
+
+
 def test_every_command_has_json_for_scripts() -> None:
     without = {
         name

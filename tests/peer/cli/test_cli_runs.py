@@ -26,9 +26,9 @@ from peer.run_file.reading import parse
 from peer.run_file.sections import SIZES, End, GptModel, RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.earlier import look_at_checkpoints
-from peer.storage.home import default_directory, occupied
+from peer.storage.home import OUTER, default_directory, occupied
 from peer.storage.last_seen import LastSeen, State, save_last_seen, save_state
-from peer.storage.outer_state import OUTER, save_outer
+from peer.storage.outer_state import save_outer
 from peer.trainer.needs import needs_of
 from peer.trainer.settings import JoinSettings
 
@@ -133,6 +133,19 @@ def test_every_fault_of_a_run_file_is_printed_with_its_line(
     code, output, _ = said(["run", "check", str(path), "--json"], capsys)
     assert code == 2
     assert {fault["line"] for fault in json.loads(output)["faults"]} == {2, 4}
+
+
+def test_a_checked_run_file_says_what_a_peer_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('name = "x"\n[outer]\nbuffers = "mean"\n', encoding="utf-8")
+    code, output, _ = said(["run", "check", str(path)], capsys)
+    assert code == 0
+    words = {line.split()[0] for line in output.splitlines()}
+    assert words >= {"Model", "Link", "Device", "Machine"}
+    code, output, _ = said(["run", "check", str(path), "--json"], capsys)
+    assert json.loads(output)["buffers"] == 0
 
 
 @pytest.mark.parametrize(
@@ -246,15 +259,36 @@ def test_damaged_checkpoints_are_told_before_anything_starts(
     assert look_at_checkpoints(folder).lost
 
 
-def test_a_run_with_a_custom_model_cannot_be_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_with_a_custom_model_is_kept_once_its_peers_or_a_checkpoint_describe_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "own.toml"
+    layouts: list[Layout] = []
+
+    async def kept(settings: object, layout: Layout, *_: object, **__: object) -> Ending:
+        layouts.append(layout)
+        return Ending("asked to end", 130, finished=False, timeout_s=0.0)
+
+    monkeypatch.setattr("peer.agent.keeper.keep", kept)
+    path, folder = tmp_path / "own.toml", tmp_path / "kept"
     path.write_text('name = "own"\n[model]\nrecipe = "custom"\n', encoding="utf-8")
-    code, _, errors = said(["keep", str(path), "--directory", str(tmp_path / "kept")], capsys)
-    assert code == 2
-    assert "'own' is 'custom'" in errors
-    assert not (tmp_path / "kept").exists()
+    command = ["keep", str(path), "--directory", str(folder)]
+    code, _, errors = said(command, capsys)
+    assert code == 3 and "no seed" in errors, errors
+    assert not folder.exists()
+    run = parse(path.read_text(encoding="utf-8"))
+    layout = Layout.build(
+        [TensorSpec("w", (4, 4)), TensorSpec("mean", (4,))],
+        run.outer.fragments,
+        statistics=["mean"],
+    )
+    states = [
+        FragmentState.founded(layout.hash, part.index, np.zeros(part.size, np.float32))
+        for part in layout.fragments
+    ]
+    save_outer(CheckpointFolder(folder / OUTER), run=run, layout=layout, states=states)
+    (folder / "in_use").touch()
+    assert said(command, capsys)[0] == 130
+    assert [each.hash for each in layouts] == [layout.hash]
 
 
 def test_a_keeper_without_a_checkpoint_says_so_at_its_end(
@@ -485,6 +519,8 @@ def test_starting_in_the_folder_of_an_earlier_start_goes_on_without_a_question(
     (folder / "outer" / "000000000001").mkdir(parents=True)
     assert said(["start", str(path), "--directory", str(folder)], capsys) == (0, "", "")
     assert len(began) == 1
+    code, _, errors = said(["start", str(path), "--directory", str(folder), "--anew"], capsys)
+    assert code == 2 and "has a checkpoint of this run" in errors and len(began) == 1
 
 
 def test_joining_never_founds_and_needs_nobody_to_know_the_run_file(
@@ -513,6 +549,8 @@ def test_a_run_that_has_ended_says_so_to_those_who_join_and_those_who_ask(
     )
     assert said(["join", LINK], capsys) == (4, "", f"shoal: {sentence}")
     assert said(["status", LINK], capsys) == (0, sentence, "")
+    file = str(tmp_path / "old.toml")
+    assert said(["status", file], capsys) == (0, sentence.replace(LINK, file), "")
     assert began == []
 
 

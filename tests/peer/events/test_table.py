@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import string
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -26,7 +27,10 @@ from tests.peer.events.emissions import (
 )
 from tests.peer.events.written_events import a_round
 
-FOUND = list(everywhere())
+
+@cache
+def in_source() -> list[Emission | Computed]:
+    return list(everywhere())
 
 
 def faults(found: Iterable[Emission | Computed], table: dict[str, Event]) -> list[str]:
@@ -46,7 +50,7 @@ def faults(found: Iterable[Emission | Computed], table: dict[str, Event]) -> lis
 
 
 def test_the_table_has_exactly_the_events_that_are_emitted() -> None:
-    assert not faults(FOUND, dict(TABLE))
+    assert not faults(in_source(), dict(TABLE))
 
 
 @pytest.mark.parametrize(
@@ -69,13 +73,13 @@ def test_the_table_has_exactly_the_events_that_are_emitted() -> None:
 def test_a_planted_emission_without_a_row_is_a_fault(place: str, source: str, fault: str) -> None:
     body = "".join(f"    {line}\n" for line in source.splitlines())
     planted = emissions(f"def here():\n{body}", place)
-    (found,) = faults([*FOUND, *planted], dict(TABLE))
+    (found,) = faults([*in_source(), *planted], dict(TABLE))
     assert fault.replace("x.py:2", "x.py:3") in found
 
 
 def test_a_planted_row_that_nothing_emits_is_a_fault() -> None:
     row = Event("sang", {}, "sang", Audience.LOG)
-    assert faults(FOUND, {**TABLE, "sang": row}) == ["nothing emits sang"]
+    assert faults(in_source(), {**TABLE, "sang": row}) == ["nothing emits sang"]
 
 
 def test_a_function_that_passes_a_name_on_emits_nothing_itself() -> None:
@@ -91,7 +95,7 @@ def test_the_faults_of_an_experiment_have_rows() -> None:
 def test_events_that_an_agent_passes_on_have_that_audience() -> None:
     reported = {
         each.name
-        for each in FOUND
+        for each in in_source()
         if isinstance(each, Emission)
         and each.place.startswith("peer/agent/")
         and each.called.endswith((".event", ".told", "on_event", "Happened"))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from peer.island.ranks import Place
-from peer.island.training import batch_parts, open_rank
+from peer.island.training import SummedGradients, batch_parts, open_rank
 from peer.run_file.sections import AdamwInner, GptModel, PythonStdlibData, RunFile
 from peer.trainer.choices import Choices
+from peer.trainer.engine import Engine
+from peer.trainer.fitting import Fit, Goal
 from peer.trainer.loop import TrainerSettings, open_engine
 
 
@@ -68,25 +69,87 @@ def _notes(place: Place, name: str) -> bool:
     return Path(place.log.parent / name).exists()
 
 
+RUN = RunFile(
+    model=GptModel(layers=2, width=16, heads=2, context=8, vocabulary=32),
+    data=PythonStdlibData(sequence_length=8),
+    inner=AdamwInner(batch_size=5),
+)
+
+
+def rank_engine(place: Place) -> tuple[Engine, SummedGradients, torch.Tensor]:
+    """An engine with small buckets, and this rank's part of a batch."""
+    choices = Choices(micro_batch=2)
+    goal = Goal(first=choices, choices=choices, room_bytes=1e9, known=Fit(choices, 1.0, 1.0))
+    engine = open_rank(RUN, TrainerSettings(threads=1), goal, place)
+    own = torch.split(BATCH, list(batch_parts(5, len(place.devices))))[place.rank]
+    assert len(own) == engine.batch_size
+    parameters = list(engine.model.parameters())
+    summed = SummedGradients(parameters, weight=len(own) / len(BATCH), bucket_values=700)
+    engine.combine = summed
+    return engine, summed, own
+
+
+BATCH = torch.randint(0, 32, (5, 9), generator=torch.Generator().manual_seed(7))
+
+
 def compare_gradients(place: Place) -> int:
     """Each rank computes the gradient of its part; code 0 if the sum is that of the whole batch."""
-    run = RunFile(
-        model=GptModel(layers=1, width=16, heads=2, context=8, vocabulary=32),
-        data=PythonStdlibData(sequence_length=8),
-        inner=AdamwInner(batch_size=5),
-    )
-    settings = TrainerSettings(threads=1)
-    engine = open_rank(run, settings, Choices(micro_batch=2), place)
-    alone = open_engine(run, replace(settings, device="cpu"))
+    engine, summed, own = rank_engine(place)
+    alone = open_engine(RUN, TrainerSettings(threads=1, device="cpu"))
     alone.choose(Choices(micro_batch=5))
-    batch = torch.randint(0, 32, (5, 9), generator=torch.Generator().manual_seed(7))
-    own = torch.split(batch, list(batch_parts(5, len(place.devices))))[place.rank]
-    assert len(own) == engine.batch_size
-    engine.gradients(own)
-    engine.combine()
-    alone.gradients(batch)
-    pairs = zip(engine.model.parameters(), alone.model.parameters(), strict=True)
-    for summed, whole in pairs:
-        assert summed.grad is not None and whole.grad is not None
-        torch.testing.assert_close(summed.grad, whole.grad, rtol=1e-4, atol=1e-6)
+    for _ in range(2):
+        engine.gradients(own)
+        assert summed.sent > 3, "buckets were sent during the backward pass"
+        summed.finish()
+        alone.gradients(BATCH)
+        pairs = zip(engine.model.parameters(), alone.model.parameters(), strict=True)
+        for found, whole in pairs:
+            assert found.grad is not None and whole.grad is not None
+            torch.testing.assert_close(found.grad, whole.grad, rtol=1e-4, atol=1e-6)
+            found.grad = whole.grad = None
     return 0
+
+
+def compare_with_a_sum_at_the_end(place: Place) -> int:
+    """Code 0 if the sums are those of one operation after the backward pass.
+
+    The second rank runs out of memory in the middle of its last backward pass, and has sent the
+    gradients of some buckets by then.
+    """
+    engine, summed, own = rank_engine(place)
+    plain = open_engine(RUN, TrainerSettings(threads=1, device="cpu"))
+    plain.choose(Choices(micro_batch=2))
+    plain.gradients(own)
+    failures = []
+
+    def fail_once(gradient: torch.Tensor) -> None:
+        if place.rank == 1 and summed.sent and not failures:
+            failures.append(summed.sent)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    engine.model.blocks[0].attention.out.weight.register_hook(fail_once)  # type: ignore[union-attr]
+    engine.gradients(own)
+    assert bool(failures) == (place.rank == 1)
+    summed.finish()
+    for found, own_part in zip(engine.model.parameters(), plain.model.parameters(), strict=True):
+        assert found.grad is not None and own_part.grad is not None
+        whole = own_part.grad * (len(own) / len(BATCH))
+        dist.all_reduce(whole)
+        torch.testing.assert_close(found.grad, whole, rtol=1e-5, atol=1e-7)
+    return 0
+
+
+def lose_the_second_in_its_backward_pass(place: Place) -> int:
+    """At its first start the second rank is killed between two buckets of its gradients."""
+    engine, summed, own = rank_engine(place)
+
+    def kill(gradient: torch.Tensor) -> None:
+        if place.rank == 1 and summed.sent and not _notes(place, "killed"):
+            _note(place, "killed")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    engine.model.blocks[0].attention.out.weight.register_hook(kill)  # type: ignore[union-attr]
+    for _ in range(2):
+        engine.gradients(own)
+        assert engine.apply()
+    return 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import socket
@@ -14,7 +15,7 @@ import pytest
 
 from peer.errors import RunFileError
 from peer.model.recipes import build_model, counting, trained_parameters
-from peer.model.recipes.counting import Size, size_of
+from peer.model.recipes.counting import Size, ran_out_of_memory, size_of
 from peer.run_file.hf_config import MODEL_TYPES
 from peer.run_file.sections import GptModel, HfModel, RunFile
 
@@ -93,6 +94,22 @@ def test_a_configuration_that_fills_the_memory_ends_only_the_child_and_fetches_n
     """100 000 modules took a gigabyte and 40 s in the process of whoever looked at the run."""
     with pytest.raises(RunFileError, match=r"model\.config takes more than 24 MB"):
         count_huge("MEMORY_MAX_BYTES", 24 << 20, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (SystemError("returned NULL without setting an exception"), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ENOENT, "No such file or directory"), False),
+    ],
+    ids=repr,
+)
+def test_a_failed_allocation_is_told_in_whatever_form_it_comes(
+    error: Exception, expected: bool
+) -> None:
+    assert ran_out_of_memory(error) is expected
 
 
 @pytest.mark.slow

@@ -104,6 +104,49 @@ def test_ids_from_before_later_settings_stay(text: str, run_id: str) -> None:
     assert parse(text).run_id == run_id
 
 
+ADDRESSES = ("homepage", "contact", "discussion")
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_addresses_of_a_run_are_part_of_its_id_where_it_has_them(name: str) -> None:
+    assert parse(f'{name} = ""').run_id == GOLDEN_ID
+    run = parse(f'{name} = "https://example.org/a?b=c#d"')
+    assert run.run_id != GOLDEN_ID
+    assert from_canonical(run.canonical(), run.run_id) == run
+    assert parse(to_toml(run)) == run
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://example.org",
+        "javascript:alert(1)",
+        "example.org",
+        "https://example.org/a b",
+        "https://example.org/\\u001b[31m",
+        "https://exa\\u0430mple.org",
+        "https://user@example.org",
+        "https://localhost",
+        "https://example.org/" + "a" * 200,
+    ],
+)
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_an_address_that_is_not_https_or_too_long_is_refused(name: str, address: str) -> None:
+    with pytest.raises(RunFileError, match=f"line 1: {name} is .*must be an https address"):
+        parse(f'{name} = "{address}"')
+
+
+def test_a_contact_may_be_a_mail_address() -> None:
+    assert parse('contact = "anna@example.org"').contact == "anna@example.org"
+    for wrong in (
+        "homepage = 'anna@example.org'",
+        "contact = 'a@b@example.org'",
+        "contact = 'x@y'",
+    ):
+        with pytest.raises(RunFileError):
+            parse(wrong)
+
+
 def test_a_later_setting_is_in_the_canonical_form_only_if_it_is_not_the_default() -> None:
     assert parse("[model]\nqk_norm = false\nlogit_soft_cap = 'off'").run_id == GOLDEN_ID
     run = parse("[model]\nkv_heads = 2")

@@ -163,6 +163,8 @@ def test_export_prints_json_for_scripts(tmp_path: Path, capsys: pytest.CaptureFi
         metadata = opened.metadata()
     assert told == {
         "file": str(out),
+        "form": "safetensors",
+        "dtype": "fp32",
         "name": metadata["shoal_run"],
         "run_id": metadata["shoal_run_id"],
         "tokens": int(metadata["shoal_global_tokens"]),

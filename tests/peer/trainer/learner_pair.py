@@ -18,9 +18,11 @@ from peer.agent.slots import Adopted, SlotPort
 from peer.bridge.shared_memory import SharedTensors
 from peer.trainer.learner import Learner
 from peer.trainer.parameters import (
+    Buffers,
+    exchanged_tensors,
     is_coarse,
     specs_of,
-    trained_parameters,
+    statistics_of,
 )
 
 ME = PeerId("12D3KooWMe")
@@ -39,13 +41,16 @@ class Pair:
         rule: str = "carry",
         alpha: float = 0.5,
         device: str = "cpu",
+        norm: torch.nn.Module | None = None,
+        buffers: Buffers = "own",
     ) -> None:
         torch.manual_seed(3)
         self.model = torch.nn.Sequential(
-            torch.nn.Linear(6, 5), torch.nn.Linear(5, 4, bias=False), torch.nn.LayerNorm(4)
+            torch.nn.Linear(6, 5), torch.nn.Linear(5, 4, bias=False), norm or torch.nn.LayerNorm(4)
         ).to(device=device, dtype=dtype)
-        self.parameters = trained_parameters(self.model)
-        self.layout = Layout.build(specs_of(self.parameters), 2)
+        self.parameters = exchanged_tensors(self.model, buffers)
+        self.statistics = statistics_of(self.model, buffers)
+        self.layout = Layout.build(specs_of(self.parameters), 2, statistics=self.statistics.keys())
         self.memory = SharedTensors.create(
             [fragment.size for fragment in self.layout.fragments],
             layout=self.layout.hash,
@@ -57,7 +62,10 @@ class Pair:
             self.memory, self.layout, self.parameters, ring=self._ring, budget_s=math.inf
         )
         self.adopted: list[Adopted] = []
-        self.port = SlotPort(self.memory, ME, rule, alpha, self.adopted.append)  # type: ignore[arg-type]
+        self.port = SlotPort(
+            *(self.memory, ME, rule, alpha, self.adopted.append),  # type: ignore[arg-type]
+            statistics=frozenset(f.index for f in self.layout.fragments if f.has_statistics),
+        )
 
     def _ring(self) -> None:
         self.rings += 1
@@ -72,8 +80,9 @@ class Pair:
     def train(self, amount: float, tokens: int = 10) -> None:
         """One 'optimizer step' that moves every parameter."""
         with torch.no_grad():
-            for index, parameter in enumerate(self.parameters.values()):
-                parameter.add_(amount * (1 + index))
+            for index, (name, parameter) in enumerate(self.parameters.items()):
+                if name not in self.statistics:
+                    parameter.add_(amount * (1 + index))
         self.learner.step(tokens)
 
     def idle(self, tokens: int = 10) -> None:
@@ -92,7 +101,7 @@ class Pair:
     async def found(self) -> list[FragmentState]:
         """Make the own parameters version 0, as a founder does."""
         states = []
-        for fragment in range(2):
+        for fragment in range(len(self.layout.fragments)):
             waiting = asyncio.ensure_future(self.port.values(fragment, timeout_s=5))
             await asyncio.sleep(0)
             self.learner.exchange()

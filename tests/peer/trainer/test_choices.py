@@ -95,7 +95,7 @@ def measured(
     """All micro-batches that are tried of a batch of 64 on an imaginary device."""
     probes: list[Probe] = []
     while True:
-        size = next_size(probes, start=start, most=64, room_bytes=room, elapsed_s=0.0)
+        size = next_size(probes, start=start, most=64, room_bytes=room)
         if size is None:
             return probes
         peak = fixed + per_sequence * size
@@ -129,9 +129,3 @@ def test_one_sequence_is_tried_when_two_do_not_fit() -> None:
     assert best is not None
     assert best.size == 1
     assert fastest(measured(room=1.0, fixed=1.0, per_sequence=3.0), room_bytes=1.0) is None
-
-
-def test_measuring_ends_in_time() -> None:
-    slow = [Probe(1, 1.0, 1.0)]
-    assert next_size(slow, start=1, most=64, room_bytes=1e9, elapsed_s=1.0) == 2
-    assert next_size(slow, start=1, most=64, room_bytes=1e9, elapsed_s=4.0) is None

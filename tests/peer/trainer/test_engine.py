@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,15 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from peer.errors import MachineTooSmall
-from peer.model.recipes import build_model, build_optimizer, next_token_loss
+from peer.model.recipes import build_model, build_optimizer, chunked_loss, next_token_loss
 from peer.run_file.reading import parse
-from peer.trainer import engine as engine_module
+from peer.trainer import late
 from peer.trainer.choices import Choices, DeviceFacts, Wishes, choose
 from peer.trainer.device_facts import facts_of, free_bytes
-from peer.trainer.engine import Engine, loss_in_chunks
-from peer.trainer.fitting import Remembered, fit, key_of
+from peer.trainer.engine import Engine
+from peer.trainer.fitting import Fit, Goal, Remembered, begin, key_of
+from peer.trainer.probing import probe
+from peer.trainer.tuning import Tuner
 from tests.peer.trainer.recipe_run import TEXT
 
 RUN = parse(TEXT.replace("batch_size = 2", "batch_size = 7"))
@@ -78,31 +82,23 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole_batch(micro_batch: in
 def test_recomputed_activations_and_a_loss_in_chunks_change_no_gradient(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine_module, "LOGITS_AT_ONCE", 256 * 10)  # 112 rows: 11 chunks and a rest
+    monkeypatch.setattr(chunked_loss, "LOGITS_AT_ONCE", 256 * 10)  # 112 rows: 11 chunks and a rest
     lean = engine_of(choices=Choices(micro_batch=7, lean=True))
     assert_same(gradients_of(lean, batch_of()), gradients_of(engine_of(), batch_of()), atol=1e-7)
 
 
-def test_the_loss_in_chunks_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "LOGITS_AT_ONCE", 256 * 10)
-    sizes: list[int] = []
-
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            found = func(*args, **(kwargs or {}))
-            sizes.extend(t.numel() for t in [found] if isinstance(t, Tensor))
-            return found
-
-    model = build_model(RUN)
-    with Sizes():
-        loss_in_chunks(model, batch_of()).backward()  # type: ignore[no-untyped-call]
-    largest_without = max(sizes)
-    with Sizes():
-        next_token_loss(model, batch_of()).backward()  # type: ignore[no-untyped-call]
-    assert max(sizes) == 7 * 16 * 256
-    assert largest_without < 7 * 16 * 256
+def test_a_model_that_changes_its_logits_keeps_its_own_loss_and_that_is_said_once() -> None:
+    pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    text = TEXT[TEXT.index("[data]") :]
+    shape = (
+        "vocab_size = 256, hidden_size = 16, intermediate_size = 16, num_hidden_layers = 1, "
+        "num_attention_heads = 2, logits_scaling = 4.0"
+    )
+    model = f"[model]\nrecipe = 'hf'\nconfig = {{ model_type = 'granite', {shape} }}\n"
+    engine = engine_of(parse(model + text), choices=Choices(micro_batch=1, lean=True))
+    engine.gradients(batch_of(2))
+    engine.choose(replace(engine.choices, micro_batch=2))
+    assert [event["event"] for event in engine.events] == ["logits_at_once"]
 
 
 # --- running out of memory ------------------------------------------------------------------------
@@ -195,7 +191,7 @@ def overflowing(steps: set[int]) -> Callable[[nn.Module, Tensor], Tensor]:
     return loss
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])  # one is fused and skips in its kernel
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
 def test_a_step_that_the_scaler_skips_is_none(optimizer: str) -> None:
     chosen = f'optimizer = "{optimizer}"\nlearning_rate = 0.01'
     run = parse(TEXT.replace('optimizer = "adamw"', chosen))
@@ -205,11 +201,37 @@ def test_a_step_that_the_scaler_skips_is_none(optimizer: str) -> None:
     for _ in range(3):
         before = parameters_of(engine)
         engine.gradients(batch_of(2))
-        made = engine.apply()
+        state = deepcopy(engine.optimizer.state_dict()["state"])
+        made = engine.apply() == 1
+        if not made:
+            torch.testing.assert_close(
+                engine.optimizer.state_dict()["state"], state, rtol=0, atol=0, equal_nan=True
+            )
         after = parameters_of(engine)
         steps.append((made, any(not torch.equal(before[n], after[n]) for n in before)))
         assert all(bool(values.isfinite().all()) for values in after.values())
     assert steps == [(True, True), (False, False), (True, True)]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
+def test_a_scaler_reads_nothing_from_the_device(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers arrive late, as those of a GPU do: they count one step later, each once."""
+    monkeypatch.setattr(late.LateValue, "is_late", True)
+    chosen = f'optimizer = "{optimizer}"\nlearning_rate = 0.01'
+    run = parse(TEXT.replace('optimizer = "adamw"', chosen))
+    choices = Choices(precision="fp16", micro_batch=2)
+    engine = engine_of(run, choices=choices, loss=overflowing({2}))
+    with synchronizations() as counter:
+        made = []
+        for _ in range(5):
+            engine.gradients(batch_of(2))
+            counter.count = 0
+            made.append(engine.apply())
+            # The one is ``LateValue``'s, of a number that is on the host by then.
+            assert counter.count <= 1
+    assert made == [0, 1, 0, 1, 1], "the second step was skipped"
 
 
 def losses(precision: Any, steps: int) -> list[float]:
@@ -257,14 +279,54 @@ def counting(compiled: list[int]) -> Callable[..., Any]:
     return backend
 
 
-def test_nothing_is_compiled_again_while_running_also_after_an_adoption() -> None:
+def goal_of(engine: Engine, choices: Choices) -> Goal:
+    """To compile and train with these choices, which are known to fit."""
+    known = Fit(choices, 1.0, 1.0)
+    return Goal(first=engine.choices, choices=choices, room_bytes=1e9, known=known)
+
+
+def compiled(engine: Engine, choices: Choices) -> None:
+    """Train until there is code for these choices."""
+    engine.tuning = Tuner(engine, goal_of(engine, choices))
+    with engine.tuning:
+        until_settled(engine)
+
+
+def until_settled(engine: Engine) -> int:
+    """Make steps until nothing is left to find out. Returns their number."""
+    steps = 0
+    deadline = time.monotonic() + 600.0
+    while engine.tuning.text is not None:
+        assert time.monotonic() < deadline
+        engine.gradients(batch_of(engine.batch_size))
+        assert engine.apply()
+        steps += 1
+    return steps
+
+
+def test_it_trains_while_code_is_compiled_and_then_with_it_also_after_an_adoption() -> None:
     torch._dynamo.reset()
     graphs: list[int] = []
+    go_on = threading.Event()
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        assert go_on.wait(60.0)
+        return counting(graphs)(graph, inputs)
+
+    engine = engine_of(choices=Choices(micro_batch=2), backend=backend)
     choices = Choices(micro_batch=4, compile=True)
-    engine = engine_of(choices=choices, backend=counting(graphs))
-    with engine.warming_up():
-        pass  # leaving waits
-    assert [event["event"] for event in engine.events] == ["compiling"]
+    goal = goal_of(engine, choices)
+    engine.tuning = Tuner(engine, goal)
+    with engine.tuning:
+        for _ in range(3):
+            engine.gradients(batch_of())
+            assert engine.apply()
+        assert not graphs
+        assert str(engine.tuning.text).startswith("compiling for ")
+        go_on.set()
+        until_settled(engine)
+    assert engine.choices == choices
+    assert [event["event"] for event in engine.events] == ["compiling", "compiled"]
     assert len(graphs) == 2, "one for parts of 4, one for the last 3"
     with torch.compiler.set_stance("fail_on_recompile"):
         for step in range(6):
@@ -278,20 +340,86 @@ def test_nothing_is_compiled_again_while_running_also_after_an_adoption() -> Non
     assert len(graphs) == 2
 
 
+def test_compiling_meanwhile_changes_no_gradient() -> None:
+    """Every step has the gradients of one that nothing happens beside."""
+    torch._dynamo.reset()
+    alone, busy = engine_of(), engine_of(choices=Choices(micro_batch=3), backend=counting([]))
+    choices = Choices(micro_batch=4, compile=True)
+    busy.tuning = Tuner(busy, goal_of(busy, choices))
+    deadline = time.monotonic() + 60.0
+    with busy.tuning:
+        while busy.tuning.text is not None:
+            assert time.monotonic() < deadline
+            alone.model.load_state_dict(busy.model.state_dict())
+            found, expected = gradients_of(busy, batch_of()), gradients_of(alone, batch_of())
+            assert_same(found, expected, atol=1e-6)
+            assert busy.apply()
+            alone.optimizer.zero_grad()
+    assert busy.choices == choices
+
+
+def test_a_step_that_a_compiler_disturbs_is_made_when_it_has_ended() -> None:
+    """A tracer changes methods of all modules for a moment, whichever thread calls them."""
+    torch._dynamo.reset()
+    traces, disturbed = threading.Event(), threading.Event()
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        traces.set()
+        assert disturbed.wait(60.0)
+        return graph.forward
+
+    calls: list[bool] = []
+
+    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+        if model is not engine.model:  # the compiler's twin of it
+            return next_token_loss(model, tokens)
+        calls.append(traces.is_set() and not disturbed.is_set())
+        if calls[-1]:
+            disturbed.set()
+            raise NameError("module is not installed as a submodule")
+        return next_token_loss(model, tokens)
+
+    engine, alone = engine_of(loss=loss, backend=backend), engine_of()
+    choices = Choices(micro_batch=7, compile=True)
+    engine.tuning = Tuner(engine, goal_of(engine, choices))
+    with engine.tuning:
+        assert traces.wait(60.0)
+        found, expected = (gradients_of(each, batch_of()) for each in (engine, alone))
+        assert_same(found, expected, atol=1e-6)
+    assert calls == [True, False]
+
+
 def test_a_compiler_that_fails_is_left_out_and_that_is_said_once() -> None:
     torch._dynamo.reset()
 
     def backend(graph: Any, inputs: Any) -> Any:
         raise KeyError("no such instruction")
 
-    engine = engine_of(choices=Choices(micro_batch=4, compile=True), backend=backend)
-    engine.warm_up()
+    engine = engine_of(choices=Choices(micro_batch=4), backend=backend)
+    compiled(engine, Choices(micro_batch=4, compile=True))
     engine.gradients(batch_of())
     assert engine.apply()
-    (event,) = engine.events
-    assert event["event"] == "compile_failed"
-    assert "no such instruction" in str(event["reason"])
+    began, failed = engine.events
+    assert (began["event"], failed["event"]) == ("compiling", "compile_failed")
+    assert "no such instruction" in str(failed["reason"])
     assert not engine.choices.compile
+
+
+def test_leaving_waits_for_the_thread_that_compiles() -> None:
+    torch._dynamo.reset()
+    graphs: list[int] = []
+
+    def slow(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        time.sleep(0.2)
+        return counting(graphs)(graph, inputs)
+
+    engine = engine_of(choices=Choices(micro_batch=7), backend=slow)
+    choices = Choices(micro_batch=7, compile=True)
+    engine.tuning = Tuner(engine, goal_of(engine, choices))
+    with engine.tuning:
+        pass
+    assert len(graphs) == 1
+    assert not [thread for thread in threading.enumerate() if thread.name == "compile"]
 
 
 @pytest.mark.slow
@@ -300,41 +428,45 @@ def test_a_compiler_that_fails_is_left_out_and_that_is_said_once() -> None:
 def test_the_real_compiler_measures_and_trains_with_the_same_gradients(lean: bool) -> None:
     torch._dynamo.reset()
     run = parse(TEXT.replace("batch_size = 2", "batch_size = 6"))
-    choices = Choices(micro_batch=6, compile=True, lean=lean)
-    engine = engine_of(run, choices=choices)
+    engine = engine_of(run, choices=Choices(micro_batch=1, lean=lean))
+    wanted = Choices(micro_batch=6, compile=True, lean=lean)
+    engine.tuning = Tuner(
+        engine, Goal(first=engine.choices, choices=wanted, room_bytes=1e9, grows=True)
+    )
     with warnings.catch_warnings():
         # Modules of the compiler use functions of torch that are deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
-        found = fit(engine, CPU, Wishes(compile="on"), room=1e9)
-        engine.choose(replace(found.choices, micro_batch=4, lean=lean))
-        engine.warm_up()
-        assert not engine.events
+        with engine.tuning:
+            until_settled(engine)
+        names = [event["event"] for event in engine.events]
+        assert names == ["compiling", "compiled"] * 2
+        assert engine.choices.compile
+        reference = engine_of(run)
+        reference.model.load_state_dict(engine.model.state_dict())
         with torch.compiler.set_stance("fail_on_recompile"):
             gradients = gradients_of(engine, batch_of(6))
-    assert_same(gradients, gradients_of(engine_of(run), batch_of(6)), atol=1e-6)
+    assert_same(gradients, gradients_of(reference, batch_of(6)), atol=1e-6)
 
 
-def test_warming_up_and_measuring_change_nothing() -> None:
+def test_a_probe_changes_nothing() -> None:
     engine = engine_of()
     before, state = parameters_of(engine), torch.get_rng_state()
-    assert engine.probe(3).peak_bytes > engine.probe(1).peak_bytes > 0
-    engine.warm_up()
+    assert probe(engine, 3).peak_bytes > probe(engine, 1).peak_bytes > 0
+    assert probe(engine, 1, length=8).peak_bytes < probe(engine, 1).peak_bytes
     assert_same(parameters_of(engine), before, atol=0.0)
     assert all(p.grad is None for p in engine.model.parameters())
     assert not engine.optimizer.state
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_an_error_of_the_thread_that_compiles_reaches_the_loop() -> None:
+def test_an_error_of_the_model_reaches_the_loop() -> None:
     def broken(model: nn.Module, tokens: Tensor) -> Tensor:
         raise ValueError("not this model")
 
     torch._dynamo.reset()
-    choices = Choices(micro_batch=7, compile=True)
-    engine = engine_of(choices=choices, loss=broken, backend=counting([]))
-    with pytest.raises(ValueError, match="not this model"), engine.warming_up() as is_warm:
-        while not is_warm():
-            time.sleep(0.001)
+    engine = engine_of(choices=Choices(micro_batch=7), loss=broken, backend=counting([]))
+    with pytest.raises(ValueError, match="not this model"):
+        compiled(engine, Choices(micro_batch=7, compile=True))
 
 
 class Synchronizations(TorchDispatchMode):
@@ -369,41 +501,121 @@ def test_a_step_reads_nothing_from_the_device() -> None:
 # --- what fits ------------------------------------------------------------------------------------
 
 
-def test_what_fits_is_measured_and_trained_with() -> None:
-    run = parse(TEXT.replace("batch_size = 2", "batch_size = 16"))
-    engine = engine_of(run)
-    found = fit(engine, CPU, Wishes(), room=1e9)
-    assert engine.choices == found.choices
-    assert 1 <= found.choices.micro_batch <= 16
+GPU = DeviceFacts(kind="cuda", name="a device of a few sequences", fast=("fp32",))
+SIXTEEN = parse(TEXT.replace("batch_size = 2", "batch_size = 16"))
+
+
+def begun(engine: Engine, facts: DeviceFacts, wishes: Wishes, *, room: float) -> list[Fit]:
+    """Let the engine find out what is left. Returns the list that gets what it keeps."""
+    kept: list[Fit] = []
+    goal, _ = begin(engine, facts, wishes, room=room, known=None)
+    engine.tuning = Tuner(engine, goal, keep=kept.append)
+    return kept
+
+
+def test_a_processor_begins_with_one_sequence_and_has_all_that_fit_in_its_first_step() -> None:
+    engine = engine_of(SIXTEEN)
+    kept = begun(engine, CPU, Wishes(), room=1e9)
+    assert engine.choices.micro_batch == 1
+    with engine.tuning:
+        until_settled(engine)
+    (found,) = kept
+    assert engine.choices == found.choices == Choices(micro_batch=16)
     assert found.sequence_s > 0
 
-    two = engine.probe(2).peak_bytes
-    tight = fit(engine_of(run), CPU, Wishes(), room=1.5 * two)
-    assert tight.choices.micro_batch <= 2
-    assert tight.step_bytes <= 1.5 * two
+    two = probe(engine, 2).peak_bytes
+    tight = engine_of(SIXTEEN)
+    (kept,) = [begun(tight, CPU, Wishes(), room=1.5 * two)]
+    with tight.tuning:
+        until_settled(tight)
+    assert 1 <= kept[0].choices.micro_batch <= 4
+    assert kept[0].step_bytes <= 1.5 * two
+
+
+@pytest.mark.parametrize("most", [1, 3, 5, 16])
+def test_a_device_of_limited_size_trains_at_once_and_measures_meanwhile(most: int) -> None:
+    """A device that runs out of memory above ``most`` sequences, which nobody has told.
+
+    Each step is made, with the gradients of a device without a limit, whatever is tried.
+    """
+    seen: list[int] = []
+
+    def limited(model: nn.Module, tokens: Tensor) -> Tensor:
+        seen.append(len(tokens))
+        if len(tokens) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return next_token_loss(model, tokens)
+
+    engine, free = engine_of(SIXTEEN, loss=limited), engine_of(SIXTEEN)
+    kept = begun(engine, GPU, Wishes(), room=8 * probe(engine, 1).peak_bytes)
+    assert seen[-1] == 1, "one sequence was tried before joining"
+    assert 1 < engine.choices.micro_batch <= 4
+    with engine.tuning:
+        assert engine.tuning.text is not None
+        for _ in range(12):
+            found, expected = (gradients_of(each, batch_of(16)) for each in (engine, free))
+            assert_same(found, expected, atol=1e-6)
+            assert engine.apply()
+            assert free.apply()
+    assert engine.tuning.text is None
+    (best,) = kept
+    assert engine.choices == best.choices
+    assert best.choices.micro_batch <= most
+    assert_same(parameters_of(engine), parameters_of(free), atol=1e-4)
+
+
+def test_the_owner_s_number_of_sequences_is_taken_and_nothing_else_is_tried() -> None:
+    engine = engine_of(SIXTEEN)
+    kept = begun(engine, GPU, Wishes(micro_batch=16), room=1e9)
+    assert engine.choices.micro_batch == 16
+    with engine.tuning:
+        until_settled(engine)
+    assert [fit.choices.micro_batch for fit in kept] == [16]
 
 
 def test_a_model_that_fits_only_with_recomputed_activations_gets_them() -> None:
-    one = engine_of().probe(1).peak_bytes
+    one = probe(engine_of(), 1).peak_bytes
     engine = engine_of()
-    found = fit(engine, CPU, Wishes(), room=0.9 * one)
-    assert found.choices.lean
-    assert found.step_bytes <= 0.9 * one
+    kept = begun(engine, CPU, Wishes(), room=0.9 * one)
+    with engine.tuning:
+        until_settled(engine)
+    assert kept[0].choices.lean
+    assert kept[0].step_bytes <= 0.9 * one
 
 
 def test_what_cannot_fit_is_refused_with_a_remedy() -> None:
     with pytest.raises(MachineTooSmall, match=r"one sequence at once does not fit, .*--device"):
-        fit(engine_of(), CPU, Wishes(), room=1000.0)
-    one = engine_of(choices=Choices(micro_batch=1, lean=True)).probe(1)
+        begun(engine_of(), CPU, Wishes(), room=100.0)
+    one = probe(engine_of(choices=Choices(micro_batch=1, lean=True)), 1)
     with pytest.raises(MachineTooSmall, match=r"7 sequences at once .*--micro-batch auto"):
-        fit(engine_of(), CPU, Wishes(micro_batch=7), room=3.0 * one.peak_bytes)
+        begun(engine_of(), CPU, Wishes(micro_batch=7), room=3.0 * one.peak_bytes)
+
+
+def test_a_processor_with_two_precisions_takes_the_faster_one() -> None:
+    facts = DeviceFacts(kind="cpu", name="a processor", fast=("bf16", "fp32"))
+    slow = {torch.bfloat16: 0.0, torch.float32: 0.0}
+
+    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+        kind = model(tokens[:, :-1]).dtype
+        began = time.process_time()
+        while time.process_time() - began < slow[kind]:
+            pass
+        return next_token_loss(model, tokens)
+
+    for slower, wanted in ((torch.float32, "bf16"), (torch.bfloat16, "fp32")):
+        slow.update({torch.float32: 0.0, torch.bfloat16: 0.0, slower: 0.2})
+        engine = engine_of(choices=choose(facts, Wishes(), batch_size=7), loss=loss)
+        kept = begun(engine, facts, Wishes(), room=1e9)
+        with engine.tuning:
+            until_settled(engine)
+        assert kept[0].choices == engine.choices == Choices(precision=wanted, micro_batch=7)
 
 
 def test_a_measurement_is_remembered_for_the_same_machine_and_model(tmp_path: Path) -> None:
     remembered = Remembered(tmp_path / "cache" / "measured.json")
     key = key_of(RUN, CPU, Wishes())
     assert remembered.get(key) is None
-    found = fit(engine_of(), CPU, Wishes(micro_batch=3), room=1e9)
+    found = Fit(Choices(micro_batch=3), 0.25, 1e6)
     remembered.put(key, found)
     assert Remembered(tmp_path / "cache" / "measured.json").get(key) == found
     remembered.put_speed(key, 0.5)
@@ -432,9 +644,14 @@ def test_a_compiled_engine_measures_trains_and_reads_nothing_on_cuda() -> None:
     model = build_model(RUN).to(device)
     choices = choose(facts, Wishes(), batch_size=7)
     engine = Engine(RUN, model, build_optimizer(RUN, model), choices)
-    found = fit(engine, facts, Wishes(), room=free_bytes(device))
-    assert found.step_bytes > 0
-    engine.warm_up()
+    kept = begun(engine, facts, Wishes(), room=free_bytes(device))
+    with engine.tuning:
+        deadline = time.monotonic() + 600.0
+        while engine.tuning.text is not None:
+            assert time.monotonic() < deadline
+            engine.gradients(batch_of().to(device))
+            assert engine.apply()
+    assert kept[0].step_bytes > 0
     assert engine.choices.compile == facts.compiles, list(engine.events)
     torch.cuda.set_sync_debug_mode("error")
     try:

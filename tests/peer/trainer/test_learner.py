@@ -24,10 +24,14 @@ from peer.run_file.reading import parse
 from peer.trainer.device_copies import STEPS_MAX, adopt_values
 from peer.trainer.learner import Learner
 from peer.trainer.parameters import (
+    BufferNotFinite,
     NothingToTrain,
     check_layout,
+    check_statistics,
     frozen_parameters,
+    model_layout,
     specs_of,
+    statistics_of,
     trained_parameters,
 )
 from tests.peer.trainer.custom_run import toml
@@ -337,6 +341,68 @@ def test_what_is_not_finite_is_not_offered_and_can_be_overwritten() -> None:
         assert await ask() is not None
 
     asyncio.run(story())
+
+
+def with_statistics(dtype: torch.dtype) -> Pair:
+    return Pair(dtype=dtype, norm=torch.nn.BatchNorm1d(4), buffers="mean")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("is_contained", [True, False])
+def test_statistics_are_set_to_the_merged_ones_and_no_token_is_lost(
+    dtype: torch.dtype, is_contained: bool
+) -> None:
+    async def story() -> None:
+        pair = with_statistics(dtype)
+        norm = pair.model[2]
+        assert isinstance(norm, torch.nn.BatchNorm1d)
+        assert norm.running_var is not None and norm.num_batches_tracked is not None
+        states = await pair.found()
+        norm.running_var.fill_(0.5)
+        norm.num_batches_tracked.fill_(7)
+        snapshot = await pair.offer(2)
+        assert snapshot.values[-1] == 7.0, "a counter is exchanged as a number"
+        norm.running_var.fill_(0.01)  # meanwhile; added to a difference it would be below zero
+        after = moved(states[2], 0.0)
+        after.theta[:] = 0.25
+        after.theta[-1] = 6.5
+        pair.port.adopt(2, after, contained=snapshot.mark if is_contained else None)
+        pair.idle()
+        assert norm.running_var.tolist() == [0.25] * 4
+        assert norm.num_batches_tracked.item() == 6
+        assert [(a.fragment, a.version, a.lost_tokens) for a in pair.adopted[-1:]] == [(2, 1, 0)]
+        again = await pair.offer(2)
+        assert again.base[-1] == 6.5 and again.tokens == (20 if is_contained else 30)
+
+    asyncio.run(story())
+
+
+def test_statistics_that_are_not_finite_recover_with_the_next_version() -> None:
+    async def story() -> None:
+        pair = with_statistics(torch.float32)
+        states = await pair.found()
+        norm = pair.model[2]
+        assert isinstance(norm, torch.nn.BatchNorm1d) and norm.running_mean is not None
+        norm.running_mean.fill_(math.nan)
+        pair.port.adopt(2, moved(states[2], 1.0), contained=None)
+        pair.idle()
+        assert norm.running_mean.tolist() == [1.0] * 4
+
+    asyncio.run(story())
+
+
+def test_the_merged_buffers_are_those_that_have_a_mean() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    model.register_buffer("mask", torch.ones(2, dtype=torch.bool))
+    model.register_buffer("indices", torch.arange(2))
+    model.register_buffer("cache", torch.zeros(2), persistent=False)
+    expected = ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    assert list(statistics_of(model, "mean")) == expected
+    assert not statistics_of(model, "own")
+    assert [f.has_statistics for f in model_layout(model, 2, buffers="mean").fragments][-1]
+    model.register_buffer("bias", torch.full((2,), -math.inf))
+    with pytest.raises(BufferNotFinite, match="'bias' has values that are not finite"):
+        check_statistics(statistics_of(model, "mean"))
 
 
 def test_adoption_follows_its_formulas_in_both_precisions() -> None:

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import sys
+import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +21,14 @@ from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.trainer.choices import Wishes
+from peer.trainer.device_facts import facts_of
 from peer.trainer.engine import Engine
+from peer.trainer.fitting import begin
 from peer.trainer.loop import Stop, TrainerSettings, choose_device, open_engine, train
 from peer.trainer.observed_run import Fields, Outcome, Speed
+from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings
+from peer.trainer.tuning import Tuner
 from tests.peer.trainer.recipe_run import TEXT
 
 
@@ -88,24 +93,47 @@ def test_the_loop_knows_its_speed_and_the_time_left(run_file: RunFile, tmp_path:
     assert last.share_of_peak is None, "the peak of a processor is not known"
 
 
-def test_the_loop_compiles_if_it_is_told_to_and_says_so(run_file: RunFile, tmp_path: Path) -> None:
+def test_the_loop_trains_while_it_compiles_and_says_so(run_file: RunFile, tmp_path: Path) -> None:
     """The compiler fails here, and training goes on."""
     events: list[Fields] = []
-    broken = partial(Engine, backend="no such compiler")
-    settings = TrainerSettings(
-        device="cpu", threads=1, steps_max=2, wishes=Wishes(compile="on", precision="fp32")
-    )
+    stop = Stop()
+    speeds: list[Speed] = []
+
+    def on_event(fields: Fields) -> None:
+        events.append(fields)
+        if fields["event"] == "compile_failed":
+            stop.ask()
+
+    settings = TrainerSettings(device="cpu", threads=1, steps_max=10_000)
+    trained = threading.Event()
+
+    def broken(graph: object, inputs: object) -> None:
+        assert trained.wait(60.0)
+        raise KeyError("no such instruction")
+
+    def on_step(run: Run) -> None:
+        speeds.append(run.speed)
+        if len(speeds) == 3:
+            trained.set()
+
+    engine = open_engine(run_file, settings, made=partial(Engine, backend=broken))
+    wishes = Wishes(compile="on", precision="fp32")
+    engine.choose(replace(engine.choices, compile=True, precision="fp32"))
+    goal, _ = begin(engine, facts_of(engine.device), wishes, room=1e9, known=None)
+    engine.tuning = Tuner(engine, goal)
     found = train(
         run_file,
         own=own(tmp_path / "peer"),
         settings=settings,
-        stop=Stop(),
-        on_event=events.append,
-        engine=open_engine(run_file, settings, made=broken),
+        stop=stop,
+        on_event=on_event,
+        on_step=on_step,
+        engine=engine,
     )
-    assert found.steps == 2
+    assert 0 < found.steps < 10_000
     names = [event["event"] for event in events]
     assert (names.count("compiling"), names.count("compile_failed")) == (1, 1)
+    assert any(str(speed.preparing).startswith("compiling for ") for speed in speeds)
 
 
 def test_a_step_that_the_scaler_skips_counts_no_tokens(run_file: RunFile, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from peer.model.recipes import build_model, build_optimizer, next_token_loss
 from peer.run_file.presets import preset
 from peer.run_file.sections import AdamwInner, GptModel, Inner, MuonInner, Outer, RunFile, SgdInner
 from peer.trainer.needs import expected_tokens_per_s, needs_of
-from peer.trainer.parameters import recipe_layout
+from peer.trainer.parameters import Buffers, recipe_layout
 
 SMALL = GptModel(layers=2, width=32, heads=2, context=16, qk_norm=True)
 
@@ -48,11 +50,35 @@ def test_memory_of_the_device_is_that_of_weights_gradients_and_state(inner: Inne
     assert needs_of(run).device_bytes == total
 
 
+@pytest.mark.parametrize("rule", ["own", "mean"])
+def test_the_author_reads_what_becomes_of_buffers(
+    rule: Buffers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_norm(run: RunFile, **given: Any) -> torch.nn.Module:
+        model = build_model(run, **given)
+        model.add_module("norm", torch.nn.BatchNorm1d(8, affine=False))
+        return model
+
+    monkeypatch.setattr("peer.trainer.needs.build_model", with_norm)
+    monkeypatch.setattr("peer.model.recipes.build_model", with_norm)
+    plain = needs_of(RunFile(model=SMALL, outer=Outer(buffers="own")))
+    needs = needs_of(RunFile(model=SMALL, outer=Outer(buffers=rule)))
+    assert needs.parameters == plain.parameters
+    assert needs.cycle_bytes - plain.cycle_bytes == (2 * 4 * 17 if rule == "mean" else 0)
+    assert any("17 values" in line and f'"{rule}"' in line for line in needs.lines)
+
+
 def test_the_link_carries_a_cycle_in_the_time_of_its_steps() -> None:
     needs = needs_of(preset("124m"))
     assert needs.cycle_tokens == 30 * 128 * 1024
     cycle_s = needs.cycle_tokens / 100e3
     assert needs.link_bits_per_s(100e3) * cycle_s == pytest.approx(8 * needs.cycle_bytes)
+
+
+def test_links_are_told_in_units_that_people_use() -> None:
+    lines = needs_of(RunFile()).lines
+    assert any("336 Mbit/s" in line for line in lines), lines
+    assert any("4.68 Gbit/s" in line for line in lines), lines
 
 
 def test_the_expected_speed_is_near_the_measured_one() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +11,9 @@ import torch
 
 from peer.errors import MachineTooSmall, OwnProgramNeeded
 from peer.run_file.reading import parse
-from peer.trainer import preflight
+from peer.trainer import fitting, preflight
 from peer.trainer.choices import Choices, DeviceFacts
-from peer.trainer.fitting import Remembered
+from peer.trainer.fitting import Fit, Goal, Remembered
 from peer.trainer.loop import TrainerSettings
 from peer.trainer.preflight import Preflight, check_keeper, examine, expected_share, problems
 from tests.peer.trainer.recipe_run import TEXT
@@ -44,12 +43,25 @@ def test_the_summary_names_model_data_and_costs(found: Preflight) -> None:
     assert max(map(len, found.lines)) < 160
 
 
+def test_the_summary_says_where_to_read_about_a_run_and_whom_to_ask(found: Preflight) -> None:
+    assert not any(line.startswith("About") for line in found.lines)
+    told = "homepage = 'https://example.org'\ncontact = 'anna@example.org'\n"
+    seen = replace(found, run=parse(told + TEXT))
+    assert seen.lines[1] == "About    https://example.org   contact anna@example.org"
+
+
 def test_a_gpu_is_named_with_the_choices_and_the_memory_that_they_take(found: Preflight) -> None:
     gpu = DeviceFacts(kind="cuda", name="NVIDIA H100", fast=("bf16",), memory_bytes=80e9)
-    engine = copy(found.engine)
-    engine.choices = Choices(precision="bf16", compile=True, micro_batch=32)
-    seen = replace(found, facts=gpu, engine=engine, parameters=124_000_000, step_bytes=15e9)
+    choices = Choices(precision="bf16", compile=True, micro_batch=32)
+    first = replace(choices, compile=False, micro_batch=4)
+    goal = Goal(first=first, choices=choices, room_bytes=60e9)
+    new = replace(found, facts=gpu, goal=goal, parameters=124_000_000, step_bytes=15e9)
+    assert "NVIDIA H100   bf16, 4 sequences at once to begin with   16.5 GB" in new.lines[2]
+    assert "Machine  about " in new.lines[3]
+
+    seen = replace(new, goal=replace(goal, known=Fit(choices, 0.01, 15e9)))
     assert "NVIDIA H100   bf16, compiled, 32 sequences at once   16.5 GB of 80 GB" in seen.lines[2]
+    assert "about" not in seen.lines[3]
 
 
 def test_a_device_without_room_for_one_sequence_is_refused_before_the_model_is_built(
@@ -133,7 +145,7 @@ def test_a_peer_twice_as_fast_as_two_others_is_half_of_the_run() -> None:
     assert expected_share(1.0, [1.0, 0.0]) == 0.5  # one that has not stepped yet
 
 
-def test_what_was_measured_is_not_measured_again(
+def test_what_was_found_while_training_is_not_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remembered = Remembered(tmp_path / "measured.json")
@@ -144,10 +156,19 @@ def test_what_was_measured_is_not_measured_again(
         )
 
     first = look()
-    monkeypatch.setattr(preflight, "fit", None)
+    assert first.goal.known is None
+    assert remembered.get(first.key) is None, "before training there is nothing to remember"
+    with first.engine.tuning:
+        for _ in range(20):
+            first.engine.gradients(torch.randint(0, 256, (2, 17)))
+            first.engine.apply()
+    assert first.engine.tuning.text is None
+    monkeypatch.setattr(fitting, "probe", None)
     again = look()
-    assert again.engine.choices == first.engine.choices
-    assert (again.step_time_s, again.step_bytes) == (first.step_time_s, first.step_bytes)
+    assert again.goal.known is not None
+    assert again.engine.choices == first.engine.choices == again.goal.choices
+    with again.engine.tuning:
+        assert again.engine.tuning.text is None
 
 
 def test_looking_writes_nothing(tmp_path: Path) -> None:

@@ -155,6 +155,31 @@ def test_after_the_end_frozen_parameters_and_buffers_are_this_peers_own(
     assert all(torch.equal(model.get_buffer(name), value) for name, value in statistics.items())
 
 
+def test_buffers_that_the_run_merges_are_the_final_ones_too(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_ROUNDS", "2")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    text = toml() + 'buffers = "mean"\n'
+    run, model, optimizer = start(model=model, text=text)
+
+    def step() -> None:
+        model(torch.randn(8, 4)).square().mean().backward()
+        run.log(tokens=8)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with run:
+        train_until(lambda: run.over, step)
+        model(torch.randn(8, 4))  # moves its own statistics once more
+    final, held = final_parameters(run), model.state_dict()
+    assert set(final) == set(held)
+    for name, value in final.items():
+        whole = not held[name].is_floating_point()
+        assert torch.equal(held[name].float(), value.round() if whole else value), name
+    assert int(held["1.num_batches_tracked"]) > 0
+
+
 def test_the_own_parameters_stay_on_request_until_the_final_ones_are_adopted(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

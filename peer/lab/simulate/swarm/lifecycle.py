@@ -97,7 +97,7 @@ class Lifecycle:
             me=name,
             incarnation=slot.lives,
             topic=env.layout.hash[:16],
-            policy=env.policy,
+            policy=env.policy.of_fragment(fragment),
             codecs=codec_names(),
             encoded_bytes=lambda codec: encoded_size(codec, fragment.unit_sizes),
             sign=lambda data: _signature(name, data),

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from averaging.history.state import FragmentState
-from averaging.round.inputs import Due, GiveWay, PeerSilent, Progressed, StepsCounted
+from averaging.round.inputs import Due, GiveWay, Offered, PeerSilent, Progressed, StepsCounted
 from averaging.round.phase import Phase
 from averaging.round.silence import LastHeard
 from averaging.round.turns import NO_PLACE, Turns
@@ -79,6 +79,8 @@ class SimulatedPeer:
         self._blocked_since: float | None = None
         self._wanted: list[FragmentNode] = []
         self._copying: list[FragmentNode] = []
+        self._copied_again: set[FragmentNode] = set()
+        """Nodes that want another copy as soon as the one under way, which is outdated, is made."""
         self._missing: dict[int, int] = {}
         """Step until which the rounds of a fragment are missed."""
         self._wake: Timer | None = None
@@ -111,6 +113,9 @@ class SimulatedPeer:
             action()
 
     def wants_snapshot(self, node: FragmentNode) -> bool:
+        if node in self._copying:
+            self._copied_again.add(node)
+            return True
         if not (self._has_place() and self._is_free(node)):
             self._heap.call_in(0.0, self.when_awake, partial(self._turn_away, node))
             return True
@@ -129,7 +134,12 @@ class SimulatedPeer:
     def _copied(self, node: FragmentNode) -> None:
         self._copying.remove(node)
         self.now()
-        node.run(node.offer())
+        if node not in self._copied_again:
+            node.run(node.offer())
+            return
+        self._copied_again.discard(node)
+        if node.machine.phase is Phase.WANTED and not self.wants_snapshot(node):
+            node.run(node.machine.handle(Offered(None), self.now()))
 
     def _is_free(self, node: FragmentNode) -> bool:
         return not node.is_busy and node not in self._wanted and node not in self._copying

@@ -1,0 +1,126 @@
+"""The parameters behind RUN_DIR or LINK, for the commands that use a run's model."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peer.cli.application import start_logging
+from peer.cli.showing import progress
+
+if TYPE_CHECKING:
+    from averaging.numbers.layout import Layout
+    from peer.joining.visit import RunStatus
+    from peer.model.export.facts import Facts
+    from peer.model.export.tokenizer import TokenizerFiles
+    from peer.run_file.sections import RunFile
+    from peer.storage.outer_state import OuterState
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """The parameters of a run, what is known of it, and the folder of its data."""
+
+    outer: OuterState
+    facts: Facts
+    data_dir: Path
+
+    def tokenizer(self) -> TokenizerFiles | None:
+        """The tokenizer of the run's data. Raises ``DataUnavailable`` or ``ExtraMissing``."""
+        from peer.model.export.tokenizer import tokenizer_of
+
+        return tokenizer_of(self.outer.run, cache_dir=data_cache(), data_dir=self.data_dir)
+
+
+def data_cache() -> Path:
+    """The folder for tokens and downloads of all runs of this user."""
+    from peer.storage.home import data_home
+
+    return data_home(os.environ) / "data"
+
+
+def is_remote(where: str) -> bool:
+    """Return whether this is a link, an address or a run file, and no folder."""
+    return "://" in where or Path(where).is_file()
+
+
+def find_model(
+    where: str,
+    parts: Path,
+    *,
+    data_dir: Path | None,
+    quiet: bool,
+    check: Callable[[RunFile], None] = lambda run: None,
+) -> FoundModel:
+    """Read the newest checkpoint in a folder, or download the parameters of a run.
+
+    ``parts``: beginning of the name of the folder for what has arrived of a download; the caller
+    removes it. ``check`` is called with the run file before anything is downloaded.
+    """
+    from peer.model.export.facts import facts_in_folder
+    from peer.storage.checkpoint import CheckpointFolder
+    from peer.storage.home import OUTER
+    from peer.storage.outer_state import NothingToExport, load_outer
+
+    if is_remote(where):
+        return _download(where, parts, data_dir=data_dir, quiet=quiet, check=check)
+    folder = Path(where)
+    outer = load_outer(CheckpointFolder(folder / OUTER))
+    if outer is None:
+        raise NothingToExport(str(folder / OUTER))
+    check(outer.run)
+    return FoundModel(outer, facts_in_folder(folder, outer), data_dir or folder / "data")
+
+
+def _download(
+    where: str,
+    parts: Path,
+    *,
+    data_dir: Path | None,
+    quiet: bool,
+    check: Callable[[RunFile], None],
+) -> FoundModel:
+    from peer.cli.finding import find_known_run
+    from peer.event_loop import run_until_stopped, unless_stopped
+    from peer.joining.link import Link
+    from peer.model.export.facts import Facts, facts_of_peers
+    from peer.storage.download import download
+
+    start_logging(logging.ERROR)
+    found = find_known_run(where)
+    check(found.run)
+    layout = _layout_of(found.run)
+    link = Link(found.run.run_id, found.seeds, found.invite)
+    seen: list[RunStatus] = []
+    with progress(f"downloading {found.run.name}", quiet=quiet) as on_progress:
+        work = download(
+            link,
+            found.run,
+            layout,
+            parts_of(found.run, parts),
+            on_progress=on_progress,
+            on_seen=seen.append,
+        )
+        outer = run_until_stopped(lambda stop: unless_stopped(stop, work))
+    facts = facts_of_peers(seen[0], outer) if seen else Facts()
+    return FoundModel(outer, facts, data_dir or found.folder or Path())
+
+
+def _layout_of(run: RunFile) -> Layout | None:
+    """The layout of the run's own model; ``None`` if a program brings it, and peers describe it."""
+    from peer.run_file.sections import CustomModel
+
+    if isinstance(run.model, CustomModel):
+        return None
+    from peer.trainer.parameters import recipe_layout
+
+    return recipe_layout(run)
+
+
+def parts_of(run: RunFile, parts: Path) -> Path:
+    """The folder for what has arrived of a download of this run."""
+    return parts.with_name(f".{parts.name}.{run.run_id[:16]}.parts")

@@ -1,0 +1,113 @@
+"""``shoal export``: the model of a run, in the forms in which others use it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from peer.cli.found_models import find_model, parts_of
+from peer.cli.options import Json
+
+commands = typer.Typer()
+
+
+class Form(StrEnum):
+    """What ``shoal export`` writes."""
+
+    SAFETENSORS = "safetensors"
+    HF = "hf"
+
+
+class Dtype(StrEnum):
+    """Type of the exported parameters."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+@commands.command()
+def export(
+    where: Annotated[
+        str,
+        Argument(
+            metavar="RUN_DIR|LINK", help="Folder of a peer in a run, or shoal:// link or run file."
+        ),
+    ],
+    out: Annotated[Path, Argument(metavar="OUT", help="File or folder to write.")],
+    to: Annotated[
+        Form,
+        Option(
+            help="'safetensors': one file of named parameters, for peer.load_weights and --weights;"
+            " 'hf': a folder with configuration, tokenizer and model card, which transformers loads"
+            " with from_pretrained.",
+        ),
+    ] = Form.SAFETENSORS,
+    dtype: Annotated[Dtype, Option(help="Type of the parameters.")] = Dtype.FP32,
+    data: Annotated[
+        Path | None,
+        Option(
+            help="Folder with the tokenizer.json of the run, if it is a local file; by default "
+            "RUN_DIR/data, or the folder of the run file.",
+            metavar="FOLDER",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the newest parameters of a run, as a file of them or as a model that others load.
+
+    With a link they are downloaded from the run's keepers or learners, without taking part, while
+    the run goes on and after its end. A download that was interrupted goes on when repeated.
+
+    Example: shoal export 'shoal://RUN_ID?seed=...' my-model --to hf --dtype bf16
+    """
+    from peer.errors import NotWritten
+    from peer.model.export.folder import Export, check_exportable, check_free, write_folder
+    from peer.model.export.tensors import in_bf16
+    from peer.storage.outer_state import write_model
+
+    if to is Form.HF:
+        check_free(out)
+    elif out.is_dir() or not out.absolute().parent.is_dir():
+        why = "it is a folder" if out.is_dir() else "its folder does not exist"
+        raise NotWritten(str(out), why)
+    found = find_model(
+        where,
+        out,
+        data_dir=data,
+        quiet=as_json,
+        check=check_exportable if to is Form.HF else lambda run: None,
+    )
+    outer = found.outer
+    if to is Form.HF:
+        whole = Export(
+            outer=outer, facts=found.facts, tokenizer=found.tokenizer(), dtype=dtype.value
+        )
+        write_folder(whole, out)
+    elif dtype is Dtype.BF16:
+        write_model(outer, out, cast=in_bf16)
+    else:
+        write_model(outer, out)
+    shutil.rmtree(parts_of(outer.run, out), ignore_errors=True)
+    if as_json:
+        record = {
+            "file": str(out),
+            "form": to.value,
+            "dtype": dtype.value,
+            "name": outer.run.name,
+            "run_id": outer.run.run_id,
+            "tokens": outer.global_tokens,
+            "model": outer.model,
+        }
+        print(json.dumps(record))
+        return
+    print(
+        f"wrote {out}: run {outer.run.name}, {outer.global_tokens} tokens, model {outer.model} "
+        "(peers with the same model name have the same bits)"
+    )

@@ -1,0 +1,12 @@
+"""A run's model as files that other programs read.
+
+In: the parameters of a run (``peer.storage.outer_state``) and what is known of the run. Out: one
+safetensors file, or a folder that transformers loads as it is: configuration, weights, tokenizer,
+model card.
+
+Start with ``folder``. ``architecture`` finds the architecture of transformers that computes what
+the built-in model computes; ``tensors`` cuts and casts parameters without a copy of the model;
+``tokenizer`` and ``card`` make the other files.
+
+Nothing is uploaded, and nothing in a run file is executed.
+"""

@@ -1,0 +1,208 @@
+"""Finding the fastest way to train that fits, while training.
+
+A ``Tuner`` begins with a way that is safe, compiles in the background, and measures micro-batches
+of the batches that are trained on. So a peer trains from its first moment in a run, and nothing is
+computed for the sake of measuring. Gradients are the same to rounding in whatever way they are
+computed, and a micro-batch that runs out of memory is repeated (``peer.trainer.engine``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import TypeAlias
+
+import torch
+
+from peer.quantities import duration_text, plural
+from peer.trainer.choices import Choices, Probe, fastest, next_size
+from peer.trainer.compiling import Compilation
+from peer.trainer.engine import Engine
+from peer.trainer.fitting import Fit, Goal, meanwhile
+from peer.trainer.probing import Meter
+
+SHORT_S = 0.5
+"""Passes of a whole micro-batch are compared if they are shorter, otherwise those of a sequence."""
+
+PASSES = 2
+"""Number of micro-batches that are measured of each kind: the first one fills caches."""
+
+Plan: TypeAlias = Generator[bool, Probe | None, None]
+"""Goes on after each micro-batch: it yields whether to measure the next one, and is sent what was
+measured."""
+
+Measuring: TypeAlias = Generator[bool, Probe | None, Probe]
+
+
+class Tuner:
+    """Finds the best way to train while an engine trains."""
+
+    def __init__(
+        self, engine: Engine, goal: Goal, *, keep: Callable[[Fit], None] = lambda fit: None
+    ) -> None:
+        """``keep`` is called with what was found."""
+        self._engine = engine
+        self._goal = goal
+        self._keep = keep
+        self._code: Compilation | None = None
+        self._plan = self._planned()
+        self._measures = self._done = False
+        self._is_between_steps = True
+
+    def __enter__(self) -> Tuner:
+        self._go_on(None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._plan.close()
+
+    @property
+    def text(self) -> str | None:
+        """What is being prepared, in words; ``None`` if nothing is left to find out."""
+        if self._done:
+            return None
+        if self._code is None:
+            return f"measuring {plural(self._engine.choices.micro_batch, 'sequence')} at once"
+        return f"compiling for {duration_text(self._code.elapsed_s)}"
+
+    @contextmanager
+    def around(self, size: int, *, last: bool) -> Iterator[None]:
+        """The context of both passes of ``size`` sequences. Leaving it may change the choices."""
+        if self._done:
+            yield
+            return
+        meter = Meter(self._engine, size)
+        with meter if self._measures else nullcontext():
+            yield
+        self._is_between_steps = last
+        self._go_on(meter.probe)
+
+    def wait(self) -> bool:
+        """Wait for a compiler at work. Returns whether there was one."""
+        return self._code is not None and self._code.wait()
+
+    def _go_on(self, found: Probe | None) -> None:
+        try:
+            self._measures = self._plan.send(found)
+        except StopIteration:
+            self._done = True
+
+    # --- the plan -------------------------------------------------------------------------------
+
+    def _planned(self) -> Plan:
+        engine, goal = self._engine, self._goal
+        if goal.known is not None:
+            if goal.choices != engine.choices:
+                yield from self._compiled(goal.choices)
+            return
+        if goal.choices.compile:
+            yield from self._compiled(replace(engine.choices, compile=True), any_size=True)
+        best = yield from self._best()
+        if engine.choices.compile:
+            wanted = engine.choices
+            # Compiled code is not called while other code is compiled.
+            engine.choose(meanwhile(wanted, best.peak_bytes, room=goal.room_bytes))
+            yield from self._compiled(wanted)
+        elif goal.compares:
+            best = yield from self._against_fp32(best)
+        self._keep(Fit(engine.choices, best.per_sequence_s, best.peak_bytes))
+
+    def _compiled(self, choices: Choices, *, any_size: bool = False) -> Plan:
+        """Train on until there is code for these choices, and then with it."""
+        engine = self._engine
+        engine.events.append({"event": "compiling"})
+        with Compilation(engine, choices, any_size=any_size) as self._code:
+            # The rest of a batch may have sizes that there is no code for.
+            while not (self._code.done and self._is_between_steps):
+                yield False
+        code, self._code = self._code, None
+        if code.failure is None:
+            seconds = round(code.elapsed_s, 1)
+            engine.events.append({"event": "compiled", "seconds": seconds})
+            engine.choose(choices, any_size=any_size)
+        else:
+            engine.events.append({"event": "compile_failed", "reason": code.failure})
+            engine.choose(replace(engine.choices, compile=False))
+
+    def _best(self) -> Measuring:
+        """Find the micro-batch to train with."""
+        if self._goal.wished:
+            return (yield from self._measured(self._goal.choices.micro_batch))
+        if self._goal.grows:
+            return (yield from self._fastest())
+        return (yield from self._largest())
+
+    def _fastest(self) -> Measuring:
+        """Try larger and larger micro-batches."""
+        goal, engine = self._goal, self._engine
+        probes: list[Probe] = []
+        while True:
+            size = next_size(
+                probes,
+                start=engine.choices.micro_batch,
+                most=goal.choices.micro_batch,
+                room_bytes=goal.room_bytes,
+            )
+            if size is None:
+                break
+            probes.append((yield from self._measured(size)))
+        best = fastest(probes, room_bytes=goal.room_bytes) or probes[-1]
+        self._resize(best.size)
+        return best
+
+    def _largest(self) -> Measuring:
+        """The largest micro-batch whose memory there is.
+
+        Elsewhere than on a GPU one sequence keeps all cores busy: a larger micro-batch is no
+        slower, and memory follows from one sequence.
+        """
+        engine, room = self._engine, self._goal.room_bytes
+        one = yield from self._measured(1)
+        if one.peak_bytes > room and not engine.choices.lean:
+            engine.choose(replace(engine.choices, lean=True))
+            one = yield from self._measured(1)
+        size = min(self._goal.choices.micro_batch, int(room / max(1.0, one.peak_bytes)))
+        return one if size <= 1 else (yield from self._measured(size))
+
+    def _against_fp32(self, best: Probe) -> Measuring:
+        """Train in fp32 if that is faster: casting the weights has its price, too."""
+        half = self._engine.choices
+        size = best.size if best.seconds < SHORT_S else 1
+        found = []
+        for choices in (half, replace(half, precision="fp32")):
+            self._engine.choose(replace(choices, micro_batch=size))
+            found.append((yield from self._measured(size)))
+        in_half, plain = found
+        fits = plain.peak_bytes * best.size <= self._goal.room_bytes * plain.size
+        chosen = plain if plain.work_s < in_half.work_s and fits else in_half
+        precision = "fp32" if chosen is plain else half.precision
+        self._engine.choose(replace(half, precision=precision, micro_batch=best.size))
+        return chosen.scaled(best.size)
+
+    def _measured(self, size: int) -> Measuring:
+        """Measure micro-batches of ``size`` sequences, or the equal parts that a batch allows."""
+        engine = self._engine
+        while engine.choices.compile and not self._is_between_steps:
+            yield False
+        self._resize(size)
+        wanted = max(engine.sizes(engine.choices))
+        found: list[Probe] = []
+        while len(found) < PASSES:
+            seen = yield True
+            if engine.choices.micro_batch != size:
+                return Probe(size, float("inf"), float("inf"))  # memory ran out
+            if seen is not None and seen.size == wanted:
+                found.append(seen)
+        return Probe(
+            size=wanted,
+            seconds=min(each.seconds for each in found),
+            peak_bytes=max(each.peak_bytes for each in found),
+            work_s=min(each.work_s for each in found),
+        )
+
+    def _resize(self, size: int) -> None:
+        engine = self._engine
+        engine.choices = replace(engine.choices, micro_batch=size)
+        if engine.device.type == "cuda":
+            torch.cuda.empty_cache()  # blocks of another size are of no use

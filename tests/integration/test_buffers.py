@@ -1,0 +1,59 @@
+"""Two peers with a BatchNorm end a run: what of their models is the same, to the byte."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.integration import learner_process
+from tests.integration.swarm_processes import Command
+from tests.processes import Processes
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def ended(processes: Processes, folder: Path, *, buffers: str) -> list[Path]:
+    """The models that two peers of a finished run have saved."""
+    run = learner_process.text(tokens=12_000, cycle=12, buffers=buffers, name=f"norm-{buffers}")
+    learners: list[Command] = []
+    seeds: list[str] = []
+    for number, name in enumerate(("anna", "boris")):
+        given = {
+            "directory": str(folder / name),
+            "run": run,
+            "norm": True,
+            "samples": number,
+            "seeds": seeds,
+        }
+        learners.append(
+            Command(processes, [json.dumps(given)], module="tests.integration.custom_learner")
+        )
+        link = str(learners[-1].wait_for_word("ready")["link"])
+        seeds = [link.partition("seed=")[2].split("&")[0]]
+    for learner in learners:
+        assert learner.wait(timeout_s=120) == 0, learner.output[-3000:]
+    return [folder / name / "saved.safetensors" for name in ("anna", "boris")]
+
+
+def test_peers_that_merge_their_buffers_save_the_same_bytes(
+    processes: Processes, tmp_path: Path
+) -> None:
+    anna, boris = ended(processes, tmp_path, buffers="mean")
+    assert anna.read_bytes() == boris.read_bytes()
+    saved = load_file(anna)
+    assert bool((saved["norm.running_var"] > 0).all())
+    assert not torch.equal(saved["norm.running_var"], torch.ones(24)), "they were never merged"
+    assert int(saved["norm.num_batches_tracked"]) > 100
+
+
+def test_without_that_the_parameters_are_the_same_and_the_buffers_each_its_own(
+    processes: Processes, tmp_path: Path
+) -> None:
+    anna, boris = (load_file(path) for path in ended(processes, tmp_path, buffers="own"))
+    for name in ("weight", "bias", "norm.weight", "norm.bias"):
+        assert torch.equal(anna[name], boris[name]), name
+    assert not torch.equal(anna["norm.running_mean"], boris["norm.running_mean"])

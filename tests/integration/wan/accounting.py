@@ -1,0 +1,96 @@
+"""Where a trial's bytes and processor time go.
+
+Bytes are counted in each site's namespace by the ports of the packets: those of the daemons, and
+all others, which are the lane's. Packets without content carry acknowledgements. Processor time is
+counted by the kind of process, so that a limit of the machine can be told from one of the peers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KINDS = {
+    "hivemind_cli/p2pd": "daemons",
+    "wan.delay_line": "delay line",
+    "peer.agent": "agents",
+    "peer.cli": "trainers",
+}
+"""A part of the command line, and what such processes are."""
+
+EMPTY_MAX_BYTES = 84
+"""Largest IP packet without content: two headers with all options in use."""
+
+
+def counting_rules(port: int) -> str:
+    """Rules for nftables that count what leaves a site, by this port of its daemon."""
+    names = ("daemon", "daemon_empty", "lane", "lane_empty")
+    counters = "\n".join(f"  counter {name} {{ }}" for name in names)
+    daemon = f"tcp sport {port}", f"tcp dport {port}"
+    empty = f"ip length <= {EMPTY_MAX_BYTES}"
+    lines = [f"{ports} {empty} counter name daemon_empty return" for ports in daemon]
+    lines += [f"{ports} counter name daemon return" for ports in daemon]
+    lines += [f"{empty} counter name lane_empty return", "counter name lane"]
+    rules = "\n".join(f'    oifname "outer" {line}' for line in lines)
+    return f"""\
+table ip counting {{
+{counters}
+  chain outwards {{
+    type filter hook postrouting priority raw
+{rules}
+  }}
+}}
+"""
+
+
+def counted_bytes(listed: str) -> Counter[str]:
+    """The bytes of each counter in the output of ``nft -j list counters``."""
+    found: Iterable[Mapping[str, Any]] = json.loads(listed)["nftables"]
+    counters = (each["counter"] for each in found if "counter" in each)
+    return Counter({each["name"]: each["bytes"] for each in counters})
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Processor seconds since the machine was started."""
+
+    at: float
+    busy_s: float
+    """Of all processors together."""
+
+    by_kind: Mapping[str, float]
+
+    @classmethod
+    def now(cls) -> Used:
+        ticks = os.sysconf("SC_CLK_TCK")
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+        user, nice, system, _, _, irq, softirq, steal = (int(each) / ticks for each in fields)
+        by_kind: dict[str, float] = {}
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit():
+                try:
+                    command = (folder / "cmdline").read_text().replace("\0", " ")
+                    stat = (folder / "stat").read_text().rpartition(")")[2].split()
+                except OSError:
+                    continue  # it has just ended
+                kind = next((kind for part, kind in KINDS.items() if part in command), "others")
+                spent_s = (int(stat[11]) + int(stat[12])) / ticks
+                by_kind[kind] = by_kind.get(kind, 0.0) + spent_s
+        return cls(time.monotonic(), user + nice + system + irq + softirq + steal, by_kind)
+
+    def since(self, before: Used) -> str:
+        """The load of the processors since then, as text."""
+        cores, passed_s = os.cpu_count() or 1, self.at - before.at
+        parts = ", ".join(
+            f"{kind} {used_s / passed_s:.2f}"
+            for kind in (*KINDS.values(), "others")
+            if (used_s := self.by_kind.get(kind, 0.0) - before.by_kind.get(kind, 0.0)) > 0
+        )
+        busy = (self.busy_s - before.busy_s) / passed_s
+        return f"{busy:.2f} of {cores} cores: {parts}"

@@ -1,0 +1,59 @@
+"""NAT-PMP of a home's router: ``mapping_router OWN_ADDRESS``, started in the router's namespace.
+
+Answers requests of the computers inside (RFC 6886), for TCP only, with a rule for nftables in the
+table of ``tests.integration.wan.topology``. The outer port is ``SHIFT`` above the one inside, so
+that a peer which tells its own port is not reached. Prints each mapping and each removal.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+from tests.integration.namespace_peer import say
+
+PORT = 5351
+SHIFT = 1000
+_REQUEST = struct.Struct("!BBHHHI")
+
+
+def nft(command: str) -> str:
+    done = subprocess.run(["nft", *command.split()], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def forward(ip: str, inner: int, outer: int) -> None:
+    nft(f"add rule ip router arriving iifname outer tcp dport {outer} dnat to {ip}:{inner}")
+
+
+def stop_forwarding(ip: str, inner: int) -> None:
+    rules = nft("-a list chain ip router arriving")
+    for handle in re.findall(rf"dnat to {re.escape(ip)}:{inner} # handle (\d+)", rules):
+        nft(f"delete rule ip router arriving handle {handle}")
+
+
+def main() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listening:
+        listening.bind((sys.argv[1], PORT))
+        say("router", PORT)
+        while True:
+            data, asking = listening.recvfrom(100)
+            if len(data) != _REQUEST.size or data[:2] != b"\x00\x02":
+                continue
+            *_, inner, _, life_s = _REQUEST.unpack(data)
+            stop_forwarding(asking[0], inner)
+            outer = inner + SHIFT if life_s else 0
+            if life_s:
+                forward(asking[0], inner, outer)
+            passed_s = int(time.monotonic())
+            answer = struct.pack("!BBHIHHI", 0, 130, 0, passed_s, inner, outer, life_s)
+            listening.sendto(answer, asking)
+            say("mapped" if life_s else "removed", inner, outer)
+
+
+if __name__ == "__main__":
+    main()

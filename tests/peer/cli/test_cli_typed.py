@@ -1,0 +1,140 @@
+"""What a person is asked at a terminal, and what becomes of the answers."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from peer.run_file.reading import parse
+from peer.storage.last_seen import LastSeen, save_last_seen
+
+TEXT = """
+name = "old"
+[model]
+layers = 1
+width = 16
+heads = 2
+context = 16
+[data]
+sequence_length = 16
+[inner]
+batch_size = 2
+"""
+
+REFUSED, INTERRUPTED = 4, 130
+
+
+class Terminal:
+    """A command whose input and output is a terminal of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes], keyboard: int) -> None:
+        self._process, self._keyboard = process, keyboard
+        self.screen = ""
+
+    def wait_for(self, text: str, *, timeout_s: float = 90.0) -> None:
+        """Wait until ``text`` stands on the screen, after what was waited for before."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.screen:
+            assert time.monotonic() < deadline, f"{text!r} is not on the screen:\n{self.screen}"
+            assert self._read() or text in self.screen, f"it ended with:\n{self.screen}"
+
+    def write(self, keys: str) -> None:
+        self.screen = ""
+        os.write(self._keyboard, keys.encode())
+
+    def end(self) -> int:
+        while self._read():
+            pass
+        return self._process.wait(timeout=30)
+
+    def _read(self) -> bool:
+        """Read some output; false at its end."""
+        if not select.select([self._keyboard], [], [], 1.0)[0]:
+            return True
+        try:
+            self.screen += os.read(self._keyboard, 4096).decode(errors="replace")
+        except OSError:  # Linux: nobody has the terminal open any more
+            return False
+        return True
+
+
+@contextmanager
+def typing_to(*arguments: str, home: Path) -> Iterator[Terminal]:
+    keyboard, screen = os.openpty()
+
+    def take_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "peer.cli", *arguments],
+        stdin=screen,
+        stdout=screen,
+        stderr=screen,
+        start_new_session=True,
+        preexec_fn=take_terminal,  # noqa: PLW1509  this process has no thread that holds a lock
+        env={**os.environ, "XDG_DATA_HOME": str(home), "TERM": "xterm", "COLUMNS": "200"},
+    )
+    os.close(screen)
+    try:
+        yield Terminal(process, keyboard)
+    finally:
+        process.kill()
+        process.wait(timeout=30)
+        os.close(keyboard)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """The file of a run that a keeper of this machine has known."""
+    run = parse(TEXT)
+    seen = LastSeen(run=run.canonical().decode(), at=0.0, tokens=2_000_000)
+    save_last_seen(tmp_path / "shoal" / "keepers" / run.run_id[:16], seen)
+    path = tmp_path / "old.toml"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def folders(home: Path) -> set[str]:
+    return {path.name for path in (home / "shoal").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("keys", "code"),
+    [("\n", REFUSED), ("n\n", REFUSED), ("what?\nn\n", REFUSED), ("\x03", INTERRUPTED)],
+)
+def test_a_run_that_has_existed_is_not_founded_anew_without_a_yes(
+    file: Path, tmp_path: Path, keys: str, code: int
+) -> None:
+    before = folders(tmp_path)
+    with typing_to("start", str(file), home=tmp_path) as terminal:
+        terminal.wait_for("Found it anew? [y/N]:")
+        assert "at 2 M tokens" in terminal.screen
+        terminal.write(keys)
+        assert terminal.end() == code, terminal.screen
+        assert "Traceback" not in terminal.screen
+    assert folders(tmp_path) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("keys", "code"), [("n\n", REFUSED), ("\x03", INTERRUPTED)])
+def test_after_a_yes_the_run_is_described_and_nothing_starts_without_another_one(
+    file: Path, tmp_path: Path, keys: str, code: int
+) -> None:
+    with typing_to("start", str(file), home=tmp_path) as terminal:
+        terminal.wait_for("Found it anew? [y/N]:")
+        terminal.write("y\n")
+        terminal.wait_for("Take part? [Y/n]:")
+        assert "Run" in terminal.screen and "Machine" in terminal.screen, terminal.screen
+        terminal.write(keys)
+        assert terminal.end() == code, terminal.screen
+    assert not list(tmp_path.glob("shoal/**/progress"))
