@@ -64,6 +64,7 @@ from tests.averaging.round.machines import (
     asks,
     behind,
     certified,
+    committed,
     join,
     joined,
     leading,
@@ -742,25 +743,6 @@ def test_two_lineages_make_a_mix_with_a_carrier_for_each() -> None:
 # The commit at a member
 
 
-def committed(
-    rounds: FragmentRounds, leader: PeerId, *, signer: PeerId | None = None, **changes: object
-) -> said.Committed:
-    """A commit of this leader that names the machine as it has joined, with changes."""
-    attempt = rounds.joining.attempt
-    assert attempt is not None
-    commit = compose(
-        Leader(peer=leader, incarnation=1, topic=TOPIC, fragment=0, nonce=1),
-        [
-            (leader, signed(leader, join(standing("start")), leader=leader)),
-            (ME, signed(ME, attempt.join, leader=leader)),
-        ],
-        POLICY,
-        encoded_bytes=lambda codec: 1 << 20,
-    )
-    encoded = said.encode_commit(msgspec.structs.replace(commit, **changes))
-    return said.Committed(0, encoded, sign(signer or leader, encoded))
-
-
 def waiting(policy: RoundPolicy = POLICY) -> tuple[FragmentRounds, PeerId]:
     rounds = machine(policy=policy)
     rounds.peers.started_at = 1.0  # too young to lead among the established
@@ -939,6 +921,20 @@ def test_a_commit_with_larger_batches_than_the_runs_is_declined() -> None:
     )
 
     assert isinstance(answer, said.Declined) and "101 tokens" in answer.reason
+
+
+def test_a_leader_whose_commits_do_not_hold_is_passed_over() -> None:
+    """It ranks first for this version, and would for ever: no version comes of its rounds."""
+    rounds, leader = waiting(replace(POLICY, batch_tokens_max=100))
+    asked = leader
+    for _ in range(3):
+        assert asked == leader
+        wrong = committed(rounds, leader, batch_tokens_max=101)
+        rounds.handle(Received(leader, wrong), 2.0)
+        assert rounds.phase is Phase.IDLE
+        asked = joined(rounds, 2.0)
+
+    assert asked != leader
 
 
 def test_a_commit_of_another_leader_than_the_joined_one_is_declined() -> None:
