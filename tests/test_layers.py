@@ -45,6 +45,7 @@ ORDER = (
     "peer.trainer",
     "peer.views",
     "peer.model.export",
+    "peer.model.use",
     "peer.island",
     "peer.agent",
     "peer.hosting",

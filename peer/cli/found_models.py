@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from peer.joining.visit import RunStatus
     from peer.model.export.facts import Facts
     from peer.model.export.tokenizer import TokenizerFiles
+    from peer.model.use.ready import ReadyModel
     from peer.run_file.sections import RunFile
     from peer.storage.outer_state import OuterState
 
@@ -119,6 +121,21 @@ def _layout_of(run: RunFile) -> Layout | None:
     from peer.trainer.parameters import recipe_layout
 
     return recipe_layout(run)
+
+
+def find_ready(where: str, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
+    """The model of a run, or that in an exported folder, in memory and with its tokenizer."""
+    from peer.model.use.ready import check_buildable, is_export, ready_in, ready_of_run
+    from peer.storage.home import data_home
+
+    if not is_remote(where) and is_export(Path(where)):
+        return ready_in(Path(where), data_dir=data_dir)
+    parts = data_home(os.environ) / "model"
+    parts.parent.mkdir(parents=True, exist_ok=True)
+    found = find_model(where, parts, data_dir=data_dir, quiet=quiet, check=check_buildable)
+    ready = ready_of_run(found.outer, found.tokenizer(), data_dir=found.data_dir)
+    shutil.rmtree(parts_of(found.outer.run, parts), ignore_errors=True)
+    return ready
 
 
 def parts_of(run: RunFile, parts: Path) -> Path:

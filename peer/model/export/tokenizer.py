@@ -32,6 +32,10 @@ class TokenizerFiles:
     end: int | None
     """The token that ends a document."""
 
+    @property
+    def is_bytes(self) -> bool:
+        return self.name == BYTES
+
 
 def tokenizer_of(run: RunFile, *, cache_dir: Path, data_dir: Path) -> TokenizerFiles | None:
     """The tokenizer of a run's data; ``None`` if the run file does not name it.

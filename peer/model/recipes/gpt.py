@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # ruff: noqa: N803, N806 (shape suffixes)
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -43,17 +44,32 @@ class Gpt(nn.Module):
 
     def hidden(self, tokens_BT: Tensor) -> Tensor:
         """The normalised residual stream that ``logits`` are computed from."""
-        if tokens_BT.shape[1] > self.shape.context:
-            raise ValueError(
-                f"a sequence has {tokens_BT.shape[1]} tokens; "
-                f"the model's context is {self.shape.context}"
-            )
-        rotation = rotary(self.shape, tokens_BT.shape[1], tokens_BT.device)
+        rotation = self._rotation(0, tokens_BT)
         x_BTD = self.embedding(tokens_BT)
         for block in self.blocks:
             x_BTD = block(x_BTD, rotation)
         normalised: Tensor = self.norm(x_BTD)
         return normalised
+
+    def _rotation(self, before: int, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        length = before + tokens_BT.shape[1]
+        if length > self.shape.context:
+            raise ValueError(
+                f"a sequence has {length} tokens; the model's context is {self.shape.context}"
+            )
+        cos_TE, sin_TE = rotary(self.shape, length, tokens_BT.device)
+        return cos_TE[before:], sin_TE[before:]
+
+    def continued(self, tokens_BT: Tensor, pasts: Sequence[Past]) -> Tensor:
+        """logits_BV after the last token, where each block has a ``Past`` of the tokens before.
+
+        Several tokens at once need empty pasts.
+        """
+        rotation = self._rotation(pasts[0].length, tokens_BT)
+        x_BTD = self.embedding(tokens_BT)
+        for block, past in zip(self.blocks, pasts, strict=True):
+            x_BTD = block(x_BTD, rotation, past)
+        return self.logits(self.norm(x_BTD[:, -1]))
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.head(hidden)
@@ -89,6 +105,28 @@ class Gpt(nn.Module):
             parameter.zero_()
 
 
+class Past:
+    """Keys and values of the tokens that one block has read, for generation."""
+
+    def __init__(self, context: int) -> None:
+        self.length = 0
+        self._context = context
+        self._both: tuple[Tensor, ...] = ()
+
+    def extended(self, *new_BKTE: Tensor) -> tuple[Tensor, ...]:
+        """Keys and values of all tokens, with those of the next ones."""
+        start, added = self.length, new_BKTE[0].shape[2]
+        if start and added > 1:  # the mask would be neither causal nor none
+            raise ValueError("after the first tokens, one is read at a time")
+        if not self._both:
+            B, K, _, E = new_BKTE[0].shape
+            self._both = tuple(new.new_empty(B, K, self._context, E) for new in new_BKTE)
+        self.length += added
+        for held, new in zip(self._both, new_BKTE, strict=True):
+            held[:, :, start : self.length] = new
+        return tuple(held[:, :, : self.length] for held in self._both)
+
+
 class Block(nn.Module):
     def __init__(self, shape: GptModel) -> None:
         super().__init__()
@@ -97,8 +135,10 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(shape.width, eps=NORM_EPSILON)
         self.mlp: nn.Module = SwigluMlp(shape) if shape.mlp == "swiglu" else GeluMlp(shape)
 
-    def forward(self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rotation)
+    def forward(
+        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor], past: Past | None = None
+    ) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rotation, past)
         result: Tensor = x_BTD + self.mlp(self.mlp_norm(x_BTD))
         return result
 
@@ -117,15 +157,21 @@ class Attention(nn.Module):
         else:
             self.query_norm, self.key_norm = nn.Identity(), nn.Identity()
 
-    def forward(self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(
+        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor], past: Past | None = None
+    ) -> Tensor:
         B, T, D = x_BTD.shape
         all_BNTE = self.query_key_value(x_BTD).view(B, T, -1, self.features).transpose(1, 2)
         query_BHTE, key_BKTE, value_BKTE = all_BNTE.split(self.groups, dim=1)
+        query_BHTE = rotate(self.query_norm(query_BHTE), rotation)
+        key_BKTE = rotate(self.key_norm(key_BKTE), rotation)
+        if past is not None:
+            key_BKTE, value_BKTE = past.extended(key_BKTE, value_BKTE)
         mixed_BHTE = F.scaled_dot_product_attention(
-            rotate(self.query_norm(query_BHTE), rotation),
-            rotate(self.key_norm(key_BKTE), rotation),
+            query_BHTE,
+            key_BKTE,
             value_BKTE,
-            is_causal=True,
+            is_causal=past is None or T > 1,  # a single next token sees all keys
             enable_gqa=query_BHTE.shape[1] != key_BKTE.shape[1],
         )
         result: Tensor = self.out(mixed_BHTE.transpose(1, 2).reshape(B, T, D))

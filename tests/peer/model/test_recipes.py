@@ -19,7 +19,7 @@ from peer.model.recipes import (
     trained_parameters,
 )
 from peer.model.recipes.first_weights import draw
-from peer.model.recipes.gpt import Gpt, rotary, rotate
+from peer.model.recipes.gpt import Gpt, Past, rotary, rotate
 from peer.run_file.sections import (
     SIZES,
     AdamwInner,
@@ -353,3 +353,27 @@ def test_a_configuration_that_transformers_refuses_is_a_run_file_error(
     with pytest.raises(RunFileError, match=r"model\.config is refused by transformers") as caught:
         llama(**settings)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"qk_norm": True, "mlp": "gelu"}, {"heads": 4, "kv_heads": 2}]
+)
+def test_reading_tokens_one_at_a_time_is_reading_all_at_once(settings: dict[str, object]) -> None:
+    model, read = gpt(**settings).eval(), tokens(1, 16)
+    pasts = [Past(16) for _ in model.blocks]
+    with torch.no_grad():
+        whole = model(read)[0]
+        torch.testing.assert_close(model.continued(read[:, :5], pasts)[0], whole[4])
+        for at in range(5, 16):
+            torch.testing.assert_close(model.continued(read[:, at : at + 1], pasts)[0], whole[at])
+        with pytest.raises(ValueError, match="17 tokens"):
+            model.continued(read[:, :1], pasts)
+
+
+def test_several_tokens_at_once_are_read_only_as_the_first() -> None:
+    model = gpt().eval()
+    pasts = [Past(16) for _ in model.blocks]
+    with torch.no_grad():
+        model.continued(tokens(1, 4), pasts)
+        with pytest.raises(ValueError, match="one is read at a time"):
+            model.continued(tokens(1, 2), pasts)

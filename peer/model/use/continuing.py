@@ -1,0 +1,129 @@
+"""Continues tokens with a model.
+
+Each token is computed from kept keys and values of those before it. When the context is full, the
+newest half of it is read anew: positions begin at 0 again, and what is older is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from peer.errors import PeerError
+from peer.model.recipes.gpt import Gpt, Past
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn."""
+
+    temperature: float = 0.8
+    """0 takes the most likely token."""
+    top_p: float = 0.95
+    """Tokens are drawn among the most likely ones that together have this probability."""
+    tokens_max: int = 200
+    seed: int = 0
+
+
+class NotFinite(PeerError):
+    """A model computes values that are no numbers."""
+
+    def __str__(self) -> str:
+        return (
+            "the model computes values that are not finite: its training has diverged, or its file "
+            "is damaged"
+        )
+
+
+class Reader(Protocol):
+    """Reads tokens, and keeps what it needs of them for the next one."""
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Return the logits of the token after these, which follow those read before.
+
+        ``tokens``: one sequence, of the shape (1, tokens).
+        """
+        ...
+
+
+class GptReader:
+    """Reads with the built-in model."""
+
+    def __init__(self, model: Gpt) -> None:
+        self._model = model
+        self._pasts = [Past(model.shape.context) for _ in model.blocks]
+
+    def read(self, tokens: Tensor) -> Tensor:
+        return self._model.continued(tokens, self._pasts)[0]
+
+
+class TransformersReader:
+    """Reads with a model of transformers. One that keeps no keys and values reads all again."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._past: Any = None
+        self._read = torch.empty(1, 0, dtype=torch.int64)
+
+    def read(self, tokens: Tensor) -> Tensor:
+        self._read = torch.cat((self._read, tokens), dim=1)
+        new = self._read if self._past is None else tokens
+        kept = {} if self._past is None else {"past_key_values": self._past}
+        output = self._model(new, use_cache=True, **kept)
+        self._past = getattr(output, "past_key_values", None)
+        logits: Tensor = output.logits[0, -1]
+        return logits
+
+
+def reader_of(model: nn.Module) -> Reader:
+    return GptReader(model) if isinstance(model, Gpt) else TransformersReader(model)
+
+
+def continued(
+    model: nn.Module,
+    tokens: Sequence[int],
+    sampling: Sampling,
+    *,
+    context: int,
+    ends: Collection[int] = (),
+) -> Iterator[int]:
+    """Draw the next tokens until one of ``ends``, which is left out.
+
+    ``tokens`` has at least one. The same seed gives the same tokens on the same machine. Raises
+    ``NotFinite``.
+    """
+    generator = torch.Generator().manual_seed(sampling.seed)
+    known = list(tokens)
+    reader, unread = reader_of(model), known[-context:]
+    length = 0
+    for _ in range(sampling.tokens_max):
+        if length + len(unread) > context:
+            reader, length = reader_of(model), 0
+            unread = known[-max(1, context // 2) :]
+        with torch.inference_mode():
+            logits = reader.read(torch.tensor([unread]))
+        length += len(unread)
+        token = drawn(logits, sampling, generator)
+        if token in ends:
+            return
+        yield token
+        known.append(token)
+        unread = [token]
+
+
+def drawn(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    most = logits.max()
+    if not most.isfinite():
+        raise NotFinite
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    shares = torch.softmax((logits - most).double() / sampling.temperature, dim=0)
+    ordered, numbers = shares.sort(descending=True, stable=True)
+    before = ordered.cumsum(0) - ordered
+    before[0] = -1  # the most likely one always counts
+    kept = ordered * (before < sampling.top_p)
+    return int(numbers[torch.multinomial(kept, 1, generator=generator)])

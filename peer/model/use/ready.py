@@ -1,0 +1,187 @@
+"""A model in memory with the text form of its tokens, from a run's parameters or an export."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+from torch import nn
+
+from peer.errors import ExtraMissing, PathError, PeerError, RunFileError
+from peer.model.export.folder import RUN_FILE
+from peer.model.export.loading import model_of
+from peer.model.export.tokenizer import TokenizerFiles, bytes_tokenizer
+from peer.model.use.codec import ByteCodec, Codec, Message, codec_in, codec_of
+from peer.run_file.reading import from_canonical
+from peer.run_file.sections import CustomModel, RunFile
+from peer.storage.outer_state import OuterState
+
+CONFIG = "config.json"
+
+
+class ExportUnusable(PathError):
+    """A folder is no model that transformers loads."""
+
+    exit_code = 2
+
+    def __str__(self) -> str:
+        return f"cannot load a model from the folder {self.path}: {self.reason}"
+
+
+class NotBuildable(PeerError):
+    """Only a program's own code can build the model of a run."""
+
+    exit_code = 2
+
+    def __init__(self, run: str) -> None:
+        super().__init__(run)
+        self.run = run
+
+    def __str__(self) -> str:
+        return (
+            f"the model of run {self.run!r} is 'custom': only the program that brings it can build "
+            "it; `shoal export` writes its parameters, and peer.load_weights reads them"
+        )
+
+
+class NoTokenizer(PeerError):
+    """A run does not say how text becomes its tokens."""
+
+    exit_code = 2
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"{self.name} names no tokenizer, so text cannot become its tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyModel:
+    """A model that can be used, and where it comes from."""
+
+    model: nn.Module
+    context: int
+    """Tokens that it can read at once."""
+    data_dir: Path
+    """Folder to which the names in the run's data are relative."""
+    name: str
+    codec: Codec | None = None
+    run: RunFile | None = None
+    """``None`` for a folder that no run has made."""
+
+    @property
+    def text(self) -> Codec:
+        """The codec. Raises ``NoTokenizer``."""
+        if self.codec is None:
+            raise NoTokenizer(self.name)
+        return self.codec
+
+    def ends(self) -> frozenset[int]:
+        """The tokens after which nothing follows."""
+        config = getattr(self.model, "generation_config", None)
+        named = getattr(config, "eos_token_id", None)
+        many = named if isinstance(named, list) else [named, self.codec and self.codec.end]
+        return frozenset(token for token in many if isinstance(token, int))
+
+    def prompt(self, messages: Sequence[Message], *, as_chat: bool) -> list[int]:
+        """The tokens to continue: of a chat, or of the last message alone."""
+        if as_chat and self.text.is_chat:
+            return self.text.messages(messages)
+        tokens = self.text.encode(messages[-1]["content"])
+        # Nothing is known of a text that has not begun: a document has ended before it.
+        return tokens or [0 if self.text.end is None else self.text.end]
+
+
+def check_buildable(run: RunFile) -> None:
+    """Raise ``NotBuildable`` for a model that is not in this package or transformers."""
+    if isinstance(run.model, CustomModel):
+        raise NotBuildable(run.name)
+
+
+def ready_of_run(
+    outer: OuterState, tokenizer: TokenizerFiles | None, *, data_dir: Path
+) -> ReadyModel:
+    """The run's own model with its parameters. Raises what ``check_buildable`` does."""
+    check_buildable(outer.run)
+    model = model_of(outer)
+    return ReadyModel(
+        model=model,
+        context=_context(model, outer.run.data.sequence_length),
+        codec=None if tokenizer is None else codec_of(tokenizer),
+        run=outer.run,
+        data_dir=data_dir,
+        name=f"run {outer.run.name}",
+    )
+
+
+def is_export(folder: Path) -> bool:
+    """Return whether this is a folder for transformers, and not one of a peer."""
+    return (folder / CONFIG).is_file()
+
+
+def ready_in(folder: Path, *, data_dir: Path | None) -> ReadyModel:
+    """The model in a folder. Raises ``ExportUnusable``, ``ExtraMissing``, ``DataUnavailable``."""
+    run, model = _run_of(folder), _loaded(folder)
+    return ReadyModel(
+        model=model,
+        context=_context(model, 1024),
+        codec=_codec(folder),
+        run=run,
+        data_dir=data_dir or folder,
+        name=f"the model in {folder}" if run is None else f"run {run.name}",
+    )
+
+
+def _loaded(folder: Path) -> nn.Module:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ExtraMissing(f"the model in {folder}", "transformers", "hf") from error
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        # Weights in other formats can run code.
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True, use_safetensors=True
+        )
+    except Exception as error:  # it raises errors of many kinds about damaged files
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ExportUnusable(str(folder), reason) from error
+    ready: nn.Module = model.float().eval()  # processors are slow with bf16
+    return ready
+
+
+def _codec(folder: Path) -> Codec | None:
+    if not (folder / "tokenizer_config.json").is_file():
+        return None
+    # Text of bytes is cut exactly without transformers.
+    return ByteCodec() if _is_of_bytes(folder / "tokenizer.json") else codec_in(folder)
+
+
+def _is_of_bytes(path: Path) -> bool:
+    try:
+        return path.read_bytes() == bytes_tokenizer(1).files[path.name]
+    except OSError:
+        return False
+
+
+def _run_of(folder: Path) -> RunFile | None:
+    try:
+        content = (folder / RUN_FILE).read_bytes()
+        return from_canonical(content, blake3(content).hexdigest(), source=RUN_FILE)
+    except FileNotFoundError:
+        return None
+    except (OSError, RunFileError) as error:
+        raise ExportUnusable(str(folder), f"{RUN_FILE}: {error}") from error
+
+
+def _context(model: nn.Module, otherwise: int) -> int:
+    shape: Any = getattr(model, "shape", None) or getattr(model, "config", None)
+    for name in ("context", "max_position_embeddings", "n_positions"):
+        if isinstance(found := getattr(shape, name, None), int):
+            return found
+    return otherwise

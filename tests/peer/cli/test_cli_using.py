@@ -1,0 +1,140 @@
+"""``shoal say`` and ``shoal eval`` on a peer's folder and on an export of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from peer import cli
+from peer.run_file.sections import TextData
+from tests.peer.model.export.exported_run import RUN, save_run
+
+TEXTS = msgspec.structs.replace(
+    RUN, data=TextData(files=["*.txt"], sequence_length=32, held_out=0.3)
+)
+SAMPLING = ["--seed", "3", "--max-tokens", "40", "--temperature", "0.9"]
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("peer")
+    save_run(folder, TEXTS)
+    (folder / "data").mkdir()
+    (folder / "data" / "a.txt").write_text("A text of a run, quite long. " * 5000)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    out = tmp_path_factory.mktemp("out") / "model"
+    assert cli.run(["export", str(run_dir), str(out), "--to", "hf"]) == 0
+    return out
+
+
+def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = cli.run(arguments)
+    output, errors = capsys.readouterr()
+    return code, output, errors
+
+
+def record(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    code, output, errors = said([*arguments, "--json"], capsys)
+    assert code == 0, errors
+    found: dict[str, Any] = json.loads(output)
+    return found
+
+
+def test_a_run_and_its_export_say_the_same(
+    run_dir: Path, exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = record(["say", str(run_dir), "Once", *SAMPLING], capsys)
+    theirs = record(["say", str(exported), "Once", *SAMPLING], capsys)
+    assert (ours["prompt"], ours["seed"]) == ("Once", 3)
+    assert 0 < ours["tokens"] <= 40 and ours["tokens_per_s"] > 0
+    assert ours["text"] == theirs["text"]
+    code, output, _ = said(["say", str(run_dir), "Once", *SAMPLING], capsys)
+    assert (code, output) == (0, ours["text"] + "\n")
+
+
+def test_lines_are_continued_until_an_empty_one(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for typed, count in (("Once\nTwice\n\nnever", 2), ("Once\n", 1), ("", 0)):
+        monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+        code, output, _ = said(["say", str(run_dir), *SAMPLING, "--json"], capsys)
+        assert code == 0
+        assert [json.loads(line)["prompt"] for line in output.splitlines()] == typed.split()[:count]
+
+
+def test_the_built_in_model_speaks_without_transformers(run_dir: Path) -> None:
+    program = (
+        "import sys; sys.modules['transformers'] = sys.modules['tokenizers'] = None\n"
+        "from peer import cli; sys.exit(cli.run(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "say", str(run_dir), "Once", *SAMPLING, "--json"],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tokens"] > 0
+
+
+def test_a_run_and_its_export_have_the_same_loss(
+    run_dir: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own,) = record(["eval", str(run_dir)], capsys)["losses"]
+    data = ["--data", str(run_dir / "data")]
+    (theirs,) = record(["eval", str(exported), *data], capsys)["losses"]
+    assert own["nats_per_token"] == pytest.approx(theirs["nats_per_token"], rel=1e-5)
+    assert own["bytes"] == own["tokens"] and own["data"] == theirs["data"]
+    (tmp_path / "a.txt").write_text("some text")
+    (tmp_path / "b.txt").write_text("other text")
+    files = ["--text", str(tmp_path / "a.txt"), "--text", str(tmp_path / "b.txt")]
+    found = record(["eval", str(exported), *files], capsys)
+    assert found["run_id"] == TEXTS.run_id
+    assert [each["bytes"] for each in found["losses"]] == [9, 10]
+    code, output, _ = said(["eval", str(run_dir), *files], capsys)
+    assert code == 0 and output.count(" bits per byte; ") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["say", "/nowhere", "x"], "no usable checkpoint"),
+        (["eval", "/nowhere"], "no usable checkpoint"),
+        (["say", "/nowhere", "x", "--temperature", "nan"], "--help`"),
+        (["say", "/nowhere", "x", "--top-p", "1.5"], "top-p"),
+        (["eval", "/nowhere", "--tasks", "arc_easy"], "pip install 'shoal[eval]'"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output, errors = said(arguments, capsys)
+    assert (code, output) == (2, "")
+    assert says in errors and errors.count("\n") == 1
+
+
+def test_a_damaged_export_is_one_line(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("model.safetensors", "config.json", "shoal_run.json"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for path in exported.iterdir():
+            (folder / path.name).write_bytes(path.read_bytes()[: -9 if path.name == name else None])
+        code, _, errors = said(["say", str(folder), "x"], capsys)
+        assert code == 2 and errors.startswith("shoal: cannot load a model from the folder")
+        assert errors.count("\n") == 1
