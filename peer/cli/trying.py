@@ -13,9 +13,9 @@ import typer
 from typer import Argument, Option
 
 from peer.cli.application import complain, start_logging
+from peer.cli.finding import no_peers
 from peer.cli.options import Json, JsonAtTheEnd, Plain
 from peer.cli.showing import seconds, usage_errors
-from peer.cli.taking_part import no_peers
 
 commands = typer.Typer()
 

@@ -505,6 +505,11 @@ _TRAINING_PROCESS = (
             "compiling": ("", "compiles the model for this device while it trains"),
             "compiled": ("seconds", "trains with compiled code, which took {seconds:.0f} s"),
             "compile_failed": ("reason", "trains without compiling: {reason}"),
+            "logits_at_once": (
+                "",
+                "computes all logits of a micro-batch at once: this model has more than a head "
+                "after its hidden states",
+            ),
             "micro_batch_reduced": ("text", "ran out of memory and goes on with {text}"),
             "optimizer_restored": ("step", "restored the optimizer as it was at step {step}"),
             "optimizer_not_restored": ("reason", "the optimizer starts afresh: {reason}"),
