@@ -25,7 +25,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Literal
@@ -62,6 +62,9 @@ ADDRESSES_MAX = 6
 ADDRESS_MAX_BYTES = 128
 FRAGMENTS_MAX = 256
 SEQUENCE_MAX = 2**53 - 1
+
+HEAP_SLACK = 256
+"""Times and ranks of entries that are gone which a heap may hold, besides one for each entry."""
 
 _KEY_TEXT = re.compile(r"(?P<run>[0-9A-Za-z._-]{1,64})/(?P<kind>[a-z]{1,16})(?:/[0-9a-z]{0,40})?")
 _SIGNED_PREFIX = b"shoal record\0"  # the signature of a record is valid for nothing else
@@ -430,6 +433,41 @@ class _Shelf:
 
 
 @dataclass(slots=True)
+class _Deadlines:
+    """Times at which entries are over, for which nobody has to look at all entries.
+
+    An entry has one time here; where it has another one by then, it is asked for again later.
+    """
+
+    _heap: list[tuple[float, str, PeerId]] = field(default_factory=list)
+
+    def add(self, at: float, key: str, peer: PeerId) -> None:
+        heapq.heappush(self._heap, (at, key, peer))
+
+    def pop(
+        self, now: float, at: Callable[[str, PeerId], float | None]
+    ) -> list[tuple[str, PeerId]]:
+        """Remove and return the entries that are over; ``at``: the present time of an entry."""
+        over, later = [], []
+        while self._heap and self._heap[0][0] <= now:
+            _, key, peer = heapq.heappop(self._heap)
+            time = at(key, peer)
+            if time is not None and time <= now:
+                over.append((key, peer))
+            elif time is not None:
+                later.append((time, key, peer))
+        for item in dict.fromkeys(later):
+            heapq.heappush(self._heap, item)
+        return over
+
+    def shrink(self, entries: Iterable[tuple[float, str, PeerId]], count: int) -> None:
+        """Begin anew with these entries if most of the times are of entries that are gone."""
+        if len(self._heap) > 2 * count + HEAP_SLACK:
+            self._heap = list(entries)
+            heapq.heapify(self._heap)
+
+
+@dataclass(slots=True)
 class RecordKeeper:
     """Decides which records a node believes, both when they are stored and when they are read.
 
@@ -468,6 +506,8 @@ class RecordKeeper:
     _sample: list[tuple[int, str, PeerId]] = field(default_factory=list)
     """Heap of entries that are not settled, highest rank first. Some of them are gone."""
 
+    _expiries: _Deadlines = field(default_factory=_Deadlines)
+    _forgets: _Deadlines = field(default_factory=_Deadlines)
     _swept_at: float = -math.inf
     _pressed_at: float = -math.inf
 
@@ -534,9 +574,9 @@ class RecordKeeper:
         content = sealed.record
         if isinstance(content, RunRecord) and blake3(content.content).hexdigest() != sealed.run:
             return Rejected("forged", "the content is not the run file of this run")
-        if now - self._swept_at >= 60.0:
+        if now - self._swept_at >= 1.0:
             self._swept_at = now
-            self._forget(lambda entry: entry.forget_at <= now)
+            self._forget(self._forgets.pop(now, self._forget_at))
         new = _Entry(
             sequence=sealed.sequence,
             digest=sealed.digest,
@@ -577,6 +617,10 @@ class RecordKeeper:
         self._count(shelf, new, 1)
         if not new.settled:
             heapq.heappush(self._sample, (-new.rank, key, peer))
+        if old is None:
+            self._expiries.add(new.expires_at, key, peer)
+            self._forgets.add(new.forget_at, key, peer)
+        self._shrink()
         return None
 
     def _make_room_under_key(
@@ -613,7 +657,7 @@ class RecordKeeper:
 
         if full() and now - self._pressed_at >= 1.0:  # a sweep is not free
             self._pressed_at = now
-            self._forget(lambda entry: entry.expires_at <= now)
+            self._forget(self._expiries.pop(now, self._expires_at))
         while full():
             highest = self._highest_of_sample()
             if highest is None or -highest[0] <= rank:
@@ -652,17 +696,31 @@ class RecordKeeper:
             self._settled_bytes += sign * entry.size_bytes
             self._settled += sign
 
-    def _forget(self, over: Callable[[_Entry], bool]) -> None:
-        for key, shelf in list(self._shelves.items()):
-            for peer in [peer for peer, entry in shelf.entries.items() if over(entry)]:
-                self._remove(key, peer)
-        self._sample = [
-            (-entry.rank, key, peer)
-            for key, shelf in self._shelves.items()
-            for peer, entry in shelf.entries.items()
-            if not entry.settled
-        ]
-        heapq.heapify(self._sample)
+    def _forget(self, over: Iterable[tuple[str, PeerId]]) -> None:
+        for key, peer in over:
+            self._remove(key, peer)
+
+    def _expires_at(self, key: str, peer: PeerId) -> float | None:
+        entry = self._entry(key, peer)
+        return None if entry is None else entry.expires_at
+
+    def _forget_at(self, key: str, peer: PeerId) -> float | None:
+        entry = self._entry(key, peer)
+        return None if entry is None else entry.forget_at
+
+    def _entries(self) -> Iterator[tuple[str, PeerId, _Entry]]:
+        for key, shelf in self._shelves.items():
+            for peer, entry in shelf.entries.items():
+                yield key, peer, entry
+
+    def _shrink(self) -> None:
+        """Drop what the heaps hold of entries that are gone, once that is most of it."""
+        count = self._remembered
+        self._expiries.shrink(((e.expires_at, k, p) for k, p, e in self._entries()), count)
+        self._forgets.shrink(((e.forget_at, k, p) for k, p, e in self._entries()), count)
+        if len(self._sample) > 2 * count + HEAP_SLACK:
+            self._sample = [(-e.rank, k, p) for k, p, e in self._entries() if not e.settled]
+            heapq.heapify(self._sample)
 
 
 def pack_versions(versions: Sequence[int]) -> bytes:
