@@ -60,11 +60,12 @@ def run_new(
         return
     from peer.run_file.presets import STDLIB, preset
     from peer.run_file.reading import parse
-    from peer.trainer.needs import needs_of
 
     with usage_errors():
         run = _with_commit(preset(size, STDLIB if data is None else data))
     parse(to_toml(run), source="--data")  # the name of a dataset may be none
+    from peer.trainer.needs import needs_of  # with torch: mistakes are told without it
+
     notes = needs_of(run).lines
     print("\n".join(notes), file=sys.stderr)
     print(to_toml(run, notes=notes, every_recipe=every), end="")

@@ -75,3 +75,26 @@ def test_a_shell_can_complete_commands() -> None:
         timeout=60,
     )
     assert done.stdout.split() == ["start", "status"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "new", "--size", "3b"),
+        ("run", "check", "nowhere.toml"),
+        ("start", "nowhere.toml"),
+        ("keep", "nowhere.toml", "--until", "tomorrow"),
+        ("limits", "--up", "fast"),
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_is_told_before_torch_is_loaded(arguments: tuple[str, ...]) -> None:
+    """It takes seconds to import, and ten on a busy machine."""
+    code = (
+        "import sys; from peer import cli; code = cli.run(sys.argv[1:]); "
+        "print(code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "2 False", done.stderr
