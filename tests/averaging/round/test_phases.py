@@ -67,6 +67,7 @@ STORMS: tuple[tuple[int, Storm], ...] = (
     *((seed, PLAIN) for seed in (*range(4), 7)),
     *((seed, SEVERAL_GROUPS[0]) for seed in (1, 3, 7, 8, 14, 17, 34)),
     *((seed, SEVERAL_GROUPS[1]) for seed in (0, 7, 12)),
+    (6, SEVERAL_GROUPS[2]),
     (1, GIVES_WAY),
 )
 """Ordinary ones, and those that meet the rare changes."""
