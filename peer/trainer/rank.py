@@ -7,7 +7,6 @@ other one. Each has its parts only after its block was entered.
 from __future__ import annotations
 
 import abc
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -36,8 +35,6 @@ from peer.trainer.loop_checks import (
 from peer.trainer.observed_run import DeviceUse
 from peer.trainer.parameters import statistics_of
 from peer.trainer.settings import JoinSettings
-
-READY_LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,15 +294,6 @@ class Rank(abc.ABC):
     def watch_device(self, use: Callable[[], DeviceUse]) -> None:
         """Set a function that reads the state of the device, for ``speed``."""
         self._device_use = use
-
-    def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Make no steps until ``ready()``, the run is over, or this peer is to leave.
-
-        For loops that prepare something else while they join. Offers and adoptions continue, except
-        where several processes are one learner: these wait until they are ready.
-        """
-        while not ready():
-            time.sleep(READY_LOOK_S)
 
     @property
     def run_file(self) -> RunFile:

@@ -265,16 +265,6 @@ class Run(Rank):
             if self._checks is not None:
                 self._checks.rested()
 
-    def wait_until(self, ready: Callable[[], bool]) -> None:
-        if self._ranks is not None:
-            # They are at no safe point, so nothing can be offered or adopted.
-            super().wait_until(ready)
-            return
-        while not ready() and not self.over and not self._leaving():
-            self._parts.learner.exchange()
-            self._tell()
-            time.sleep(REST_LOOK_S)
-
     def _agree(self, *, measure: bool = False) -> None:
         """Give the other processes the news that hold for all of them from this safe point on."""
         if self._ranks is not None:

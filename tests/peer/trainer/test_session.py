@@ -338,26 +338,6 @@ def test_without_auto_only_run_step_is_a_safe_point(start: Start) -> None:
         assert (run.stats.steps, run.stats.tokens) == (1, 10)
 
 
-def test_a_loop_that_prepares_something_exchanges_meanwhile_and_may_leave(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, _, _ = start()
-    with run:
-        exchanges: list[None] = []
-        exchange = run._parts.learner.exchange
-
-        def counted() -> None:
-            exchanges.append(None)
-            exchange()
-
-        monkeypatch.setattr(run._parts.learner, "exchange", counted)
-        run.wait_until(lambda: len(exchanges) >= 3)
-        assert len(exchanges) == 3
-        run.leave_when(lambda: len(exchanges) >= 5)
-        run.wait_until(lambda: False)
-        assert len(exchanges) == 5
-
-
 def test_the_hook_goes_with_the_block(start: Start) -> None:
     run, model, optimizer = start()
     with run:
