@@ -56,7 +56,7 @@ async def outside(address: str) -> None:
                 tried.add(connection.peer)
                 reason = await host.lane.reach(connection.peer)
                 path = host.lane.paths().get(connection.peer)
-                say("reached" if reason is None else "apart", path.name if path else reason)
+                say("reached" if reason is None else "apart", reason if path is None else path.name)
 
 
 def main() -> None:
