@@ -138,3 +138,18 @@ def test_a_damaged_export_is_one_line(
         code, _, errors = said(["say", str(folder), "x"], capsys)
         assert code == 2 and errors.startswith("shoal: cannot load a model from the folder")
         assert errors.count("\n") == 1
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_left_to_its_peer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_run(tmp_path, TEXTS)
+    save_run(tmp_path, TEXTS)
+    older, newer = sorted((tmp_path / "outer").iterdir())
+    (newer / "meta.json").write_text("of another version")
+    assert record(["say", str(tmp_path), "x", *SAMPLING], capsys)["tokens"]
+    assert sorted((tmp_path / "outer").iterdir()) == [older, newer]
+    (older / "meta.json").unlink()
+    code, _, errors = said(["say", str(tmp_path), "x"], capsys)
+    assert code == 2 and "no usable checkpoint" in errors.splitlines()[-1]
+    assert sorted((tmp_path / "outer").iterdir()) == [older, newer]
