@@ -176,7 +176,7 @@ def _run_of(folder: Path) -> RunFile | None:
     except FileNotFoundError:
         return None
     except (OSError, RunFileError) as error:
-        raise ExportUnusable(str(folder), f"{RUN_FILE}: {error}") from error
+        raise ExportUnusable(str(folder), " ".join(f"{RUN_FILE}: {error}".split())) from error
 
 
 def _context(model: nn.Module, otherwise: int) -> int:
