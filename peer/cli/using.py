@@ -113,6 +113,8 @@ class _Talk:
     messages: list[Message] = field(default_factory=list)
 
     def answer(self, text: str) -> None:
+        # Bytes of the command line that are no UTF-8 arrive as halves of characters.
+        text = text.encode(errors="surrogateescape").decode(errors="replace")
         self.messages.append({"role": "user", "content": text})
         prompt = self.ready.prompt(self.messages, as_chat=self.as_chat)
         seed = secrets.randbits(31) if self.seed is None else self.seed

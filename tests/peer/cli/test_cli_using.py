@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,32 @@ def test_lines_are_continued_until_an_empty_one(
         code, output, _ = said(["say", str(run_dir), *SAMPLING, "--json"], capsys)
         assert code == 0
         assert [json.loads(line)["prompt"] for line in output.splitlines()] == typed.split()[:count]
+
+
+def test_lines_make_a_chat_where_the_tokenizer_has_a_template(
+    exported: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(exported, folder)
+    template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}a:"
+    (folder / "chat_template.jinja").write_text(template)
+    monkeypatch.setattr("sys.stdin", io.StringIO("x\ny\n"))
+    options = ["--temperature", "0", "--max-tokens", "4", "--json"]
+    code, output, errors = said(["say", str(folder), *options], capsys)
+    assert code == 0, errors
+    first, second = (json.loads(line)["text"] for line in output.splitlines())
+    for text, answer in (("u:x;a:", first), (f"u:x;a:{first};u:y;a:", second)):
+        alone = record(["say", str(folder), text, "--no-chat", *options[:-1]], capsys)
+        assert alone["text"] == answer
+
+
+def test_bytes_that_are_no_text_are_read_as_replaced(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert record(["say", str(run_dir), "a\udcff", *SAMPLING], capsys)["prompt"] == "a\ufffd"
 
 
 def test_the_built_in_model_speaks_without_transformers(run_dir: Path) -> None:
