@@ -183,6 +183,8 @@ class Commit(_Part, frozen=True, kw_only=True):
     share is bounded, and they neither reduce nor vote. Members check it by their own views. Left
     out of the bytes if there are none.
     """
+    codec_down: Name | None = None
+    """Codec of merged displacements, if it is not that of uploads. Left out of the bytes, too."""
 
     def __post_init__(self) -> None:
         check_incarnation(self.leader_incarnation, name="leader_incarnation")
@@ -197,6 +199,14 @@ class Commit(_Part, frozen=True, kw_only=True):
             if entry.peer == peer:
                 return index
         return None
+
+    @property
+    def codecs(self) -> tuple[str, str]:
+        """The codecs of uploads and of merged slices. In a meld each names three."""
+        if self.codec_down is None:
+            return self.codec, self.codec
+        _, slash, states = self.codec.partition("/")
+        return self.codec, self.codec_down + slash + states
 
     @property
     def voters(self) -> tuple[int, ...]:
@@ -583,8 +593,12 @@ def decode(data: bytes) -> Message:
 
 def encode_commit(commit: Commit) -> bytes:
     """Return the bytes that are signed, and whose digest names the round."""
-    fields = msgspec.structs.astuple(commit)
-    return _encoder.encode(fields if commit.on_probation else fields[:-1])
+    fields = list(msgspec.structs.astuple(commit))
+    for missing in (None, ()):  # the last fields are newer than the first peers
+        if fields[-1] != missing:
+            break
+        del fields[-1]
+    return _encoder.encode(fields)
 
 
 @lru_cache(maxsize=128)
@@ -726,6 +740,8 @@ def _problem(commit: Commit) -> str | None:
             return "its members on probation are not in order"
         if commit.on_probation[-1] >= members or not commit.voters:
             return "a member on probation is not a member, or all are"
+    if commit.kind == "mix" and commit.codec_down is not None:
+        return "a mix merges states and no displacements, which need no codec"
     if not (_is_sane(commit.eta) and _is_sane(commit.mu)):
         return f"eta {commit.eta} or mu {commit.mu} is not a number between 0 and 10"
     if commit.kind == "merge":

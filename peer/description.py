@@ -27,6 +27,9 @@ PAGE_BYTES = 256 << 10
 PAGES_MAX = 64
 """Limit of the calls for one description, which is then cut off."""
 
+VALUES_MAX = 1 << 40
+"""Size of a model that a reader makes a layout for: its units take memory before anything else."""
+
 KINDS = "kinds"
 """Asked for in place of a number: which tensors are laid out in a way of their own."""
 
@@ -174,6 +177,16 @@ async def ask(host: Host, peer: PeerId, run: RunId, *, timeout_s: float) -> Desc
 _kinds_decoder = msgspec.msgpack.Decoder(Kinds)
 
 
+def read_kinds(answer: bytes) -> Kinds:
+    """Decode an answer of any peer. Raises ``ValueError``."""
+    if len(answer) > 2 * PAGE_BYTES:
+        raise ValueError(f"the kinds of tensors have {len(answer)} bytes")
+    try:
+        return _kinds_decoder.decode(answer)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"not the kinds of tensors: {error}") from error
+
+
 async def read_layout(
     host: Host, peer: PeerId, run: RunId, fragments: int, *, timeout_s: float
 ) -> Layout:
@@ -183,14 +196,12 @@ async def read_layout(
     """
     told = await ask(host, peer, run, timeout_s=timeout_s)
     answer = await host.call(peer, PROTOCOL, f"{run} {KINDS}".encode(), timeout_s=timeout_s)
-    if len(answer) > 2 * PAGE_BYTES:
-        raise ValueError(f"the kinds of tensors have {len(answer)} bytes")
-    try:
-        kinds = _kinds_decoder.decode(answer)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"not the kinds of tensors: {error}") from error
+    kinds = read_kinds(answer)
+    specs = [TensorSpec(each.name, each.shape) for each in told.tensors if not each.digest]
+    if (values := sum(spec.size for spec in specs)) > VALUES_MAX:
+        raise ValueError(f"a model of {values} values; {VALUES_MAX} are the most")
     return Layout.build(
-        [TensorSpec(each.name, each.shape) for each in told.tensors if not each.digest],
+        specs,
         fragments,
         embeddings=kinds.embeddings,
         heads=kinds.heads,

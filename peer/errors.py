@@ -95,6 +95,12 @@ class RunNotFound(PeerError):
         return f"no run file at {self.where}: {self.reason}"
 
 
+class RunFileUnreadable(RunNotFound):
+    """There is no run file at a path of this machine: nothing was tried to reach."""
+
+    exit_code = 2
+
+
 class NobodyMet(RunNotFound):
     """No peer of a run answered at the addresses of its link."""
 

@@ -74,7 +74,7 @@ class ReplayHead:
     @property
     def codec(self) -> Codec:
         """The codec of the payload. Raises ``BadPayload`` if this peer does not have it."""
-        name = self.commit.codec
+        name = self.commit.codec_down or self.commit.codec
         if name not in codec_names():
             raise BadPayload(name, f"unknown codec; this peer has {', '.join(codec_names())}")
         return codec_named(name)

@@ -91,9 +91,7 @@ class Bundling:
         inside = sorted([self._entry, *(self.roster.inside or ())])
         weights = weights_of(parts.commit, inside)
         for index, growing in enumerate(own):
-            start = parts.cutting.data_of(index).start
-            for chunk in parts.cutting.chunks[index]:
-                part = slice(chunk.data.start - start, chunk.data.stop - start)
+            for chunk, part in parts.cutting.pieces(index):
                 while growing.filled < part.stop:
                     await growing.beyond(growing.filled)
                 pieces = [
@@ -119,4 +117,4 @@ def _merge(
     if len(pieces) == 1:
         out[:] = pieces[0]  # nobody else came: it is not encoded a second time
     else:
-        numbers.merge(chunk, pieces, weights, out, scratch())
+        numbers.merge(chunk, pieces, weights, out, scratch(), again=True)

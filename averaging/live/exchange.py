@@ -54,6 +54,7 @@ class Exchange:
         self._me = workshop.me
         self._usual = facts.usual
         self._encoding: asyncio.Task[None] | None = None
+        self._feedback = False
         riders = self.parts.traffic.riders
         self._bundling = (
             Bundling(self.parts, riders, norm_ratio_max=workshop.norm_ratio_max) if riders else None
@@ -116,11 +117,13 @@ class Exchange:
         own_map: ParentMap | None,
         *,
         carried: tuple[Float32s, Float32s] | None = None,
+        feedback: bool = False,
     ) -> None:
         """Begin to encode the contribution: base - values; in a mix, momentum and theta.
 
         ``own_map``: the own merged map, where states travel. ``carried``: theta and momentum, which
-        a meld moves besides.
+        a meld moves besides. ``feedback``: ``values`` become those that the encoded contribution
+        stands for.
         """
         parts = self.parts
         if isinstance(parts.numbers, MeldNumbers):
@@ -135,6 +138,7 @@ class Exchange:
             # The own contribution is encoded for the bundle, and the bundle is what is sent.
             into = self._room()
             parts.start(self._bundle(self._bundling, into), "bundle")
+        self._feedback = feedback
         self._encoding = parts.start(self._encode(base, values, into, own), "encode")
         self._reducing.begin_ahead()
 
@@ -198,23 +202,23 @@ class Exchange:
         own: Growing,
         say: Callable[[int], None],
     ) -> None:
-        start = self.parts.cutting.data_of(index).start
-        for chunk in self.parts.cutting.chunks[index]:
+        for chunk, place in self.parts.cutting.pieces(index):
             if into.lost is not None or own.lost is not None:
                 return
-            end = chunk.data.stop - start
-            out = into.data[chunk.data.start - start : end]
             try:
-                self._encode_chunk(chunk, base, values, out)
+                self._encode_chunk(chunk, base, values, into.data[place])
             except NotFinite as error:
                 tensor = self.parts.cutting.tensor_at(chunk.first_unit + error.unit)
                 raise error.in_tensor(tensor) from None
-            say(end)
+            say(place.stop)
 
     def _encode_chunk(
         self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview
     ) -> None:
-        self.parts.numbers.encode(chunk, base, values, out, self.parts.threads.scratch())
+        numbers, scratch = self.parts.numbers, self.parts.threads.scratch()
+        numbers.encode(chunk, base, values, out, scratch)
+        if self._feedback:
+            numbers.leave_rest(chunk, base, values, out, scratch)
 
     # The outer step
 
@@ -262,6 +266,6 @@ class Exchange:
             part = chunk.values
             if not self.moves_states and momentum is not state.momentum:
                 np.copyto(momentum[part], state.momentum[part])
-            data = self.parts.merged_bytes[chunk.data]
-            self.parts.numbers.step(chunk, data, state.theta, theta, momentum, scratch)
-            squares[chunk.first_unit : chunk.end_unit] = self.parts.numbers.squares(chunk, data)
+            data, numbers = self.parts.merged_bytes[chunk.merged], self.parts.numbers
+            numbers.step(chunk, data, state.theta, theta, momentum, scratch)
+            squares[chunk.first_unit : chunk.end_unit] = numbers.down.squares(chunk, data)

@@ -210,8 +210,8 @@ class Following:
         """Replay up to the lineage asked for; ``None`` when only a whole state will do."""
         averager = self._averager
         sizes = self._work.fragment.unit_sizes
-        codec = codec_named(averager.policy.of_fragment(self._work.fragment).codec)
-        payload_bytes = codec.encoded_size(sizes)
+        down = averager.policy.of_fragment(self._work.fragment).codecs[1]
+        payload_bytes = codec_named(down).encoded_size(sizes)
         needs_way = averager.port is not None and averager.port.misses_base(self._work.index)
         if not prefers_replay(effect, before, payload_bytes=payload_bytes, needs_way=needs_way):
             return None

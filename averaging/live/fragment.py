@@ -440,7 +440,13 @@ class FragmentWork:
                 assert self.state is not None
                 carried = self.state.theta, self.state.momentum
                 own_map = ParentMap(self.state.merged, self.state.history)
-            exchange.contribute(self.snapshot.base, self.snapshot.values, own_map, carried=carried)
+            exchange.contribute(
+                self.snapshot.base,
+                self.snapshot.values,
+                own_map,
+                carried=carried,
+                feedback=averager.policy.of_fragment(self.fragment).feedback,
+            )
 
     def _forget(self, round_id: bytes) -> None:
         exchange = self.exchanges.pop(round_id, None)
@@ -529,6 +535,7 @@ class FragmentWork:
             weights=list(apply.weights) if apply is not None else [],
             left_out=left_out,
             codec=commit.codec,
+            codec_down=commit.codecs[1],
             seconds=self.averager.now() - began,
             encoded_s=None if tally.encoded_at is None else tally.encoded_at - began,
             merged_s=None if tally.merged_at is None else tally.merged_at - began,

@@ -34,6 +34,8 @@ class Snapshot:
     base: Float32s
     """Theta as the learner really holds it, after the cast to its own dtype."""
     values: Float32s
+    """Averaging may change them: a version that has this contribution was made relative to what
+    they are then (``averaging.numbers.arithmetic.Numbers.leave_rest``)."""
     base_version: int
     base_lineage: Lineage
     mark: int

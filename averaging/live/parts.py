@@ -177,9 +177,9 @@ class Parts:
         """The reason why the own contribution cannot be sent, if so."""
         self.own_maps: dict[int, ParentMap] = {}
         """The merged maps that go with the own contribution, or the bundle, where states travel."""
-        self.merged_bytes = self.arena.uninitialised(self.cutting.data_size)
+        self.merged_bytes = self.arena.uninitialised(self.cutting.merged_size)
         count = len(self.cutting.slices)
-        self.merged = [Growing(self.merged_bytes[self.cutting.data_of(i)]) for i in range(count)]
+        self.merged = [Growing(self.merged_bytes[self.cutting.merged_of(i)]) for i in range(count)]
         self.maps: dict[int, ParentMap] = {}
         """The merged maps of the round, as they came with slice 0 where states travel."""
         self.encoded_maps = b""
@@ -257,41 +257,36 @@ class Parts:
         growing: Growing,
         work: Callable[[Chunk, memoryview], float],
         done: Growing | None = None,
+        *,
+        merged: bool = False,
     ) -> float:
         """Have a thread run ``work`` on the chunks of a slice as soon as they are here.
 
-        Returns the sum of the results; ``done`` follows behind. Raises ``Abandoned``.
+        ``merged``: of a merged slice, and not of a contribution. Returns the sum of the results;
+        ``done`` follows behind. Raises ``Abandoned``.
         """
-        start = self.cutting.data_of(index).start
-        chunks = self.cutting.chunks[index]
+        pieces = self.cutting.pieces(index, merged=merged)
         total = 0.0
         first = 0
-        while first < len(chunks):
-            while growing.filled < chunks[first].data.stop - start:
+        while first < len(pieces):
+            while growing.filled < pieces[first][1].stop:
                 await growing.beyond(growing.filled)
             last = first + 1
-            while last < len(chunks) and chunks[last].data.stop - start <= growing.filled:
+            while last < len(pieces) and pieces[last][1].stop <= growing.filled:
                 last += 1
-            parts = [
-                (chunk, growing.data[chunk.data.start - start : chunk.data.stop - start])
-                for chunk in chunks[first:last]
-            ]
+            parts = [(chunk, growing.data[place]) for chunk, place in pieces[first:last]]
             total += await self.threads.run(_sum_over, work, parts)
             if done is not None:
-                done.grow(chunks[last - 1].data.stop - start)
+                done.grow(pieces[last - 1][1].stop)
             first = last
         return total
 
-    def check_chunk(self, chunk: Chunk, data: memoryview) -> float:
-        self.numbers.check(chunk, data, self.threads.scratch())
-        return 0.0
-
     def measure_chunk(self, chunk: Chunk, data: memoryview) -> float:
-        self.check_chunk(chunk, data)
+        self.numbers.up.check(chunk, data, self.threads.scratch())
         return self.square_chunk(chunk, data)
 
     def square_chunk(self, chunk: Chunk, data: memoryview) -> float:
-        return float(self.numbers.squares(chunk, data).sum())
+        return float(self.numbers.up.squares(chunk, data).sum())
 
     async def length(self, index: int, squares: float) -> Length | None:
         """The length of an uploaded displacement, beside what is known of its slice."""
@@ -325,10 +320,12 @@ class Parts:
 
         def check(chunk: Chunk, part: memoryview) -> float:
             hasher.update(part)
-            return self.check_chunk(chunk, part)
+            self.numbers.down.check(chunk, part, self.threads.scratch())
+            return 0.0
 
         arriving = Growing(data)
-        await receive_behind(bulk, arriving, self.as_it_grows(index, arriving, check))
+        checking = self.as_it_grows(index, arriving, check, merged=True)
+        await receive_behind(bulk, arriving, checking)
         if maps is not None and sent is not None:
             hasher.update(sent)
             if not self.maps:

@@ -196,7 +196,7 @@ class Reducing:
     async def _receive_rider(self, bundling: Bundling, bulk: Bulk, index: int, entry: int) -> None:
         """Take a rider's part of the bundle. A bad one is only left out of it."""
         parts = self.parts
-        size = len(parts.merged[index].data)
+        size = parts.cutting.upload_size(index)
         if not bundling.roster.wants(entry, index):
             await self._discard(bulk, index)
             return
@@ -227,7 +227,7 @@ class Reducing:
         received.streams += 1
         try:
             sent = await parts.receive_maps(bulk, index)
-            growing = Growing(parts.room_for(bulk, len(parts.merged[index].data)))
+            growing = Growing(parts.room_for(bulk, parts.cutting.upload_size(index)))
             if received.checked is not None:
                 await self.stop_ahead(index)  # it was reading bytes that will not be completed
             received.checked = checked = Growing(growing.data)
@@ -256,7 +256,7 @@ class Reducing:
     async def _discard(self, bulk: Bulk, index: int) -> None:
         """Read past an upload that is here already."""
         await self.parts.receive_maps(bulk, index)
-        left = len(self.parts.merged[index].data)
+        left = self.parts.cutting.upload_size(index)
         scrap = memoryview(bytearray(min(left, DISCARD_BYTES)))
         while left:
             left -= await bulk.receive_some(scrap[:left])
@@ -357,19 +357,20 @@ class Reducing:
             await making.stop()
 
     async def _carry_out(self, index: int, making: Making) -> None:
-        start = self.parts.cutting.data_of(index).start
-        chunks = self.parts.cutting.chunks[index]
+        pieces = self.parts.cutting.pieces(index)
+        places = [place for _, place in self.parts.cutting.pieces(index, merged=True)]
         first = 0
-        while first < len(chunks):
+        while first < len(pieces):
             try:
                 for source in making.sources:
-                    while source.filled < chunks[first].data.stop - start:
+                    while source.filled < pieces[first][1].stop:
                         await source.beyond(source.filled)
                 ready = min(source.filled for source in making.sources)
                 last = first + 1
-                while last < len(chunks) and chunks[last].data.stop - start <= ready:
+                while last < len(pieces) and pieces[last][1].stop <= ready:
                     last += 1
-                work = partial(self._merge_chunks, start, chunks[first:last], making)
+                given = pieces[first:last]
+                work = partial(self._merge_chunks, given, places[first:last], making)
                 making.working = asyncio.ensure_future(
                     self.parts.threads.run_telling(work, tell=making.made.grow)
                 )
@@ -433,15 +434,18 @@ class Reducing:
         parts.outcomes.slice_merged(index, making.hasher.digest())
 
     def _merge_chunks(
-        self, start: int, chunks: Sequence[Chunk], making: Making, say: Callable[[int], None]
+        self,
+        given: Sequence[tuple[Chunk, slice]],
+        places: Sequence[slice],
+        making: Making,
+        say: Callable[[int], None],
     ) -> None:
-        """``start``: of the slice in the payload, from which chunks are counted."""
+        """``given``: chunks and their places in the uploads; ``places``: in the merged slice."""
         scratch = self.parts.threads.scratch()
-        for chunk in chunks:
+        for (chunk, part), place in zip(given, places, strict=True):
             if making.stopped:
                 return
-            part = slice(chunk.data.start - start, chunk.data.stop - start)
-            out = making.made.data[part]
+            out = making.made.data[place]
             self.parts.numbers.merge(
                 chunk,
                 [source.data[part] for source in making.sources],
@@ -451,7 +455,7 @@ class Reducing:
                 members=making.members,
             )
             making.hasher.update(out)
-            say(part.stop)
+            say(place.stop)
 
     # Answering
 

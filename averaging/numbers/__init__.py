@@ -9,7 +9,8 @@ codec) and ``merge`` (what a reducer does). ``arithmetic`` puts them together fo
 round.
 
 - ``layout slices chunks tensor_shards``: where values are. ``chunks`` divides work among threads.
-- ``codec codecs block_codecs float32_codec tiles``: values as bytes, and the table of codecs.
+- ``codec codecs block_codecs two_level_codec float32_codec tiles``: values as bytes, and the table
+  of codecs.
 - ``merge outer columns``: merge rules, the outer optimizer, and payloads of several columns.
 - ``arrays norm_bounds``: sums in a fixed order, and cheap bounds on norms.
 

@@ -1,6 +1,6 @@
 """The arithmetic of each kind of round, chunk by chunk: encode, check, merge, step.
 
-- A ``merge`` exchanges displacements in the codec of its commit.
+- A ``merge`` exchanges displacements in the codecs of its commit, one for each way.
 - A ``mix`` exchanges theta in f32 and momentum in f16, and takes the weighted mean of both.
 - A ``meld`` exchanges displacement, theta and momentum, and takes the outer step on the means.
 
@@ -15,30 +15,21 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Protocol
 
-import numpy as np
-
 from averaging.errors import NotFinite
 from averaging.messages import Commit
 from averaging.numbers.arrays import Float32s, Float64s, squared_norm
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named
-from averaging.numbers.columns import Columns, shares_by_heads
+from averaging.numbers.columns import Columns, Displacements, shares_by_heads
 from averaging.numbers.merge import merge_encoded, rule_named
-from averaging.numbers.norm_bounds import squares_at_most
 from averaging.numbers.outer import Nesterov, step_encoded
 
 
-class Numbers(Protocol):
-    """The arithmetic of one kind of round."""
+class Leg(Protocol):
+    """One way of a round's bytes: contributions up to reducers, or merged slices back."""
 
     def encoded_size(self, sizes: Sequence[int]) -> int: ...
-
-    def encode(
-        self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
-    ) -> None:
-        """Encode a contribution. Raises ``NotFinite``; its unit is counted in the chunk."""
-        ...
 
     def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
         """Raise ``BadPayload`` unless the bytes decode to finite values."""
@@ -52,6 +43,32 @@ class Numbers(Protocol):
         """
         ...
 
+
+class Numbers(Protocol):
+    """The arithmetic of one kind of round."""
+
+    @property
+    def up(self) -> Leg: ...
+
+    @property
+    def down(self) -> Leg: ...
+
+    def encode(
+        self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
+    ) -> None:
+        """Encode a contribution. Raises ``NotFinite``; its unit is counted in the chunk."""
+        ...
+
+    def leave_rest(
+        self, chunk: Chunk, base: Float32s, values: Float32s, data: memoryview, scratch: Scratch
+    ) -> None:
+        """Change ``values`` into those that the encoded contribution stands for (error feedback).
+
+        A learner that adopts the merged version relative to them keeps the rest, which encoding
+        lost, in its parameters: it is part of what the learner offers next.
+        """
+        ...
+
     def merge(
         self,
         chunk: Chunk,
@@ -61,10 +78,12 @@ class Numbers(Protocol):
         scratch: Scratch,
         *,
         members: Sequence[int] | None = None,
+        again: bool = False,
     ) -> None:
         """Merge the members' bytes into ``out``.
 
         ``members`` holds the number of members that each payload stands for; ``None``: one each.
+        ``again``: the result is a contribution itself, which other reducers merge.
         """
         ...
 
@@ -82,27 +101,29 @@ class Numbers(Protocol):
 
 
 class MergeNumbers:
-    """Arithmetic of a merge: the displacement ``base - values`` of each member."""
+    """Arithmetic of a merge: the displacement ``base - values`` of each member.
 
-    def __init__(self, *, codec: str, merge: str, eta: float, mu: float) -> None:
-        self._codec = codec_named(codec)
+    ``codec_down``: of merged slices, if that is another one.
+    """
+
+    def __init__(
+        self, *, codec: str, codec_down: str | None = None, merge: str, eta: float, mu: float
+    ) -> None:
+        self.up = Displacements(codec_named(codec))
+        self.down = Displacements(codec_named(codec_down or codec))
         self._rule = rule_named(merge)
         self._optimizer = Nesterov(eta, mu)
-
-    def encoded_size(self, sizes: Sequence[int]) -> int:
-        return self._codec.encoded_size(sizes)
 
     def encode(
         self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
     ) -> None:
         part = chunk.values
-        self._codec.encode_difference(base[part], values[part], chunk.sizes, out, scratch)
+        self.up.codec.encode_difference(base[part], values[part], chunk.sizes, out, scratch)
 
-    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
-        self._codec.check(data, chunk.sizes, scratch)
-
-    def squares(self, chunk: Chunk, data: memoryview) -> Float64s:
-        return squares_at_most(self._codec, data, chunk.sizes)
+    def leave_rest(
+        self, chunk: Chunk, base: Float32s, values: Float32s, data: memoryview, scratch: Scratch
+    ) -> None:
+        self.up.subtract(chunk, data, base, values, scratch)
 
     def merge(
         self,
@@ -113,9 +134,18 @@ class MergeNumbers:
         scratch: Scratch,
         *,
         members: Sequence[int] | None = None,
+        again: bool = False,
     ) -> None:
         merge_encoded(
-            self._rule, self._codec, payloads, weights, chunk.sizes, chunk.kinds, out, scratch
+            self._rule,
+            self.up.codec,
+            payloads,
+            weights,
+            chunk.sizes,
+            chunk.kinds,
+            out,
+            scratch,
+            into=(self.up if again else self.down).codec,
         )
 
     def step(
@@ -131,7 +161,7 @@ class MergeNumbers:
         step_encoded(
             before[part],
             momentum[part],
-            self._codec,
+            self.down.codec,
             data,
             chunk.sizes,
             self._optimizer,
@@ -147,21 +177,17 @@ class MixNumbers:
     """
 
     def __init__(self) -> None:
-        self._columns = Columns(codec_named("f32"), codec_named("f16"))
-
-    def encoded_size(self, sizes: Sequence[int]) -> int:
-        return self._columns.encoded_size(sizes)
+        self.up = self.down = Columns(codec_named("f32"), codec_named("f16"), moves=False)
 
     def encode(
         self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
     ) -> None:
-        self._columns.encode(chunk, {0: values, 1: base}, out, scratch)
+        self.up.encode(chunk, {0: values, 1: base}, out, scratch)
 
-    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
-        self._columns.check(chunk, data, scratch)
-
-    def squares(self, chunk: Chunk, data: memoryview) -> Float64s:
-        return np.zeros(len(chunk.sizes))  # a mix sends no displacement
+    def leave_rest(
+        self, chunk: Chunk, base: Float32s, values: Float32s, data: memoryview, scratch: Scratch
+    ) -> None:
+        return  # states travel, and f32 loses nothing of theta
 
     def merge(
         self,
@@ -172,9 +198,10 @@ class MixNumbers:
         scratch: Scratch,
         *,
         members: Sequence[int] | None = None,
+        again: bool = False,
     ) -> None:
         mean = rule_named("mean"), weights
-        self._columns.merge(chunk, payloads, (mean, mean), out, scratch)
+        self.up.merge(chunk, payloads, (mean, mean), out, scratch, into=self.down)
 
     def step(
         self,
@@ -185,24 +212,30 @@ class MixNumbers:
         momentum: Float32s,
         scratch: Scratch,
     ) -> None:
-        self._columns.decode(chunk, data, {0: theta, 1: momentum}, scratch)
+        self.down.decode(chunk, data, {0: theta, 1: momentum}, scratch)
 
 
 class MeldNumbers:
     """Arithmetic of a meld: displacement, theta and momentum of each member.
 
-    ``codec`` names three codecs, such as ``int4/f32/f16``. In ``encode``, ``base`` and ``values``
+    ``codec`` names three codecs, such as ``int4/f32/f16``; ``codec_down`` is that of the merged
+    displacement, if it is another one. In ``encode``, ``base`` and ``values``
     are as in a merge; ``carry`` must be called before. Taking the outer step first and averaging
     afterwards equals averaging everything and taking one step, for merge rules that are means
     (``test_mixing.py`` checks it), so all members leave with the same bits.
     """
 
-    def __init__(self, *, codec: str, merge: str, eta: float, mu: float) -> None:
+    def __init__(
+        self, *, codec: str, codec_down: str | None = None, merge: str, eta: float, mu: float
+    ) -> None:
         names = codec.split("/")
         if len(names) != 3:
             raise ValueError(f"codec is {codec!r}; a meld has three, such as 'int4/f32/f16'")
-        self._displacement = codec_named(names[0])
-        self._columns = Columns(*map(codec_named, names))
+        moved, *states = map(codec_named, names)
+        merged = codec_named(codec_down or names[0])
+        self._displacement, self._merged = moved, merged
+        self.up = Columns(moved, *states, moves=True)
+        self.down = Columns(merged, *states, moves=True)
         self._rule = rule_named(merge)
         self._optimizer = Nesterov(eta, mu)
         self._own: tuple[Float32s, Float32s] | None = None
@@ -219,9 +252,6 @@ class MeldNumbers:
         """Set the theta and momentum that this peer contributes."""
         self._own = theta, momentum
 
-    def encoded_size(self, sizes: Sequence[int]) -> int:
-        return self._columns.encoded_size(sizes)
-
     def encode(
         self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
     ) -> None:
@@ -234,24 +264,23 @@ class MeldNumbers:
         """Encode theta and momentum."""
         assert self._own is not None, "carry() comes before encode()"
         theta, momentum = self._own
-        self._columns.encode(chunk, {1: theta, 2: momentum}, out, scratch)
+        self.up.encode(chunk, {1: theta, 2: momentum}, out, scratch)
 
     def encode_moved(
         self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
     ) -> None:
         """Encode the displacement."""
-        for index, (part, (moved, _, _)) in enumerate(self._columns.units(chunk, out)):
+        for index, (part, (moved, _, _)) in enumerate(self.up.units(chunk, out)):
             size = (part.stop - part.start,)
             try:
                 self._displacement.encode_difference(base[part], values[part], size, moved, scratch)
             except NotFinite:
                 raise NotFinite(index) from None
 
-    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
-        self._columns.check(chunk, data, scratch)
-
-    def squares(self, chunk: Chunk, data: memoryview) -> Float64s:
-        return self._columns.squares_of_first(chunk, data)
+    def leave_rest(
+        self, chunk: Chunk, base: Float32s, values: Float32s, data: memoryview, scratch: Scratch
+    ) -> None:
+        self.up.subtract(chunk, data, base, values, scratch)
 
     def merge(
         self,
@@ -262,9 +291,12 @@ class MeldNumbers:
         scratch: Scratch,
         *,
         members: Sequence[int] | None = None,
+        again: bool = False,
     ) -> None:
         equal = rule_named("mean"), shares_by_heads(payloads, members)
-        self._columns.merge(chunk, payloads, ((self._rule, weights), equal, equal), out, scratch)
+        ways = (self._rule, weights), equal, equal
+        into = self.up if again else self.down
+        self.up.merge(chunk, payloads, ways, out, scratch, into=into)
 
     def step(
         self,
@@ -291,7 +323,7 @@ class MeldNumbers:
         scratch: Scratch,
     ) -> None:
         """Decode the means of theta and momentum."""
-        self._columns.decode(chunk, data, {1: theta, 2: momentum}, scratch)
+        self.down.decode(chunk, data, {1: theta, 2: momentum}, scratch)
 
     def measure_mean(self, chunk: Chunk, mean: Float32s) -> None:
         """Add this chunk's squared norm of the mean."""
@@ -312,12 +344,12 @@ class MeldNumbers:
         scratch: Scratch,
     ) -> None:
         """Take the outer step on the means, in place."""
-        for part, (moved, _, _) in self._columns.units(chunk, data):
+        for part, (moved, _, _) in self.down.units(chunk, data):
             size = (part.stop - part.start,)
             step_encoded(
                 theta[part],
                 momentum[part],
-                self._displacement,
+                self._merged,
                 moved,
                 size,
                 self._optimizer,
@@ -340,6 +372,11 @@ def numbers_of(commit: Commit) -> Numbers:
     """Return a commit's arithmetic. Raises ``ValueError`` for an unknown codec or rule."""
     if commit.kind == "mix":
         return MixNumbers()
-    if commit.kind == "meld":
-        return MeldNumbers(codec=commit.codec, merge=commit.merge, eta=commit.eta, mu=commit.mu)
-    return MergeNumbers(codec=commit.codec, merge=commit.merge, eta=commit.eta, mu=commit.mu)
+    kind = MeldNumbers if commit.kind == "meld" else MergeNumbers
+    return kind(
+        codec=commit.codec,
+        codec_down=commit.codec_down,
+        merge=commit.merge,
+        eta=commit.eta,
+        mu=commit.mu,
+    )

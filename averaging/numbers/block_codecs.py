@@ -1,5 +1,7 @@
 """Codecs with a scale for each block of 1024 values: f16, int8 and int4.
 
+(``averaging.numbers.two_level_codec`` has int2.)
+
 A value is decoded as ``code * (scale * weight)``: two multiplications and nothing else, so the
 result is bit-exact on every machine. ``averaging.numbers.tiles`` describes the format.
 """
@@ -15,13 +17,21 @@ from numpy.typing import NDArray
 
 from averaging.errors import BadPayload, NotFinite
 from averaging.numbers.arrays import Buffer, Bytes, Float32s, Float64s, arithmetic
-from averaging.numbers.codec import BLOCK, Scratch, as_bytes, checked_bytes, require_size
+from averaging.numbers.codec import (
+    BLOCK,
+    Codec,
+    Scratch,
+    TileReader,
+    as_bytes,
+    checked_bytes,
+    require_size,
+)
 from averaging.numbers.tiles import Tile, peaks_of, plan_of, row_starts, scales_of, view_of
 
 PEAK_MIN = np.float32(2.0**-100)
 """Smallest absolute maximum that a block is coded with, so that scales stay normal."""
 
-_FLOAT_MAX = np.finfo(np.float32).max
+FLOAT_MAX = np.finfo(np.float32).max
 
 _ZERO = np.float32(0)
 
@@ -31,8 +41,8 @@ is faster than ``rint``, and integers are narrowed faster than floats.
 """
 
 
-class BlockCodec(ABC):
-    """A codec with a scale for each block; subclasses define how a scaled value becomes a code."""
+class ScaledCodec(ABC):
+    """A codec with a scale for each block; subclasses define how a tile becomes bytes."""
 
     name: str
     signed_zero: ClassVar[bool] = False
@@ -55,16 +65,26 @@ class BlockCodec(ABC):
     def error_bound(self, peak: float) -> float: ...
 
     @abstractmethod
-    def scales_for(self, peaks: Float32s) -> Float32s:
-        """Return the scales of blocks with these absolute maxima."""
+    def fill(
+        self,
+        tile: Float32s,
+        peaks: Float32s,
+        scales: NDArray[np.float32],
+        codes: Bytes,
+        scratch: Scratch,
+    ) -> None:
+        """Write scales and codes of a tile, which may be ``scratch.first``; ``second`` is free."""
 
     @abstractmethod
-    def pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
-        """Write the codes of a tile, which may be ``scratch.first``; ``second`` is free."""
-
-    @abstractmethod
-    def unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
-        """Set ``out`` to codes * factors, with one factor per row."""
+    def read(
+        self,
+        codes: Bytes,
+        scales: NDArray[np.float32],
+        factors: Float32s,
+        out: Float32s,
+        scratch: Scratch,
+    ) -> None:
+        """Set ``out`` to the decoded values, with ``factors`` in place of the scales."""
 
     def encoded_size(self, sizes: Sequence[int]) -> int:
         full = 4 + self.code_bytes(BLOCK)
@@ -75,12 +95,12 @@ class BlockCodec(ABC):
         return total
 
     def encode(self, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch) -> None:
-        self._encode(sizes, out, scratch, lambda tile: tile.of(values), values.size)
+        self._encode(sizes, out, scratch, lambda _, tile: tile.of(values), values.size)
 
     def encode_difference(
         self, base: Float32s, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch
     ) -> None:
-        def difference(tile: Tile) -> Float32s:
+        def difference(_: int, tile: Tile) -> Float32s:
             made = scratch.first[: tile.size].reshape(tile.rows, tile.columns)
             np.subtract(tile.of(base), tile.of(values), out=made)
             return made
@@ -89,41 +109,52 @@ class BlockCodec(ABC):
 
     def encode_sum(
         self,
+        source: Codec,
         payloads: Sequence[Buffer],
         weights: Sequence[float],
         sizes: Sequence[int],
         out: Buffer,
         scratch: Scratch,
     ) -> None:
-        size = self.encoded_size(sizes)
         first, *others = [
-            (checked_bytes(self.name, payload, size), np.float32(weight))
+            source.tile_reader(payload, sizes, weight, scratch)
             for payload, weight in zip(payloads, weights, strict=True)
         ]
 
-        def weighted(tile: Tile, data: Bytes, weight: np.float32, into: Float32s) -> Float32s:
-            scales, codes = view_of(data, tile, self.code_bytes(tile.columns))
-            values = into[: tile.size].reshape(tile.rows, tile.columns)
-            factors = np.multiply(scales, weight, dtype=np.float32)
-            self.unpack(codes, factors, values, scratch)
-            return values
-
-        def added(tile: Tile) -> Float32s:
-            total = weighted(tile, *first, scratch.first)
+        def added(number: int, tile: Tile) -> Float32s:
+            total, more = scratch.first[: tile.size], scratch.second[: tile.size]
+            first(number, tile.values, total)
             if self.signed_zero:
                 np.add(total, _ZERO, out=total)  # a sum from zero has no negative zero
-            for data, weight in others:
-                np.add(total, weighted(tile, data, weight, scratch.second), out=total)
-            return total
+            for read in others:
+                read(number, tile.values, more)
+                np.add(total, more, out=total)
+            return total.reshape(tile.rows, tile.columns)
 
         self._encode(sizes, out, scratch, added, sum(sizes))
+
+    def tile_reader(
+        self, data: Buffer, sizes: Sequence[int], weight: float, scratch: Scratch
+    ) -> TileReader:
+        plan = plan_of(self, tuple(sizes))
+        octets = checked_bytes(self.name, data, plan.bytes)
+        rounded = np.float32(weight)
+
+        def read(number: int, _: slice, into: Float32s) -> None:
+            tile = plan.tiles[number]
+            scales, codes = view_of(octets, tile, self.code_bytes(tile.columns))
+            factors = np.multiply(scales, rounded, dtype=np.float32)
+            matrix = into.reshape(tile.rows, tile.columns)
+            self.read(codes, scales, factors, matrix, scratch)
+
+        return read
 
     def _encode(
         self,
         sizes: Sequence[int],
         out: Buffer,
         scratch: Scratch,
-        source: Callable[[Tile], Float32s],
+        source: Callable[[int, Tile], Float32s],
         count: int,
     ) -> None:
         plan = plan_of(self, tuple(sizes))
@@ -134,15 +165,14 @@ class BlockCodec(ABC):
                 f"which are {plan.bytes} bytes in {self.name}"
             )
         with arithmetic():
-            for tile in plan.tiles:
-                values = source(tile)
+            for number, tile in enumerate(plan.tiles):
+                values = source(number, tile)
                 peaks = peaks_of(values.reshape(-1), row_starts(tile.rows, tile.columns))
-                if not np.maximum.reduce(peaks) <= _FLOAT_MAX:  # true for NaN too
+                if not np.maximum.reduce(peaks) <= FLOAT_MAX:  # true for NaN too
                     raise NotFinite(tile.unit_of(int(np.argmin(np.isfinite(peaks)))))
                 np.maximum(peaks, PEAK_MIN, out=peaks)
                 scales, codes = view_of(target, tile, self.code_bytes(tile.columns))
-                scales[:] = self.scales_for(peaks)
-                self.pack(values, peaks, codes, scratch)
+                self.fill(values, peaks, scales, codes, scratch)
 
     def check(self, data: Buffer, sizes: Sequence[int], scratch: Scratch) -> None:
         plan = plan_of(self, tuple(sizes))
@@ -164,22 +194,22 @@ class BlockCodec(ABC):
         for tile in tiles:
             scales, codes = view_of(data, tile, self.code_bytes(tile.columns))
             work = scratch.first[: tile.size].reshape(tile.rows, tile.columns)
-            self.unpack(codes, scales.astype(np.float32), work, scratch)
+            self.read(codes, scales, scales.astype(np.float32), work, scratch)
             if not np.isfinite(work).all():
                 raise BadPayload(self.name, f"unit {tile.unit} overflows")
 
     def decode(self, data: Buffer, sizes: Sequence[int], out: Float32s, scratch: Scratch) -> None:
         with arithmetic():
-            for tile, codes, factors in self._read(data, sizes, 1.0, out.size):
-                self.unpack(codes, factors, tile.of(out), scratch)
+            for tile, codes, scales, factors in self._read(data, sizes, 1.0, out.size):
+                self.read(codes, scales, factors, tile.of(out), scratch)
 
     def pieces(
         self, data: Buffer, sizes: Sequence[int], weight: float | Float64s, scratch: Scratch
     ) -> Iterator[tuple[slice, Float32s]]:
-        for tile, codes, factors in self._read(data, sizes, weight, sum(sizes)):
+        for tile, codes, scales, factors in self._read(data, sizes, weight, sum(sizes)):
             values = scratch.first[: tile.size]
-            self.unpack(codes, factors, values.reshape(tile.rows, tile.columns), scratch)
-            yield slice(tile.start, tile.start + tile.size), values
+            self.read(codes, scales, factors, values.reshape(tile.rows, tile.columns), scratch)
+            yield tile.values, values
 
     def decode_add(
         self,
@@ -196,7 +226,7 @@ class BlockCodec(ABC):
 
     def _read(
         self, data: Buffer, sizes: Sequence[int], weight: float | Float64s, count: int
-    ) -> Iterator[tuple[Tile, Bytes, Float32s]]:
+    ) -> Iterator[tuple[Tile, Bytes, NDArray[np.float32], Float32s]]:
         plan = plan_of(self, tuple(sizes))
         octets = checked_bytes(self.name, data, plan.bytes)
         if count != plan.values:
@@ -205,7 +235,44 @@ class BlockCodec(ABC):
         for tile in plan.tiles:
             scales, codes = view_of(octets, tile, self.code_bytes(tile.columns))
             mine = rounded[tile.units] if rounded.ndim else rounded
-            yield tile, codes, np.multiply(scales, mine, dtype=np.float32)
+            yield tile, codes, scales, np.multiply(scales, mine, dtype=np.float32)
+
+
+class BlockCodec(ScaledCodec):
+    """A codec of scale and codes; subclasses define how a scaled value becomes a code."""
+
+    @abstractmethod
+    def scales_for(self, peaks: Float32s) -> Float32s:
+        """Return the scales of blocks with these absolute maxima."""
+
+    @abstractmethod
+    def pack(self, tile: Float32s, peaks: Float32s, codes: Bytes, scratch: Scratch) -> None:
+        """Write the codes of a tile, which may be ``scratch.first``; ``second`` is free."""
+
+    @abstractmethod
+    def unpack(self, codes: Bytes, factors: Float32s, out: Float32s, scratch: Scratch) -> None:
+        """Set ``out`` to codes * factors, with one factor per row."""
+
+    def fill(
+        self,
+        tile: Float32s,
+        peaks: Float32s,
+        scales: NDArray[np.float32],
+        codes: Bytes,
+        scratch: Scratch,
+    ) -> None:
+        scales[:] = self.scales_for(peaks)
+        self.pack(tile, peaks, codes, scratch)
+
+    def read(
+        self,
+        codes: Bytes,
+        scales: NDArray[np.float32],
+        factors: Float32s,
+        out: Float32s,
+        scratch: Scratch,
+    ) -> None:
+        self.unpack(codes, factors, out, scratch)
 
 
 class WholeNumberCodec(BlockCodec):
@@ -214,7 +281,7 @@ class WholeNumberCodec(BlockCodec):
     steps: ClassVar[int]
 
     def __init__(self) -> None:
-        self._scale_max = np.nextafter(_FLOAT_MAX / np.float32(self.steps), _ZERO)
+        self._scale_max = np.nextafter(FLOAT_MAX / np.float32(self.steps), _ZERO)
         """Times ``steps`` it is finite, however that is rounded."""
 
     @property
@@ -223,7 +290,7 @@ class WholeNumberCodec(BlockCodec):
 
     @property
     def scale_safe(self) -> float:
-        return float(_FLOAT_MAX) / (self.steps + 1)
+        return float(FLOAT_MAX) / (self.steps + 1)
 
     def error_bound(self, peak: float) -> float:
         # Half a step, and a margin for the rounding of scale, quotient and product.
@@ -236,10 +303,17 @@ class WholeNumberCodec(BlockCodec):
 
     def codes(self, tile: Float32s, peaks: Float32s, scratch: Scratch) -> NDArray[np.int32]:
         """Return the codes, each in its lowest byte. Nothing is clipped: |value| <= peak."""
-        scaled: Float32s = scratch.first[: tile.size].reshape(tile.shape)
-        np.multiply(tile, (np.float32(self.steps) / peaks)[:, None], out=scaled)
-        np.add(scaled, _UNITS_LAST, out=scaled)
-        return scaled.view(np.int32)
+        return whole_numbers(self.steps, tile, peaks, scratch)
+
+
+def whole_numbers(
+    steps: int, tile: Float32s, peaks: Float32s, scratch: Scratch
+) -> NDArray[np.int32]:
+    """Return values * steps / peak, rounded, each in its lowest byte, in ``scratch.first``."""
+    scaled: Float32s = scratch.first[: tile.size].reshape(tile.shape)
+    np.multiply(tile, (np.float32(steps) / peaks)[:, None], out=scaled)
+    np.add(scaled, _UNITS_LAST, out=scaled)
+    return scaled.view(np.int32)
 
 
 class Int8(WholeNumberCodec):

@@ -1,4 +1,6 @@
-"""Slices and chunks of a fragment: their places in its vector and in its payload.
+"""Slices and chunks of a fragment: their places in its vector and in its payloads.
+
+There are two payloads, because contributions and merged slices may be encoded differently.
 
 A **chunk** is a few units that a thread works on between two looks at the clock. The bytes do not
 depend on how units are grouped into chunks.
@@ -21,6 +23,16 @@ class EncodedSize(Protocol):
     def encoded_size(self, sizes: Sequence[int]) -> int: ...
 
 
+class BothLegs(Protocol):
+    """The encodings of contributions on their way up, and of merged slices on their way down."""
+
+    @property
+    def up(self) -> EncodedSize: ...
+
+    @property
+    def down(self) -> EncodedSize: ...
+
+
 CHUNK_VALUES = 1 << 20
 """Values in a chunk: about a millisecond of work, and 4 MB."""
 
@@ -35,18 +47,22 @@ class Chunk:
     kinds: tuple[Kind, ...]
     values: slice
     data: slice
+    """Place in an encoded contribution."""
+    merged: slice
+    """Place in the encoded merged fragment."""
 
 
 class Cutting:
-    """The slices and chunks of a fragment, and where each of them lies in the payload."""
+    """The slices and chunks of a fragment, and where each of them lies in the payloads."""
 
-    def __init__(self, fragment: Fragment, numbers: EncodedSize, shares: Sequence[int]) -> None:
+    def __init__(self, fragment: Fragment, legs: BothLegs, shares: Sequence[int]) -> None:
         self.fragment = fragment
         self.slices: tuple[Slice, ...] = fragment.slices(shares)
-        self._ends = list(
-            accumulate((numbers.encoded_size((size,)) for size in fragment.unit_sizes), initial=0)
-        )
+        self._ends = _ends_of(fragment, legs.up)
+        self._merged_ends = _ends_of(fragment, legs.down)
         self.data_size = self._ends[-1]
+        """Bytes of a contribution."""
+        self.merged_size = self._merged_ends[-1]
         self._starts = list(accumulate(fragment.unit_sizes, initial=0))
         self.chunks: tuple[tuple[Chunk, ...], ...] = tuple(
             tuple(self._chunks(piece.first_unit, piece.end_unit)) for piece in self.slices
@@ -56,9 +72,25 @@ class Cutting:
         """The chunks of all slices, in order."""
 
     def data_of(self, index: int) -> slice:
-        """Return the range of slice ``index`` in the payload."""
+        """Return the range of slice ``index`` in a contribution."""
         piece = self.slices[index]
         return slice(self._ends[piece.first_unit], self._ends[piece.end_unit])
+
+    def merged_of(self, index: int) -> slice:
+        """Return the range of slice ``index`` in the merged fragment."""
+        piece = self.slices[index]
+        return slice(self._merged_ends[piece.first_unit], self._merged_ends[piece.end_unit])
+
+    def pieces(self, index: int, *, merged: bool = False) -> list[tuple[Chunk, slice]]:
+        """Return the chunks of a slice, each with its place in the bytes of that slice."""
+        start = (self.merged_of(index) if merged else self.data_of(index)).start
+        places = ((chunk, chunk.merged if merged else chunk.data) for chunk in self.chunks[index])
+        return [(chunk, slice(at.start - start, at.stop - start)) for chunk, at in places]
+
+    def upload_size(self, index: int) -> int:
+        """Return the number of bytes of a contribution to slice ``index``."""
+        piece = self.slices[index]
+        return self._ends[piece.end_unit] - self._ends[piece.first_unit]
 
     def _chunks(self, first: int, end: int) -> list[Chunk]:
         made = []
@@ -76,6 +108,7 @@ class Cutting:
                     self.fragment.kinds[first:last],
                     slice(self._starts[first], self._starts[last]),
                     slice(self._ends[first], self._ends[last]),
+                    slice(self._merged_ends[first], self._merged_ends[last]),
                 )
             )
             first = last
@@ -83,3 +116,7 @@ class Cutting:
 
     def tensor_at(self, unit: int) -> str:
         return self.fragment.units[unit].tensor
+
+
+def _ends_of(fragment: Fragment, leg: EncodedSize) -> list[int]:
+    return list(accumulate((leg.encoded_size((size,)) for size in fragment.unit_sizes), initial=0))

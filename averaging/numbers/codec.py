@@ -14,8 +14,8 @@ each tile, so callers divide units among threads, each with a ``Scratch`` of its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -56,6 +56,11 @@ class Scratch:
         return held[:size]
 
 
+TileReader: TypeAlias = Callable[[int, slice, Float32s], None]
+"""Fills a vector with a tile, given by its number and its range of values: all codecs divide units
+into the same tiles (``averaging.numbers.tiles``)."""
+
+
 class Codec(Protocol):
     """How values are encoded. ``sizes`` are unit sizes; vectors are flat, contiguous fp32.
 
@@ -91,13 +96,23 @@ class Codec(Protocol):
 
     def encode_sum(
         self,
+        source: Codec,
         payloads: Sequence[Buffer],
         weights: Sequence[float],
         sizes: Sequence[int],
         out: Buffer,
         scratch: Scratch,
     ) -> None:
-        """Encode the sum that ``decode_add`` makes from zero, without holding all of it."""
+        """Encode the sum that ``decode_add`` of ``source`` makes from zero, tile by tile."""
+        ...
+
+    def tile_reader(
+        self, data: Buffer, sizes: Sequence[int], weight: float, scratch: Scratch
+    ) -> TileReader:
+        """Return a function that decodes single tiles, times ``weight``, for ``encode_sum``.
+
+        ``scratch.first`` and ``second`` are the caller's. Use it inside ``arithmetic()``.
+        """
         ...
 
     def check(self, data: Buffer, sizes: Sequence[int], scratch: Scratch) -> None:

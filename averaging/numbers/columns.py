@@ -7,18 +7,44 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from averaging.errors import NotFinite
-from averaging.numbers.arrays import Float32s, Float64s
+from averaging.numbers.arrays import Float32s, Float64s, arithmetic
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.codec import Codec, Scratch
 from averaging.numbers.merge import MergeRule, merge_encoded
 from averaging.numbers.norm_bounds import squares_at_most
 
 
-class Columns:
-    """Several encoded columns side by side: each unit in one codec after the other."""
+class Displacements:
+    """Encoded displacements, in one codec: the payloads of a merge."""
 
-    def __init__(self, *codecs: Codec) -> None:
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+
+    def encoded_size(self, sizes: Sequence[int]) -> int:
+        return self.codec.encoded_size(sizes)
+
+    def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
+        self.codec.check(data, chunk.sizes, scratch)
+
+    def squares(self, chunk: Chunk, data: memoryview) -> Float64s:
+        return squares_at_most(self.codec, data, chunk.sizes)
+
+    def subtract(
+        self, chunk: Chunk, data: memoryview, base: Float32s, out: Float32s, scratch: Scratch
+    ) -> None:
+        """Set the chunk's part of ``out`` to base less the decoded displacement."""
+        _subtract(self.codec, data, chunk.sizes, base[chunk.values], out[chunk.values], scratch)
+
+
+class Columns:
+    """Several encoded columns side by side: each unit in one codec after the other.
+
+    If the first column is a displacement, ``moves`` is true.
+    """
+
+    def __init__(self, *codecs: Codec, moves: bool) -> None:
         self._codecs = codecs
+        self._moves = moves
 
     def encoded_size(self, sizes: Sequence[int]) -> int:
         return sum(codec.encoded_size(sizes) for codec in self._codecs)
@@ -58,13 +84,22 @@ class Columns:
                 size = (part.stop - part.start,)
                 self._codecs[column].decode(sources[column], size, vector[part], scratch)
 
+    def subtract(
+        self, chunk: Chunk, data: memoryview, base: Float32s, out: Float32s, scratch: Scratch
+    ) -> None:
+        """Set the chunk's part of ``out`` to base less the decoded first column."""
+        for part, (moved, *_) in self.units(chunk, data):
+            size = (part.stop - part.start,)
+            _subtract(self._codecs[0], moved, size, base[part], out[part], scratch)
+
     def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
         for size, (_, parts) in zip(chunk.sizes, self.units(chunk, data), strict=True):
             for codec, part in zip(self._codecs, parts, strict=True):
                 codec.check(part, (size,), scratch)
 
-    def squares_of_first(self, chunk: Chunk, data: memoryview) -> Float64s:
-        """Return ``squares_at_most`` of the units in the first column."""
+    def squares(self, chunk: Chunk, data: memoryview) -> Float64s:
+        if not self._moves:
+            return np.zeros(len(chunk.sizes))
         codec = self._codecs[0]
         found = (
             squares_at_most(codec, parts[0], (size,))[0]
@@ -79,14 +114,39 @@ class Columns:
         ways: Sequence[tuple[MergeRule, Sequence[float]]],
         out: memoryview,
         scratch: Scratch,
+        *,
+        into: Columns,
     ) -> None:
-        """Merge each column by a rule and weights of its own, which are in ``ways``."""
+        """Merge each column by a rule and weights of its own (``ways``), into ``into``'s codecs."""
         given = [self.units(chunk, payload) for payload in payloads]
-        for index, (_, targets) in enumerate(self.units(chunk, out)):
+        for index, (_, targets) in enumerate(into.units(chunk, out)):
             sizes, kinds = (chunk.sizes[index],), (chunk.kinds[index],)
-            for column, (codec, (rule, weights)) in enumerate(zip(self._codecs, ways, strict=True)):
+            for column, (rule, weights) in enumerate(ways):
                 parts = [units[index][1][column] for units in given]
-                merge_encoded(rule, codec, parts, weights, sizes, kinds, targets[column], scratch)
+                merge_encoded(
+                    rule,
+                    self._codecs[column],
+                    parts,
+                    weights,
+                    sizes,
+                    kinds,
+                    targets[column],
+                    scratch,
+                    into=into._codecs[column],
+                )
+
+
+def _subtract(
+    codec: Codec,
+    data: memoryview,
+    sizes: Sequence[int],
+    base: Float32s,
+    out: Float32s,
+    scratch: Scratch,
+) -> None:
+    with arithmetic():
+        for part, moved in codec.pieces(data, sizes, 1.0, scratch):
+            np.subtract(base[part], moved, out=out[part])
 
 
 def shares_by_heads(payloads: Sequence[memoryview], members: Sequence[int] | None) -> list[float]:

@@ -8,7 +8,15 @@ import numpy as np
 
 from averaging.errors import BadPayload, NotFinite
 from averaging.numbers.arrays import Buffer, Float32s, Float64s, arithmetic
-from averaging.numbers.codec import TILE, Scratch, as_bytes, checked_bytes, require_size
+from averaging.numbers.codec import (
+    TILE,
+    Codec,
+    Scratch,
+    TileReader,
+    as_bytes,
+    checked_bytes,
+    require_size,
+)
 
 
 class Float32:
@@ -40,6 +48,7 @@ class Float32:
 
     def encode_sum(
         self,
+        source: Codec,
         payloads: Sequence[Buffer],
         weights: Sequence[float],
         sizes: Sequence[int],
@@ -47,19 +56,22 @@ class Float32:
         scratch: Scratch,
     ) -> None:
         target = self._target(out, sizes, sum(sizes))
-        given = [
-            (self._source(payload, sizes, target.size), np.float32(weight))
-            for payload, weight in zip(payloads, weights, strict=True)
-        ]
-        with arithmetic():
-            for part in _parts(target.size):
-                total = target[part]
-                total.fill(0)
-                for source, weight in given:
-                    work = scratch.first[: total.size]
-                    np.multiply(source[part], weight, out=work)
-                    np.add(total, work, out=total)
-                self._refuse_not_finite(total, part.start, sizes)
+        target.fill(0)
+        for payload, weight in zip(payloads, weights, strict=True):
+            source.decode_add(payload, sizes, weight, target, scratch)
+        for part in _parts(target.size):
+            self._refuse_not_finite(target[part], part.start, sizes)
+
+    def tile_reader(
+        self, data: Buffer, sizes: Sequence[int], weight: float, scratch: Scratch
+    ) -> TileReader:
+        values = self._source(data, sizes, sum(sizes))
+        rounded = np.float32(weight)
+
+        def read(_: int, part: slice, into: Float32s) -> None:
+            np.multiply(values[part], rounded, out=into)
+
+        return read
 
     def check(self, data: Buffer, sizes: Sequence[int], scratch: Scratch) -> None:
         octets = checked_bytes(self.name, data, self.encoded_size(sizes))

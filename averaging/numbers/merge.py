@@ -179,8 +179,10 @@ def merge_encoded(
     kinds: Sequence[Kind],
     out: Buffer,
     scratch: Scratch,
+    *,
+    into: Codec | None = None,
 ) -> None:
-    """Merge a range of units into ``out``, encoded with the same codec.
+    """Merge a range of units into ``out``, encoded with the codec ``into`` (``None``: the same).
 
     ``payloads`` have been checked and are in the roster's order. The range may be divided among
     threads, each with its part of the payloads and of ``out``: the bytes are the same. Raises
@@ -190,23 +192,24 @@ def merge_encoded(
         raise ValueError(f"{len(weights)} weights for {len(payloads)} contributions")
     views = [memoryview(payload).cast("B") for payload in payloads]
     target = memoryview(out).cast("B")
-    at = 0
+    coder = into or codec
+    at = start = 0
     for first, last in _batches(rule, sizes, kinds):
         batch = tuple(sizes[first:last])
-        end = at + codec.encoded_size(batch)
+        end, stop = at + codec.encoded_size(batch), start + coder.encoded_size(batch)
         encoded = tuple(view[at:end] for view in views)
         try:
             if rule.only_adds(kinds[first]):
-                codec.encode_sum(encoded, weights, batch, target[at:end], scratch)
+                coder.encode_sum(codec, encoded, weights, batch, target[start:stop], scratch)
             else:
                 unit = Contributions(kinds[first], batch, tuple(weights), codec, encoded, scratch)
                 accumulator = scratch.vector(1, unit.size)
                 with arithmetic():
                     rule.merge(unit, accumulator)
-                codec.encode(accumulator, batch, target[at:end], scratch)
+                coder.encode(accumulator, batch, target[start:stop], scratch)
         except NotFinite as error:
             raise NotFinite(first + error.unit) from None
-        at = end
+        at, start = end, stop
 
 
 def _batches(

@@ -46,6 +46,10 @@ class Tile(NamedTuple):
     def size(self) -> int:
         return self.rows * self.columns
 
+    @property
+    def values(self) -> slice:
+        return slice(self.start, self.start + self.size)
+
     def of(self, vector: Float32s) -> Float32s:
         tile: Float32s = vector[self.start : self.start + self.size].reshape(
             self.rows, self.columns

@@ -8,6 +8,10 @@ one that is not asks the other peers where they stand. Where too few are left to
 as when all but one of a roster have lost what they finished, nobody could ever go on: a peer that
 was in vain for ``doubt_s``, and whose own attempts fail, takes the word of one.
 
+Two sides of comparable weight are mixed by a round that members of both join. It never comes where
+the leaders of one side hold those of the other for newcomers, and both could go on for ever. So the
+lighter side rebases as well if no mix has come for ``doubt_s`` and some rounds or attempts.
+
 Every method of ``CatchingUp`` that decides returns changes (``averaging.round.transitions``).
 """
 
@@ -127,13 +131,16 @@ class CatchingUp:
     """One peer as one that may be behind, or on the lighter side of a fork."""
 
     __slots__ = (
+        "_apart_since",
         "_asked_at",
         "_certificates",
         "_hint",
         "_id",
         "_in_vain",
+        "_parted",
         "_peers",
         "_policy",
+        "_rounds_apart",
         "_source",
         "_sources",
         "_uncertified_since",
@@ -161,6 +168,12 @@ class CatchingUp:
         """When other peers were last asked where they stand."""
         self._uncertified_since: float | None = None
         """When a head ahead of this peer's standing was first shown that is not certified."""
+        self._apart_since: float | None = None
+        """When a side of comparable weight was first met, ..."""
+        self._parted = -1
+        """... the last version that it shares, ..."""
+        self._rounds_apart = 0
+        """... and the own rounds since, with those that failed."""
         self._in_vain = 0
         """Own attempts since then that led to no version."""
 
@@ -229,6 +242,8 @@ class CatchingUp:
                 return self._rebase(source, mine, theirs, apart, situation, now)
             case Apart() as apart if apart.they_are_light:
                 return [Send(source, messages.Compare(self._id.fragment, mine))]
+            case Apart() as apart if self._gives_way_unmixed(mine, theirs, apart, now):
+                return self._rebase(source, mine, theirs, apart, situation, now)
             case TheyAreBehind():
                 return [
                     Send(
@@ -262,11 +277,13 @@ class CatchingUp:
         """An own attempt to get into a round led to no version."""
         if self._uncertified_since is not None:
             self._in_vain += 1
+        self._rounds_apart += 1
 
     def stands(self) -> None:
         """This peer stands elsewhere now."""
         self._uncertified_since = None
         self._in_vain = 0
+        self._rounds_apart += 1
 
     def takes(self, link: Link, now: float) -> bool:
         """True if this peer may take the state at this link."""
@@ -280,6 +297,15 @@ class CatchingUp:
         since = self._uncertified_since
         waited = since is not None and now - since >= self._policy.doubt_s
         return waited and self._in_vain >= ATTEMPTS_IN_VAIN
+
+    def _gives_way_unmixed(self, mine: Head, theirs: Head, apart: Apart, now: float) -> bool:
+        """True if no round mixes the two sides, as it seems, and this one is the lighter."""
+        parted = apart.ancestor if apart.ancestor is not None else -1
+        if self._apart_since is None or parted > self._parted:
+            self._apart_since, self._parted, self._rounds_apart = now, parted, 0
+        lighter = (apart.mine, mine.lineage) < (apart.theirs, theirs.lineage)
+        waited = now - self._apart_since >= self._policy.doubt_s
+        return lighter and waited and self._rounds_apart >= ATTEMPTS_IN_VAIN
 
     def _uncertified(self, source: PeerId, mine: Head, now: float) -> Changes:
         """Ask others about a head that too few have signed."""
@@ -344,6 +370,7 @@ class CatchingUp:
         if source is None:
             return
         if standing is not None:
+            self._apart_since = None
             self._sources.delivered(source)
         else:
             # It may have lied about what it has: ask others before it is believed again.

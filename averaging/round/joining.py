@@ -17,7 +17,7 @@ import msgspec
 from averaging import messages
 from averaging.bounded_mapping import BoundedMapping
 from averaging.history.standing import Standing, after_folding
-from averaging.messages import Join
+from averaging.messages import Commit, Join
 from averaging.round.effects import Discard, Fold, GiveUp, Note, Send, Silent, TakeSnapshot
 from averaging.round.identity import Identity
 from averaging.round.inputs import Offer
@@ -560,6 +560,7 @@ class Joining:
         if situation.phase not in _ANSWERED_IN:
             return []
         leader = message.leader
+        self._peers.vouch(sender, leader)
         changes: Changes = [Note("redirected", {"by": sender, "to": leader})]
         if leader != self._id.me and not self._peers.may_lead(leader, now):
             changes += self.join_failed(sender, "it sends me to one that may not lead")
@@ -590,6 +591,25 @@ class Joining:
             *self.join_failed(sender, f"it turned me away: {message.reason}", weight=weight),
             *self._give_up_offer(message.reason),
         ]
+
+    def commit_refused(self, commit: Commit, reason: str, situation: Situation) -> Changes:
+        """The commit of the leader that this peer is promised to does not hold.
+
+        Whatever is wrong with it, the next one would be as wrong: a leader that ranks first for a
+        version would stop the swarm for good.
+        """
+        attempt, standing = self.attempt, situation.standing
+        index = commit.index(self._id.me)
+        if attempt is None or standing is None or index is None or commit.leader == self._id.me:
+            return []
+        entry = commit.members[index]
+        is_answer = (commit.leader, entry.join) == (attempt.leader, attempt.join.join)
+        if not is_answer or commit.parents[entry.parent].lineage != standing.lineage:
+            return []
+        failed = self.join_failed(
+            commit.leader, f"its commit does not hold: {reason}", weight=UNUSUAL_FAILURE
+        )
+        return [*failed, *self._give_up_offer(f"I declined the commit: {reason}")]
 
     def _pass_over(self, behind: PeerId, reason: str, situation: Situation, now: float) -> Changes:
         """A leader is behind this peer: join the next in rank, for this version."""

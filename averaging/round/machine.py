@@ -50,6 +50,7 @@ what machines do.)
     PROMISED  -> ENTERED   Committed StreamOpened Join Pass LinkLost Tick
     PROMISED  -> CATCHING  Behind Call Compare Finished Join
     PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
+    PROMISED  -> IDLE      Committed StreamOpened
     ENTERED   -> IDLE      Applied Void Forswear Declined Withdraw MergedArrived SliceMerged Tick
     CATCHING  -> IDLE      CaughtUp Tick
     FOLDING   -> IDLE      Folded Tick
@@ -420,7 +421,7 @@ class FragmentRounds:
     def _consider_line(self, now: float) -> None:
         """The line has become faster or slower: take part in more versions, or in fewer."""
         every = self.pace.line_measured(
-            self._id.encoded_bytes(self.policy.codec),
+            max(map(self._id.encoded_bytes, self.policy.codecs)),
             versions_max=self.policy.stale_max,
             now=now,
         )
@@ -698,11 +699,13 @@ class FragmentRounds:
         if absent:
             self.outcomes[signed.round] = None
         self._note("declined", leader=commit.leader, reason=reason)
+        situation = self._situation(now)
         self._send(
             commit.leader,
             messages.Declined(self.fragment, signed.round, reason, absent=absent),
             now,
         )
+        self._apply(self.joining.commit_refused(commit, reason, situation), now)
         return reason
 
     def _objection(self, round_id: bytes, commit: Commit, now: float) -> str | None:

@@ -22,6 +22,10 @@ from averaging.rules.probation import SEEN_MAX, SLACK, Asked, Probation
 from averaging.rules.succession import NO_LINEAGE, leaders, on_usual_lines, succession
 from dht.identity import PeerId
 
+VOUCHERS_MIN = 2
+"""Peers that count and must follow a newcomer as their leader before this peer does, where there
+are as many."""
+
 FAILED_MAX = 256
 """Failed peers that are remembered; beyond it the oldest failures are forgotten."""
 
@@ -51,6 +55,7 @@ class Neighbourhood:
         "_id",
         "_merged_at",
         "_policy",
+        "_vouchers",
         "bytes_per_s",
         "closed_version",
         "crowd",
@@ -79,6 +84,8 @@ class Neighbourhood:
         self._asked: tuple[float, Asked] | None = None
         """Cache of what is asked of a peer, at one moment."""
         self._policy = identity.policy
+        self._vouchers = BoundedMapping[PeerId, set[PeerId]](FAILED_MAX)
+        """Peers that have sent this one to a leader, by leader."""
         self._merged_at = BoundedMapping[PeerId, float](SEEN_MAX)
         """When this peer saw work of another one merged last, in this fragment."""
         self.view = view
@@ -153,6 +160,7 @@ class Neighbourhood:
     def saw_merged(self, contributors: Iterable[PeerId], now: float) -> None:
         """A round was merged with the work of these peers."""
         contributors = tuple(contributors)
+        self._vouchers.clear()
         for peer in contributors:
             self._merged_at[peer] = now
         if self.probation.is_on:
@@ -290,12 +298,26 @@ class Neighbourhood:
             return False
         if self.probation.is_on and self.probation.progress(peer, self.asked(now), now) < SLACK:
             # Where no other can be dialled newcomers have to lead.
-            return not self._can_be_led(self.view, (), now)
+            return self._is_vouched_for(peer, now) or not self._can_be_led(self.view, (), now)
         if now - seen.first_seen >= ESTABLISHED_AFTER_S / 2:
             return True
         return not any(
             other.reachable and other.is_established(now) for other in self.view.values()
         )
+
+    def vouch(self, voucher: PeerId, leader: PeerId) -> None:
+        """A peer has sent this one to a leader, until the next merge."""
+        self._vouchers.setdefault(leader, set()).add(voucher)
+
+    def _is_vouched_for(self, leader: PeerId, now: float) -> bool:
+        """True if two that count follow this leader: they saw it work, and this peer did not.
+
+        Peers that came to a run in different order differ in who counts. Without this, a run whose
+        quorum is all would stand still where one of them passes over the leader of the others.
+        """
+        electorate = self.electorate(now)
+        vouchers = electorate & self._vouchers.get(leader, set())
+        return 0 < min(VOUCHERS_MIN, len(electorate)) <= len(vouchers)
 
     def follows(self, peer: PeerId, head: Head, now: float) -> bool:
         """True if this peer, which stands on ``head``, follows that leader.

@@ -142,8 +142,8 @@ def compose(
     if len(newcomers) == len(by_peer):
         newcomers = set()
     roster = _in_rank(by_peer, leader, parents[0], newcomers)
-    codec = _codec(by_peer.values(), kind, policy)
-    size = encoded_bytes(codec)
+    codec, codec_down = _codecs(by_peer.values(), kind, policy)
+    size = max(encoded_bytes(codec), encoded_bytes(codec_down or codec))
     # The slices of a site come and go with its delegate: its other members do not reduce.
     # A newcomer carries nobody's work: which site a peer names is its own word.
     voters = [peer for peer in roster if peer not in newcomers]
@@ -202,6 +202,7 @@ def compose(
         reducers=reducers,
         shares=shares,
         codec=codec,
+        codec_down=codec_down,
         merge=policy.merge,
         eta=policy.eta,
         mu=policy.mu,
@@ -219,10 +220,10 @@ def recomposed(
     """The commit that an honest leader composes of these members' claims and parents.
 
     What a leader may choose is kept: who is in, who of them votes, the kind of a round of several
-    lineages, the codec if it is the run's or f32, and the deadlines
+    lineages, the codecs if they are the run's or f32, and the deadlines
     (``averaging.rules.commit_check`` limits those).
     """
-    displacement = commit.codec.partition("/")[0]
+    codecs = commit.codec.partition("/")[0], commit.codec_down or "f32", "f32"
     leader = Leader(
         peer=commit.leader,
         incarnation=commit.leader_incarnation,
@@ -236,8 +237,7 @@ def recomposed(
         for parent, links in zip(commit.parents, shown, strict=True)
     ]
     joins = [
-        (entry.peer, _join(commit, entry, heads[entry.parent], (displacement, "f32")))
-        for entry in commit.members
+        (entry.peer, _join(commit, entry, heads[entry.parent], codecs)) for entry in commit.members
     ]
     made = compose(
         leader,
@@ -292,12 +292,13 @@ def _in_rank(
     )
 
 
-def _codec(joins: Iterable[Join], kind: str, policy: RoundPolicy) -> str:
+def _codecs(joins: Iterable[Join], kind: str, policy: RoundPolicy) -> tuple[str, str | None]:
+    """The codec of uploads, and that of merged slices if it is another one."""
     if kind == "mix":
-        return "f32"  # theta itself travels: it is not rounded
+        return "f32", None  # theta itself travels: it is not rounded
     known = set.intersection(*(set(join.codecs) for join in joins))
-    codec = policy.codec if policy.codec in known else "f32"
-    return policy.mixing.codec(codec) if kind == "meld" else codec
+    up, down = policy.codecs if known.issuperset(policy.codecs) else ("f32", "f32")
+    return policy.mixing.codec(up) if kind == "meld" else up, None if down == up else down
 
 
 def _entry(peer: PeerId, join: Join, *, parent: int, tokens: int, delegate: int | None) -> Entry:

@@ -35,8 +35,12 @@ def objection(
         wanted = mixing.codec(displacement)
         if commit.codec != wanted:
             return f"it sends states as {states!r}; the run melds with {wanted!r}"
-    if displacement not in codecs:
-        return f"I lack its codec {displacement!r}; I have {', '.join(codecs)}"
+    used = displacement, commit.codec_down or displacement
+    for name in used:
+        if name not in codecs:
+            return f"I lack its codec {name!r}; I have {', '.join(codecs)}"
+    if used not in (policy.codecs, ("f32", "f32")):  # f32: a member lacks the run's
+        return f"its codecs are {' and '.join(used)}; the run's are {' and '.join(policy.codecs)}"
     if commit.merge not in rule_names():
         return f"I lack its merge rule {commit.merge!r}; I have {', '.join(rule_names())}"
     theirs, ours = (commit.merge, commit.eta, commit.mu), (policy.merge, policy.eta, policy.mu)
@@ -51,7 +55,8 @@ def objection(
     needed = voters if policy.quorum.required == ALL else min(2, voters)
     if commit.contributors_min < needed:
         return f"it merges {commit.contributors_min} contributions; the run needs {needed} at least"
-    limit = longest(policy, encoded_bytes=encoded_bytes(commit.codec), commit=commit)
+    size = max(map(encoded_bytes, commit.codecs))
+    limit = longest(policy, encoded_bytes=size, commit=commit)
     if commit.upload_s > limit.upload_s or commit.round_s > limit.round_s:
         return (
             f"it takes up to {commit.round_s:g} s, {commit.upload_s:g} s of it for uploads; "

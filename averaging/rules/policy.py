@@ -38,6 +38,12 @@ class RoundPolicy:
     grouping: str = "halves"
     """How more peers than ``group_size`` are dealt into groups: ``averaging.rules.grouping``."""
     codec: str = "int4"
+    """Codec of uploads."""
+    codec_down: str | None = None
+    """Codec of merged slices, if it is another one."""
+    feedback: bool = False
+    """Leave what the encoding of an upload loses in the learner's parameters, as part of the next
+    contribution. Only where ``carry`` adopts; each peer does it for itself."""
     merge: str = "mean"
     eta: float = 1.0
     mu: float = 0.5
@@ -81,6 +87,11 @@ class RoundPolicy:
     alone_s: float = 600.0
     """Time after which a peer that is alone folds its work into theta."""
 
+    @property
+    def codecs(self) -> tuple[str, str]:
+        """The codecs of uploaded and of merged displacements."""
+        return self.codec, self.codec_down or self.codec
+
     def __post_init__(self) -> None:
         if not 2 <= self.group_size <= ROSTER_MAX:
             raise ValueError(
@@ -105,7 +116,9 @@ class RoundPolicy:
 
     def of_statistics(self) -> RoundPolicy:
         """The policy of the fragment of statistics: their exact mean, and no outer optimizer."""
-        return replace(self, codec="f32", merge="mean", eta=1.0, mu=0.0)
+        return replace(
+            self, codec="f32", codec_down=None, feedback=False, merge="mean", eta=1.0, mu=0.0
+        )
 
     def of_fragment(self, fragment: Fragment) -> RoundPolicy:
         return self.of_statistics() if fragment.has_statistics else self

@@ -446,6 +446,11 @@ class FragmentNode:
         elif learner is not None:
             assert learner.snapshot is not None, "entered without an offer"
             buffers.payload = self._encoded(buffers, learner.base, learner.snapshot)
+            if self.machine.policy.feedback:
+                data = memoryview(buffers.payload)
+                for chunk in cutting.all_chunks:
+                    part = data[chunk.data]
+                    numbers.leave_rest(chunk, learner.base, learner.snapshot, part, _scratch)
             self.wires.watch.uploaded(self, enter.round, enter.entry, buffers.payload)
         traffic.gives = buffers.payload is not None
 
@@ -511,7 +516,14 @@ class FragmentNode:
             weights = weights_of(buffers.commit, inside)
             parts = {**buffers.uploads, **{(index, me): part for index, part in enumerate(own)}}
             own = [
-                self._merged(buffers, index, [parts[index, who] for who in inside], weights, inside)
+                self._merged(
+                    buffers,
+                    index,
+                    [parts[index, who] for who in inside],
+                    weights,
+                    inside,
+                    again=True,
+                )
                 for index in slices
             ]
         buffers.bundle = own
@@ -616,14 +628,10 @@ class FragmentNode:
         if buffers.commit.kind == "mix" or math.isinf(self.wires.norm_ratio_max):
             return None
         cutting, data = buffers.cutting, memoryview(part.data)
-        piece, start = cutting.slices[index], cutting.data_of(index).start
+        piece = cutting.slices[index]
         squares = sum(
-            float(
-                buffers.numbers.squares(
-                    chunk, data[chunk.data.start - start : chunk.data.stop - start]
-                ).sum()
-            )
-            for chunk in cutting.chunks[index]
+            float(buffers.numbers.up.squares(chunk, data[place]).sum())
+            for chunk, place in cutting.pieces(index)
         )
         usual, harmless = self._usual.norm(piece.units), 0.0
         if usual is None and self.state is not None:
@@ -657,20 +665,25 @@ class FragmentNode:
         weights: Sequence[float],
         inside: Sequence[int],
         members: Sequence[int] | None = None,
+        *,
+        again: bool = False,
     ) -> Part:
-        """``inside``: the roster indices of all whose work is in the parts."""
+        """``inside``: the roster indices of all whose work is in the parts. ``again``: the result
+        is a contribution, which other reducers merge.
+        """
         cutting = buffers.cutting
-        where = cutting.data_of(index)
-        out = bytearray(where.stop - where.start)
-        for chunk in cutting.chunks[index]:
-            piece = slice(chunk.data.start - where.start, chunk.data.stop - where.start)
+        given = cutting.pieces(index)
+        made = given if again else cutting.pieces(index, merged=True)
+        out = bytearray(made[-1][1].stop if made else 0)
+        for (chunk, piece), (_, place) in zip(given, made, strict=True):
             buffers.numbers.merge(
                 chunk,
                 [memoryview(part.data)[piece] for part in parts],
                 weights,
-                memoryview(out)[piece],
+                memoryview(out)[place],
                 _scratch,
                 members=members,
+                again=again,
             )
         if not buffers.traffic.has_maps(index):
             return Part(bytes(out), None)
@@ -736,7 +749,7 @@ class FragmentNode:
         else:
             theta, momentum = state.theta.copy(), state.momentum.copy()
             for chunk in chunks:
-                part = data[chunk.data]
+                part = data[chunk.merged]
                 buffers.numbers.step(chunk, part, state.theta, theta, momentum, _scratch)
         if commit.kind != "mix" and not math.isinf(self.wires.norm_ratio_max):
             self._usual.merged(_squares(buffers, data))
@@ -823,7 +836,7 @@ class FragmentNode:
             network.transfer(source, self.name, size, lambda: send(entries, sent + 1), lambda: None)
 
         sizes = self.fragment.unit_sizes
-        payload_bytes = encoded_size(self.machine.policy.codec, sizes)
+        payload_bytes = encoded_size(self.machine.policy.codecs[1], sizes)
         replays = self.replay is not None and prefers_replay(
             effect, before, payload_bytes=payload_bytes, needs_way=False
         )
@@ -920,7 +933,7 @@ def _squares(buffers: Buffers, data: memoryview) -> Float64s:
     cutting = buffers.cutting
     squares = np.zeros(len(cutting.fragment.units))
     for chunk in cutting.all_chunks:
-        squares[chunk.first_unit : chunk.end_unit] = buffers.numbers.squares(
-            chunk, data[chunk.data]
+        squares[chunk.first_unit : chunk.end_unit] = buffers.numbers.down.squares(
+            chunk, data[chunk.merged]
         )
     return squares

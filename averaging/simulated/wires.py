@@ -161,7 +161,7 @@ class Wires(Generic[AnyGate]):
     _stepped: BoundedMapping[bytes, Stepped] = field(default_factory=_kept)
     _carried: BoundedMapping[bytes, Carried] = field(default_factory=_kept)
     """Keys are the lineages of the states."""
-    _cuttings: BoundedMapping[tuple[int, str, str, tuple[int, ...]], Cutting] = field(
+    _cuttings: BoundedMapping[tuple[int, str, tuple[str, str], tuple[int, ...]], Cutting] = field(
         default_factory=_kept
     )
     _said: tuple[Message, int, Message] | None = None
@@ -195,11 +195,11 @@ class Wires(Generic[AnyGate]):
             momentum = np.empty_like(theta)
             chunks = cutting.all_chunks
             for chunk in chunks:
-                numbers.decode(chunk, data[chunk.data], theta, momentum, _scratch)
+                numbers.decode(chunk, data[chunk.merged], theta, momentum, _scratch)
                 numbers.measure_mean(chunk, theta)
             mean = theta.copy()
             for chunk in chunks:
-                numbers.move(chunk, data[chunk.data], theta, momentum, _scratch)
+                numbers.move(chunk, data[chunk.merged], theta, momentum, _scratch)
             known = Stepped(data, mean, numbers.norm, theta, momentum)
             self._stepped[round_id] = known
         return known
@@ -225,7 +225,7 @@ class Wires(Generic[AnyGate]):
 
     def cutting(self, fragment: Fragment, numbers: Numbers, commit: Commit) -> Cutting:
         """How a round cuts the fragment: most do it alike."""
-        alike = fragment.index, commit.kind, commit.codec, commit.shares
+        alike = fragment.index, commit.kind, commit.codecs, commit.shares
         known = self._cuttings.get(alike)
         if known is None:
             known = self._cuttings[alike] = Cutting(fragment, numbers, commit.shares)

@@ -11,15 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from multiaddr import Multiaddr
 
 from dht import addresses as address_rules
 from dht.identity import PeerId
-from dht.libp2p.directory_wire import MalformedMessage, place_of, read_subkey
+from dht.libp2p.directory_search import ROOTS, Search
+from dht.libp2p.directory_wire import MalformedMessage, read_subkey
 from dht.libp2p.hivemind_daemon import Daemon, peer_bytes
 from dht.libp2p.hivemind_patches import (
     DHTID,
@@ -33,23 +34,13 @@ from dht.libp2p.hivemind_patches import (
     RecordValidatorBase,
 )
 from dht.membership.holders import Holders
-from dht.membership.replicas import SEEDS_MAX, apart
+from dht.membership.replicas import SEEDS_MAX
 from dht.records import Admitted, RecordKeeper, Rejected, check
 
 _logger = logging.getLogger("dht.directory")
 
 REPLICAS = 5
 """A record is stored on this many peers, the publisher among them if it is near."""
-
-BEAM = 8
-"""Number of nearest peers that a search asks: the replicas, and a few in reserve."""
-
-ASKED_MAX = 64
-"""Limit of peers asked by a search: a hostile peer can invent nearer ones without end."""
-
-ROOTS = 32
-"""Number of known peers from which a search may begin. The nearest are asked, the others only in
-place of peers that do not answer or are too many of one network."""
 
 BUCKET_SIZE = 20
 RPC_TIMEOUT_S = 3.0
@@ -280,11 +271,7 @@ class HivemindDirectory:
                 self._not_nodes[peer] = now + NO_NODE_RETRY_S
 
     def _note_connections(self, connected: Mapping[PeerId, Sequence[Multiaddr]]) -> None:
-        best = {peer: next(iter(address_rules.rank(at)), None) for peer, at in connected.items()}
-        self._connected = {
-            peer: None if address is None else address_rules.network_of(address)
-            for peer, address in best.items()
-        }
+        self._connected = {peer: _network_at(tuple(at)) for peer, at in connected.items()}
 
     async def _look_at_connections(self) -> None:
         if self._daemon is None:
@@ -319,7 +306,7 @@ class HivemindDirectory:
 
         try:
             async with asyncio.timeout(timeout_s):
-                peers = await self._search(node, key_id, lambda peer, records: None)
+                peers = await self._search(node, key_id, lambda peer, records: None, {})
                 seeds = self._seeds_of(key_id)
                 order = self._with_own_place(node, key_id, list(peers))
                 peers |= seeds
@@ -356,9 +343,11 @@ class HivemindDirectory:
         newest: dict[PeerId, tuple[int, bytes]] = {}
         holders: list[Any] = []
 
+        seeds = self._seeds_of(key_id)
+
         def consider(holder: Any, records: DictionaryDHTValue) -> None:
-            if len(records) > 0:
-                holders.append(holder)
+            if len(records) > 0 and holder not in seeds.values():
+                holders.append(holder)  # seeds have enough to do without quick look-ups
             with records.freeze():  # another clock may call them expired; the keeper decides
                 entries = list(records.items())
             for subkey, (data, _) in entries:
@@ -378,7 +367,7 @@ class HivemindDirectory:
         try:
             async with asyncio.timeout(timeout_s):
                 if not (quick and await self._ask_holder(node, key, key_id, consider)):
-                    await self._search(node, key_id, consider)
+                    await self._search(node, key_id, consider, seeds)
                     loop = asyncio.get_running_loop()
                     self._holders.found(key, holders, now=loop.time())
         except TimeoutError:
@@ -400,13 +389,13 @@ class HivemindDirectory:
         consider(holder, found.value)
         return True
 
-    async def _locate(self, search: _Search, found: Mapping[Any, Any]) -> None:
+    async def _locate(self, search: Search, found: Mapping[Any, Any]) -> None:
         """Tell a search the networks of peers that it found."""
         if not self._connected.keys() >= {_peer_id(peer) for peer in found.values()}:
             await self._look_at_connections()
         search.locate({p: self._connected.get(_peer_id(peer), _GONE) for p, peer in found.items()})
 
-    def _locate_connected(self, search: _Search) -> None:
+    def _locate_connected(self, search: Search) -> None:
         """Tell a search the networks of connected peers, which it need not ask to learn them."""
         connected, new = self._connected, search.newly_known()
         if new:
@@ -414,19 +403,23 @@ class HivemindDirectory:
             search.locate({p: connected[peer] for p, peer in peers.items() if peer in connected})
 
     async def _search(
-        self, node: Any, key_id: Any, consider: Callable[[Any, DictionaryDHTValue], None]
+        self,
+        node: Any,
+        key_id: Any,
+        consider: Callable[[Any, DictionaryDHTValue], None],
+        seeds: dict[Any, Any],
     ) -> dict[Any, Any]:
         """Ask the peers nearest to a key, who may know nearer ones, until these have answered.
 
-        The seeds are asked besides. Returns those that answered, by place, in the order in which
+        ``seeds`` are asked as well. Returns those that answered, by place, in the order in which
         records are stored there. hivemind's own search leaves tasks behind when it is given up, and
         asks far more peers than needed.
         """
         table = node.protocol.routing_table
-        search = _Search(
+        search = Search(
             key_id,
             dict(table.get_nearest_neighbors(key_id, ROOTS, exclude=node.node_id)),
-            self._seeds_of(key_id),
+            seeds,
         )
         asking: dict[asyncio.Task[Any], Any] = {}
         try:
@@ -458,117 +451,11 @@ class HivemindDirectory:
             await asyncio.gather(*asking, return_exceptions=True)
 
 
-class _Search:
-    """The decisions of a search: which peers to ask, and which were found.
-
-    A search begins at the peers in the routing table. Each of them is the root of a path, to which
-    the peers belong that were asked because of its answer. No path may ask more than its share of
-    all requests, and peers that only one path names take less than half of the places that are
-    asked first, as do peers that are connected from one network. So a hostile peer and those that
-    it names cannot be all that a search finds, as long as another path finds honest peers.
-    """
-
-    def __init__(self, key_id: Any, roots: dict[Any, Any], seeds: dict[Any, Any]) -> None:
-        """``seeds``: peers that are asked although they may be far from the key."""
-        self.known = roots | seeds
-        """Peers by place, without those that did not answer."""
-
-        self._key_id = key_id
-        self._seeds = seeds
-        self._named_by: dict[Any, set[Any]] = {place: {place} for place in self.known}
-        """Roots of the paths that named a place."""
-
-        self._path: dict[Any, Any] = {}
-        """Root of the path that asked a place."""
-
-        self._asked: Counter[Any] = Counter()
-        self._share = ASKED_MAX // min(BEAM, max(1, len(self.known)))
-        self._answered: set[Any] = set()
-        self._failed: set[Any] = set()
-        self._networks: dict[Any, str | None] = {}
-        """Networks of places, as far as they are known."""
-
-        self._new = dict(self.known)
-        self._best: list[Any] | None = None
-        """Result of ``_nearest``; ``None`` when it has to be computed again."""
-
-    def to_ask(self) -> list[Any]:
-        """The places to ask now, each of which is returned once."""
-        wanted = []
-        while new := [place for place in self._candidates() if place not in self._path]:
-            for place in new:
-                path = min(self._named_by[place], key=lambda root: (self._asked[root], root))
-                if self._asked[path] >= self._share:
-                    self._drop(place)
-                    continue
-                self._asked[path] += 1
-                self._path[place] = path
-                wanted.append(place)
-        return wanted
-
-    def answered(self, place: Any, nearer: Mapping[Any, Any], *, own_place: Any) -> None:
-        """Take the answer of a place: peers that it knows near the key."""
-        self._answered.add(place)
-        for other, peer in nearer.items():
-            if other == own_place or other in self._failed:
-                continue
-            if other not in self.known:
-                if other.to_bytes() != place_of(peer.to_bytes()):
-                    continue  # nobody honest names it
-                self.known[other] = self._new[other] = peer
-            named_by = self._named_by.setdefault(other, set())
-            named_by.add(self._path[place])
-            if len(named_by) <= 2:  # it is new, or no path's own any more
-                self._best = None
-
-    def failed(self, place: Any) -> None:
-        """Note that a place did not answer."""
-        self._failed.add(place)
-        self._drop(place)
-
-    def _drop(self, place: Any) -> None:
-        self.known.pop(place, None)
-        self._best = None
-
-    def is_over(self) -> bool:
-        """Say whether the best places have all answered, and the seeds."""
-        return self._answered.issuperset(self._candidates())
-
-    def newly_known(self) -> dict[Any, Any]:
-        """The peers by place that became known since this was last asked."""
-        new, self._new = self._new, {}
-        return new
-
-    def is_located(self, places: Iterable[Any]) -> bool:
-        """Say whether the networks of these places are known."""
-        return self._networks.keys() >= set(places)
-
-    def locate(self, networks: Mapping[Any, str | None]) -> None:
-        """Note the networks of places, after which others may be the best."""
-        self._networks |= networks
-        self._best = None
-
-    def found(self) -> dict[Any, Any]:
-        asked = set(self._candidates())
-        return {place: self.known[place] for place in self._nearest() if place in asked}
-
-    def _candidates(self) -> list[Any]:
-        """``BEAM`` places: the seeds, which take the places of the farthest, and the nearest."""
-        seeds = [place for place in self._seeds if place in self.known]
-        others = [place for place in self._nearest() if place not in self._seeds]
-        return [*seeds, *others[: BEAM - len(seeds)]]
-
-    def _nearest(self) -> list[Any]:
-        """Up to ``BEAM`` known places, the nearest first, those of one path or network apart."""
-        if self._best is None:
-            order = sorted(self.known, key=self._key_id.xor_distance)
-            self._best = apart(order, (self._only_path, self._networks.get), count=BEAM)
-        return self._best
-
-    def _only_path(self, place: Any) -> Any:
-        """The root of the path that alone has named a place; ``None`` if several have."""
-        named_by = self._named_by[place]
-        return next(iter(named_by)) if len(named_by) == 1 else None
+@lru_cache(maxsize=4096)
+def _network_at(at: tuple[Multiaddr, ...]) -> str | None:
+    """The network of a peer that is connected at these addresses."""
+    best = next(iter(address_rules.rank(at)), None)
+    return None if best is None else address_rules.network_of(best)
 
 
 def _peer_id(peer: Any) -> PeerId:

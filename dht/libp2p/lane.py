@@ -1033,6 +1033,10 @@ class Lane:
             if connection is not None:
                 self._spawn(greet(connection, dialled), "lane greet")
 
+    def _is_shut(self, peer: PeerId) -> bool:
+        known = self._peers.get(peer)
+        return known is not None and (known.lets_none_in or self.is_doubted(peer))
+
     async def _observe(
         self, opening: Opening, peer: PeerId, host: str
     ) -> tuple[_Connection, tuple[str, int]] | None:
@@ -1088,9 +1092,10 @@ class Lane:
     ) -> AsyncIterator[tuple[str, int]]:
         """The outer address of a port, kept open by a connection to a peer that sees it.
 
-        Where no peer outside has a lane, the router is taken to keep the port's number.
+        Where no peer outside has a lane, the router is taken to keep the port's number. Peers that
+        could not be dialled lately are asked last: they are behind routers themselves.
         """
-        observers = await outside.observers()
+        observers = sorted(await outside.observers(), key=lambda each: self._is_shut(each[0]))
         for peer, host in observers[:OBSERVERS_MAX]:
             observed = await self._observe(opening, peer, host)
             if observed is None:

@@ -114,10 +114,10 @@ class _Answers(asyncio.DatagramProtocol):
             self.received.put_nowait(data)
 
 
-async def keep_mapped(router: str, port: int, tell: Callable[[int | None], None]) -> None:
+async def keep_mapped(router: str, port: int, changed: Callable[[int | None], None]) -> None:
     """Keep a port mapped until cancelled, and remove the mapping then.
 
-    ``tell`` receives the outer port whenever it changes; ``None``: there is no mapping.
+    ``changed`` receives the outer port whenever it changes; ``None``: there is no mapping.
     """
     told: int | None = None
     try:
@@ -131,7 +131,7 @@ async def keep_mapped(router: str, port: int, tell: Callable[[int | None], None]
             if outer != told:
                 _logger.info("port_mapped port=%d router=%s outer=%s", port, router, outer)
                 told = outer
-                tell(outer)
+                changed(outer)
             await asyncio.sleep(ASK_AGAIN_S if mapped is None else mapped.life_s / 2)
     finally:
         if told is not None:

@@ -6,7 +6,8 @@ whoever tries enough of them owns the places nearest to any key. Therefore:
 - nodes of one network take less than half of the replicas, as long as there are others: addresses
   are not free;
 - the seeds of a run hold all of its records besides. Whoever joins by a link relies on its seeds
-  anyway, and no number of keys puts another node in their place.
+  anyway, and no number of keys puts another node in their place. They are asked only by thorough
+  look-ups: quick ones, of which there are many more, are spread over the nodes near the key.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class MemoryDirectory:
                 holder = None
         if holder is None:
             others = await self._read_from(self._nearest(key), key, deadline - self._now)
-            had_some = [peer for peer, records in others if records]
+            had_some = [peer for peer, records in others if records and peer not in self._seeds]
             self._holders.found(key, had_some, now=self._now)
         candidates: dict[PeerId, dict[bytes, None]] = {}
         for records in (self._read(key), *(records for _, records in others)):

@@ -123,7 +123,7 @@ class Agent(Delegate):
             page=begin.page,
             frozen=begin.frozen,
         )
-        codec = codec_named(run.outer.codec)
+        codec = codec_named(run.outer.codecs[0])
         encoded = sum(codec.encoded_size(fragment.unit_sizes) for fragment in layout.fragments)
         guest = Guest(
             settings.directory,

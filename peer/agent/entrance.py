@@ -32,6 +32,7 @@ from peer.quantities import duration_text
 from peer.rules.ending import ended
 from peer.rules.foundings import heaviest
 from peer.status import Status
+from peer.storage.home import PEERS
 from peer.storage.last_seen import date_text, load_last_seen
 from peer.storage.outer_state import OuterState, load_outer
 
@@ -261,7 +262,7 @@ class Entrance:
         if any(self._memory.base(fragment) is not None for fragment in waiting):
             patience_s = SETTLE_AFTER_S
         else:
-            has_friends = bool(self._begin.seeds) or (local.directory / "peers.json").exists()
+            has_friends = bool(self._begin.seeds) or (local.directory / PEERS).exists()
             patience_s = FRIENDS_WITHIN_S if has_friends else 0.0
         asked = False
         deadline = loop.time() + patience_s

@@ -39,8 +39,9 @@ from peer.rules.reach import Reach, Untested
 from peer.run_file.sections import RunFile
 from peer.status import HeldOut
 from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.home import OUTER
 from peer.storage.last_seen import State, load_last_seen, save_state
-from peer.storage.outer_state import OUTER, founding_name, model_name
+from peer.storage.outer_state import founding_name, model_name
 from peer.views.event_log import EventLog
 
 T = TypeVar("T")

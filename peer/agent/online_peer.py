@@ -47,6 +47,7 @@ from peer.status import ask as ask_status
 from peer.status import encode as encode_status
 from peer.storage.address import keep_link, keep_port, kept_port, listen_briefly, with_port
 from peer.storage.credentials import DIRECTIVES_FILE, check_admitted
+from peer.storage.home import PEERS
 from peer.trainer.speed import time_left_s
 from peer.views import agent_page
 from peer.views.pages import Content, PageAddress, PageError, parse_page, serve_pages
@@ -114,7 +115,7 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
             ),
             replace(
                 presence_settings(local.run_file),
-                cache_path=local.directory / "peers.json",
+                cache_path=local.directory / PEERS,
                 directives_path=local.directory / DIRECTIVES_FILE,
             ),
             seeds=[Multiaddr(seed) for seed in settings.seeds],

@@ -44,7 +44,9 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
         mixing=_mixing_policy(run.mixing),
         probation=_probation_policy(run.policy),
         group_size=rounds.group_size,
-        codec=outer.codec,
+        codec=outer.codecs[0],
+        codec_down=outer.codecs[1],
+        feedback=outer.feeds_back,
         merge=outer.merge,
         eta=outer.learning_rate,
         mu=outer.momentum,
@@ -93,8 +95,8 @@ def _rounds_at_once(run: RunFile, layout: Layout) -> int:
     Each has a new theta, its own upload, the merged payload, and up to half of that from others.
     """
     largest = max(layout.fragments, key=lambda fragment: fragment.size)
-    encoded_bytes = codec_named(run.outer.codec).encoded_size(largest.unit_sizes)
-    round_bytes = 4 * largest.size + int(2.5 * encoded_bytes)
+    up, down = (codec_named(name).encoded_size(largest.unit_sizes) for name in run.outer.codecs)
+    round_bytes = 4 * largest.size + int(1.5 * up + down)
     share_bytes = max(ROUNDS_OF_MODEL * 4 * layout.size, ROUNDS_FREE_BYTES)
     return max(1, min(len(layout.fragments), int(share_bytes / round_bytes)))
 

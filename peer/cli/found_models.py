@@ -65,7 +65,8 @@ def find_model(
     """
     from peer.model.export.facts import facts_in_folder
     from peer.storage.checkpoint import CheckpointFolder
-    from peer.storage.outer_state import OUTER, NothingToExport, load_outer
+    from peer.storage.home import OUTER
+    from peer.storage.outer_state import NothingToExport, load_outer
 
     if is_remote(where):
         return _download(where, parts, data_dir=data_dir, quiet=quiet, check=check)
@@ -85,7 +86,7 @@ def _download(
     quiet: bool,
     check: Callable[[RunFile], None],
 ) -> FoundModel:
-    from peer.cli.taking_part import find_known_run
+    from peer.cli.finding import find_known_run
     from peer.event_loop import run_until_stopped, unless_stopped
     from peer.joining.link import Link
     from peer.model.export.facts import Facts, facts_of_peers

@@ -66,7 +66,7 @@ def bootstrap(
     from dht import addresses
     from peer.event_loop import run_until_stopped
     from peer.hosting import bootstrap as seeding
-    from peer.rules.limits import parse_rate
+    from peer.rules.limits import parse_relay_rate
     from peer.views.pages import parse_page
 
     start_logging()
@@ -78,9 +78,7 @@ def bootstrap(
         data_directory=data_dir or data_home(os.environ) / "bootstrap",
         seeds=tuple(addresses.parse_seed(text) for text in seed or ()),
         page=None if page == "off" else parse_page(page),
-        relay_bytes_s=(
-            None if relay_bulk in (None, "off") else parse_rate("--relay-bulk", relay_bulk)
-        ),
+        relay_bytes_s=parse_relay_rate(relay_bulk),
         lane_port=lane,
         notify_socket=os.environ.get("NOTIFY_SOCKET"),
     )

@@ -200,11 +200,16 @@ def delegate(
     """
     from dht.identity import public_key_of
     from dht.membership.credentials import delegation_text
+    from peer.storage.last_seen import date_text
 
     name = _keys([peer])[0]
     signer = _signer(_find(where), key, None)
     until = int(time.time()) + days * DAY_S
     text = delegation_text(signer.delegate(public_key_of(name), until))
+    complain(
+        f"for {name}, until {date_text(until)}: with its own --key and this as --delegation it may "
+        "use shoal invite and shoal run ban"
+    )
     print(json.dumps({"delegation": text, "key": name, "expires_at": until}) if as_json else text)
 
 

@@ -58,7 +58,11 @@ def prepare(
         }
         print(json.dumps(record))
         return
-    print(f"# {written.tokens} tokens in {len(written.files)} shards, of {written.vocabulary}")
+    count = len(written.files)
+    print(
+        f"# {written.tokens} tokens of a vocabulary of {written.vocabulary}, in {count} "
+        f"shard{'' if count == 1 else 's'}"
+    )
     print("# For a run file, whose model.vocabulary is at least that; a URL may stand before")
     print("# the name of the list. Peers with the files pass the folder above them with --data.")
     print('[data]\nrecipe = "files"\n\n' + written.source, end="")

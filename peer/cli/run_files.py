@@ -14,9 +14,9 @@ from typer import Argument, Option
 
 from peer.cli import owning
 from peer.cli.application import complain, report_if_slow
+from peer.cli.finding import check_new, no_peers
 from peer.cli.options import Json
 from peer.cli.showing import usage_errors
-from peer.cli.taking_part import check_new, no_peers
 
 if TYPE_CHECKING:
     from peer.run_file.sections import RunFile

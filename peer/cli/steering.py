@@ -87,7 +87,7 @@ def show_status(
 
 def _link_of(where: str) -> Link:
     """The link of a run; from its file or address, with the seeds that stand in it."""
-    from peer.cli.taking_part import find_known_run
+    from peer.cli.finding import find_known_run
     from peer.joining.link import Link, parse_link
 
     if not (Path(where).is_file() or where.strip().lower().startswith("https://")):
@@ -331,8 +331,7 @@ def limits(
     if disk is not None:
         changes["disk_bytes"] = None if disk == "off" else rules.parse_disk(disk)
     if relay_bulk is not None:
-        rate = None if relay_bulk == "off" else rules.parse_rate("--relay-bulk", relay_bulk)
-        changes["relay_bytes_s"] = rate
+        changes["relay_bytes_s"] = rules.parse_relay_rate(relay_bulk)
     _change_limits(directory, as_json=as_json, **changes)
 
 

@@ -13,9 +13,9 @@ import typer
 from typer import Argument, Option
 
 from peer.cli.application import complain, start_logging
+from peer.cli.finding import no_peers
 from peer.cli.options import Json, JsonAtTheEnd, Plain
 from peer.cli.showing import seconds, usage_errors
-from peer.cli.taking_part import no_peers
 
 commands = typer.Typer()
 
@@ -79,7 +79,12 @@ benches = typer.Typer(help="Measurements on this machine.", no_args_is_help=True
 def bench_averaging(
     values: Annotated[str, Option(help="Number of values to average, such as 30e6.")] = "30e6",
     peers: Annotated[str, Option(help="Group sizes to measure, separated by commas.")] = "2",
-    codec: Annotated[str, Option(help="Codecs of shoal to measure.")] = "f32,f16,int8,int4",
+    codec: Annotated[
+        str,
+        Option(
+            help="Codecs of shoal to measure; int2/int4: one up to reducers, one for the way down."
+        ),
+    ] = "f32,f16,int8,int4,int2/int4",
     vs: Annotated[
         str,
         Option(

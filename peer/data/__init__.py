@@ -16,8 +16,8 @@ batches to the training loop until the run is over: ``prefetch`` reads them ahea
 - Recipe ``files``: ``files`` finds files and streams over weighted sources; ``pieces`` has their
   pieces prepared ahead, with ``downloads``, the file ``formats``, ``tokenizing`` in ``workers``,
   and the ``token_cache``. ``shards`` writes token shards.
-- Recipe ``hf``: ``documents``, the stream over a dataset of the Hugging Face hub, and ``hub``, the
-  access to it.
+- Recipe ``hf``: ``documents``, the stream over a dataset of the Hugging Face hub, ``hub``, the
+  access to it, and ``kept_documents``, their tokens in the token cache.
 
 ``sampling`` gives the samplers of other frameworks a seed for each peer.
 

@@ -1,8 +1,9 @@
-"""Sequences of a streamed dataset of documents. Pure."""
+"""Sequences of a streamed dataset of documents."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count, islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from dht.identity import PeerId, RunId
 from peer.data.corpus import SEPARATOR
 from peer.data.held_out import is_held_out
+from peer.data.kept_documents import BLOCK_DOCUMENTS, KeptDocuments
 from peer.data.order import Order
 from peer.data.sequences import Sequences, evenly_spaced
 from peer.errors import DataUnavailable
@@ -64,7 +66,9 @@ class DocumentStream:
         sequence_length: int,
         run_id: RunId,
         peer_id: PeerId,
+        kept: KeptDocuments | None = None,
     ) -> None:
+        """``kept``: where tokens are kept for further passes, of datasets in many files."""
         self._documents = documents
         self._tokenize = tokenize
         self._text_field = text_field
@@ -72,6 +76,8 @@ class DocumentStream:
         self._length = sequence_length
         self._files = Order(documents.num_shards, run_id=run_id, peer_id=peer_id)
         self._parts = -(-_PARTS_MIN // documents.num_shards)
+        # Of a file that is read in parts, each pass would tokenize all documents for a few.
+        self._kept = kept if self._parts == 1 else None
         self._key = f"{run_id}/{peer_id}"
         self._pass = 0
         """Number of files that have been read to the end."""
@@ -124,29 +130,72 @@ class DocumentStream:
             file = int(self._files.at(passes, 1)[0])
             part = self._documents.shard(num_shards=self._files.count, index=file)
             found = False
-            for texts in _in_groups(self._texts(part, passes, document)):
+            for index, tokens in (
+                self._encoded(self._texts(part, passes, document))
+                if self._kept is None
+                else self._encoded_once(self._kept, part, file, document)
+            ):
                 found = True
-                tokenized = self._tokenize([text for _, text in texts])
-                for (index, _), tokens in zip(texts, tokenized, strict=True):
-                    yield passes, index, tokens
+                yield passes, index, tokens
             empty_passes = 0 if found else empty_passes + 1
             if empty_passes > 2 * self._parts * self._files.count:
                 raise DataUnavailable("hf", "the dataset has nothing to train on")
             passes, document = passes + 1, 0
+
+    def _encoded(self, texts: Iterator[tuple[int, str]]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        for group in _in_groups(texts):
+            tokenized = self._tokenize([text for _, text in group])
+            for (index, _), tokens in zip(group, tokenized, strict=True):
+                yield index, tokens
+
+    def _encoded_once(
+        self, kept: KeptDocuments, part: ShardedDocuments, file: int, document: int
+    ) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """The tokens of one pass over a file; blocks that are not kept are made and kept."""
+        rows: Iterator[Mapping[str, Any]] | None = None
+        for block in count(document // BLOCK_DOCUMENTS):
+            start = block * BLOCK_DOCUMENTS
+            tokens = kept.read(file, block)
+            if tokens is None:
+                if rows is None:
+                    rows = iter(part.skip(start) if start else part)
+                tokens = self._encoded_block(list(islice(rows, BLOCK_DOCUMENTS)))
+                kept.write(file, block, tokens)
+            else:
+                rows = None
+            for index, each in enumerate(tokens, start):
+                if index >= document and each.size:
+                    yield index, each
+            if len(tokens) < BLOCK_DOCUMENTS:
+                return
+
+    def _encoded_block(self, rows: Sequence[Mapping[str, Any]]) -> list[NDArray[np.int64]]:
+        nothing = np.empty(0, np.int64)
+        texts = ((number, self._text_of(row)) for number, row in enumerate(rows))
+        wanted = ((n, text) for n, text in texts if not self._is_held_out(text))
+        found = dict(self._encoded(wanted))
+        return [found.get(number, nothing) for number in range(len(rows))]
 
     def _texts(
         self, part: ShardedDocuments, passes: int, document: int
     ) -> Iterator[tuple[int, str]]:
         """The documents of one pass over a file that are trained on, with their indices."""
         for index, row in enumerate(part.skip(document) if document else part, document):
-            text = row.get(self._text_field)
-            if not isinstance(text, str):
-                known = ", ".join(sorted(row))
-                raise DataUnavailable(
-                    "hf", f"column {self._text_field!r} has no text; the columns are {known}"
-                )
-            if self._is_in_part(passes, index) and not is_held_out(text.encode(), self._held_out):
+            text = self._text_of(row)
+            if self._is_in_part(passes, index) and not self._is_held_out(text):
                 yield index, text
+
+    def _text_of(self, row: Mapping[str, Any]) -> str:
+        text = row.get(self._text_field)
+        if not isinstance(text, str):
+            known = ", ".join(sorted(row))
+            raise DataUnavailable(
+                "hf", f"column {self._text_field!r} has no text; the columns are {known}"
+            )
+        return text
+
+    def _is_held_out(self, text: str) -> bool:
+        return is_held_out(text.encode(), self._held_out)
 
     def _is_in_part(self, passes: int, index: int) -> bool:
         if self._parts == 1:

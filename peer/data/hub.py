@@ -23,7 +23,9 @@ from peer.data.documents import (
     held_out_documents,
     tokenize_bytes,
 )
+from peer.data.kept_documents import KeptDocuments
 from peer.data.sequences import Data
+from peer.data.token_cache import TokenCache
 from peer.errors import DataUnavailable, ExtraMissing
 from peer.run_file.sections import HfData, RunFile, vocabulary
 
@@ -31,11 +33,14 @@ _HF_FORMS = ("arrow", "csv", "json", "parquet", "text")
 """Readers of plain columns. Others unpack archives and decode images or sound."""
 
 
-def open_hub(run: RunFile, recipe: HfData, peer_id: PeerId) -> Data:
+def open_hub(run: RunFile, recipe: HfData, peer_id: PeerId, *, cache_dir: Path) -> Data:
     check_hub(recipe)
     tokenize: Tokenizer = tokenize_bytes
+    digest: str | None = "bytes"
     if recipe.tokenizer != "bytes":
-        tokenize = hub_tokenizer(recipe.tokenizer, vocabulary=vocabulary(run.model))
+        tokenizer = _loaded_tokenizer(recipe.tokenizer)
+        tokenize = _tokenize_with(tokenizer, recipe.tokenizer, vocabulary=vocabulary(run.model))
+        digest = _digest(tokenizer)
     try:
         commit = checked_commit(recipe.dataset, recipe.revision)
         import datasets
@@ -61,8 +66,19 @@ def open_hub(run: RunFile, recipe: HfData, peer_id: PeerId) -> Data:
         sequence_length=recipe.sequence_length,
         run_id=run.run_id,
         peer_id=peer_id,
+        kept=_kept(recipe, commit, digest, documents.num_shards, cache_dir),
     )
     return Data(stream, held_out, f"hf: {recipe.dataset}, streamed, {documents.num_shards} files")
+
+
+def _kept(
+    recipe: HfData, commit: str, digest: str | None, files: int, cache_dir: Path
+) -> KeptDocuments | None:
+    if digest is None:
+        return None
+    place = (recipe.dataset, commit, recipe.subset, recipe.split, recipe.text_field, files)
+    cache = TokenCache(cache_dir / "tokens")
+    return KeptDocuments(cache, *place, recipe.held_out, digest)
 
 
 def check_hub(recipe: HfData) -> None:
@@ -204,7 +220,18 @@ def save_hub_tokenizer(name: str, folder: Path) -> int:
 
 
 def hub_tokenizer(name: str, *, vocabulary: int | None) -> Tokenizer:
-    tokenizer = _loaded_tokenizer(name)
+    return _tokenize_with(_loaded_tokenizer(name), name, vocabulary=vocabulary)
+
+
+def _digest(tokenizer: Any) -> str | None:
+    """A hash of all that decides the tokens; ``None`` for one that has no ``tokenizer.json``."""
+    if not tokenizer.is_fast:
+        return None
+    content = f"{tokenizer.backend_tokenizer.to_str()}\0{tokenizer.eos_token_id}"
+    return blake3(content.encode()).hexdigest()
+
+
+def _tokenize_with(tokenizer: Any, name: str, *, vocabulary: int | None) -> Tokenizer:
     if vocabulary is not None and len(tokenizer) > vocabulary:
         raise DataUnavailable(
             "hf", f"tokenizer {name!r} has {len(tokenizer)} tokens, the model has {vocabulary}"

@@ -37,7 +37,7 @@ def open_data(run: RunFile, *, peer_id: PeerId, cache_dir: Path, data_dir: Path)
     """
     recipe, length = run.data, run.data.sequence_length
     if isinstance(recipe, HfData):
-        return open_hub(run, recipe, peer_id)
+        return open_hub(run, recipe, peer_id, cache_dir=cache_dir)
     if isinstance(recipe, FilesData):
         return open_files(run, recipe, peer_id, cache_dir=cache_dir, data_dir=data_dir)
     if isinstance(recipe, PythonStdlibData):

@@ -134,6 +134,12 @@ def round_story(logs: Sequence[Log], wanted: str) -> list[Line]:
     return lines
 
 
+def _codecs(event: Event) -> str:
+    """The codecs of a round: of uploads, and of merged slices if it is another one."""
+    up, down = event["codec"], event.get("codec_down", event["codec"])
+    return str(up) if up == down else f"{up} up, {down} down"
+
+
 def _one_round(reports: Sequence[tuple[Log, Event]], names: Names) -> list[Line]:
     done = [event for _, event in reports if event["outcome"] == "finished"]
     first = done[0] if done else reports[0][1]
@@ -141,7 +147,7 @@ def _one_round(reports: Sequence[tuple[Log, Event]], names: Names) -> list[Line]
     begin = min(event["at"] - event["seconds"] for _, event in reports)
     headline = (
         f"round {first['round'][:8]}, fragment {first['fragment']}, for version "
-        f"{first['version']} ({first['kind']}, {first['codec']}): led by "
+        f"{first['version']} ({first['kind']}, {_codecs(first)}): led by "
         f"{names(first['leader'])}, {_count(len(members), 'member')}: "
         + ", ".join(names(peer) for peer in members)
     )

@@ -67,8 +67,8 @@ TYPES: Mapping[str, str] = {
         "int": "addresses agent_restarts ballot bans contributors exit_code fragment from_version "
         "group in_flight live members number parted_at peers pid promised promises restarts "
         "missed port rounds rounds_missed schema since slice slices step steps version with_me",
-        "text": "codec how kind left_out link model name ours outcome phase reason role run "
-        "run_name stage text theirs url",
+        "text": "codec codec_down how kind left_out link model name ours outcome phase reason role "
+        "run run_name stage text theirs url",
         "s": "blocked_s encoded_s lasts_s merged_s offset_s restart_in_s seconds silent_s "
         "next_merge_s step_time_s time_left_s time_s took_s trained_s waited_s",
         "bool": "contained contributed finished in_doubt merged mine reachable rebased stopped "
@@ -304,8 +304,8 @@ _ROUNDS = (
         "round",
         "fragment, round, kind, version, outcome, reason, leader, members:peer ids, "
         "contributors:peer ids, marks:[incarnation; mark; steps; tokens] by peer id, lineage, "
-        "weights, left_out:reason by peer id, codec, seconds, encoded_s, merged_s, sent_bytes, "
-        "received_bytes, contributed, delegates:peer id by peer id, "
+        "weights, left_out:reason by peer id, codec, codec_down, seconds, encoded_s, merged_s, "
+        "sent_bytes, received_bytes, contributed, delegates:peer id by peer id, "
         "received_from:bytes by peer id, weight, time_s",
         sentences.round_in_story,
         on_screen=sentences.round_on_screen,
@@ -505,6 +505,11 @@ _TRAINING_PROCESS = (
             "compiling": ("", "compiles the model for this device while it trains"),
             "compiled": ("seconds", "trains with compiled code, which took {seconds:.0f} s"),
             "compile_failed": ("reason", "trains without compiling: {reason}"),
+            "logits_at_once": (
+                "",
+                "computes all logits of a micro-batch at once: this model has more than a head "
+                "after its hidden states",
+            ),
             "micro_batch_reduced": ("text", "ran out of memory and goes on with {text}"),
             "optimizer_restored": ("step", "restored the optimizer as it was at step {step}"),
             "optimizer_not_restored": ("reason", "the optimizer starts afresh: {reason}"),

@@ -41,6 +41,7 @@ from peer.events.board import Board
 from peer.events.names import Names
 from peer.hosting.listening import USUAL_PORT, SettingError, try_to_listen
 from peer.hosting.service import ServiceNotifier
+from peer.storage.home import PEERS
 from peer.views.pages import Check, Content, PageAddress, serve_pages
 
 _logger = logging.getLogger("peer.hosting.bootstrap")
@@ -370,7 +371,7 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
             host,
             identity,
             Profile(None, role="bootstrap"),
-            PresenceSettings(cache_path=settings.data_directory / "peers.json"),
+            PresenceSettings(cache_path=settings.data_directory / PEERS),
             seeds=settings.seeds,
             on_event=tell,
         )

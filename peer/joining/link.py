@@ -22,7 +22,7 @@ from multiaddr import Multiaddr
 from dht import addresses
 from dht.identity import PeerId, RunId
 from dht.membership.credentials import InviteKey, parse_invite
-from peer.errors import LinkError, RunNotFound
+from peer.errors import LinkError, RunFileUnreadable, RunNotFound
 from peer.https import https_opener
 from peer.run_file.reading import RUN_FILE_MAX_BYTES, from_canonical, parse
 from peer.run_file.sections import SEEDS_MAX, RunFile
@@ -215,9 +215,10 @@ def _read(path: Path) -> bytes:
             data = file.read(RUN_FILE_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise RunNotFound(str(path), f"{reason}; pass a file, an https URL or a link") from error
+        told = f"{reason}; pass a file, an https URL or a link"
+        raise RunFileUnreadable(str(path), told) from error
     if len(data) > RUN_FILE_MAX_BYTES:
-        raise RunNotFound(str(path), f"it is longer than {RUN_FILE_MAX_BYTES} bytes")
+        raise RunFileUnreadable(str(path), f"it is longer than {RUN_FILE_MAX_BYTES} bytes")
     return data
 
 

@@ -68,6 +68,10 @@ class Muon(torch.optim.Optimizer):
             "orthogonal": False,
         }
         super().__init__(params, defaults)
+        # A GradScaler then sets these at each step, and reads nothing from the device.
+        self._step_supports_amp_scaling = fused
+        self.grad_scale: Tensor | None = None
+        self.found_inf: Tensor | None = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -106,13 +110,22 @@ class Muon(torch.optim.Optimizer):
                 self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
         gradients = [_local(matrix.grad) for matrix in matrices]
         buffers = [_local(self.state[matrix]["momentum_buffer"]) for matrix in matrices]
+        if self.grad_scale is not None:
+            gradients = list(torch._foreach_div(gradients, self.grad_scale))
+        if self.found_inf is not None:
+            # With its buffer as gradient the buffer stays as it is.
+            pairs = zip(gradients, buffers, strict=True)
+            gradients = [torch.where(self.found_inf > 0, b, g) for g, b in pairs]
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
         ahead = torch._foreach_lerp(gradients, buffers, group["momentum"])  # Nesterov
         updates = _orthogonal_parts(torch.stack(list(ahead)), matrices[0])
         rate = float(group["lr"])
         scale = ADAMW_RMS * math.sqrt(max(matrices[0].shape))
         values = [_local(matrix) for matrix in matrices]
-        torch._foreach_mul_(values, 1 - rate * group["weight_decay"])
+        decay: float | Tensor = rate * group["weight_decay"]
+        if self.found_inf is not None:
+            updates, decay = updates * (1 - self.found_inf), decay * (1 - self.found_inf)
+        torch._foreach_mul_(values, 1 - decay)
         torch._foreach_add_(values, list(updates.to(values[0].dtype)), alpha=-rate * scale)
 
     def _step_by_adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
@@ -138,6 +151,8 @@ class Muon(torch.optim.Optimizer):
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             maximize=False,
+            grad_scale=self.grad_scale,
+            found_inf=self.found_inf,
         )
 
 

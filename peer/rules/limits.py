@@ -288,6 +288,11 @@ def parse_rate(setting: str, text: str) -> float:
     return rate
 
 
+def parse_relay_rate(text: str | None) -> float | None:
+    """The rate of ``--relay-bulk``; ``None`` for 'off' or no option. Raises ``BadLimit``."""
+    return None if text in (None, "off") else parse_rate("--relay-bulk", text)
+
+
 def parse_hours(text: str) -> tuple[int, int]:
     """Minutes of the day from ``22-7`` or ``21:30-6:15``. Raises ``BadLimit``."""
     found = re.fullmatch(r"(\d{1,2})(?::([0-5]\d))?-(\d{1,2})(?::([0-5]\d))?", text.strip())

@@ -202,6 +202,12 @@ def _of_rounds(run: RunFile) -> Iterator[Contradiction]:
             f"is {rounds.round_deadline_s:g}; it must be at least "
             f"rounds.quorum_deadline_s, {rounds.quorum_deadline_s:g}",
         )
+    if run.outer.feedback == "on" and run.outer.adoption != "carry":
+        yield (
+            "outer.feedback",
+            f"is on; what encoding lost stays in a learner's parameters, and outer.adoption = "
+            f"{run.outer.adoption!r} overwrites them: only 'carry' keeps it",
+        )
     if isinstance(rounds.quorum, int) and rounds.quorum > rounds.group_size:
         yield (
             "rounds.quorum",

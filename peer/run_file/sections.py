@@ -407,6 +407,9 @@ class Schedule(_Section, frozen=True, kw_only=True):
 # --- merging and membership -----------------------------------------------------------------
 
 
+Codec: TypeAlias = Literal["f32", "f16", "int8", "int4", "int2"]
+
+
 class Outer(_Section, frozen=True, kw_only=True):
     """How the updates of all peers are merged into the shared model."""
 
@@ -442,9 +445,22 @@ class Outer(_Section, frozen=True, kw_only=True):
         Literal["mean", "rda", "clip", "centered_clip"],
         Meta(description="Rule that combines the contributions of a round into one update."),
     ] = "mean"
-    codec: Annotated[
-        Literal["f32", "f16", "int8", "int4"], Meta(description="Encoding of updates on the wire.")
-    ] = "int4"
+    codec: Annotated[Codec, Meta(description="Encoding of updates on the wire, for both ways.")] = (
+        "int4"
+    )
+    codec_up: Annotated[
+        Codec | None, _later("Encoding of what peers send to be merged; unset: as `codec`.")
+    ] = None
+    codec_down: Annotated[
+        Codec | None, _later("Encoding of merged updates on their way back; unset: as `codec`.")
+    ] = None
+    feedback: Annotated[
+        Literal["auto", "on", "off"],
+        _later(
+            "Error feedback: whether what the encoding of an update lost is part of the peer's "
+            "next one. `auto`: where updates are sent in int2 and adopted by `carry`."
+        ),
+    ] = "auto"
     adoption: Annotated[
         Literal["carry", "replace", "blend"],
         Meta(
@@ -462,6 +478,22 @@ class Outer(_Section, frozen=True, kw_only=True):
             "`own` leaves each peer its own, `mean` merges them like parameters, as exact means."
         ),
     ] = "own"
+
+    @property
+    def codecs(self) -> tuple[str, str]:
+        """The codecs of the way up and of the way down."""
+        return self.codec_up or self.codec, self.codec_down or self.codec
+
+    @property
+    def codecs_text(self) -> str:
+        up, down = self.codecs
+        return up if up == down else f"{up} up, {down} down"
+
+    @property
+    def feeds_back(self) -> bool:
+        if self.feedback == "auto":
+            return self.codecs[0] == "int2" and self.adoption == "carry"
+        return self.feedback == "on"
 
 
 Quorum: TypeAlias = (

@@ -96,6 +96,14 @@ async def download(
     return OuterState(run, layout, states, None, parts)
 
 
+async def layout_of_peers(link: Link, run: RunFile) -> Layout:
+    """The layout of a model that only programs have. Raises what ``download`` raises."""
+    async with visit(link) as visitor:
+        seen = await visitor.look(timeout_s=LOOK_S)
+        holders = [each for each in seen.peers if each.versions]
+        return await _told_layout(visitor, holders, run)
+
+
 async def _told_layout(visitor: Visitor, holders: Sequence[Status], run: RunFile) -> Layout:
     """The layout of the run's heaviest founding, as one of its peers describes it."""
     founding = heaviest(holders)
@@ -111,7 +119,7 @@ async def _told_layout(visitor: Visitor, holders: Sequence[Status], run: RunFile
         if layout.hash.hex() == each.layout:
             return layout
         reasons.append(f"{each.name}: what it describes is not its layout")
-    told = "; ".join(reasons) or "none of them has the layout that the run file names"
+    told = "; ".join(reasons) or "none is here that has its state"
     raise NotDownloaded(run.name, f"no peer describes the model ({told})")
 
 

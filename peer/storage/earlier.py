@@ -14,8 +14,8 @@ from peer.errors import CheckpointDamaged
 from peer.run_file.sections import RunFile
 from peer.run_file.writing import differences
 from peer.storage.checkpoint import CheckpointFolder, open_checkpoint
-from peer.storage.home import data_home
-from peer.storage.outer_state import OUTER, kept_run
+from peer.storage.home import OUTER, data_home
+from peer.storage.outer_state import kept_run
 
 DIFFERENCES_SHOWN = 4
 

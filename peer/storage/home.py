@@ -29,6 +29,12 @@ MARKS = frozenset(("in_use", "identity.key"))
 LEARNERS_MAX = 64
 """Number of learners of one run on one machine that find a folder by themselves."""
 
+OUTER = "outer"
+"""The folder of the checkpoints of the run's state, inside a peer's folder."""
+
+PEERS = "peers.json"
+"""The file of the peers that a peer has met."""
+
 DATA = "data"
 """The user's part of a peer's folder: it may be there before the peer is."""
 
@@ -74,7 +80,7 @@ def keeper_directory(run_id: RunId) -> Path:
 
 def has_been_there(folder: Path) -> bool:
     """Return whether the peer of this folder has been in its run: it knows peers or has a state."""
-    return (folder / "peers.json").exists() or (folder / "outer").exists()
+    return (folder / PEERS).exists() or (folder / OUTER).exists()
 
 
 def check_folder(folder: Path, run: RunFile) -> None:

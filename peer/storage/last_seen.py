@@ -19,8 +19,8 @@ from peer.errors import RunFileError
 from peer.quantities import count_text
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import RunFile
-from peer.storage.home import default_directory, keeper_directory
-from peer.storage.outer_state import OUTER, kept_run
+from peer.storage.home import OUTER, PEERS, default_directory, keeper_directory
+from peer.storage.outer_state import kept_run
 
 FILE = "last_seen.json"
 STATE_FILE = "state.json"
@@ -112,7 +112,7 @@ def _from_checkpoint(folder: Path, run_id: RunId) -> LastSeen | None:
 
 
 def _from_peers(folder: Path, run_id: RunId) -> LastSeen | None:
-    path = folder / "peers.json"
+    path = folder / PEERS
     try:
         cache: PeerCache | None = load_cache(path)
         at = path.stat().st_mtime

@@ -27,10 +27,8 @@ from peer.errors import CheckpointDamaged, FolderOfAnotherRun, NotWritten, PeerE
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import Checkpoint, CheckpointFolder
+from peer.storage.home import OUTER
 from peer.storage.tensor_file import Tensor, write_safetensors
-
-OUTER = "outer"
-"""Folder of an agent's checkpoints, in the peer's folder."""
 
 _LINEAGE_BYTES = 32
 

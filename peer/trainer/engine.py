@@ -1,8 +1,8 @@
 """The computing part of a training step: gradients of a batch, and the optimizer's step.
 
 An ``Engine`` trains as ``Choices`` say: under autocast, compiled, several micro-batches to a step.
-The gradient is that of the whole batch in one pass, to rounding. Nothing in a step reads a value
-from the device, except that a ``GradScaler`` (fp16) tells each step whether it is skipped.
+The gradient is that of the whole batch in one pass, to rounding. Nothing in a step waits for a
+value from the device: whether a ``GradScaler`` (fp16) has skipped a step is known one step later.
 
 Whatever runs out of memory in forward or backward pass is repeated with half as many sequences at
 once, from the same state of the random generators. The optimizer's step is not repeated: by then
@@ -18,26 +18,23 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from peer.model.recipes import clip_gradients, held_out_loss, next_token_loss
+from peer.model.recipes.chunked_loss import can_chunk, loss_in_chunks
 from peer.run_file.sections import GptModel, RunFile
 from peer.trainer.choices import Choices, Precision, split
 from peer.trainer.device_facts import device_name, temperature_c, used_bytes
+from peer.trainer.late import Skips
 from peer.trainer.observed_run import DeviceUse, Fields
-from peer.trainer.rank import was_skipped
 from peer.trainer.speed import flops_per_token, peak_flops
-
-LOGITS_AT_ONCE = 1 << 24
-"""Logits that exist at once where they are computed in chunks: 64 MB in fp32."""
 
 HELD_OUT_AT_ONCE = 32
 
@@ -128,7 +125,8 @@ class Engine:
         self._backend = backend
         self._codes: dict[tuple[bool, bool], Loss] = {}
         self._scaler: torch.amp.GradScaler | None = None
-        self._stepped = False
+        self._skips = Skips()
+        self._made = 0
         optimizer.register_step_post_hook(self._note_step)
         self.choices = choices
         self.choose(choices)
@@ -153,11 +151,18 @@ class Engine:
 
     def code(self, choices: Choices, *, any_size: bool = False) -> Loss:
         """The function that computes the loss in this way. Code is compiled once, by any caller."""
-        loss = loss_in_chunks if choices.lean and can_chunk(self.model) else self._loss_of
+        loss = loss_in_chunks if choices.lean and self._can_chunk else self._loss_of
         if not choices.compile:
             return loss
         made = _compiled(loss, any_size=any_size, backend=self._backend)
         return self._codes.setdefault((choices.lean, any_size), made)
+
+    @cached_property
+    def _can_chunk(self) -> bool:
+        possible = can_chunk(self.model)
+        if not possible:
+            self.events.append({"event": "logits_at_once"})
+        return possible
 
     def sizes(self, choices: Choices) -> tuple[int, ...]:
         """Micro-batches of a step, if nothing changes during it."""
@@ -179,14 +184,15 @@ class Engine:
             _set_random_state(self.device, state)
         return loss
 
-    def apply(self) -> bool:
+    def apply(self) -> int:
         """Clip the gradients, make the optimizer's step, forget the gradients.
 
-        Returns whether the step was made: a scaler skips it if a gradient has overflowed.
+        Returns the number of steps that are known by now to have been made, since the last call: 1,
+        except where a scaler skips a step whose gradient has overflowed.
         """
         if self.combine is not None:
             self.combine.finish()
-        self._stepped = False
+        self._made = 0
         if self._scaler is None:
             clip_gradients(self.run, self.model)
             self.optimizer.step()
@@ -196,11 +202,10 @@ class Engine:
             self._scaler.step(self.optimizer)
             self._scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return self._stepped
+        return self._made
 
     def _note_step(self, optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
-        # In the hook: the scaler's note for fused optimizers is gone when its step returns.
-        self._stepped = self._scaler is None or not was_skipped(optimizer)
+        self._made = len(list(self._skips.note(optimizer)))
 
     def _accumulate(self, batch: Tensor) -> Tensor:
         total: Tensor | None = None
@@ -327,36 +332,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def recompute_activations(model: nn.Module) -> None:
     """Keep the inputs of each block alone, and compute its activations again when needed."""
-    if callable(enable := getattr(model, "gradient_checkpointing_enable", None)):  # transformers
-        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return
+    # The second name is that of transformers before 5.
+    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
+        if callable(enable := getattr(model, name, None)):
+            enable({"use_reentrant": False})
+            return
     for block in getattr(model, "blocks", ()):
         if not isinstance(block.forward, partial):
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-
-
-def can_chunk(model: nn.Module) -> bool:
-    """Return whether the model computes its logits in a call of their own."""
-    return all(callable(getattr(model, part, None)) for part in ("hidden", "logits"))
-
-
-def loss_in_chunks(model: Any, tokens: Tensor) -> Tensor:
-    """``next_token_loss`` without ever holding all logits: each chunk's are computed twice.
-
-    ``torch.nn.functional.linear_cross_entropy`` of torch 2.13 does the same for a plain linear
-    head; it is not used because it ends the compiled graph, and earlier releases lack it.
-    """
-    hidden = model.hidden(tokens[:, :-1]).flatten(0, 1)
-    targets = tokens[:, 1:].flatten()
-    rows = max(1, LOGITS_AT_ONCE // len(model.head.weight))
-
-    def chunk_loss(part: Tensor, wanted: Tensor) -> Tensor:
-        logits = model.logits(part)
-        return F.cross_entropy(logits.float(), wanted, reduction="sum")
-
-    parts = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
-    losses = [checkpoint(chunk_loss, *part, use_reentrant=False) for part in parts]
-    return torch.stack(losses).sum() / targets.numel()
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -223,7 +223,8 @@ def _in_short(engine: Engine) -> Probe:
     length = engine.run.data.sequence_length
     tokens = min(length, TRIAL_TOKENS)
     fewer = max(1, tokens // 2)
-    less, more = (probe(engine, 1, length=each) for each in (fewer, tokens))
+    less = probe(engine, 1, length=fewer, forward_only=True)
+    more = probe(engine, 1, length=tokens)
     # Copies of weights in another precision take the same memory for any number of tokens.
     grown = (more.peak_bytes - less.peak_bytes) / max(1, tokens - fewer)
     peak_bytes = more.peak_bytes + max(0.0, grown) * (length - tokens)

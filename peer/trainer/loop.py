@@ -44,6 +44,9 @@ class TrainerSettings:
     """Number of torch threads on the CPU; unset: torch's own choice."""
     steps_max: int | None = None
     """Number of steps after which to leave; unset: stay until the run is over."""
+    founds: bool = True
+    """False if this peer never founds the run: it draws no first weights, because it gets the
+    parameters of the run before its first step."""
     weights: Path | None = None
     """First weights of a founder instead of the recipe's: a safetensors file, or the folder of a
     transformers checkpoint. A peer that joins gets the parameters of the run."""
@@ -120,7 +123,7 @@ def open_engine(
     device = prepare_torch(settings)
     facts = facts_of(device)
     choices = choose(facts, settings.wishes, batch_size=run_file.inner.batch_size)
-    model = build_model(run_file)
+    model = build_model(run_file, draw=settings.founds)
     if settings.weights is not None:
         load_weights(model, settings.weights)
     model = model.to(device)
@@ -178,7 +181,7 @@ def make_steps(
         while engine.events:
             on_event(engine.events.popleft())
 
-    run.leave_when(lambda: bool(stop) or steps == steps_max)
+    run.leave_when(lambda: bool(stop) or (steps_max is not None and steps >= steps_max))
     with warnings.catch_warnings(), engine.tuning:
         warnings.simplefilter("ignore", LoopWarning)  # the screen shows the event loop_mistake
         tell()
@@ -190,7 +193,7 @@ def make_steps(
             for batch in run.data(batch_size=engine.batch_size, device=engine.device):
                 loss = engine.gradients(batch)
                 tell()
-                if engine.apply():
+                for _ in range(engine.apply()):
                     steps += 1
                     run.log(loss=loss)
                     run.step(tokens=batch[:, 1:].numel())

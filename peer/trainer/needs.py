@@ -60,8 +60,8 @@ class Needs:
         return (
             f"Model    {self.parameters / 1e6:.1f} M parameters in {outer.fragments} fragments",
             *self._buffer_lines,
-            f"Link     at most {bytes_text(self.cycle_bytes)} up and as much down ({outer.codec}) "
-            f"in {outer.steps_per_cycle} steps",
+            f"Link     at most {bytes_text(self.cycle_bytes)} up and as much down "
+            f"({outer.codecs_text}) in {outer.steps_per_cycle} steps",
             *self._link_lines,
             f"Device   {bytes_text(self.device_bytes)} of memory, and the activations of one "
             "sequence or more",
@@ -114,10 +114,9 @@ def needs_of(run: RunFile) -> Needs:
 
 def cycle_bytes(run: RunFile, layout: Layout) -> int:
     """An exchange sends every value at most twice: own work, and the merged slice."""
-    return 2 * sum(
-        codec_named("f32" if fragment.has_statistics else run.outer.codec).encoded_size(
-            fragment.unit_sizes
-        )
+    return sum(
+        codec_named("f32" if fragment.has_statistics else codec).encoded_size(fragment.unit_sizes)
+        for codec in run.outer.codecs
         for fragment in layout.fragments
     )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from averaging.numbers.layout import Layout
 from peer.data.files import hosts_of
 from peer.errors import MachineTooSmall, OwnProgramNeeded
 from peer.guest.enforcement import folder_bytes
@@ -35,7 +36,7 @@ from peer.trainer.engine import Engine
 from peer.trainer.fitting import Fit, Goal, Remembered, begin, key_of, least_bytes, room_bytes
 from peer.trainer.loop import TrainerSettings, open_engine, prepare_torch
 from peer.trainer.needs import agent_bytes, cycle_bytes, disk_bytes
-from peer.trainer.parameters import LayoutUnknown, model_layout
+from peer.trainer.parameters import model_layout
 from peer.trainer.tuning import Tuner
 
 
@@ -83,7 +84,8 @@ class Preflight:
             f"memory {bytes_text(self.memory_needed)} of {bytes_text(self.memory_free)} free   "
             f"disk {bytes_text(self.disk_needed)} of {bytes_text(self.disk_free)} free",
             f"Network  sends at most {bytes_text(self.upload_per_hour)} an hour "
-            f"({run.outer.codec}); the whole model is exchanged every {duration_text(cycle_s)}",
+            f"({run.outer.codecs_text}); the whole model is exchanged every "
+            f"{duration_text(cycle_s)}",
         )
 
     @property
@@ -202,11 +204,13 @@ def _check_device(run: RunFile, device: torch.device, needed: float) -> None:
         )
 
 
-def check_keeper(run: RunFile, directory: Path) -> None:
-    """Check a keeper's part of the run. Raises ``MachineTooSmall`` or ``LayoutUnknown``."""
-    if isinstance(run.model, CustomModel):
-        raise LayoutUnknown(run.name)
-    _room(run, size_of(run).parameters, training_bytes=0.0, directory=directory)
+def check_keeper(run: RunFile, directory: Path, told: Layout | None = None) -> None:
+    """Check a keeper's part of the run. Raises ``MachineTooSmall``.
+
+    ``told``: the layout of a model that only programs have.
+    """
+    count = size_of(run).parameters if told is None else told.size
+    _room(run, count, training_bytes=0.0, directory=directory)
 
 
 def _room(run: RunFile, count: int, *, training_bytes: float, directory: Path) -> dict[str, float]:

@@ -25,6 +25,7 @@ from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
 from peer.storage.inner_saves import InnerSaves
 from peer.trainer.device_copies import Piece
+from peer.trainer.late import Skips
 from peer.trainer.loop_checks import (
     LoopChecks,
     Mistake,
@@ -125,6 +126,7 @@ class Rank(abc.ABC):
         self._leaving: Callable[[], bool] = lambda: False
         self._device_use: Callable[[], DeviceUse] | None = None
         self._step_tokens = 0
+        self._skips = Skips()
 
     @abc.abstractmethod
     def __enter__(self) -> Self: ...
@@ -183,9 +185,9 @@ class Rank(abc.ABC):
             self._open.callback(hook.remove)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
-        if was_skipped(optimizer):
-            self._step_tokens = 0
-        else:
+        tokens, self._step_tokens = self._step_tokens, 0
+        for counted in self._skips.note(optimizer, tokens):
+            self._step_tokens = counted
             self._safe_point()
 
     @abc.abstractmethod
@@ -345,10 +347,3 @@ def check_finished(finished: bool) -> None:
             "the run is not over, so it has no final parameters; call adopt_final() only if "
             "run.finished"
         )
-
-
-def was_skipped(optimizer: torch.optim.Optimizer) -> bool:
-    """True if its last step was skipped. A fused optimizer skips inside its kernel, where only
-    ``found_inf`` shows it."""
-    found_inf = getattr(optimizer, "found_inf", None)
-    return isinstance(found_inf, torch.Tensor) and bool(found_inf.item())

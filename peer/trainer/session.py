@@ -41,6 +41,7 @@ from peer.events.telling import on_screen
 from peer.joining.link import is_news, only_from
 from peer.run_file.sections import RunFile
 from peer.storage.inner_state import Optimizers, several
+from peer.trainer.late import LateValue
 from peer.trainer.loop_checks import Mistake, restart_broken_moments
 from peer.trainer.news import News
 from peer.trainer.observed_run import Fields, Speed, Stats
@@ -96,7 +97,7 @@ class Run(Rank):
         self._ranks = plan.ranks
         self._news = News()
         self._news.on("not_finite", self._heard_not_finite)
-        self._losses: deque[_Loss] = deque(maxlen=LOSSES_MAX)
+        self._losses: deque[LateValue] = deque(maxlen=LOSSES_MAX)
         self._reads_ahead = False
         self._link_seen: str | None = None
         self._link_told: str | None = None
@@ -209,7 +210,7 @@ class Run(Rank):
 
     def _take_loss(self, loss: torch.Tensor | float) -> None:
         # A loss on an accelerator is read when it has arrived on the host: this waits for nothing.
-        self._losses.append(_Loss(loss))
+        self._losses.append(LateValue(loss))
 
     def _safe_point(self) -> None:
         parts, learner = self._parts, self._parts.learner
@@ -520,23 +521,3 @@ class Run(Rank):
 def _print(event: str, fields: Fields) -> None:
     sys.stdout.write(f"{on_screen({'event': event, **fields})}\n")
     sys.stdout.flush()
-
-
-class _Loss:
-    """A loss that may still be on its way from the device."""
-
-    def __init__(self, loss: torch.Tensor | float) -> None:
-        self._value: torch.Tensor | float = loss
-        self._arrived: torch.cuda.Event | None = None
-        if isinstance(loss, torch.Tensor):
-            self._value = loss.detach()
-            if loss.is_cuda:
-                on_host = torch.empty((), dtype=torch.float32, pin_memory=True)
-                on_host.copy_(self._value.reshape(()), non_blocking=True)
-                self._value = on_host
-                self._arrived = torch.cuda.current_stream(loss.device).record_event()
-
-    def ready(self) -> float | None:
-        if self._arrived is not None and not self._arrived.query():  # type: ignore[no-untyped-call]
-            return None
-        return float(self._value)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from averaging import messages as said
 from averaging.messages import Commit, Entry, Head, Link, Message, Opening
 from dht.identity import PeerId
@@ -44,6 +46,9 @@ COMMIT = Commit(
     upload_s=30.0,
     round_s=180.0,
 )
+
+NEWEST = msgspec.structs.replace(COMMIT, codec="int2", codec_down="int4", on_probation=(1,))
+"""With all fields that are left out of the bytes where they have nothing to say."""
 
 OPENING = Opening(
     fragment=3,
@@ -107,6 +112,7 @@ EXAMPLES: tuple[Message, ...] = (
 def golden_lines() -> list[str]:
     lines = [f"{type(example).__name__} {said.encode(example).hex()}" for example in EXAMPLES]
     lines.append(f"Commit {said.encode_commit(COMMIT).hex()}")
+    lines.append(f"Commit {said.encode_commit(NEWEST).hex()}")
     lines.append(f"Opening {said.encode_opening(OPENING).hex()}")
     return lines
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
 import tempfile
 import time
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ class DataSpeed:
     """Tokens of the corpus."""
     first_tokens_per_s: float
     """Sequences as fast as they come, while they are tokenized."""
+    worker_tokens_per_cpu_s: float
+    """Tokens per second of the workers' processor time, which other programs disturb little."""
     kept_tokens_per_s: float
     """Sequences as fast as they come, out of the cache."""
     appetite_per_s: float
@@ -49,6 +52,7 @@ class DataSpeed:
         return (
             f"{self.corpus_bytes / 1e6:.0f} MB of text, {self.tokens / 1e6:.1f} M tokens; "
             f"{self.workers} workers: first pass {self.first_tokens_per_s / 1e6:.2f} M tokens/s, "
+            f"{self.worker_tokens_per_cpu_s / 1e6:.2f} M per second of a worker's processor time, "
             f"further ones {self.kept_tokens_per_s / 1e6:.1f} M tokens/s; at "
             f"{self.appetite_per_s / 1e6:.1f} M tokens/s training waits {self.waited_share:.3%} of "
             f"the time, at most {self.longest_wait_s * 1e3:.1f} ms at once"
@@ -73,15 +77,32 @@ def measure(
             ).train
             return Prefetched(stream)
 
+        before = _children_s()
         tokens = _fill(opened())
         first = tokens[0] / tokens[1]
+        pool.close()  # the time of children is known when they have ended
+        work_s = _children_s() - before
         kept = _fill(opened())
         waited, longest = _feed(opened(), appetite_per_s, seconds)
     finally:
         pool.close()
     return DataSpeed(
-        workers, corpus_bytes, tokens[0], first, kept[0] / kept[1], appetite_per_s, waited, longest
+        workers=workers,
+        corpus_bytes=corpus_bytes,
+        tokens=tokens[0],
+        first_tokens_per_s=first,
+        worker_tokens_per_cpu_s=tokens[0] / work_s,
+        kept_tokens_per_s=kept[0] / kept[1],
+        appetite_per_s=appetite_per_s,
+        waited_share=waited,
+        longest_wait_s=longest,
     )
+
+
+def _children_s() -> float:
+    """Processor time of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _prepared(folder: Path, megabytes: int) -> tuple[RunFile, FilesData, int]:

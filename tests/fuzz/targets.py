@@ -64,13 +64,13 @@ from dht.records import (
     unpack_versions,
 )
 from peer import description, status
-from peer.description import Described, Description
+from peer.description import Described, Description, Kinds
 from peer.errors import LinkError, RunFileError
 from peer.joining.link import Link, parse_link
 from peer.run_file.reading import from_canonical, parse
 from peer.run_file.sections import RunFile
 from tests.averaging.live.served_states import state_of
-from tests.averaging.message_examples import COMMIT, EXAMPLES, HEAD, OPENING
+from tests.averaging.message_examples import COMMIT, EXAMPLES, HEAD, NEWEST, OPENING
 from tests.peer.statuses import a_status
 
 ANNA = Identity.from_seed(b"a" * 32)
@@ -311,7 +311,9 @@ _AT = "/ip4/203.0.113.7/tcp/7700/p2p/" + ANNA.peer_id
 
 TARGETS: dict[str, Target] = {
     "message": Target([said.encode(message) for message in EXAMPLES], said.decode, BadMessage),
-    "commit": Target([said.encode_commit(COMMIT)], said.decode_commit, BadMessage),
+    "commit": Target(
+        [said.encode_commit(COMMIT), said.encode_commit(NEWEST)], said.decode_commit, BadMessage
+    ),
     "signatures": Target(
         [said.encode_signatures(HEAD.signatures)], said.decode_signatures, BadMessage
     ),
@@ -411,6 +413,11 @@ TARGETS: dict[str, Target] = {
             )
         ],
         description.read_page,
+        ValueError,
+    ),
+    "kinds": Target(
+        [msgspec.msgpack.encode(Kinds(("words",), ("head",), ("norm.running_mean",)))],
+        description.read_kinds,
         ValueError,
     ),
     "status": Target([status.encode(a_status())], status.decode, ValueError),

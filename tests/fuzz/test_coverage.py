@@ -46,7 +46,7 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "averaging/numbers/codec.py": tuple(f"payload_{name}" for name in codec_names()),
     "averaging/numbers/norm_bounds.py": ("payload_int4", "payload_int8"),
     "averaging/numbers/block_codecs.py": tuple(f"payload_{name}" for name in codec_names()),
-    "peer/description.py": ("description",),
+    "peer/description.py": ("description", "kinds"),
     "peer/status.py": ("status",),
     "peer/run_file/reading.py": ("run_file", "run_file_text"),
 }

@@ -13,6 +13,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from dht.identity import RunId
+from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.home import OUTER
 from peer.storage.last_seen import load_last_seen
 from tests.integration import learner_process
 from tests.integration.swarm_processes import Command, Learner, Swarm, run_text, until
@@ -92,7 +94,7 @@ def test_the_model_of_a_run_that_has_ended_stays_with_its_keeper(
     assert keeper.wait() == 130
 
 
-def test_the_parameters_of_a_programs_own_model_are_exported_by_name(
+def test_the_parameters_of_a_programs_own_model_are_kept_and_exported_by_name(
     processes: Processes, tmp_path: Path
 ) -> None:
     run = learner_process.text(buffers="mean", name="own model")
@@ -109,8 +111,18 @@ def test_the_parameters_of_a_programs_own_model_are_exported_by_name(
         **{f"norm.{name}": (24,) for name in ("weight", "bias", "running_mean", "running_var")},
         "norm.num_batches_tracked": (),
     }
+    keeper = Swarm(processes, tmp_path).keep(tmp_path / "keeper", link)
+    kept = keeper.wait_for(lambda r: r.get("event") == "link", "the keeper's link")["link"]
+    checkpoints = CheckpointFolder(tmp_path / "keeper" / OUTER)
+    until(lambda: bool(checkpoints.numbers()), "the keeper has a checkpoint", timeout_s=120)
     anna.process.terminate()
     assert anna.wait() == 0, anna.output
+    after = tmp_path / "after.safetensors"
+    exported = shoal("export", kept, str(after), home=tmp_path / "other")
+    assert exported.returncode == 0, exported.stderr
+    assert {name: tuple(v.shape) for name, v in load_file(after).items()} == shapes
+    keeper.stop()
+    assert keeper.wait() == 130
 
 
 def test_of_two_histories_founded_apart_the_heavier_goes_on_and_both_sides_read_of_it(

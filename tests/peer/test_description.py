@@ -98,6 +98,12 @@ def test_a_reader_makes_the_layout_of_a_model_that_it_does_not_have() -> None:
     assert [spec.name for spec in made.specs] == sorted(shapes)
 
 
+def test_a_claimed_model_of_any_size_costs_a_reader_nothing() -> None:
+    there = made({"a": (1 << 30, 1 << 30)})
+    with pytest.raises(ValueError, match="are the most"):
+        run(description.read_layout(Lines(there), PeerId("anna"), RUN, 3, timeout_s=1.0))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("answer", [b"", b"\x93\xa1a", b"\x93" + b"\x90" * 3 + b"x"])
 def test_kinds_of_tensors_that_are_not_are_refused(answer: bytes) -> None:
     class Liar(Lines):

@@ -64,7 +64,7 @@ class AveragingBench:
             raise ValueError(f"values is {self.values}; it must be at least 1")
         if not self.peers or min(self.peers) < 2 or max(self.peers) > 16:
             raise ValueError(f"peers is {self.peers}; a group has 2 to 16 members")
-        strange = set(self.codecs) - set(codec_names())
+        strange = {name for codec in self.codecs for name in codec.split("/")} - set(codec_names())
         if strange or not self.codecs:
             raise ValueError(f"codec is {sorted(strange)}; known: {', '.join(codec_names())}")
         unknown = set(self.against) - {"hivemind", "gloo", "daemon"}
@@ -289,7 +289,7 @@ def _guarded(contestant: _Contestant, work: Callable[[], None]) -> None:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as text, with the ratio to hivemind's fp16 where that was measured."""
     lines = [
-        f"{'peers':>5} {'system':<9}{'codec':<6}{'seconds':>9}{'min':>8}{'max':>8}{'forming':>9}"
+        f"{'peers':>5} {'system':<9}{'codec':<10}{'seconds':>9}{'min':>8}{'max':>8}{'forming':>9}"
         f"{'cpu s':>7}{'MB/peer':>9}{'peak MB':>9}{'error':>10}  compared"
     ]
     for row in rows:
@@ -315,7 +315,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
                 f" + codec {row['codec_seconds']:.3f}, {step}{lane})"
             )
         lines.append(
-            f"{row['peers']:>5} {row['system']:<9}{row['codec']:<6}{row['seconds']:>9.3f}"
+            f"{row['peers']:>5} {row['system']:<9}{row['codec']:<10}{row['seconds']:>9.3f}"
             f"{row['seconds_min']:>8.3f}{row['seconds_max']:>8.3f}"
             f"{row['seconds_with_forming']:>9.3f}{row['cpu_seconds']:>7.2f}"
             f"{row['bytes_per_peer'] / 1e6:>9.2f}{row['peak_memory_bytes'] / 1e6:>9.1f}"

@@ -26,6 +26,12 @@ class Setup:
     peers: int
     values: int
     codec: str
+    """``int2/int4``: one for contributions, and one for what comes back."""
+
+    @property
+    def codecs(self) -> tuple[str, str]:
+        up, _, down = self.codec.partition("/")
+        return up, down or up
 
 
 class Participant(ABC):

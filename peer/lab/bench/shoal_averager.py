@@ -47,8 +47,10 @@ _ANSWER_S = 120.0
 class _ConstantPort:
     """A learner that always offers the same numbers and notes when it gets the next state."""
 
-    def __init__(self, values: Float32s, state: FragmentState) -> None:
+    def __init__(self, values: Float32s, state: FragmentState, *, feedback: bool) -> None:
+        """``feedback``: offered numbers are written to, so they are a copy."""
         self.values = values
+        self._offered = values.copy() if feedback else values
         self.state = state
         self.step = 0
         self.adopted = asyncio.Event()
@@ -59,9 +61,11 @@ class _ConstantPort:
 
     async def snapshot(self, fragment: int, *, timeout_s: float) -> Snapshot | None:
         state = self.state
+        if self._offered is not self.values:
+            np.copyto(self._offered, self.values)
         return Snapshot(
             base=state.theta,
-            values=self.values,
+            values=self._offered,
             base_version=state.version,
             base_lineage=state.lineage,
             mark=self.step,
@@ -142,7 +146,7 @@ class ShoalParticipant(Participant):
 
     def do_encoded_bytes(self) -> Reply:
         peer = self._peer
-        return {"bytes": peer.numbers.encoded_size(peer.fragment.unit_sizes)}
+        return {"bytes": sum(peer.encoded_sizes()) // 2}
 
     # The lower bound: the same bytes, and the same arithmetic, without a round around them.
 
@@ -157,9 +161,13 @@ class ShoalParticipant(Participant):
         numbers, scratch, peers = self._peer.numbers, Scratch(), self.setup.peers
         cutting = Cutting(self._peer.fragment, numbers, [1] * peers)
         base, values = self._peer.port.state.theta, self._peer.port.values
-        mine, merged = uninitialised(cutting.data_size), uninitialised(cutting.data_size)
+        mine, merged = uninitialised(cutting.data_size), uninitialised(cutting.merged_size)
         weights = [1.0 / peers] * peers
         theta, momentum = np.empty_like(base), np.zeros_like(base)
+        # The other slices would come from other peers: this peer's displacement stands for them.
+        for chunk in cutting.all_chunks:
+            moved = base[chunk.values] - values[chunk.values]
+            numbers.down.codec.encode(moved, chunk.sizes, merged[chunk.merged], scratch)
         for _ in range(2):
             began = time.perf_counter()
             for chunks in cutting.chunks:
@@ -167,12 +175,11 @@ class ShoalParticipant(Participant):
                     numbers.encode(chunk, base, values, mine[chunk.data], scratch)
             for chunk in cutting.chunks[self.setup.index]:
                 payloads = [mine[chunk.data]] * peers
-                numbers.merge(chunk, payloads, weights, merged[chunk.data], scratch)
+                numbers.merge(chunk, payloads, weights, merged[chunk.merged], scratch)
             step_began = time.perf_counter()
             for chunks in cutting.chunks:
                 for chunk in chunks:
-                    # The other slices would come from other peers: this peer's own stand for them.
-                    numbers.step(chunk, mine[chunk.data], base, theta, momentum, scratch)
+                    numbers.step(chunk, merged[chunk.merged], base, theta, momentum, scratch)
             ended = time.perf_counter()
         return {"seconds": ended - began, "step_seconds": ended - step_began}
 
@@ -198,18 +205,21 @@ class _Peer:
         columns = 1 if setup.values % 1000 else 1000
         layout = Layout.build([TensorSpec("weights", (setup.values // columns, columns))], 1)
         self.fragment = layout.fragments[0]
+        up, down = setup.codecs
         policy = RoundPolicy(
-            codec=setup.codec,
+            codec=up,
+            codec_down=down,
+            feedback=up == "int2",
             eta=1.0,
             mu=0.0,
             due=DuePolicy(cycle_steps=1, fragments=1, scale_by_speed=False),
             quorum=QuorumPolicy(required="all"),
         )
         self.numbers = MergeNumbers(
-            codec=setup.codec, merge=policy.merge, eta=policy.eta, mu=policy.mu
+            codec=up, codec_down=down, merge=policy.merge, eta=policy.eta, mu=policy.mu
         )
         state = FragmentState.founded(layout.hash, 0, np.zeros(setup.values, np.float32))
-        self.port = _ConstantPort(contribution(setup), state)
+        self.port = _ConstantPort(contribution(setup), state, feedback=policy.feedback)
         self._averager = Averager(
             host,
             self.port,
@@ -278,14 +288,18 @@ class _Peer:
         async with asyncio.timeout(_ANSWER_S):
             await self.port.adopted.wait()
 
+    def encoded_sizes(self) -> tuple[int, int]:
+        """Bytes of a contribution and of what comes back."""
+        sizes = self.fragment.unit_sizes
+        return self.numbers.up.encoded_size(sizes), self.numbers.down.encoded_size(sizes)
+
     async def move_bytes(self, *, bulk: bool) -> float:
         """Seconds to send as many bytes as a round does: the slices of the other peers, and this
         peer's own merged slice to each of them."""
         peers = sorted(self._met)
         to = peers[(peers.index(self.host.peer_id) + 1) % len(peers)]
         data = uninitialised(512 << 10)
-        encoded = self.numbers.encoded_size(self.fragment.unit_sizes)
-        left = 2 * (len(peers) - 1) * encoded // len(peers)
+        left = (len(peers) - 1) * sum(self.encoded_sizes()) // len(peers)
         began = time.perf_counter()
         stream = await self.host.open_stream(to, _FLOOR, timeout_s=20.0, bulk=bulk)
         while left:

@@ -21,6 +21,7 @@ from peer.lab.chaos.members import Learner
 from peer.lab.chaos.process_swarm import ProcessSwarm
 from peer.rules.ledger import Fate, Ledger
 from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.home import OUTER
 from peer.storage.outer_state import OuterState, load_outer
 from peer.storage.progress import read_progress
 from peer.views.event_log import read_events
@@ -71,7 +72,7 @@ def collect(
 
 
 def _peer(swarm: ProcessSwarm, learner: Learner) -> PeerEvidence:
-    outer = load_outer(CheckpointFolder(learner.directory / "outer"))
+    outer = load_outer(CheckpointFolder(learner.directory / OUTER))
     progress = read_progress(learner.directory / "progress")
     events = [
         (

@@ -18,6 +18,7 @@ from peer.lab.chaos.process_swarm import ProcessSwarm, end_softly
 from peer.lab.chaos.proxy import CLEAR, RULES
 from peer.lab.processes import new_records
 from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.home import OUTER
 
 CRAWL_PERIOD_S = 0.5
 CRAWL_SHARE = 0.1
@@ -74,7 +75,7 @@ class FaultActions:
             case FaultKind.FULL:
                 return _limit_files(victim)
             case FaultKind.UNWRITABLE:
-                return make_unwritable(victim.directory / "outer")
+                return make_unwritable(victim.directory / OUTER)
             case FaultKind.CLOCK:
                 victim.set_clock(victim.clock[-1][1] + fault.amount)
                 return lambda: None
@@ -116,7 +117,7 @@ class FaultActions:
 
     def _damage_checkpoint(self, victim: Learner) -> None:
         """Overwrite bytes in the middle of the agent's newest checkpoint."""
-        folder = CheckpointFolder(victim.directory / "outer")
+        folder = CheckpointFolder(victim.directory / OUTER)
         numbers = folder.numbers()
         if numbers:
             path = folder.folder / f"{numbers[-1]:012d}" / "tensors.safetensors"

@@ -19,6 +19,7 @@ from peer.model.recipes import build_model, held_out_loss
 from peer.quantities import bytes_text, count_text
 from peer.run_file.reading import parse
 from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.home import OUTER
 from peer.storage.outer_state import export
 from peer.trainer.solo import train_alone
 
@@ -72,7 +73,7 @@ def compare(settings: DemoSettings, result: Result) -> Comparison:
     )
     loaded = build_model(run)
     out = settings.directory / "final.safetensors"
-    export(CheckpointFolder(result.learners[0].directory / "outer"), out)
+    export(CheckpointFolder(result.learners[0].directory / OUTER), out)
     loaded.load_state_dict(load_file(out), strict=False)
     held_out = open_data(run, peer_id=PeerId("demo"), cache_dir=data, data_dir=data).held_out
     return Comparison(

@@ -5,7 +5,8 @@ the same first weights at every founder; its optimizer; its loss on token sequen
 
 A recipe is data. The code behind it belongs to this package or to the installed transformers:
 ``gpt`` is the built-in decoder, ``hf`` builds a model of transformers, ``first_weights`` draws
-weights that are the same bits on every machine. No code, weights or configuration is downloaded.
+weights that are the same bits on every machine, ``chunked_loss`` is the loss in little memory.
+No code, weights or configuration is downloaded.
 """
 
 from __future__ import annotations
@@ -46,20 +47,22 @@ __all__ = [
 ]
 
 
-def build_model(run: RunFile, *, weights: bool = True) -> nn.Module:
+def build_model(run: RunFile, *, weights: bool = True, draw: bool = True) -> nn.Module:
     """The run's model in fp32 on the CPU, with its first weights.
 
     With ``weights=False`` the parameters are on torch's meta device: names and shapes, but no
-    memory. Raises ``ValueError`` for a custom model, ``ExtraMissing`` for a package that is not
+    memory. ``draw=False``: the weights are about to be replaced, and may be zeros, which is faster.
+    Raises ``ValueError`` for a custom model, ``ExtraMissing`` for a package that is not
     installed, ``RunFileError`` for a configuration that transformers refuses.
     """
     if isinstance(run.model, GptModel):
-        if weights:
+        with torch.device("meta"):  # where torch draws no weights of its own
             model = Gpt(run.model)
-            model.draw_weights(run.random_seed)
-            return model
-        with torch.device("meta"):
-            return Gpt(run.model)
+        if weights:
+            model.to_empty(device="cpu")
+            model.tie_weights()
+            model.draw_weights(run.random_seed) if draw else model.clear_weights()
+        return model
     if isinstance(run.model, HfModel):
         return build_hf(run.model, random_seed=run.random_seed, weights=weights)
     assert isinstance(run.model, CustomModel)
@@ -108,6 +111,7 @@ def build_optimizer(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
         lr=inner.learning_rate,
         momentum=inner.momentum,
         nesterov=inner.nesterov and inner.momentum > 0,
+        fused=_can_fuse(parameters),
     )
 
 

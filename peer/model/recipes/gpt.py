@@ -31,7 +31,12 @@ class Gpt(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.width, eps=NORM_EPSILON)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
-        if shape.tied_head:
+        self.tie_weights()
+
+    def tie_weights(self) -> None:
+        """Let embedding and head share their weights, if they are tied; methods of torch that move
+        parameters to another device separate them."""
+        if self.shape.tied_head:
             self.head.weight = self.embedding.weight
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
@@ -92,6 +97,12 @@ class Gpt(nn.Module):
             elif name.endswith(("attention.out.weight", "mlp.down.weight")):
                 std /= math.sqrt(2 * self.shape.layers)
             parameter.copy_(draw(tuple(parameter.shape), std, random_seed=random_seed, name=name))
+
+    @torch.no_grad()
+    def clear_weights(self) -> None:
+        """Set all weights to zero."""
+        for parameter in self.parameters():
+            parameter.zero_()
 
 
 class Past:

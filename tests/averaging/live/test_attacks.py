@@ -634,3 +634,29 @@ def test_who_downloads_a_state_asks_established_peers_first() -> None:
                 assert set(asked[3:]) == {peer.id for peer in new[1:]}
 
     run(main())
+
+
+def test_a_newcomer_leads_after_the_rounds_and_the_time_of_its_probation() -> None:
+    asked = ProbationPolicy(rounds=20, seconds=15.0)
+    policy = replace(POLICY, probation=asked)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna = await made.add("anna", policy=policy)
+            await made.add("boris", policy=policy)
+            await made.live(60.0)
+            clara = await made.add("clara", policy=policy)
+            await made.live(120.0)
+            rounds = [
+                (at, fields)
+                for at, event, fields in anna.events
+                if event == "round" and fields["outcome"] == "finished"
+            ]
+            worked = [at for at, fields in rounds if clara.id in fields["contributors"]]
+            led = [at for at, fields in rounds if fields["leader"] == clara.id]
+            before = [at for at in worked if at < led[0]]
+            assert len(before) >= 0.8 * asked.rounds
+            assert led[0] - worked[0] >= 0.8 * asked.seconds
+            assert led[0] - worked[0] < 60.0 + 4 * asked.seconds
+
+    run(main())

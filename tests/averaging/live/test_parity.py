@@ -92,10 +92,12 @@ def plan(seed: int) -> Plan:
         PeerPlan(founder=number == 0, site=f"site-{number % 2}" if sites else None)
         for number in range(count)
     ]
-    codec = rng.choice(["f32", "int8", "int4", "f16"])
+    codec = rng.choice(["f32", "int8", "int4", "f16", "int2"])
     policy = replace(
         POLICY,
         codec=codec,
+        codec_down=[None, "int4", "int2"][seed % 3],
+        feedback=seed % 2 == 1,
         slice_bytes_min=encoded_size(codec, FRAGMENT.unit_sizes) // rng.randint(1, 3),
     )
     side = rng.sample(range(count), rng.randint(1, count - 1))

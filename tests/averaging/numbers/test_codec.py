@@ -101,7 +101,8 @@ def test_zeros_stay_zero(name: str) -> None:
 @pytest.mark.parametrize("scale", [0.0, 1e-44, 1e-38])
 def test_scales_stay_normal_so_that_no_quotient_is_infinite(name: str, scale: float) -> None:
     data = encoded(name, some_values(sum(SIZES), scale), SIZES)
-    scales = [np.frombuffer(data, "<f4", 1, at)[0] for at in scale_offsets(name, SIZES)]
+    heads = [np.frombuffer(data, "<u4", 1, at)[0] for at in scale_offsets(name, SIZES)]
+    scales = [np.uint32(head & ~kept_in_scale(name)).view(np.float32) for head in heads]
 
     assert len(set(scales)) == 1
     assert scales[0] > 2.0**-115
@@ -140,6 +141,7 @@ def test_sizes_are_what_the_format_says() -> None:
     assert codec_named("f16").encoded_size((1025,)) == 4 + 2048 + 4 + 2
     assert codec_named("int8").encoded_size((1025,)) == 4 + 1024 + 4 + 1
     assert codec_named("int4").encoded_size((1025, 3)) == 4 + 512 + 4 + 1 + 4 + 2
+    assert codec_named("int2").encoded_size((1025, 9)) == 4 + 256 + 4 + 2 + 4 + 4
 
 
 @ALL
@@ -190,13 +192,27 @@ def test_adding_multiplies_the_weight_into_the_scale(
     if name == "f32":
         term = values * np.float32(weight)
     else:
-        term = np.empty_like(values)
-        reweighted = bytearray(data)
-        for at in scale_offsets(name, SIZES):
-            held = np.frombuffer(reweighted, "<f4", 1, at)
-            reweighted[at : at + 4] = (held * np.float32(weight)).tobytes()
-        codec.decode(bytes(reweighted), SIZES, term, Scratch())
+        term = codes_of(name, data, SIZES)
+        heads = [np.frombuffer(data, "<f4", 1, at)[0] for at in scale_offsets(name, SIZES)]
+        for block, scale in zip(blocks(SIZES), heads, strict=True):
+            term[block] *= scale * np.float32(weight)
     assert np.array_equal(accumulator, before + term)
+
+
+def kept_in_scale(name: str) -> np.uint32:
+    """The bits of a scale that are not the scale's."""
+    return np.uint32(127 if name == "int2" else 0)
+
+
+def codes_of(name: str, data: bytes, sizes: tuple[int, ...]) -> Float32s:
+    """What is decoded if every scale is 1."""
+    changed = bytearray(data)
+    one = np.float32(1).view(np.uint32)
+    for at in scale_offsets(name, sizes):
+        head = np.frombuffer(changed, "<u4", 1, at)
+        changed[at : at + 4] = (one | (head & kept_in_scale(name))).tobytes()
+    codes = decoded(name, bytes(changed), sizes)
+    return codes if name == "f16" else np.rint(codes)
 
 
 def scale_offsets(name: str, sizes: tuple[int, ...]) -> list[int]:
@@ -343,6 +359,7 @@ GOLDEN_BITS = {
     "f16": "d387032e3e308534951fc3470ef5d7ee90db23ae633cdc29e8630615187da801",
     "int8": "621d174d431e1aff8b3aeba8bd61025fd6be2540408ddb53c06afdbc639d09ce",
     "int4": "c41109e503a49dae8bf84f5728a2c6bf62b695102bc337250a545897a772d5a8",
+    "int2": "b41c83d31bdcf7d4dddb526b72bd1db5fb4e4f3ac6a55ca25d892a9507f06991",
 }
 
 GOLDEN_SIZES = (1500, 1024, 400, 25, 25, 25, 1)
@@ -364,6 +381,35 @@ def test_golden_bytes_decode_to_golden_bits(name: str) -> None:
     assert blake3.blake3(result.astype("<f4").tobytes()).hexdigest() == GOLDEN_BITS[name]
 
 
+def test_int2_decodes_each_bin_to_the_mean_magnitude_of_its_values() -> None:
+    values = some_values(BLOCK, 0.01, seed=5)
+    result = decoded("int2", encoded("int2", values, (BLOCK,)), (BLOCK,))
+
+    sizes, step = np.abs(values), np.abs(values).max() / 127
+    low, high = np.unique(np.abs(result))
+    is_large = np.abs(result) == high
+    assert sizes[is_large].min() >= sizes[~is_large].max() - step
+    assert sizes[is_large].min() == pytest.approx(1.5 * sizes.mean(), rel=0.05)
+    assert low == pytest.approx(sizes[~is_large].mean(), rel=0.02)
+    assert high == pytest.approx(sizes[is_large].mean(), rel=0.02)
+    assert (np.signbit(result) == np.signbit(values)).all()
+
+
+@ALL
+def test_very_many_units_of_a_single_value_are_decoded(name: str) -> None:
+    sizes = (1,) * 100_000
+    values = some_values(len(sizes))
+
+    assert np.allclose(decoded(name, encoded(name, values, sizes), sizes), values, rtol=2.0**-10)
+
+
+def test_int2_keeps_values_of_one_magnitude() -> None:
+    values = np.where(np.arange(BLOCK) % 3, 0.5, -0.5).astype(np.float32)
+
+    result = decoded("int2", encoded("int2", values, (BLOCK,)), (BLOCK,))
+    assert np.allclose(result, values, rtol=2.0**-15, atol=0)
+
+
 def test_an_unknown_codec_is_an_error_that_lists_the_known() -> None:
     with pytest.raises(ValueError, match=r"'int3'.*f32.*f16.*int8.*int4"):
         codec_named("int3")
@@ -376,19 +422,20 @@ def test_a_name_is_taken_once() -> None:
 
 @ALL
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_an_encoded_sum_is_the_sum_encoded(name: str, count: int) -> None:
-    codec = codec_named(name)
+@pytest.mark.parametrize("source", codec_names())
+def test_an_encoded_sum_is_the_sum_encoded(name: str, count: int, source: str) -> None:
+    codec, given = codec_named(name), codec_named(source)
     vectors = [some_values(sum(SIZES), seed=seed) for seed in range(count)]
     for vector in vectors:
         vector[::3] = -0.0  # a sum that starts from zero has no negative zero
-    payloads = [encoded(name, vector, SIZES) for vector in vectors]
+    payloads = [encoded(source, vector, SIZES) for vector in vectors]
     weights = [0.3, 0.6, 0.1][:count]
 
     total = np.zeros(sum(SIZES), np.float32)
     for payload, weight in zip(payloads, weights, strict=True):
-        codec.decode_add(payload, SIZES, weight, total, Scratch())
+        given.decode_add(payload, SIZES, weight, total, Scratch())
     out = bytearray(codec.encoded_size(SIZES))
-    codec.encode_sum(payloads, weights, SIZES, out, Scratch())
+    codec.encode_sum(given, payloads, weights, SIZES, out, Scratch())
 
     assert bytes(out) == encoded(name, total, SIZES)
 
@@ -399,7 +446,8 @@ def test_a_sum_that_overflows_is_refused_with_its_unit(name: str) -> None:
     largest[-1] = np.finfo(np.float32).max
     payload = encoded(name, largest, SIZES)
     out = bytearray(len(payload))
+    codec = codec_named(name)
 
     with pytest.raises(NotFinite) as caught:
-        codec_named(name).encode_sum([payload] * 3, [1.0] * 3, SIZES, out, Scratch())
+        codec.encode_sum(codec, [payload] * 3, [1.0] * 3, SIZES, out, Scratch())
     assert caught.value.unit == len(SIZES) - 1

@@ -9,13 +9,23 @@ import msgspec
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Standing
-from averaging.messages import Behind, Head, Join, Message, claim_of, link_claim
+from averaging.messages import (
+    Behind,
+    Committed,
+    Head,
+    Join,
+    Message,
+    claim_of,
+    encode_commit,
+    link_claim,
+)
 from averaging.round.certificates import link_of
 from averaging.round.effects import Effect, Send
 from averaging.round.identity import Circumstances, Identity
 from averaging.round.inputs import Due, Offer, Offered, Received
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
+from averaging.round.roster import Leader, compose
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.succession import succession
@@ -160,3 +170,22 @@ def joined(rounds: FragmentRounds, now: float = 1.0) -> PeerId:
     effects = rounds.handle(Offered(offer(rounds.standing)), now)
     (message,) = [m for m in sent(effects) if isinstance(m, Join)]
     return next(e.to for e in effects if isinstance(e, Send) and e.message == message)
+
+
+def committed(
+    rounds: FragmentRounds, leader: PeerId, *, signer: PeerId | None = None, **changes: object
+) -> Committed:
+    """A commit of this leader that names the machine as it has joined, with changes."""
+    attempt = rounds.joining.attempt
+    assert attempt is not None
+    commit = compose(
+        Leader(peer=leader, incarnation=1, topic=TOPIC, fragment=0, nonce=1),
+        [
+            (leader, signed(leader, join(standing("start")), leader=leader)),
+            (ME, signed(ME, attempt.join, leader=leader)),
+        ],
+        POLICY,
+        encoded_bytes=lambda codec: 1 << 20,
+    )
+    encoded = encode_commit(msgspec.structs.replace(commit, **changes))
+    return Committed(0, encoded, sign(signer or leader, encoded))

@@ -237,6 +237,31 @@ def test_a_peer_that_gets_nowhere_takes_the_word_of_one_in_the_end() -> None:
     assert moves(rounds, ANNA, head, late)
 
 
+LIGHTER, HEAVIER = standing("start", "a", "b"), standing("start", "c", "d", "e")
+"""Sides of a fork of comparable weight."""
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "gives_way"), [(LIGHTER, HEAVIER, True), (HEAVIER, LIGHTER, False)]
+)
+def test_the_lighter_side_of_a_fork_gives_way_if_no_round_mixes_the_two(
+    mine: Standing, theirs: Standing, gives_way: bool
+) -> None:
+    """Both may go on for ever where the leaders of one side leave the other out."""
+    rounds = machine(mine)
+    head = certified(theirs)
+    late = 1.0 + POLICY.doubt_s
+    assert isinstance(rounds.peers.view, dict)
+    for peer, seen in rounds.peers.view.items():
+        rounds.peers.view[peer] = replace(seen, heard_at=late)
+
+    assert not moves(rounds, ANNA, head, 1.0)
+    assert not moves(rounds, ANNA, head, late), "rounds may take longer than that"
+    for _ in range(ATTEMPTS_IN_VAIN):
+        rounds._apply([RetryLater()], late)
+    assert moves(rounds, ANNA, head, late) == gives_way
+
+
 def test_the_runs_tokens_end_it_only_with_a_certificate() -> None:
     policy = replace(POLICY, group_size=4, tokens_end=100)
     others = (*FIVE, EVE)

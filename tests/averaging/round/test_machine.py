@@ -64,6 +64,7 @@ from tests.averaging.round.machines import (
     asks,
     behind,
     certified,
+    committed,
     join,
     joined,
     leading,
@@ -696,7 +697,31 @@ def test_a_codec_that_a_member_lacks_is_not_used() -> None:
 
     commit = compose(leader, joins, POLICY, encoded_bytes=lambda codec: 100)
 
-    assert (POLICY.codec, commit.codec) == ("int4", "f32")
+    assert (POLICY.codec, commit.codec, commit.codec_down) == ("int4", "f32", None)
+
+
+@pytest.mark.parametrize(
+    ("known", "used"),
+    [
+        (("f32", "int4", "int2"), ("int2", "int4")),
+        (("f32", "int4"), (None, None)),
+        (("f32", "int2"), (None, None)),
+    ],
+)
+def test_both_codecs_of_the_run_are_used_or_none(
+    known: tuple[str, ...], used: tuple[str | None, str | None]
+) -> None:
+    leader = Leader(peer=ANNA, incarnation=1, topic=TOPIC, fragment=0, nonce=1)
+    joins = [
+        (ANNA, join(standing("start"), codecs=known)),
+        (BORIS, join(standing("start"), codecs=known)),
+    ]
+    policy = replace(POLICY, codec="int2", codec_down="int4")
+
+    commit = compose(leader, joins, policy, encoded_bytes=lambda codec: 100)
+
+    assert (commit.codec, commit.codec_down) == (used[0] or "f32", used[1])
+    assert recomposed(commit, policy, encoded_bytes=lambda codec: 100) == commit
     assert len(commit.reducers) == 1, "a hundred bytes are not cut"
 
 
@@ -716,25 +741,6 @@ def test_two_lineages_make_a_mix_with_a_carrier_for_each() -> None:
 
 
 # The commit at a member
-
-
-def committed(
-    rounds: FragmentRounds, leader: PeerId, *, signer: PeerId | None = None, **changes: object
-) -> said.Committed:
-    """A commit of this leader that names the machine as it has joined, with changes."""
-    attempt = rounds.joining.attempt
-    assert attempt is not None
-    commit = compose(
-        Leader(peer=leader, incarnation=1, topic=TOPIC, fragment=0, nonce=1),
-        [
-            (leader, signed(leader, join(standing("start")), leader=leader)),
-            (ME, signed(ME, attempt.join, leader=leader)),
-        ],
-        POLICY,
-        encoded_bytes=lambda codec: 1 << 20,
-    )
-    encoded = said.encode_commit(msgspec.structs.replace(commit, **changes))
-    return said.Committed(0, encoded, sign(signer or leader, encoded))
 
 
 def waiting(policy: RoundPolicy = POLICY) -> tuple[FragmentRounds, PeerId]:
@@ -797,6 +803,8 @@ def test_a_commit_that_misquotes_the_join_is_declined(changes: dict[str, int], r
     ("changes", "reason"),
     [
         ({"codec": "zip"}, "I lack its codec 'zip'"),
+        ({"codec_down": "zip"}, "I lack its codec 'zip'"),
+        ({"codec_down": "f32"}, "its codecs are int4 and f32; the run's are int4 and int4"),
         ({"merge": "vote"}, "I lack its merge rule 'vote'"),
         ({"eta": 9.0}, "it merges by"),
         ({"mu": 0.0}, "it merges by"),
@@ -913,6 +921,20 @@ def test_a_commit_with_larger_batches_than_the_runs_is_declined() -> None:
     )
 
     assert isinstance(answer, said.Declined) and "101 tokens" in answer.reason
+
+
+def test_a_leader_whose_commits_do_not_hold_is_passed_over() -> None:
+    """It ranks first for this version, and would for ever: no version comes of its rounds."""
+    rounds, leader = waiting(replace(POLICY, batch_tokens_max=100))
+    asked = leader
+    for _ in range(3):
+        assert asked == leader
+        wrong = committed(rounds, leader, batch_tokens_max=101)
+        rounds.handle(Received(leader, wrong), 2.0)
+        assert rounds.phase is Phase.IDLE
+        asked = joined(rounds, 2.0)
+
+    assert asked != leader
 
 
 def test_a_commit_of_another_leader_than_the_joined_one_is_declined() -> None:

@@ -8,6 +8,8 @@ from averaging import messages as said
 from averaging.round.identity import Circumstances
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.rules.peer_view import PeerView
+from averaging.rules.policy import RoundPolicy
+from averaging.rules.probation import ProbationPolicy
 from dht.identity import PeerId
 from tests.averaging.message_examples import EXAMPLES
 from tests.averaging.round.machines import identity
@@ -42,3 +44,24 @@ def test_two_peers_that_take_only_each_other_for_established_do_not_redirect_in_
                 if sent_to == asked:
                     break
                 asked = sent_to
+
+
+def test_a_newcomer_leads_this_peer_once_two_that_count_follow_it() -> None:
+    """Peers that came in different order differ in who counts: one of them saw the leader work."""
+    anna, boris, clara, dora = PEERS
+    policy = RoundPolicy(probation=ProbationPolicy(rounds=8, seconds=40.0))
+    view = {peer: PeerView(first_seen=0.0, heard_at=40.0) for peer in (boris, clara, dora)}
+    peers = Neighbourhood(identity(anna, policy), Circumstances(), view, now=0.0)
+    del view[dora]
+    for _ in range(10):
+        peers.saw_merged([anna, boris, clara], 40.0)
+    view[dora] = PeerView(first_seen=0.0, heard_at=40.0)
+    assert not peers.may_lead(dora, 40.0)
+
+    peers.vouch(boris, dora)
+    peers.vouch(PeerId("stranger"), dora)
+    assert not peers.may_lead(dora, 40.0), "nobody's word alone"
+    peers.vouch(clara, dora)
+    assert peers.may_lead(dora, 40.0)
+    peers.saw_merged([anna, boris], 41.0)
+    assert not peers.may_lead(dora, 41.0), "until the next merge"

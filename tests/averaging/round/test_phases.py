@@ -24,6 +24,7 @@ from averaging.round.inputs import (
     GiveWay,
     Input,
     Leave,
+    LinkLost,
     Offered,
     PeerSilent,
     Received,
@@ -38,6 +39,7 @@ from tests.averaging.round import machines
 from tests.averaging.round.machines import (
     ANNA,
     BORIS,
+    POLICY,
     asks,
     behind,
     certified,
@@ -140,6 +142,27 @@ def promised() -> FragmentRounds:
     leader, number = leader_of(rounds)
     rounds.handle(Received(leader, messages.Noted(0, number, 5.0)), 1.0)
     return rounds
+
+
+def left_by_all() -> FragmentRounds:
+    """It leads a round of three. The links of both others have broken, and one has withdrawn."""
+    rounds = leading()
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(standing("start"))), 1.0)
+    for other in sorted(rounds.peers.view):
+        rounds.handle(asks(other, standing("start")), 1.0)
+    assert rounds.phase is Phase.ENTERED
+    for other in sorted(rounds.peers.view):
+        rounds.handle(LinkLost(other), 1.0)
+    rounds.handle(one_withdraws(rounds), 1.5)
+    return rounds
+
+
+def one_withdraws(rounds: FragmentRounds) -> Input:
+    assert rounds.own_round is not None
+    member = min(rounds.peers.view)
+    (entry,) = [each for each in rounds.own_round.commit.members if each.peer == member]
+    return Received(member, messages.Withdraw(0, entry.join, entry.incarnation))
 
 
 def mutual(rounds: FragmentRounds) -> Input:
@@ -257,6 +280,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
         )
     ),
     *((play, lambda rounds: Tick(), LATE) for play in (wanted, catching, folding)),
+    (left_by_all, one_withdraws, 1.5 + POLICY.margin_s),
     (promised_to_one_of_lower_rank, mutual, 2.0),
     (promised_after_many, call_of_the_first, 2.0),
     (promised_after_many, lambda rounds: Tick(), LATE),

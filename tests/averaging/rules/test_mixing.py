@@ -245,18 +245,18 @@ def melt(codec: str, states: list[tuple[Float32s, ...]], weights: list[float]) -
         payload = memoryview(bytearray(cutting.data_size))
         for chunk in cutting.chunks[0]:
             numbers.encode(chunk, base, values, payload[chunk.data], scratch)
-            numbers.check(chunk, payload[chunk.data], scratch)
+            numbers.up.check(chunk, payload[chunk.data], scratch)
         payloads.append(payload)
-    out = memoryview(bytearray(cutting.data_size))
+    out = memoryview(bytearray(cutting.merged_size))
     for chunk in cutting.chunks[0]:
         given = [payload[chunk.data] for payload in payloads]
-        numbers.merge(chunk, given, weights, out[chunk.data], scratch)
+        numbers.merge(chunk, given, weights, out[chunk.merged], scratch)
     ended = []
     for _, _, theta, momentum in states:
         numbers = MeldNumbers(codec=codec, merge="mean", eta=0.7, mu=0.5)
         after, moved = theta.copy(), momentum.copy()
         for chunk in cutting.chunks[0]:
-            numbers.step(chunk, out[chunk.data], theta, after, moved, scratch)
+            numbers.step(chunk, out[chunk.merged], theta, after, moved, scratch)
         ended.append((after, moved, numbers.dispersion))
     return ended
 

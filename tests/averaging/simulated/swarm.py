@@ -550,6 +550,12 @@ def storm(seed: int, how: Storm | None = None) -> Swarm:
     return cause_storm(Swarm, seed, how or Storm())
 
 
+def _codecs(seed: int, drawn: str) -> dict[str, Any]:
+    """Settings of the codecs: in some storms one for each way, and error feedback."""
+    up, down = (drawn, None) if drawn != "int4" or seed % 2 else ("int2", "int4")
+    return {"codec": up, "codec_down": down, "feedback": up == "int2"}
+
+
 def cause_storm(make: Callable[..., Any], seed: int, how: Storm) -> Any:
     """A swarm, simulated or live, with everything that can happen to it drawn from the seed.
 
@@ -586,7 +592,7 @@ def cause_storm(make: Callable[..., Any], seed: int, how: Storm) -> Any:
         quorum=replace(
             POLICY.quorum, required=rng.choice([None, None, None, 2, 0.75, "all"]), wait_s=8.0
         ),
-        codec=rng.choice(["f32", "int8", "int4", "f16"]),
+        **_codecs(seed, rng.choice(["f32", "int8", "int4", "f16"])),
         group_size=how.group_size,
         mixing=how.mixing,
         tokens_end=how.tokens_end,

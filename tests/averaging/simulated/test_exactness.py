@@ -179,7 +179,7 @@ def test_fifty_rounds_have_the_bits_of_the_central_syncer(
     assert group.states[0].version == ROUNDS
 
 
-@pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4", "int2"])
 @pytest.mark.parametrize("rule", ["mean", "rda", "clip", "centered_clip"])
 def test_neither_slices_nor_arrival_change_a_bit(codec: str, rule: str) -> None:
     groups = [

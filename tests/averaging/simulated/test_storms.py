@@ -12,12 +12,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
+from averaging.history.adoption import OwnWork
 from averaging.rules.mixing import MixingPolicy
-from tests.averaging.simulated import breakages
+from tests.averaging.simulated import breakages, truth
 from tests.averaging.simulated.several_groups import SEVERAL_GROUPS
 from tests.averaging.simulated.swarm import Storm, Swarm, storm, weather_out
 
@@ -143,6 +144,12 @@ def test_no_storm_breaks_a_promise(first: int) -> None:
     made = [outcome(seed)[1] for seed in range(first, first + CHUNK)]
 
     assert sum(made) > 5 * CHUNK, "these swarms hardly merged anything"
+
+
+def test_no_storm_loses_tokens_of_statistics_which_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(truth, "OwnWork", partial(OwnWork, rule="set"))
+    for seed in range(CHUNK):
+        weather_out(storm(seed))
 
 
 @pytest.mark.parametrize("seed", ONCE_BROKEN)

@@ -18,7 +18,7 @@ from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.messages import Commit
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.codec import Scratch
+from averaging.numbers.codec import Codec, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.merge import merge_encoded, rule_named
@@ -109,19 +109,20 @@ class Truth:
 
         Who has a delegate is in its bundle, and counts there with its weight.
         """
-        codec = codec_named(commit.codec)
+        up, down = map(codec_named, commit.codecs)
 
-        def merged(payloads: Sequence[bytes], weights: Sequence[float]) -> bytes:
-            out = bytearray(codec.encoded_size(FRAGMENT.unit_sizes))
+        def merged(payloads: Sequence[bytes], weights: Sequence[float], into: Codec) -> bytes:
+            out = bytearray(into.encoded_size(FRAGMENT.unit_sizes))
             merge_encoded(
                 rule_named(commit.merge),
-                codec,
+                up,
                 payloads,
                 weights,
                 FRAGMENT.unit_sizes,
                 FRAGMENT.kinds,
                 out,
                 _scratch,
+                into=into,
             )
             return bytes(out)
 
@@ -135,10 +136,10 @@ class Truth:
                 continue
             inside = [i for i in apply.seal if index in (i, commit.members[i].delegate)]
             own = [self.payloads[round_id, i] for i in inside]
-            payloads.append(merged(own, weights_of(commit, inside)) if inside[1:] else own[0])
+            payloads.append(merged(own, weights_of(commit, inside), up) if inside[1:] else own[0])
             weights.append(sum(weight_of[i] for i in inside))
             self.coverage["merged a bundle"] += len(inside) > 1
-        if data != merged(payloads, weights):
+        if data != merged(payloads, weights, down):
             raise Broken(f"{round_id.hex()[:8]}: merged is not the sealed contributions")
 
     def stands(self, name: PeerId, state: FragmentState) -> None:

@@ -133,6 +133,22 @@ def test_a_peer_outside_tells_the_outer_port() -> None:
     run(scenario())
 
 
+def test_peers_that_could_not_be_dialled_are_asked_last_for_the_outer_port() -> None:
+    async def scenario() -> None:
+        anna, boris, outside = hidden()
+        clara = End(CLARA, PATIENT)
+        clara.lane.start([HERE])
+        outside.seen = "203.0.113.9"  # would lead nowhere
+        anna.others[CLARA] = clara
+        outside.outside = shut = (PeerId("dora"), PeerId("emil"))
+        for peer in shut:
+            assert await anna.lane.reach(peer) is not None
+        assert await anna.lane.reach(BORIS) is None
+        await closed(anna, boris, clara)
+
+    run(scenario())
+
+
 def test_a_stranger_at_the_port_of_a_meeting_does_not_spoil_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

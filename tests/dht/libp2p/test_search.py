@@ -7,15 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from dht.identity import Identity, PeerId
+from dht.libp2p.directory_search import ASKED_MAX, BEAM
 from dht.libp2p.directory_wire import place_of
-from dht.libp2p.hivemind_directory import (
-    ASKED_MAX,
-    BEAM,
-    BUCKET_SIZE,
-    REPLICAS,
-    HivemindDirectory,
-    id_of,
-)
+from dht.libp2p.hivemind_directory import BUCKET_SIZE, REPLICAS, HivemindDirectory, id_of
 from dht.libp2p.hivemind_patches import DHTID, BoundedRoutingTable, PeerID
 from dht.membership.replicas import ALIKE_MAX
 from dht.records import RecordKeeper
@@ -71,7 +65,8 @@ def search(
     directory._connected = {peer: (networks or {}).get(each, peer) for each, peer in ids.items()}
     if seed is not None:
         directory.set_seeds([ids[seed]])
-    found = asyncio.run(directory._search(network, KEY_ID, lambda peer, records: None))
+    seeds = directory._seeds_of(KEY_ID)
+    found = asyncio.run(directory._search(network, KEY_ID, lambda peer, records: None, seeds))
     return list(found.values())
 
 

@@ -1134,3 +1134,18 @@ def test_the_identity_has_to_be_the_hosts() -> None:
 def test_impossible_settings_are_refused_by_name(wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
         PresenceSettings(**{wrong: 0})  # type: ignore[arg-type]
+
+
+def test_the_seeds_of_a_run_hold_its_records_whatever_is_nearer_to_their_keys() -> None:
+    async def story(swarm: Swarm) -> None:
+        await start_swarm(swarm, 20)
+        seeds = set(swarm.peers) - {member.name for member in swarm.members()}
+        await asyncio.sleep(30.0)
+        members = {member.id for member in swarm.members()}
+        ids = {swarm.peers[name].id for name in seeds}
+        assert all(member.host.directory._seeds == ids for member in swarm.members())
+        for name in seeds:
+            stored = swarm.peers[name].host.directory._stored
+            assert {peer for records in stored.values() for peer in records} == members
+
+    simulate(story)

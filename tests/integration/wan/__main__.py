@@ -51,6 +51,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--cycle", type=int, default=200, help="steps between merges")
     parser.add_argument("--pace", type=float, default=0.05, help="least seconds of a step")
+    parser.add_argument(
+        "--heartbeat", type=float, default=2.0, help="seconds between heartbeats of the membership"
+    )
     parser.add_argument("--folder", type=Path, help="keep the peers' files in this new folder")
     return parser.parse_args()
 
@@ -83,6 +86,8 @@ def main() -> int:
                 layers=options.layers,
                 width=options.width,
                 cycle=options.cycle,
+                heartbeat_s=options.heartbeat,
+                expiry_s=4 * options.heartbeat,
             )
     say(table(outcome), sys.stdout)
     say(f"{load()} at the end", sys.stdout)

@@ -31,7 +31,7 @@ def test_two_learners_behind_one_router_keep_their_uploads_off_its_line(
         swarm = Swarm(processes, tmp_path)
         at = f"/ip4/{net.address('public')}/tcp/7700"
         bootstrap = swarm.bootstrap(listen=at, prefix=net.at("public"))
-        text = run_text(address_of(bootstrap), cycle=40, layers=2, width=128)
+        text = run_text(address_of(bootstrap), cycle=40, layers=4, width=256)
         anna = swarm.start("anna", text, listen=LISTEN, prefix=net.at("flat", 0))
         anna.ready()
         boris = swarm.join("boris", anna.link(), listen=LISTEN, prefix=net.at("flat", 1))
@@ -46,4 +46,4 @@ def test_two_learners_behind_one_router_keep_their_uploads_off_its_line(
         )
         outside, inside = net.sent_bytes("flat") - outside, sent_at_home(net) - inside
         tell(f"{nat}: {inside} bytes at home, {outside} of them outwards; {load()}")
-        assert outside < 0.2 * inside
+        assert outside < 0.25 * inside

@@ -46,3 +46,11 @@ def test_newcomers_are_on_probation_in_open_runs_alone() -> None:
 
     listed = parse(f"[policy]\nadmission = 'listed'\npeers = ['{OWNER}']\nprobation_rounds = 8")
     assert round_policy(listed, fragments=8).probation == ProbationPolicy()
+
+
+def test_each_way_has_its_codec_and_statistics_are_exact_both_ways() -> None:
+    policy = round_policy(parse("[outer]\ncodec_up = 'int2'"), fragments=8)
+    assert (policy.codecs, policy.feedback) == (("int2", "int4"), True)
+
+    exact = policy.of_statistics()
+    assert (exact.codecs, exact.feedback) == (("f32", "f32"), False)

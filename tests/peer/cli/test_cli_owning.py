@@ -155,6 +155,9 @@ def test_a_delegate_invites_with_its_own_key_and_never_for_longer(
     path = tmp_path / "delegate.key"
     delegate = Identity.load_or_create(path)
     granted = told(capsys, "run", "delegate", str(file), delegate.peer_id, "--days", "2")
+    _, output, errors = said(capsys, "run", "delegate", str(file), delegate.peer_id)
+    assert len(output.split()) == 1, "scripts take the proof from there"
+    assert delegate.peer_id in errors and "--delegation" in errors
     with_key = ["--key", str(path)]
     proof = ["--delegation", granted["delegation"]]
     printed = told(capsys, "invite", str(file), "--days", "30", *with_key, *proof)

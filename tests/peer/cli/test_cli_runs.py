@@ -26,9 +26,9 @@ from peer.run_file.reading import parse
 from peer.run_file.sections import SIZES, End, GptModel, RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.earlier import look_at_checkpoints
-from peer.storage.home import default_directory, occupied
+from peer.storage.home import OUTER, default_directory, occupied
 from peer.storage.last_seen import LastSeen, State, save_last_seen, save_state
-from peer.storage.outer_state import OUTER, save_outer
+from peer.storage.outer_state import save_outer
 from peer.trainer.needs import needs_of
 from peer.trainer.settings import JoinSettings
 
@@ -259,15 +259,36 @@ def test_damaged_checkpoints_are_told_before_anything_starts(
     assert look_at_checkpoints(folder).lost
 
 
-def test_a_run_with_a_custom_model_cannot_be_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_with_a_custom_model_is_kept_once_its_peers_or_a_checkpoint_describe_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "own.toml"
+    layouts: list[Layout] = []
+
+    async def kept(settings: object, layout: Layout, *_: object, **__: object) -> Ending:
+        layouts.append(layout)
+        return Ending("asked to end", 130, finished=False, timeout_s=0.0)
+
+    monkeypatch.setattr("peer.agent.keeper.keep", kept)
+    path, folder = tmp_path / "own.toml", tmp_path / "kept"
     path.write_text('name = "own"\n[model]\nrecipe = "custom"\n', encoding="utf-8")
-    code, _, errors = said(["keep", str(path), "--directory", str(tmp_path / "kept")], capsys)
-    assert code == 2
-    assert "'own' is 'custom'" in errors
-    assert not (tmp_path / "kept").exists()
+    command = ["keep", str(path), "--directory", str(folder)]
+    code, _, errors = said(command, capsys)
+    assert code == 3 and "no seed" in errors, errors
+    assert not folder.exists()
+    run = parse(path.read_text(encoding="utf-8"))
+    layout = Layout.build(
+        [TensorSpec("w", (4, 4)), TensorSpec("mean", (4,))],
+        run.outer.fragments,
+        statistics=["mean"],
+    )
+    states = [
+        FragmentState.founded(layout.hash, part.index, np.zeros(part.size, np.float32))
+        for part in layout.fragments
+    ]
+    save_outer(CheckpointFolder(folder / OUTER), run=run, layout=layout, states=states)
+    (folder / "in_use").touch()
+    assert said(command, capsys)[0] == 130
+    assert [each.hash for each in layouts] == [layout.hash]
 
 
 def test_a_keeper_without_a_checkpoint_says_so_at_its_end(
@@ -305,7 +326,7 @@ def test_starting_and_joining_take_the_same_options() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["start", "/nowhere/run.toml"], 3, "No such file"),
+        (["start", "/nowhere/run.toml"], 2, "No such file"),
         (["start", "shoal://" + "0" * 64], 2, "shoal join LINK"),
         (["join", "shoal://nonsense"], 2, "a run id has 64 hex digits"),
         (["join", "http://example.org/run.toml"], 3, "use https"),

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from dht.identity import PeerId, RunId
 from peer.data.documents import DocumentStream, held_out_documents, tokenize_bytes
 from peer.data.held_out import is_held_out
+from peer.data.kept_documents import KeptDocuments
+from peer.data.token_cache import TokenCache
 from peer.errors import DataUnavailable
 
 ANNA = PeerId("anna")
@@ -45,15 +47,23 @@ def documents(files: int, each: int) -> Listed:
     return Listed([[f"<{f}:{d}>" * (1 + (f + d) % 5) for d in range(each)] for f in range(files)])
 
 
-def stream(source: Listed, peer: PeerId = ANNA, held_out: float = 0.1, length: int = 16) -> Any:
+def stream(
+    source: Any,
+    peer: PeerId = ANNA,
+    held_out: float = 0.1,
+    length: int = 16,
+    tokenize: Any = tokenize_bytes,
+    kept: KeptDocuments | None = None,
+) -> Any:
     return DocumentStream(
         source,
-        tokenize_bytes,
+        tokenize,
         text_field="text",
         held_out=held_out,
         sequence_length=length,
         run_id=RUN,
         peer_id=peer,
+        kept=kept,
     )
 
 
@@ -152,3 +162,75 @@ def test_the_real_datasets_package_keeps_our_contract(tmp_path: Path) -> None:
     assert (second.next(60) == expected).all()
     text = bytes(expected[:, :-1].astype(np.uint8).ravel().tolist()).decode()
     assert {piece[1] for piece in text.split("\0")[1:-1]} == set("0123")
+
+
+# --- tokens that are kept -------------------------------------------------------------------------
+
+
+def never(texts: Any) -> Any:
+    raise AssertionError("tokenized again")
+
+
+class Unread(Listed):
+    """The same files, none of which may be opened."""
+
+    def shard(self, num_shards: int, index: int) -> Listed:
+        return Unread(self.files[index::num_shards])
+
+    def skip(self, n: int) -> Listed:
+        raise AssertionError("read again")
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        raise AssertionError("read again")
+
+
+@pytest.mark.parametrize("each", [3, 256, 300])  # within a block, one whole block, and more
+def test_a_second_pass_reads_and_tokenizes_nothing(each: int, tmp_path: Path) -> None:
+    source = documents(16, each)
+    total = sum(len(t) + 1 for file in source.files for t in file)
+    count = total // 16 + 1
+    kept = KeptDocuments(TokenCache(tmp_path), "a/b", "c0ffee")
+    plain, first = stream(source), stream(source, kept=kept)
+    expected = plain.next(count)
+    assert np.array_equal(first.next(count), expected)
+    again = stream(Unread(source.files), kept=kept, tokenize=never)
+    assert np.array_equal(again.next(count), expected)
+    assert again.state() == plain.state()
+
+
+def test_resuming_between_kept_and_new_blocks_gives_the_same_tokens(tmp_path: Path) -> None:
+    source = documents(16, 600)
+    kept = KeptDocuments(TokenCache(tmp_path), "a/b")
+    half = stream(source, kept=kept)
+    half.next(500)
+    position, expected = half.state(), half.next(700)
+    other = stream(source, kept=KeptDocuments(TokenCache(tmp_path), "a/b"))
+    other.restore(position)
+    assert np.array_equal(other.next(700), expected)
+
+
+def test_another_commit_or_tokenizer_has_tokens_of_its_own(tmp_path: Path) -> None:
+    cache = TokenCache(tmp_path)
+    KeptDocuments(cache, "a/b", "c0ffee", "bytes").write(0, 0, [np.arange(3)])
+    kept = KeptDocuments(cache, "a/b", "c0ffee", "bytes").read(0, 0)
+    assert kept is not None
+    assert [each.tolist() for each in kept] == [[0, 1, 2]]
+    for source in (("a/b", "c0ffef", "bytes"), ("a/b", "c0ffee", "gpt2"), ("a/b", "c0ffee")):
+        assert KeptDocuments(cache, *source).read(0, 0) is None
+    assert KeptDocuments(cache, "a/b", "c0ffee", "bytes").read(1, 0) is None
+
+
+def test_files_of_the_datasets_package_are_read_once(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
+    files = []
+    for number in range(16):
+        files.append(tmp_path / f"{number}.jsonl")
+        rows = ({"text": f"<{number}:{d}>" * 5} for d in range(20))
+        files[-1].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    builder = datasets.load_dataset_builder("json", data_files=[str(file) for file in files])
+    source = builder.as_streaming_dataset(split="train")
+    kept = KeptDocuments(TokenCache(tmp_path / "cache"), "a/b", "c0ffee")
+    expected = stream(source, kept=kept).next(600)
+    for file in files:
+        file.unlink()
+    assert np.array_equal(stream(source, kept=kept, tokenize=never).next(600), expected)

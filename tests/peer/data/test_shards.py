@@ -51,6 +51,7 @@ def test_the_printed_lines_are_a_run_file_that_can_be_read(
     assert cli.run(["data", "prepare", str(texts), "--out", str(tmp_path / "shards")]) == 0
     file = tmp_path / "run.toml"
     printed = capsys.readouterr().out.replace("[data]", "[data]\nheld_out = 0.4")
+    assert "tokens of a vocabulary of 256, in 1 shard\n" in printed
     file.write_text("[evaluation]\nsequences = 8\n" + printed)
     assert cli.run(["run", "check", str(file), "--data", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -17,7 +17,7 @@ from averaging.history.state import FragmentState
 from peer.model.weights import WeightsUnfit, load_weights, save_weights
 from peer.storage.outer_state import named_tensors
 from peer.storage.tensor_file import write_safetensors
-from peer.trainer.parameters import model_layout
+from peer.trainer.parameters import Buffers, model_layout
 
 
 class Net(nn.Module):
@@ -126,9 +126,11 @@ def test_an_index_cannot_refer_to_files_elsewhere(tmp_path: Path) -> None:
         load_weights(nn.Linear(3, 2), inside)
 
 
-def exported(model: nn.Module, path: Path, value: float) -> dict[str, torch.Tensor]:
+def exported(
+    model: nn.Module, path: Path, value: float, *, buffers: Buffers = "own"
+) -> dict[str, torch.Tensor]:
     """Write what a run has of a model, as ``shoal export`` does: its parameters, in fp32."""
-    layout = model_layout(model, 3)
+    layout = model_layout(model, 3, buffers=buffers)
     states = [
         FragmentState.founded(
             layout.hash, part.index, np.arange(part.size, dtype=np.float32) + value
@@ -139,6 +141,18 @@ def exported(model: nn.Module, path: Path, value: float) -> dict[str, torch.Tens
         metadata = {"format": "pt", "shoal_run_id": "5f" * 32}
         write_safetensors(file, named_tensors(layout, states), metadata=metadata)
     return load_file(path)
+
+
+def test_buffers_that_a_run_has_merged_go_back_into_the_model(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    tensors = exported(model, tmp_path / "run.safetensors", 0.6, buffers="mean")
+    assert set(tensors) == set(model.state_dict())
+    assert load_weights(model, tmp_path / "run.safetensors").missing == ()
+    for name, held in model.state_dict().items():
+        value = tensors[name]
+        assert torch.equal(held.float(), value if held.is_floating_point() else value.round()), name
+    counted = float(tensors["1.num_batches_tracked"])
+    assert counted % 1 != 0 and int(model[1].num_batches_tracked) == round(counted)
 
 
 def test_the_export_of_a_partly_frozen_model_goes_back_into_it(tmp_path: Path) -> None:

@@ -204,6 +204,23 @@ def test_seeds_do_not_change_the_id_and_every_other_setting_does() -> None:
     assert parse("random_seed = 1").run_id != RunFile().run_id
     assert parse("[outer]\ncodec = 'f32'").run_id != RunFile().run_id
     assert parse("[model]\nlayers = 5").run_id != RunFile().run_id
+    assert parse("[outer]\ncodec_up = 'int2'").run_id != RunFile().run_id
+
+
+def test_one_codec_is_a_short_form_for_both_ways() -> None:
+    assert RunFile().outer.codecs == ("int4", "int4")
+    assert parse("[outer]\ncodec = 'f16'\ncodec_up = 'int2'").outer.codecs == ("int2", "f16")
+    assert parse("[outer]\ncodec_down = 'int2'").outer.codecs == ("int4", "int2")
+
+
+def test_what_int2_loses_is_fed_back_unless_the_file_says_otherwise() -> None:
+    assert not RunFile().outer.feeds_back
+    assert parse("[outer]\ncodec_up = 'int2'").outer.feeds_back
+    assert not parse("[outer]\ncodec = 'int2'\nfeedback = 'off'").outer.feeds_back
+    assert parse("[outer]\nfeedback = 'on'").outer.feeds_back
+    assert not parse("[outer]\ncodec = 'int2'\nadoption = 'replace'").outer.feeds_back
+    with pytest.raises(RunFileError, match="only 'carry' keeps it"):
+        parse("[outer]\nfeedback = 'on'\nadoption = 'replace'")
 
 
 def test_equal_moments_with_different_offsets_have_one_id() -> None:

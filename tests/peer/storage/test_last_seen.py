@@ -13,8 +13,9 @@ from dht.membership.peer_cache import CachedPeer, PeerCache
 from dht.presence.kept_peers import save_cache
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.home import OUTER
 from peer.storage.last_seen import LastSeen, load_last_seen, recall, save_last_seen
-from peer.storage.outer_state import OUTER, save_outer
+from peer.storage.outer_state import save_outer
 
 RUN = RunFile(name="old")
 SEEN = LastSeen(run=RUN.canonical().decode(), at=1_795_380_000.0, tokens=1_234_567)

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from peer.errors import MachineTooSmall
-from peer.model.recipes import build_model, build_optimizer, next_token_loss
+from peer.model.recipes import build_model, build_optimizer, chunked_loss, next_token_loss
 from peer.run_file.reading import parse
-from peer.trainer import engine as engine_module
+from peer.trainer import late
 from peer.trainer.choices import Choices, DeviceFacts, Wishes, choose
 from peer.trainer.device_facts import facts_of, free_bytes
-from peer.trainer.engine import Engine, loss_in_chunks
+from peer.trainer.engine import Engine
 from peer.trainer.fitting import Fit, Goal, Remembered, begin, key_of
 from peer.trainer.probing import probe
 from peer.trainer.tuning import Tuner
@@ -81,31 +82,23 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole_batch(micro_batch: in
 def test_recomputed_activations_and_a_loss_in_chunks_change_no_gradient(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine_module, "LOGITS_AT_ONCE", 256 * 10)  # 112 rows: 11 chunks and a rest
+    monkeypatch.setattr(chunked_loss, "LOGITS_AT_ONCE", 256 * 10)  # 112 rows: 11 chunks and a rest
     lean = engine_of(choices=Choices(micro_batch=7, lean=True))
     assert_same(gradients_of(lean, batch_of()), gradients_of(engine_of(), batch_of()), atol=1e-7)
 
 
-def test_the_loss_in_chunks_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "LOGITS_AT_ONCE", 256 * 10)
-    sizes: list[int] = []
-
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            found = func(*args, **(kwargs or {}))
-            sizes.extend(t.numel() for t in [found] if isinstance(t, Tensor))
-            return found
-
-    model = build_model(RUN)
-    with Sizes():
-        loss_in_chunks(model, batch_of()).backward()  # type: ignore[no-untyped-call]
-    largest_without = max(sizes)
-    with Sizes():
-        next_token_loss(model, batch_of()).backward()  # type: ignore[no-untyped-call]
-    assert max(sizes) == 7 * 16 * 256
-    assert largest_without < 7 * 16 * 256
+def test_a_model_that_changes_its_logits_keeps_its_own_loss_and_that_is_said_once() -> None:
+    pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    text = TEXT[TEXT.index("[data]") :]
+    shape = (
+        "vocab_size = 256, hidden_size = 16, intermediate_size = 16, num_hidden_layers = 1, "
+        "num_attention_heads = 2, logits_scaling = 4.0"
+    )
+    model = f"[model]\nrecipe = 'hf'\nconfig = {{ model_type = 'granite', {shape} }}\n"
+    engine = engine_of(parse(model + text), choices=Choices(micro_batch=1, lean=True))
+    engine.gradients(batch_of(2))
+    engine.choose(replace(engine.choices, micro_batch=2))
+    assert [event["event"] for event in engine.events] == ["logits_at_once"]
 
 
 # --- running out of memory ------------------------------------------------------------------------
@@ -198,7 +191,7 @@ def overflowing(steps: set[int]) -> Callable[[nn.Module, Tensor], Tensor]:
     return loss
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])  # one is fused and skips in its kernel
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
 def test_a_step_that_the_scaler_skips_is_none(optimizer: str) -> None:
     chosen = f'optimizer = "{optimizer}"\nlearning_rate = 0.01'
     run = parse(TEXT.replace('optimizer = "adamw"', chosen))
@@ -208,11 +201,37 @@ def test_a_step_that_the_scaler_skips_is_none(optimizer: str) -> None:
     for _ in range(3):
         before = parameters_of(engine)
         engine.gradients(batch_of(2))
-        made = engine.apply()
+        state = deepcopy(engine.optimizer.state_dict()["state"])
+        made = engine.apply() == 1
+        if not made:
+            torch.testing.assert_close(
+                engine.optimizer.state_dict()["state"], state, rtol=0, atol=0, equal_nan=True
+            )
         after = parameters_of(engine)
         steps.append((made, any(not torch.equal(before[n], after[n]) for n in before)))
         assert all(bool(values.isfinite().all()) for values in after.values())
     assert steps == [(True, True), (False, False), (True, True)]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
+def test_a_scaler_reads_nothing_from_the_device(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers arrive late, as those of a GPU do: they count one step later, each once."""
+    monkeypatch.setattr(late.LateValue, "is_late", True)
+    chosen = f'optimizer = "{optimizer}"\nlearning_rate = 0.01'
+    run = parse(TEXT.replace('optimizer = "adamw"', chosen))
+    choices = Choices(precision="fp16", micro_batch=2)
+    engine = engine_of(run, choices=choices, loss=overflowing({2}))
+    with synchronizations() as counter:
+        made = []
+        for _ in range(5):
+            engine.gradients(batch_of(2))
+            counter.count = 0
+            made.append(engine.apply())
+            # The one is ``LateValue``'s, of a number that is on the host by then.
+            assert counter.count <= 1
+    assert made == [0, 1, 0, 1, 1], "the second step was skipped"
 
 
 def losses(precision: Any, steps: int) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import nn
 
 import peer
+from peer.trainer import own_loops
 
 IGNORED = -100
 
@@ -60,3 +62,37 @@ def test_a_mean_over_what_is_not_ignored_is_weighted_by_that() -> None:
 def test_a_micro_batch_has_at_least_one_sample() -> None:
     with pytest.raises(ValueError, match="size is 0"):
         list(peer.micro_batches(torch.ones(3), 0))
+
+
+def dtype_under(context: Any) -> torch.dtype:
+    with context:
+        found: torch.dtype = model_of()(torch.ones(2, 3)).dtype
+    return found
+
+
+def test_autocast_computes_in_the_precision_that_was_asked_for_and_keeps_fp32_weights() -> None:
+    run: Any = SimpleNamespace(device=torch.device("cpu"))
+    assert dtype_under(peer.autocast(run, "bf16")) is torch.bfloat16
+    assert dtype_under(peer.autocast(run, "fp32")) is torch.float32
+    model = model_of()
+    with peer.autocast(run, "bf16"):
+        loss = model(torch.ones(2, 3)).float().sum()
+    loss.backward()
+    assert {gradient(model).dtype, *(p.dtype for p in model.parameters())} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("fast", "expected"),
+    [(("bf16", "fp32"), torch.bfloat16), (("fp16", "fp32"), torch.float32)],  # fp16 needs a scaler
+)
+def test_autocast_takes_bf16_by_itself_where_the_hardware_has_it(
+    fast: tuple[str, ...], expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = SimpleNamespace(fast=fast)
+    monkeypatch.setattr(own_loops, "facts_of", lambda device: facts)
+    own_loops._usual.cache_clear()
+    run: Any = SimpleNamespace(device=torch.device("cpu"))
+    try:
+        assert dtype_under(peer.autocast(run)) is expected
+    finally:
+        own_loops._usual.cache_clear()

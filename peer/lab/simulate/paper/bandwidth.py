@@ -23,6 +23,7 @@ BITS: dict[str, float] = {
     "f16": 16.0,
     "int8": 8.0 + 32.0 / 1024,
     "int4": 4.0 + 32.0 / 1024,
+    "int2": 2.0 + 32.0 / 1024,
 }
 """Bits per parameter on the wire, a block's scale included."""
 
@@ -40,7 +41,8 @@ class Setting:
     """Number of learners, or of sites with one learner each."""
 
     codec: str = "int4"
-    """Codec of all methods but data parallel, which always sends bf16 gradients."""
+    """Codec of all methods but data parallel, which always sends bf16 gradients. ``int2/int4``: one
+    for contributions and another one for what comes back."""
 
     steps_per_cycle: int = 24
     """H: number of steps in which every fragment is exchanged once."""
@@ -56,11 +58,27 @@ class Setting:
     def __post_init__(self) -> None:
         if not 0 < self.utilisation < 1:
             raise ValueError(f"utilisation is {self.utilisation}; it must lie between 0 and 1")
-        if self.codec not in BITS:
+        if not set(_ways(self.codec)) <= BITS.keys():
             raise ValueError(f"codec is {self.codec!r}; known are {', '.join(BITS)}")
         for name in ("parameters", "step_s", "learners", "steps_per_cycle", "fragments"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above zero")
+
+
+def _ways(codec: str) -> tuple[str, str]:
+    """The codecs of both ways."""
+    up, _, down = codec.partition("/")
+    return up, down or up
+
+
+def value_bits(codec: str) -> float:
+    """Bits that a link carries per value and direction, the mean of both ways.
+
+    In an all-reduce a peer sends contributions to other reducers and merged slices to other
+    members, in equal numbers, and receives as many.
+    """
+    up, down = _ways(codec)
+    return (BITS[up] + BITS[down]) / 2
 
 
 def gbit_s(method: Method, setting: Setting) -> float:
@@ -73,18 +91,21 @@ def gbit_s(method: Method, setting: Setting) -> float:
         bits = all_reduce * BITS["bf16"] * s.parameters
         seconds = s.backward_share * s.step_s + spare_s
     elif method == "diloco":
-        bits = all_reduce * BITS[s.codec] * s.parameters
+        bits = all_reduce * value_bits(s.codec) * s.parameters
         seconds = s.steps_per_cycle * spare_s
     elif method == "streaming":
         # Overlaps for tau steps; then all learners wait for the rest of the fragment.
-        bits = all_reduce * BITS[s.codec] * s.parameters / s.fragments
+        bits = all_reduce * value_bits(s.codec) * s.parameters / s.fragments
         between_steps = s.steps_per_cycle / s.fragments
         seconds = min(s.overlap_steps, between_steps) * s.step_s + between_steps * spare_s
     else:
         # Without waiting the link only has to keep up. In the paper a learner sends a fragment to
         # the syncer and receives one; a peer of shoal takes part in an all-reduce of its group.
-        copies = 1.0 if method == "decoupled" else all_reduce
-        bits = copies * BITS[s.codec] * s.parameters / s.fragments
+        if method == "decoupled":
+            bits = max(map(BITS.__getitem__, _ways(s.codec)))  # a way in each direction
+        else:
+            bits = all_reduce * value_bits(s.codec)
+        bits *= s.parameters / s.fragments
         seconds = s.steps_per_cycle / s.fragments * s.step_s
     return bits / seconds / 1e9
 

@@ -62,6 +62,15 @@ STREAMING = {"outer.waits": True, "rounds.quorum": "all", "outer.adoption": "ble
 """arXiv 2501.18512: fragments apart, overlapped, blended half and half on receipt."""
 
 
+PAIR = "int2 up, int4 down"
+CODECS: Sequence[tuple[str, Mapping[str, Any]]] = (
+    *((name, {"outer.codec": name}) for name in ("f32", "f16", "int8", "int4")),
+    (PAIR, {"outer.codec_up": "int2", "outer.codec_down": "int4"}),
+    (f"{PAIR}, no feedback", {"outer.codec_up": "int2", "outer.feedback": False}),
+    ("int2", {"outer.codec": "int2"}),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One row of the table: a training for each seed."""
@@ -93,8 +102,7 @@ def cells(*, learners: Sequence[int]) -> list[Cell]:
             Cell(factor, "decoupled", peers, synchronous, 0.01),
             Cell(factor, "decoupled, 30% fail", {**peers, **failing(count)}, "decoupled", 0.02),
         ]
-    codecs = [(name, {"outer.codec": name}) for name in ("f32", "f16", "int8", "int4")]
-    found += _factor("codec", codecs, bounds={"int4": 0.005})
+    found += _factor("codec", CODECS, bounds={"int4": 0.005, PAIR: 0.003, "int2": 0.01})
     found += _factor("adoption, tau = 2", _adoptions({}))
     found += _factor(f"adoption, tau = H/2 = {HALF_CYCLE}", _adoptions(SLOW_LINES))
     found += _factor(
@@ -195,6 +203,8 @@ class Row:
     missed: float
     staleness: float
     goodput: float
+    sent_mb: float
+    """Megabytes that all peers have sent."""
     held: bool | None
     """``True`` if the bound holds; ``None`` without a bound."""
 
@@ -255,6 +265,7 @@ def _row(cell: Cell, groups: Mapping[str, Sequence[Trained]]) -> Row:
         missed=Mean.of(one.missed for one in group).value,
         staleness=Mean.of(one.staleness for one in group).value,
         goodput=Mean.of(one.goodput for one in group).value,
+        sent_mb=Mean.of(one.bytes_sent / 1e6 for one in group).value,
     )
 
 
@@ -277,6 +288,7 @@ def section(rows: Sequence[Row], *, seeds: int) -> Section:
                 change,
                 bound,
                 f"{100 * row.missed:.0f}%",
+                f"{row.sent_mb:.1f}",
             ]
         )
     text = (
@@ -284,9 +296,9 @@ def section(rows: Sequence[Row], *, seeds: int) -> Section:
         f"many processed tokens, mean and standard error of {seeds} seeds. Difference: relative to "
         "the first row of the factor, paired by seed (methods: to synchronous DiLoCo; 30% fail: to "
         "decoupled). Bound: held if the difference less two standard errors is within it. Missed: "
-        "share of contributions that missed their merge."
+        "share of contributions that missed their merge. Sent: megabytes of all peers together."
     )
-    columns = ["", "loss", "difference", "bound", "missed"]
+    columns = ["", "loss", "difference", "bound", "missed", "sent"]
     return Section("Quality at equal tokens", text, columns, shown, _picture(rows))
 
 

@@ -109,6 +109,10 @@ class Outer(_Table, frozen=True, kw_only=True):
     momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.5
     merge: str = "mean"
     codec: str = "int4"
+    codec_up: str | None = None
+    codec_down: str | None = None
+    feedback: bool | None = None
+    """``None``: where uploads are in int2."""
     adoption: Literal["carry", "replace", "blend"] = "carry"
     blend_alpha: Share = 0.5
     missed: Literal["keep", "damp", "drop"] = "keep"
@@ -117,6 +121,11 @@ class Outer(_Table, frozen=True, kw_only=True):
     waits: bool = False
     """Stop a learner that has offered a fragment after ``overlap_steps``, until the round is
     over."""
+
+    @property
+    def feeds_back(self) -> bool:
+        up = self.codec_up or self.codec
+        return up == "int2" if self.feedback is None else self.feedback
 
 
 class Rounds(_Table, frozen=True, kw_only=True):
@@ -268,7 +277,9 @@ class Experiment(_Table, frozen=True, kw_only=True):
             ),
             group_size=rounds.group_size,
             grouping=rounds.grouping,
-            codec=outer.codec,
+            codec=outer.codec_up or outer.codec,
+            codec_down=outer.codec_down or outer.codec,
+            feedback=outer.feeds_back,
             merge=outer.merge,
             eta=outer.learning_rate,
             mu=outer.momentum,

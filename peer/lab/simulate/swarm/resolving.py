@@ -37,6 +37,8 @@ def check_names(experiment: Experiment) -> None:
     checks: tuple[tuple[str, Callable[[str], object], str], ...] = (
         ("outer.merge", rule_named, outer.merge),
         ("outer.codec", codec_named, outer.codec),
+        ("outer.codec_up", codec_named, outer.codec_up or outer.codec),
+        ("outer.codec_down", codec_named, outer.codec_down or outer.codec),
         ("mixing.theta", codec_named, mixing.theta),
         ("mixing.momentum", codec_named, mixing.momentum),
         ("rounds.grouping", grouping_named, experiment.rounds.grouping),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.lab.simulate.paper.bandwidth import METHODS, Setting, gbit_s, largest_model
+from peer.lab.simulate.paper.bandwidth import METHODS, Method, Setting, gbit_s, largest_model
 
 
 def test_the_reported_fall_from_198_to_0_84_comes_out() -> None:
@@ -21,6 +21,17 @@ def test_fewer_bits_and_longer_cycles_need_less() -> None:
         assert gbit_s(method, Setting(codec="int4")) < gbit_s(method, Setting(codec="f16"))
         longer = Setting(steps_per_cycle=96, overlap_steps=2)
         assert gbit_s(method, longer) < gbit_s(method, Setting())
+
+
+def test_a_codec_for_each_way_needs_the_mean_of_both_and_a_syncer_the_larger_one() -> None:
+    def need(method: Method, codec: str) -> float:
+        return gbit_s(method, Setting(codec=codec))
+
+    for method in ("diloco", "streaming", "shoal"):
+        both = (need(method, "int2") + need(method, "int4")) / 2
+        assert need(method, "int2/int4") == pytest.approx(both)
+    assert need("shoal", "int2/int4") == pytest.approx(0.75 * need("shoal", "int4"), rel=0.005)
+    assert need("decoupled", "int2/int4") == need("decoupled", "int4")
 
 
 def test_asynchronous_methods_need_the_same_link_at_any_utilisation() -> None:

@@ -32,11 +32,12 @@ def test_each_cell_differs_from_the_base_in_its_factor_alone() -> None:
 
 def test_a_factor_is_selected_by_the_beginning_of_its_name() -> None:
     rows = quality.table(seeds=(0, 1), cycles=4, only="codec", changes=CHEAP)
-    assert [row.label for row in rows] == ["f32", "f16", "int8", "int4"]
+    assert [row.label for row in rows] == [name for name, _ in quality.CODECS]
     assert rows[0].change is None
-    assert rows[3].change is not None
-    assert abs(rows[3].change) < 0.05
-    assert rows[3].bound == 0.005
+    by_label = {row.label: row for row in rows}
+    assert (by_label["int4"].bound, by_label[quality.PAIR].bound) == (0.005, 0.003)
+    assert all(abs(row.change or 0.0) < 0.05 for row in rows[:4])
+    assert by_label["int2"].sent_mb < by_label[quality.PAIR].sent_mb < by_label["int4"].sent_mb
     with pytest.raises(ValueError, match="no factor begins with 'colour'; there are: method"):
         quality.table(seeds=(0,), cycles=4, only="colour", changes=CHEAP)
 
@@ -65,8 +66,8 @@ def test_the_command_prints_rows_and_writes_its_files(
     arguments += ["--workers", "1", "--set", "problem.name=quadratic", "--out", str(tmp_path)]
     assert run([*arguments, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert [row["label"] for row in printed["rows"]] == ["f32", "f16", "int8", "int4"]
-    assert (tmp_path / "quality.csv").read_text().count("\n") == 5
+    assert [row["label"] for row in printed["rows"]] == [name for name, _ in quality.CODECS]
+    assert (tmp_path / "quality.csv").read_text().count("\n") == 1 + len(quality.CODECS)
     assert (tmp_path / "quality.png").read_bytes().startswith(b"\x89PNG")
     assert "data:image/png" in (tmp_path / "quality.html").read_text()
 

@@ -1,0 +1,82 @@
+"""The run behind a link, an address or a file on the command line."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from peer.cli.application import complain, report_if_slow
+
+if TYPE_CHECKING:
+    from peer.joining.link import FoundRun
+
+SEARCHING = "still searching for the run file (Ctrl-C to stop)"
+ASK_AGAIN_S = (5, 10, 20, 40, 80, 160, 300)
+"""Pauses between two searches for somebody who has the run file; the last one repeats."""
+
+
+def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
+    """The run behind a link, a file or an address.
+
+    The run file of an earlier participation is used at once. Raises what ``find_run`` raises.
+    """
+    from peer.joining.find import ask_peers
+    from peer.joining.link import SCHEME, FoundRun, find_run, parse_link
+    from peer.storage.last_seen import recall
+
+    if where.strip().lower().startswith(SCHEME):
+        link = parse_link(where)
+        known = recall(link.run_id, [directory])
+        run = None if known is None else known.run_file(link.run_id)
+        if run is not None:
+            source = "an earlier participation"
+            return FoundRun(run, link.seeds, source, invite=link.invite, by_link=True)
+    with report_if_slow(SEARCHING):
+        return find_run(where, ask_peers=ask_peers)
+
+
+def find_patiently(where: str, directory: Path | None) -> FoundRun:
+    """``find_known_run``; of a link that nobody answers, ask again until somebody does."""
+    from peer.errors import RunNotFound, SeedsElsewhere
+    from peer.joining.link import SCHEME, parse_link
+    from peer.storage.last_seen import recall
+
+    if not where.strip().lower().startswith(SCHEME):
+        return find_known_run(where, directory)
+    link = parse_link(where)
+    known = recall(link.run_id, [directory])
+    for pause_s in itertools.chain(ASK_AGAIN_S, itertools.repeat(ASK_AGAIN_S[-1])):
+        try:
+            return find_known_run(where, directory)
+        except RunNotFound as error:
+            if isinstance(error, SeedsElsewhere) or not link.seeds:
+                raise
+            seen = "never seen from this machine" if known is None else known.sentence
+            complain(
+                f"nobody of run {link.run_id[:16]}... is on line ({seen}): {error.reason}; "
+                f"looking again in {pause_s} s, until somebody comes (Ctrl-C to stop)"
+            )
+        time.sleep(pause_s)
+    raise AssertionError("the pauses have no end")
+
+
+def no_peers(link: object) -> bytes:
+    raise typer.BadParameter(
+        "a run is started from a file; to join an existing run: shoal join LINK"
+    )
+
+
+def check_new(found: FoundRun, source: str) -> None:
+    """Check a run that is still to begin. Raises ``RunFileError``."""
+    from peer.errors import RunFileError
+    from peer.joining.link import read_text
+    from peer.run_file.reading import faults_of_new
+
+    text = None if found.folder is None else read_text(Path(source))
+    if faults := faults_of_new(found.run, now=datetime.now(UTC), text=text):
+        raise RunFileError(source, faults)

@@ -1,0 +1,155 @@
+"""Rounds whose uploads and merged slices have different codecs, and error feedback."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from averaging.history.adoption import OwnWork
+from averaging.history.state import FragmentState
+from averaging.numbers.arithmetic import MeldNumbers, MergeNumbers, MixNumbers
+from averaging.numbers.arrays import Float32s
+from averaging.numbers.chunks import Cutting
+from averaging.numbers.codec import Scratch
+from averaging.numbers.codecs import codec_named
+from averaging.numbers.layout import Layout, TensorSpec
+from averaging.numbers.merge import merge_encoded, rule_named, rule_names
+
+LAYOUT = Layout.build([TensorSpec("block.weight", (70, 50)), TensorSpec("block.bias", (50,))], 1)
+FRAGMENT = LAYOUT.fragments[0]
+SIZES, KINDS = FRAGMENT.unit_sizes, FRAGMENT.kinds
+SIZE = FRAGMENT.size
+
+
+def draw(seed: int, scale: float = 0.01) -> Float32s:
+    values: Float32s = np.random.default_rng(seed).standard_normal(SIZE, np.float32)
+    return values * np.float32(scale)
+
+
+def decoded(codec: str, data: bytes | bytearray | memoryview) -> Float32s:
+    out = np.empty(SIZE, np.float32)
+    codec_named(codec).decode(data, SIZES, out, Scratch())
+    return out
+
+
+@pytest.mark.parametrize("rule", rule_names())
+@pytest.mark.parametrize(("up", "down"), [("int2", "int4"), ("int4", "f32"), ("f32", "int2")])
+def test_a_merge_into_another_codec_loses_only_what_that_codec_loses(
+    rule: str, up: str, down: str
+) -> None:
+    scratch, weights = Scratch(), (0.5, 0.3, 0.2)
+    payloads = []
+    for seed in range(3):
+        payloads.append(bytearray(codec_named(up).encoded_size(SIZES)))
+        codec_named(up).encode(draw(seed), SIZES, payloads[-1], scratch)
+
+    def merged(into: str) -> bytearray:
+        out = bytearray(codec_named(into).encoded_size(SIZES))
+        merge_encoded(
+            rule_named(rule),
+            codec_named(up),
+            payloads,
+            weights,
+            SIZES,
+            KINDS,
+            out,
+            scratch,
+            into=codec_named(into),
+        )
+        return out
+
+    again = bytearray(codec_named(down).encoded_size(SIZES))
+    codec_named(down).encode(decoded("f32", merged("f32")), SIZES, again, scratch)
+    assert merged(down) == again
+
+
+def test_slices_of_both_ways_lie_where_their_codecs_put_them() -> None:
+    numbers = MergeNumbers(codec="int2", codec_down="int4", merge="mean", eta=1.0, mu=0.0)
+    cutting = Cutting(FRAGMENT, numbers, (1, 2))
+
+    assert cutting.data_size == codec_named("int2").encoded_size(SIZES)
+    assert cutting.merged_size == codec_named("int4").encoded_size(SIZES)
+    for index in range(2):
+        sizes = SIZES[cutting.slices[index].units]
+        assert cutting.upload_size(index) == codec_named("int2").encoded_size(sizes)
+        place = cutting.merged_of(index)
+        assert place.stop - place.start == codec_named("int4").encoded_size(sizes)
+
+
+@pytest.mark.parametrize("codec", ["int2", "int4"])
+@pytest.mark.parametrize("melds", [False, True])
+def test_what_is_sent_and_what_is_left_are_the_displacement(codec: str, melds: bool) -> None:
+    base, values, scratch = draw(0, 1.0), draw(1, 1.0), Scratch()
+    numbers: MergeNumbers | MeldNumbers
+    numbers = MergeNumbers(codec=codec, merge="mean", eta=1.0, mu=0.0)
+    if melds:
+        numbers = MeldNumbers(codec=f"{codec}/f32/f16", merge="mean", eta=1.0, mu=0.0)
+        numbers.carry(base, np.zeros_like(base))
+    (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
+    data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
+    numbers.encode(chunk, base, values, data, scratch)
+    sent = np.empty(SIZE, np.float32)
+    codec_named(codec).encode(
+        base - values, SIZES, plain := bytearray(codec_named(codec).encoded_size(SIZES)), scratch
+    )
+    codec_named(codec).decode(plain, SIZES, sent, scratch)
+
+    numbers.leave_rest(chunk, base, values, data, scratch)
+
+    assert np.array_equal(values, base - sent)
+
+
+def test_a_mix_has_nothing_to_feed_back() -> None:
+    theta, momentum = draw(0), draw(1)
+    before = theta.copy()
+    numbers = MixNumbers()
+    (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
+    data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
+    numbers.encode(chunk, momentum, theta, data, Scratch())
+    numbers.leave_rest(chunk, momentum, theta, data, Scratch())
+
+    assert np.array_equal(theta, before)
+
+
+def alone(feedback: bool, rounds: int = 40) -> tuple[float, float]:
+    """Train alone through int2. Every third round comes to nothing.
+
+    Returns how far theta and the parameters are from where all steps together lead, in sizes of
+    one round's steps.
+    """
+    scratch, start = Scratch(), np.zeros(SIZE, np.float32)
+    numbers = MergeNumbers(codec="int2", merge="mean", eta=1.0, mu=0.0)
+    (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
+    state = FragmentState.founded(LAYOUT.hash, 0, start)
+    own, parameters, steps = OwnWork(state, step=0), start.copy(), draw(7)
+    for number in range(1, rounds + 1):
+        parameters -= steps
+        own.offer(parameters.copy(), step=number)
+        snapshot = own.snapshot
+        assert snapshot is not None
+        data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
+        numbers.encode(chunk, own.base, snapshot, data, scratch)
+        if feedback:
+            numbers.leave_rest(chunk, own.base, snapshot, data, scratch)
+        if number % 3 == 0:
+            own.release()
+            continue
+        theta, momentum = state.theta.copy(), state.momentum.copy()
+        numbers.step(chunk, data, state.theta, theta, momentum, scratch)
+        state = FragmentState.founded(LAYOUT.hash, 0, theta)
+        own.adopt(state, number, step=number).apply(parameters)
+    size = float(np.linalg.norm(steps))
+    goal = start - rounds * steps
+    return (
+        float(np.linalg.norm(state.theta - goal)) / size,
+        float(np.linalg.norm(parameters - goal)) / size,
+    )
+
+
+def test_error_feedback_keeps_all_steps_in_theta_or_in_the_parameters() -> None:
+    theta_off, parameters_off = alone(feedback=True)
+    assert parameters_off < 1e-3, "the parameters hold every step exactly once"
+    assert theta_off < 3, "a few rounds' rests, however many rounds there were"
+
+    theta_off, parameters_off = alone(feedback=False)
+    assert parameters_off > 3 and theta_off > 3

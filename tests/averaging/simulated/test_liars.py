@@ -1,0 +1,78 @@
+"""Storms with members that lie: the honest keep one certified history, their work, and their pace.
+
+Fewer than a third of the members are admitted, count as anybody does, and lie in one way or in all.
+They also repeat what others have said, some of it altered. Not lied about yet: the bytes of slices
+and of states that are fetched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from averaging.rules.mixing import MixingPolicy
+from averaging.rules.peer_view import ESTABLISHED_AFTER_S
+from tests.averaging.simulated.liars import BEHAVIOURS, SwarmWithLiars
+from tests.averaging.simulated.strangers import Chatterers
+from tests.averaging.simulated.swarm import Node, Storm, cause_storm, weather_out
+
+SHORT = Storm(peers=(4, 7), accidents=(1, 4), rough_s=50.0, calm_s=400.0)
+"""A partner that falls silent costs a round its deadline: the calm lasts until all have met."""
+GROUPS = replace(SHORT, peers=(7, 9), group_size=4, mixing=MixingPolicy(every=1))
+QUICK, SOAK, CHUNK = 100, 10_000, 20
+
+
+def assert_certifiable(swarm: SwarmWithLiars) -> None:
+    """The honest are enough to certify a version for each of them, once they know each other."""
+    honest = {node.name for node in swarm.trainers()}
+
+    def lacks(node: Node) -> bool:
+        electorate = node.machine.peers.electorate(node.now())
+        needed = node.machine.certificates._needed(len(electorate))
+        return len(electorate & honest) < needed
+
+    if any(map(lacks, swarm.trainers())):
+        swarm.run(swarm.heap.now + ESTABLISHED_AFTER_S)
+    assert not list(filter(lacks, swarm.trainers()))
+
+
+def besieged(seed: int) -> Counter[str]:
+    """One storm with liars. Raises ``Broken``; returns what happened in it."""
+    how = GROUPS if seed % 5 == 4 else SHORT
+    swarm: SwarmWithLiars = cause_storm(SwarmWithLiars, seed, how)
+    chatter = Chatterers(swarm, seed, sorted(swarm.liars), every_s=2.0)
+    chosen = seed % (len(BEHAVIOURS) + 1)
+    for number, behaves in enumerate(BEHAVIOURS):
+        if chosen in (number, len(BEHAVIOURS)):
+            behaves(swarm, chatter)
+            swarm.truth.coverage[behaves.__name__] += 1
+    weather_out(swarm, how)
+    for node in swarm.trainers():
+        standing = node.machine.standing
+        assert standing is not None
+        assert standing.lineage in swarm.truth.covered, "a version that nobody made"
+    if how is SHORT:
+        assert_certifiable(swarm)
+    return swarm.truth.coverage
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "first",
+    [
+        *range(0, QUICK, CHUNK),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in range(QUICK, SOAK, CHUNK)),
+    ],
+)
+def test_members_that_lie_cost_no_history_no_work_and_no_standstill(first: int) -> None:
+    happened: Counter[str] = Counter()
+    for seed in range(first, first + CHUNK):
+        try:
+            happened += besieged(seed)
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+    assert happened["finished merge"] > CHUNK
