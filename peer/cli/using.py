@@ -134,7 +134,7 @@ class _Talk:
 
         ready, pieces = self.ready, list[str]()
         show: Callable[[str], None] = _drop if self.as_json else _show
-        decode, rest = ready.text.decoder()
+        decode, rest = ready.text.decoder(prompt)
         for token in continued(
             ready.model, prompt, sampling, context=ready.context, ends=ready.ends()
         ):
