@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from peer import cli
+from peer.cli.using import harmless
 from peer.run_file.sections import TextData
 from tests.peer.model.export.exported_run import RUN, save_run
 
@@ -62,8 +63,6 @@ def test_a_run_and_its_export_say_the_same(
     assert (ours["prompt"], ours["seed"]) == ("Once", 3)
     assert 0 < ours["tokens"] <= 40 and ours["tokens_per_s"] > 0
     assert ours["text"] == theirs["text"]
-    code, output, _ = said(["say", str(run_dir), "Once", *SAMPLING], capsys)
-    assert (code, output) == (0, ours["text"] + "\n")
 
 
 def test_lines_are_continued_until_an_empty_one(
@@ -94,6 +93,16 @@ def test_lines_make_a_chat_where_the_tokenizer_has_a_template(
     for text, answer in (("u:x;a:", first), (f"u:x;a:{first};u:y;a:", second)):
         alone = record(["say", str(folder), text, "--no-chat", *options[:-1]], capsys)
         assert alone["text"] == answer
+
+
+def test_what_a_terminal_would_obey_is_not_shown(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert harmless("\x1b[2J\x9b\r\x7f") == "\ufffd[2J" + "\ufffd" * 3
+    assert harmless("語\u3000\u00a0\u200d\n\t") == "語\u3000\u00a0\u200d\n\t"
+    text = record(["say", str(run_dir), "Once", *SAMPLING], capsys)["text"]
+    code, output, _ = said(["say", str(run_dir), "Once", *SAMPLING], capsys)
+    assert (code, output) == (0, harmless(text) + "\n")
 
 
 def test_bytes_that_are_no_text_are_read_as_replaced(
