@@ -71,7 +71,7 @@ def find_model(
     if is_remote(where):
         return _download(where, parts, data_dir=data_dir, quiet=quiet, check=check)
     folder = Path(where)
-    outer = load_outer(CheckpointFolder(folder / OUTER))
+    outer = load_outer(CheckpointFolder(folder / OUTER, reads_only=True))
     if outer is None:
         raise NothingToExport(str(folder / OUTER))
     check(outer.run)

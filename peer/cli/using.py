@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from unicodedata import category
 
 import typer
 from typer import Argument, Option
@@ -48,7 +49,12 @@ DataFolder = Annotated[
 def say(
     where: Where,
     text: Annotated[
-        str | None, Argument(help="Text to continue. Without it, lines are asked for.")
+        str | None,
+        Argument(
+            metavar="TEXT",
+            help="Text to continue. Without it, lines are asked for.",
+            show_default=False,
+        ),
     ] = None,
     temperature: Annotated[
         float, Option(min=0, help="0 takes the most likely token; higher is more varied.")
@@ -95,6 +101,8 @@ def _lines() -> Iterator[str]:
         try:
             line = input(prompt)
         except EOFError:
+            if prompt:
+                print()
             return
         if not line.strip():
             return
@@ -113,6 +121,8 @@ class _Talk:
     messages: list[Message] = field(default_factory=list)
 
     def answer(self, text: str) -> None:
+        # Bytes of the command line that are no UTF-8 arrive as halves of characters.
+        text = text.encode(errors="surrogateescape").decode(errors="replace")
         self.messages.append({"role": "user", "content": text})
         prompt = self.ready.prompt(self.messages, as_chat=self.as_chat)
         seed = secrets.randbits(31) if self.seed is None else self.seed
@@ -132,7 +142,7 @@ class _Talk:
 
         ready, pieces = self.ready, list[str]()
         show: Callable[[str], None] = _drop if self.as_json else _show
-        decode, rest = ready.text.decoder()
+        decode, rest = ready.text.decoder(prompt)
         for token in continued(
             ready.model, prompt, sampling, context=ready.context, ends=ready.ends()
         ):
@@ -144,7 +154,12 @@ class _Talk:
 
 
 def _show(piece: str) -> None:
-    print(piece, end="", flush=True)
+    print(harmless(piece), end="", flush=True)
+
+
+def harmless(text: str) -> str:
+    """Text of a model, which strangers have trained, without what a terminal would obey."""
+    return "".join("\ufffd" if category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
 def _drop(piece: str) -> None:

@@ -104,13 +104,20 @@ class CheckpointFolder:
         *,
         keep: int = 3,
         allowed_bytes: Callable[[], float | None] = lambda: None,
+        reads_only: bool = False,
     ) -> None:
-        """``allowed_bytes()``: current limit for the whole folder, the next checkpoint included."""
+        """``allowed_bytes()``: current limit for the whole folder, the next checkpoint included.
+
+        ``reads_only``: damaged checkpoints are passed over and left where they are. What another
+        version has written looks damaged, and its peer may be running.
+        """
         if keep < 1:
             raise ValueError(f"keep is {keep}; it must be at least 1")
         self.folder = folder
         self.keep = keep
         self._allowed_bytes = allowed_bytes
+        self._reads_only = reads_only
+        self._passed_over: set[Path] = set()
         self._saving = threading.Lock()
         """Held while saving: a save whose task was cancelled continues in its thread."""
 
@@ -180,6 +187,8 @@ class CheckpointFolder:
         """The newest intact checkpoint; damaged ones are set aside with a warning."""
         for number in reversed(self.numbers()):
             path = self.path_of(number)
+            if path in self._passed_over:
+                continue
             try:
                 return open_checkpoint(path)
             except CheckpointDamaged as error:
@@ -211,6 +220,9 @@ class CheckpointFolder:
 
     def set_aside(self, path: Path) -> Path:
         """Rename a checkpoint that cannot be used, so that it is not tried again."""
+        if self._reads_only:
+            self._passed_over.add(path)
+            return path
         aside = path.with_name(f"{path.name}{_DAMAGED}")
         _remove(aside)
         path.rename(aside)

@@ -43,7 +43,10 @@ class NothingToExport(PeerError):
         self.folder = folder
 
     def __str__(self) -> str:
-        return f"there is no usable checkpoint in {self.folder}; pass the folder of a run"
+        return (
+            f"there is no usable checkpoint in {self.folder}; pass the folder of a peer, which has "
+            "one some minutes after it has come into its run"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,16 @@ def test_the_model_of_a_run_that_has_ended_stays_with_its_keeper(
     assert shoal("export", link, str(after), home=tmp_path / "other").returncode == 0
     kept = (home / "model.safetensors").read_bytes()
     assert after.read_bytes() == kept == (anna.directory / "model.safetensors").read_bytes()
+    for command in (("say", "def f", "--seed", "1"), ("eval",)):
+        word, *options = command
+        from_link, from_folder = (
+            shoal(word, where, *options, "--json", home=tmp_path / "other")
+            for where in (link, str(anna.directory))
+        )
+        assert from_link.returncode == 0, from_link.stderr
+        ours, theirs = (json.loads(each.stdout) for each in (from_link, from_folder))
+        assert ours | {"tokens_per_s": 0} == theirs | {"tokens_per_s": 0}
+    assert not list((tmp_path / "other").rglob("*.parts"))
     boris = swarm.join("boris", link)
     assert boris.wait(timeout_s=120) == REFUSED, boris.output
     assert "this run has ended on" in boris.output and "shoal export" in boris.output

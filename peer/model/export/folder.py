@@ -105,7 +105,7 @@ def check_free(out: Path) -> None:
     why = None
     if not out.absolute().parent.is_dir():
         why = "its folder does not exist"
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+    elif not out.name or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
         why = "it exists"
     if why is not None:
         raise NotWritten(str(out), why)

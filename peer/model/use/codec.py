@@ -38,8 +38,11 @@ class Codec(Protocol):
         """Return the tokens of a chat, up to where the model's answer begins."""
         ...
 
-    def decoder(self) -> tuple[Decode, Callable[[], str]]:
-        """A function for one token after the other, and one that returns what is left."""
+    def decoder(self, before: Sequence[int] = ()) -> tuple[Decode, Callable[[], str]]:
+        """A function for one token after the other, and one that returns what is left.
+
+        ``before``: the tokens that they continue.
+        """
         ...
 
     def size_bytes(self, tokens: Sequence[int]) -> int:
@@ -61,7 +64,7 @@ class ByteCodec:
     def messages(self, messages: Sequence[Message]) -> list[int]:
         raise NotImplementedError("bytes have no chat template")
 
-    def decoder(self) -> tuple[Decode, Callable[[], str]]:
+    def decoder(self, before: Sequence[int] = ()) -> tuple[Decode, Callable[[], str]]:
         decoding = codecs.getincrementaldecoder("utf-8")(errors="replace")
         # A model may have more tokens than there are bytes.
         return (
@@ -90,8 +93,8 @@ class TokenizerCodec:
         )
         return self.encode(text)
 
-    def decoder(self) -> tuple[Decode, Callable[[], str]]:
-        pieces = _Pieces(self._text)
+    def decoder(self, before: Sequence[int] = ()) -> tuple[Decode, Callable[[], str]]:
+        pieces = _Pieces(self._text, before[-HELD_MAX:])
         return pieces.add, pieces.rest
 
     def size_bytes(self, tokens: Sequence[int]) -> int:
@@ -113,9 +116,9 @@ class _Pieces:
     so a piece is what new tokens add to the text of the last ones.
     """
 
-    def __init__(self, text: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, text: Callable[[Sequence[int]], str], before: Sequence[int]) -> None:
         self._text = text
-        self._last: list[int] = []
+        self._last = list(before)
         self._new: list[int] = []
 
     def add(self, token: int) -> str:

@@ -158,15 +158,21 @@ def _loaded(folder: Path) -> nn.Module:
 def _codec(folder: Path) -> Codec | None:
     if not (folder / "tokenizer_config.json").is_file():
         return None
-    # Text of bytes is cut exactly without transformers.
-    return ByteCodec() if _is_of_bytes(folder / "tokenizer.json") else codec_in(folder)
+    # Text of bytes is cut exactly without transformers, whose part are chat templates.
+    return ByteCodec() if _is_of_bytes(folder) and not _has_template(folder) else codec_in(folder)
 
 
-def _is_of_bytes(path: Path) -> bool:
+def _is_of_bytes(folder: Path) -> bool:
     try:
-        return path.read_bytes() == bytes_tokenizer(1).files[path.name]
+        found = (folder / "tokenizer.json").read_bytes()
     except OSError:
         return False
+    return found == bytes_tokenizer(1).files["tokenizer.json"]
+
+
+def _has_template(folder: Path) -> bool:
+    inside = b"chat_template" in (folder / "tokenizer_config.json").read_bytes()
+    return inside or (folder / "chat_template.jinja").exists()
 
 
 def _run_of(folder: Path) -> RunFile | None:
@@ -176,7 +182,7 @@ def _run_of(folder: Path) -> RunFile | None:
     except FileNotFoundError:
         return None
     except (OSError, RunFileError) as error:
-        raise ExportUnusable(str(folder), f"{RUN_FILE}: {error}") from error
+        raise ExportUnusable(str(folder), " ".join(f"{RUN_FILE}: {error}".split())) from error
 
 
 def _context(model: nn.Module, otherwise: int) -> int:

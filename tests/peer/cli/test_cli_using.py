@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 
 from peer import cli
+from peer.cli.using import harmless
 from peer.run_file.sections import TextData
 from tests.peer.model.export.exported_run import RUN, save_run
 
@@ -61,8 +63,6 @@ def test_a_run_and_its_export_say_the_same(
     assert (ours["prompt"], ours["seed"]) == ("Once", 3)
     assert 0 < ours["tokens"] <= 40 and ours["tokens_per_s"] > 0
     assert ours["text"] == theirs["text"]
-    code, output, _ = said(["say", str(run_dir), "Once", *SAMPLING], capsys)
-    assert (code, output) == (0, ours["text"] + "\n")
 
 
 def test_lines_are_continued_until_an_empty_one(
@@ -73,6 +73,42 @@ def test_lines_are_continued_until_an_empty_one(
         code, output, _ = said(["say", str(run_dir), *SAMPLING, "--json"], capsys)
         assert code == 0
         assert [json.loads(line)["prompt"] for line in output.splitlines()] == typed.split()[:count]
+
+
+def test_lines_make_a_chat_where_the_tokenizer_has_a_template(
+    exported: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(exported, folder)
+    template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}a:"
+    (folder / "chat_template.jinja").write_text(template)
+    monkeypatch.setattr("sys.stdin", io.StringIO("x\ny\n"))
+    options = ["--temperature", "0", "--max-tokens", "4", "--json"]
+    code, output, errors = said(["say", str(folder), *options], capsys)
+    assert code == 0, errors
+    first, second = (json.loads(line)["text"] for line in output.splitlines())
+    for text, answer in (("u:x;a:", first), (f"u:x;a:{first};u:y;a:", second)):
+        alone = record(["say", str(folder), text, "--no-chat", *options[:-1]], capsys)
+        assert alone["text"] == answer
+
+
+def test_what_a_terminal_would_obey_is_not_shown(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert harmless("\x1b[2J\x9b\r\x7f") == "\ufffd[2J" + "\ufffd" * 3
+    assert harmless("語\u3000\u00a0\u200d\n\t") == "語\u3000\u00a0\u200d\n\t"
+    text = record(["say", str(run_dir), "Once", *SAMPLING], capsys)["text"]
+    code, output, _ = said(["say", str(run_dir), "Once", *SAMPLING], capsys)
+    assert (code, output) == (0, harmless(text) + "\n")
+
+
+def test_bytes_that_are_no_text_are_read_as_replaced(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert record(["say", str(run_dir), "a\udcff", *SAMPLING], capsys)["prompt"] == "a\ufffd"
 
 
 def test_the_built_in_model_speaks_without_transformers(run_dir: Path) -> None:
@@ -138,3 +174,18 @@ def test_a_damaged_export_is_one_line(
         code, _, errors = said(["say", str(folder), "x"], capsys)
         assert code == 2 and errors.startswith("shoal: cannot load a model from the folder")
         assert errors.count("\n") == 1
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_left_to_its_peer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_run(tmp_path, TEXTS)
+    save_run(tmp_path, TEXTS)
+    older, newer = sorted((tmp_path / "outer").iterdir())
+    (newer / "meta.json").write_text("of another version")
+    assert record(["say", str(tmp_path), "x", *SAMPLING], capsys)["tokens"]
+    assert sorted((tmp_path / "outer").iterdir()) == [older, newer]
+    (older / "meta.json").unlink()
+    code, _, errors = said(["say", str(tmp_path), "x"], capsys)
+    assert code == 2 and "no usable checkpoint" in errors.splitlines()[-1]
+    assert sorted((tmp_path / "outer").iterdir()) == [older, newer]

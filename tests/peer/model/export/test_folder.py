@@ -209,9 +209,17 @@ def test_nothing_is_left_when_the_disk_fills_in_the_middle(
 
 
 def test_a_folder_that_has_something_in_it_is_not_touched(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "mine").write_text("kept")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    code, _, errors = said(["export", str(run_dir), ".", "--to", "hf"], capsys)
+    assert code == 2 and "cannot write .: it exists" in errors and errors.count("\n") == 1
+    (tmp_path / "here").rmdir()
     for out, why in ((tmp_path, "it exists"), (tmp_path / "no" / "a", "its folder does not exist")):
         code, _, errors = said(["export", str(run_dir), str(out), "--to", "hf"], capsys)
         assert code == 2 and why in errors and errors.count("\n") == 1

@@ -76,3 +76,45 @@ def test_a_damaged_tokenizer_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(DataUnavailable, match="none that can be read"):
         codec_in(tmp_path)
+
+
+def trained(folder: Path, kind: str) -> Codec:
+    """A tokenizer with merges: of bytes as in GPT-2, or of words as in Llama."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    own = tokenizers.Tokenizer(models.BPE(unk_token=None, byte_fallback=kind == "words"))
+    alphabet = pre_tokenizers.ByteLevel.alphabet() if kind == "bytes" else []
+    if kind == "bytes":
+        own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        own.decoder = decoders.ByteLevel()
+    else:
+        own.pre_tokenizer = pre_tokenizers.Metaspace()
+        own.decoder = decoders.Sequence(
+            [decoders.ByteFallback(), decoders.Metaspace(), decoders.Fuse()]
+        )
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
+    )
+    own.train_from_iterator(["some words and other words, written again"] * 9, trainer)
+    if kind == "words":  # characters that are not known are made of bytes
+        plain = json.loads(own.to_str())
+        known = plain["model"]["vocab"]
+        known |= {f"<0x{byte:02X}>": len(known) + byte for byte in range(256)}
+        own = tokenizers.Tokenizer.from_str(json.dumps(plain))
+    PreTrainedTokenizerFast(tokenizer_object=own, eos_token="<end>").save_pretrained(folder)
+    return codec_in(folder)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "words"])
+def test_pieces_of_a_tokenizer_with_merges_are_the_text(kind: str, tmp_path: Path) -> None:
+    codec = trained(tmp_path, kind)
+    text = "other words 🐟 written"
+    tokens = codec.encode(text)
+    assert codec.end is not None and codec.end not in tokens
+    decode, rest = codec.decoder(tokens[:1])
+    shown = [*(decode(token) for token in tokens[1:]), rest()]
+    assert text.endswith("".join(shown)) and " words 🐟 written" in "".join(shown)
+    assert all("\ufffd" not in piece for piece in shown)
+    assert codec.size_bytes([*tokens, codec.end]) == len(text.encode())
