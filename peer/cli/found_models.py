@@ -50,6 +50,14 @@ def is_remote(where: str) -> bool:
     return "://" in where or Path(where).is_file()
 
 
+def check_link(where: str) -> None:
+    """Refuse a broken link before libraries that take seconds to import. Raises ``LinkError``."""
+    from peer.joining.link import SCHEME, parse_link
+
+    if where.strip().lower().startswith(SCHEME):
+        parse_link(where)
+
+
 def find_model(
     where: str,
     parts: Path,
@@ -125,6 +133,7 @@ def _layout_of(run: RunFile) -> Layout | None:
 
 def find_ready(where: str, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
     """The model of a run, or that in an exported folder, in memory and with its tokenizer."""
+    check_link(where)
     from peer.model.use.ready import check_buildable, is_export, ready_in, ready_of_run
     from peer.storage.home import data_home
 

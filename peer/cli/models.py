@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from peer.cli.found_models import find_model, parts_of
+from peer.cli.found_models import check_link, find_model, parts_of
 from peer.cli.options import Json
 
 commands = typer.Typer()
@@ -67,6 +67,7 @@ def export(
 
     Example: shoal export 'shoal://RUN_ID?seed=...' my-model --to hf --dtype bf16
     """
+    check_link(where)
     from peer.errors import NotWritten
     from peer.model.export.folder import Export, check_exportable, check_free, write_folder
     from peer.model.export.tensors import in_bf16

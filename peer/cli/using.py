@@ -83,11 +83,12 @@ def say(
 
     Example: shoal say my-model 'Once upon a time' --temperature 0.7 --max-tokens 100
     """
-    from peer.model.use.continuing import Sampling
-
     if temperature != temperature or top_p != top_p:
         raise typer.BadParameter("'nan' is no number")
     ready = find_ready(where, data_dir=data, quiet=as_json)
+
+    from peer.model.use.continuing import Sampling
+
     sampling = Sampling(temperature=temperature, top_p=top_p, tokens_max=max_tokens)
     talk = _Talk(ready, sampling, seed=seed, as_chat=chat, as_json=as_json)
     for line in _lines() if text is None else [text]:
