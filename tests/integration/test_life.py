@@ -107,7 +107,7 @@ def test_the_model_of_a_run_that_has_ended_stays_with_its_keeper(
 def test_the_parameters_of_a_programs_own_model_are_kept_and_exported_by_name(
     processes: Processes, tmp_path: Path
 ) -> None:
-    run = learner_process.text(buffers="mean", name="own model")
+    run = learner_process.text(buffers="mean", name="own-model")
     given = {"directory": str(tmp_path / "anna"), "run": run, "norm": True}
     anna = Command(processes, [json.dumps(given)], module="tests.integration.custom_learner")
     link = anna.wait_for_word("ready")["link"]
