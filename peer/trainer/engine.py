@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from peer.model.recipes import clip_gradients, held_out_loss, next_token_loss
 from peer.model.recipes.chunked_loss import can_chunk, loss_in_chunks
+from peer.model.recipes.gpt import Gpt
 from peer.run_file.sections import GptModel, RunFile
 from peer.trainer.choices import Choices, Precision, split
 from peer.trainer.device_facts import device_name, temperature_c, used_bytes
@@ -332,14 +332,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def recompute_activations(model: nn.Module) -> None:
     """Keep the inputs of each block alone, and compute its activations again when needed."""
+    if isinstance(model, Gpt):
+        model.recompute_activations()
+        return
     # The second name is that of transformers before 5.
     for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
         if callable(enable := getattr(model, name, None)):
             enable({"use_reentrant": False})
             return
-    for block in getattr(model, "blocks", ()):
-        if not isinstance(block.forward, partial):
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:

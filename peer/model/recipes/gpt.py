@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from peer.model.recipes.first_weights import draw
 from peer.run_file.sections import GptModel
@@ -31,6 +32,7 @@ class Gpt(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.width, eps=NORM_EPSILON)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self._recomputes = False
         self.tie_weights()
 
     def tie_weights(self) -> None:
@@ -47,7 +49,10 @@ class Gpt(nn.Module):
         rotation = self._rotation(0, tokens_BT)
         x_BTD = self.embedding(tokens_BT)
         for block in self.blocks:
-            x_BTD = block(x_BTD, rotation)
+            if self._recomputes:
+                x_BTD = checkpoint(block, x_BTD, rotation, use_reentrant=False)
+            else:
+                x_BTD = block(x_BTD, rotation)
         normalised: Tensor = self.norm(x_BTD)
         return normalised
 
@@ -75,6 +80,10 @@ class Gpt(nn.Module):
         logits: Tensor = self.head(hidden)
         cap = self.shape.logit_soft_cap
         return logits if cap == "off" else cap * torch.tanh(logits / cap)
+
+    def recompute_activations(self) -> None:
+        """Keep the inputs of each block alone, and compute its activations again when needed."""
+        self._recomputes = True
 
     def get_output_embeddings(self) -> nn.Linear:
         """The output head; models of transformers have a method of the same name."""

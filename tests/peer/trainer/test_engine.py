@@ -445,7 +445,8 @@ def test_the_real_compiler_measures_and_trains_with_the_same_gradients(lean: boo
         reference.model.load_state_dict(engine.model.state_dict())
         with torch.compiler.set_stance("fail_on_recompile"):
             gradients = gradients_of(engine, batch_of(6))
-    assert_same(gradients, gradients_of(reference, batch_of(6)), atol=1e-6)
+    # The largest gradients are 0.1, and sums are rounded in another order.
+    assert_same(gradients, gradients_of(reference, batch_of(6)), atol=1e-5)
 
 
 def test_a_probe_changes_nothing() -> None:
