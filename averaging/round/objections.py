@@ -35,7 +35,7 @@ def objection(
         or _not_of_its_joins(commit, identity)
         or _strange_roster(commit, peers)
         or _overstated(commit, peers, median_step_s, now)
-        or peers.probation.objection(commit, peers.asked(now), now)
+        or peers.probation.objection(commit, peers.asked(now), now, me=identity.me)
     )
 
 

@@ -14,13 +14,15 @@ contribute to a merge fall behind with the first merges and never count. This pe
 the measure up when its links to the others fail, so cutting it off does not promote newcomers.
 
 **Views differ**, so the leader of a round names the voters, and a member checks (``objection``)
-that a majority of them have done at least half of what it asks for itself, and that a majority of
-the members that it is sure of are among them. The first keeps newcomers from deciding, the second a
-leader from choosing its judges. A peer that came late is sure of nobody before it has seen them
-work twice as long as is asked.
+that a majority of them have done at least half of what it asks for, and that a majority of the
+members that it is sure of are among them. The first keeps newcomers from deciding, the second a
+leader from choosing its judges. A voter counts itself, whatever it has seen of its own work: one
+that came back declined every round of two otherwise, as it alone had forgotten that it had worked.
+A peer that came late is sure of nobody before it has seen them work twice as long as is asked.
 
 **Unseen work.** A peer that comes to an old swarm, restarts or was away holds those for established
 that have the most tokens in the states that it takes: it relies on these states for more than that.
+The measure is the second most, because a founder may have trained alone for any time.
 A peer that has seen most of the run holds those for established that were live at its first merge,
 because a partition may cut a swarm in two that have hardly worked together. Either holds for a peer
 until it misses ``rounds`` merges in a row that it was here for.
@@ -54,8 +56,8 @@ YOUNG_ROUNDS: Final = 4
 """While no live peer is known to have merged so often, all count."""
 
 CREDIT: Final = 0.25
-"""Share of the tokens of the live peer with the most, in the state that this peer began with, that
-makes another one established: peers work at different speeds."""
+"""Share of the second most tokens of a live peer, in the state that this peer began with, that is
+enough to be established: peers work at different speeds."""
 
 SLACK: Final = 0.5
 """Share of what a peer asks for itself that it accepts of a voter that another peer names."""
@@ -190,7 +192,7 @@ class Probation:
     def asked(self, live: Iterable[PeerId], now: float) -> Asked:
         """Return what is asked of a peer while these are live."""
         live, policy = set(live), self.policy
-        tokens = max((self._tokens_unseen.get(peer, 0) for peer in live), default=0)
+        *_, second, tokens = 0, 0, *sorted(self._tokens_unseen.get(peer, 0) for peer in live)
         most = max(self._tokens_unseen.values(), default=0)
         # Who has the most tokens was in all of the unseen merges, the others in as large a share.
         before = self._versions_unseen * tokens / most if tokens else 0.0
@@ -204,7 +206,7 @@ class Probation:
         if seen:  # the unseen merges took as long as those that were seen
             age = max(now - work.since for work in known)
             seconds = min(policy.seconds, RELATIVE * age * (1 + before / seen))
-        return Asked(rounds, seconds, CREDIT * tokens)
+        return Asked(rounds, seconds, CREDIT * (second or tokens))
 
     def progress(self, peer: PeerId, asked: Asked, now: float) -> float:
         """Return how much of what is asked this peer has done; 1 or more: it is established."""
@@ -235,14 +237,14 @@ class Probation:
         enough = asked.rounds > 0 and asked.progress(work.rounds, seconds) >= SURE
         return self.saw_most and enough
 
-    def objection(self, commit: Commit, asked: Asked, now: float) -> str | None:
+    def objection(self, commit: Commit, asked: Asked, now: float, *, me: PeerId) -> str | None:
         """Return the reason not to enter a round with these voters; ``None`` if there is none."""
         if not self.is_on:
             if commit.on_probation:
                 return "it has members on probation; the run has no probation"
             return None
         voters = [commit.members[index].peer for index in commit.voters]
-        worked = sum(self.progress(peer, asked, now) >= SLACK for peer in voters)
+        worked = sum(peer == me or self.progress(peer, asked, now) >= SLACK for peer in voters)
         if worked < commit.majority:
             return f"{worked} of its {len(voters)} voters have worked; a majority is needed"
         sure = [entry.peer for entry in commit.members if self._is_sure_of(entry.peer, asked, now)]

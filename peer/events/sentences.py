@@ -79,6 +79,12 @@ def phase_on_screen(event: Event) -> str:
     return text
 
 
+def last_offers(event: Event) -> str:
+    """What became of the work that was pending when the peer was to leave."""
+    outcome = "all of it was merged" if event["merged"] else "not all of it was merged"
+    return f"offered what was pending before it left: {outcome}"
+
+
 def resumed(event: Event) -> str:
     """The field ``text`` if there is one, or ``training goes on``."""
     return str(event.get("text") or "training goes on")

@@ -456,10 +456,7 @@ _THIS_PEER = (
         {
             "resumed": ("text", sentences.resumed),
             "trainer_steps_again": ("silent_s", "its trainer steps again"),
-            "last_offers": (
-                "merged, seconds",
-                "offered what was pending before it left; all of it merged: {merged}",
-            ),
+            "last_offers": ("merged, seconds", sentences.last_offers),
             "drain_cut_short": ("in_flight", "left with rounds under way: {in_flight}"),
             "exported": ("path, versions, model", "wrote {path}, model {model}"),
             "export_failed": ("text", "could not write the model: {text}"),

@@ -73,7 +73,8 @@ class Preflight:
         hosts = hosts_of(run.data) if isinstance(run.data, FilesData) else ()
         data = f"{data} from {', '.join(hosts)}" if hosts else data
         licence = run.licence or "not stated"
-        about = "about " if self.goal.known is None else ""
+        measured = self.goal.known is not None
+        about, most = ("", "at most") if measured else ("about ", "about")
         return (
             f"Run      {run.name}   id {run.run_id[:16]}...   licence {licence}",
             *about_lines(run),
@@ -83,9 +84,9 @@ class Preflight:
             f"Machine  {about}{count_text(step_tokens / self.step_time_s)} tokens/s   "
             f"memory {bytes_text(self.memory_needed)} of {bytes_text(self.memory_free)} free   "
             f"disk {bytes_text(self.disk_needed)} of {bytes_text(self.disk_free)} free",
-            f"Network  sends at most {bytes_text(self.upload_per_hour)} an hour "
+            f"Network  sends {most} {bytes_text(self.upload_per_hour)} an hour "
             f"({run.outer.codecs_text}); the whole model is exchanged every "
-            f"{duration_text(cycle_s)}",
+            + (duration_text(cycle_s) if cycle_s >= 60 else f"{cycle_s:.2g} s"),
         )
 
     @property

@@ -34,8 +34,10 @@ def commit(*members: PeerId, on_probation: tuple[int, ...] = ()) -> Commit:
 def test_without_a_policy_everybody_counts() -> None:
     probation = Probation(ProbationPolicy())
     assert probation.is_established(NEW, OLD, 0.0)
-    assert probation.objection(commit(*OLD), probation.asked(OLD, 0.0), 0.0) is None
-    reason = probation.objection(commit(*OLD, on_probation=(2,)), probation.asked(OLD, 0.0), 0.0)
+    assert probation.objection(commit(*OLD), probation.asked(OLD, 0.0), 0.0, me=ME) is None
+    reason = probation.objection(
+        commit(*OLD, on_probation=(2,)), probation.asked(OLD, 0.0), 0.0, me=ME
+    )
     assert reason == "it has members on probation; the run has no probation"
 
 
@@ -128,7 +130,7 @@ def test_a_member_checks_who_votes(
 ) -> None:
     probation, now = seen(50), 1000.0
     judged = commit(*members, on_probation=on_probation)
-    assert probation.objection(judged, probation.asked([*OLD, NEW], now), now) == reason
+    assert probation.objection(judged, probation.asked([*OLD, NEW], now), now, me=ME) == reason
 
 
 @pytest.mark.parametrize("count", [1, 4, 60])
@@ -157,5 +159,25 @@ def test_versions_that_a_founder_made_alone_are_no_merges() -> None:
     probation.took_state(500, {ANNA: 100_000})
     probation.took_state(2, {ANNA: 101_000, BORIS: 500})
     young = probation.asked([ME, ANNA, BORIS], 0.0)
-    assert probation.objection(commit(ANNA, BORIS, ME), young, 0.0) is None
+    assert probation.objection(commit(ANNA, BORIS, ME), young, 0.0, me=ME) is None
     assert probation.is_established(ME, [ME, ANNA, BORIS], 0.0)
+
+
+def test_a_voter_that_came_back_with_few_tokens_does_not_decline_for_want_of_its_own_work() -> None:
+    """The founder trained alone for long, so this peer has a small share of the tokens."""
+    probation = Probation(POLICY)
+    probation.took_state(44, {ANNA: 626_000, BORIS: 500_000, ME: 109_000})
+    asked = probation.asked([ME, ANNA, BORIS], 0.0)
+    assert not probation.is_established(ME, [ME, ANNA, BORIS], 0.0)
+    assert probation.objection(commit(ANNA, ME), asked, 0.0, me=ME) is None
+    assert probation.objection(commit(NEW, ME), asked, 0.0, me=ME) is not None
+
+
+def test_a_newcomer_accepts_whoever_worked_beside_a_founder_that_was_alone_for_long() -> None:
+    probation = Probation(POLICY)
+    probation.took_state(500, {ANNA: 10_000_000, BORIS: 200_000, NEW: 1_000})
+    live = [ME, ANNA, BORIS, NEW]
+    judged = commit(ANNA, BORIS, ME, on_probation=(2,))
+    assert probation.objection(judged, probation.asked(live, 0.0), 0.0, me=ME) is None
+    assert probation.is_established(BORIS, live, 0.0)
+    assert not probation.is_established(NEW, live, 0.0)

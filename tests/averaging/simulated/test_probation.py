@@ -109,7 +109,7 @@ def _everybody_votes(patch: pytest.MonkeyPatch) -> None:
 
 def _leaders_name_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Neighbourhood, "newcomers", lambda self, peers, now: set())
-    patch.setattr(Probation, "objection", lambda self, commit, asked, now: None)
+    patch.setattr(Probation, "objection", lambda self, commit, asked, now, *, me: None)
 
 
 def _merges_of_others_count(patch: pytest.MonkeyPatch) -> None:
