@@ -67,11 +67,14 @@ def start(file: str, options: Options) -> int:
 
 
 def _may_found(run: RunFile, where: Path, options: Options) -> bool:
-    """Ask about a run that existed and of which nothing is here. Raises ``RunHasExisted``."""
+    """Ask about a run that existed and of which nothing is here.
+
+    Raises ``RunHasExisted``, or ``RunOver`` for a run that has ended and whose model is here.
+    """
     from peer.errors import RunHasExisted
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.home import OUTER
-    from peer.storage.last_seen import recall
+    from peer.storage.last_seen import date_text, recall
 
     known = recall(run.run_id, [where])
     has_checkpoint = bool(CheckpointFolder(where / OUTER).numbers())
@@ -80,6 +83,8 @@ def _may_found(run: RunFile, where: Path, options: Options) -> bool:
             f"--anew: {where} has a checkpoint of this run, from which it would go on; found the "
             "run anew in another folder, with --directory"
         )
+    if known is not None and known.ended_at is not None and has_checkpoint:
+        raise RunOver(run.name, date_text(known.ended_at), known.tokens, str(where))
     if known is None or has_checkpoint:
         return True
     anew = RunHasExisted(run.name, known.sentence)

@@ -554,6 +554,21 @@ def test_a_run_that_has_ended_says_so_to_those_who_join_and_those_who_ask(
     assert began == []
 
 
+def test_a_run_that_has_ended_is_not_started_again_in_its_folder(
+    tmp_path: Path,
+    began: list[tuple[FoundRun, JoinSettings]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It trained some steps more, which nobody merged."""
+    path, folder = remember(tmp_path, ended_at=86_400.0), tmp_path / "anna"
+    (folder / "outer" / "000000000001").mkdir(parents=True)
+    code, output, errors = said(["start", str(path), "--directory", str(folder)], capsys)
+    assert (code, output, began) == (4, "", [])
+    assert (
+        f"has ended on 1970-01-02 00:00 UTC at 2,000,000 tokens; `shoal export {folder}" in errors
+    )
+
+
 def test_a_link_that_nobody_answers_is_asked_again_until_somebody_does(
     began: list[tuple[FoundRun, JoinSettings]],
     capsys: pytest.CaptureFixture[str],
