@@ -59,7 +59,7 @@ class Shares:
     """Bytes that each peer was sent: those over its share give way to others for a while."""
 
     share_bytes: float = math.inf
-    """What a peer is sent before others go first."""
+    """Bytes that a peer is sent before others go first."""
 
     regained_s: float = 600.0
     """Time in which a peer regains its whole share."""

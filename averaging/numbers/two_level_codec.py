@@ -34,7 +34,7 @@ _SCALE_MAX = np.float32((1 - 2.0**-15) * float(FLOAT_MAX) / _STEPS)
 
 _SIGNS = 1 - 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.int8)
 _EIGHT_SIGNS = np.ascontiguousarray(_SIGNS).view(np.uint64).reshape(-1)
-"""For each byte of the plane of signs, eight factors of 1 or -1."""
+"""Eight factors of 1 or -1, by the byte of the plane of signs that they are read from."""
 
 
 class Int2(ScaledCodec):

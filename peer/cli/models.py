@@ -18,7 +18,7 @@ commands = typer.Typer()
 
 
 class Form(StrEnum):
-    """What ``shoal export`` writes."""
+    """Form of the model that ``shoal export`` writes."""
 
     SAFETENSORS = "safetensors"
     HF = "hf"

@@ -80,7 +80,7 @@ def phase_on_screen(event: Event) -> str:
 
 
 def last_offers(event: Event) -> str:
-    """What became of the work that was pending when the peer was to leave."""
+    """Outcome of the offers that a peer made before it left."""
     outcome = "all of it was merged" if event["merged"] else "not all of it was merged"
     return f"offered what was pending before it left: {outcome}"
 

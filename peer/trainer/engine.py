@@ -49,7 +49,7 @@ class Tuning(Protocol):
 
     @property
     def text(self) -> str | None:
-        """What is being prepared, in words; ``None`` if nothing is left to find out."""
+        """The current preparation, in words; ``None`` if nothing is left to find out."""
         ...
 
     def __enter__(self) -> object: ...
@@ -120,7 +120,7 @@ class Engine:
         """Sequences of one step that are trained on here."""
         self.combine: Combination | None = None
         self.tuning: Tuning = Settled()
-        """To be entered before the first step and left after the last one."""
+        """A context manager to enter before the first step and to leave after the last one."""
         self._loss_of = loss
         self._backend = backend
         self._codes: dict[tuple[bool, bool], Loss] = {}

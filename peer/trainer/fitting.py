@@ -72,7 +72,7 @@ class Goal:
     room_bytes: float
     """Memory for gradients and activations."""
     known: Fit | None = None
-    """What was measured earlier: then there is only code to compile."""
+    """The measurement of an earlier start, if there is one: then only code is left to compile."""
     wished: bool = False
     """True if the machine's owner wants this micro-batch and no other."""
     grows: bool = False

@@ -68,7 +68,7 @@ class DeviceUse:
     memory_bytes: float | None
     temperature_c: float | None
     preparing: str | None = None
-    """What is being prepared while the device trains, in words."""
+    """The preparation under way while the device trains, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class Speed:
     processor_share: float | None = None
     """Share of the machine's processors that this peer uses, agent and daemon included."""
     preparing: str | None = None
-    """What makes it faster later, and is being prepared now: ``compiling for 12 s``."""
+    """The preparation under way that will make it faster: ``compiling for 12 s``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ class Preflight:
     """The model on its device, ready to train."""
     facts: DeviceFacts
     goal: Goal
-    """What is found out while training."""
+    """The way to begin to train, and the measurements left to make while training."""
     key: str
     """Key of the measurements in ``Remembered``."""
     devices: int
@@ -100,7 +100,7 @@ class Preflight:
 
 
 def about_lines(run: RunFile) -> tuple[str, ...]:
-    """Where to read about a run and to reach its people, one line; none if it does not say."""
+    """One line with the addresses of a run's page and people; no line if its file names none."""
     told = {"": run.homepage, "contact ": run.contact, "discussion ": run.discussion}
     parts = [f"{what}{where}" for what, where in told.items() if where]
     return (f"About    {'   '.join(parts)}",) if parts else ()

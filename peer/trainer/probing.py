@@ -24,7 +24,7 @@ class Meter:
         self._size = size
         self._engine, self._device = engine, engine.device
         self.probe: Probe | None = None
-        """What was measured; ``None`` if the block has failed."""
+        """The measurement; ``None`` if the block has failed."""
 
     def __enter__(self) -> None:
         self._memory = _MemoryMeter(self._device)

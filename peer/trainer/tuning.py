@@ -59,7 +59,7 @@ class Tuner:
 
     @property
     def text(self) -> str | None:
-        """What is being prepared, in words; ``None`` if nothing is left to find out."""
+        """The current preparation, in words; ``None`` if nothing is left to find out."""
         if self._done:
             return None
         if self._code is None:

@@ -61,7 +61,7 @@ class Architecture:
     attention_norm: str = "input_layernorm"
     mlp_norm: str = "post_attention_layernorm"
     is_gemma: bool = False
-    """Whether embeddings are multiplied by sqrt(width) and the weights of norms by 1 + w."""
+    """True if embeddings are multiplied by sqrt(width) and the weights of norms by 1 + w."""
 
 
 def architecture_of(shape: GptModel) -> Architecture:

@@ -1,4 +1,4 @@
-"""What is known of a run beside its parameters: who took part, and its held-out losses.
+"""Facts of a run beside its parameters: who took part, and its held-out losses.
 
 A name that a peer was given by default has a part of its machine's name in it, and nobody agreed
 to have it published: such peers are counted.
@@ -33,7 +33,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Beside what a run file and its parameters say."""
+    """Facts of a run that neither its run file nor its parameters contain."""
 
     names: tuple[str, ...] = ()
     """Chosen names of peers whose work is in the parameters, sorted."""
@@ -44,7 +44,7 @@ class Facts:
 
 
 def facts_in_folder(folder: Path, outer: OuterState) -> Facts:
-    """What the event log in a peer's folder knows."""
+    """The facts in the event log of a peer's folder."""
     names: dict[str, str] = {}
     measured: dict[int, Measured] = {}
     for event in read_events(folder / EVENTS):
@@ -64,7 +64,7 @@ def _measured(event: Mapping[str, object]) -> Measured | None:
 
 
 def facts_of_peers(seen: RunStatus, outer: OuterState) -> Facts:
-    """What the peers that are on line say."""
+    """The facts that peers on line report."""
     names = {peer.peer: peer.name for peer in seen.peers}
     names |= {peer: silent.name for peer, silent in seen.silent.items()}
     newest = seen.held_out
@@ -84,7 +84,7 @@ def _facts(outer: OuterState, names: Mapping[str, str], measured: Iterable[Measu
 
 
 def spread(measured: tuple[Measured, ...], count: int = MEASURED_MAX) -> tuple[Measured, ...]:
-    """At most ``count`` of them, evenly, the first and the newest among them."""
+    """Return at most ``count`` measurements, evenly spaced, with the first and the newest."""
     if len(measured) <= count:
         return measured
     last = len(measured) - 1

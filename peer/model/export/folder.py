@@ -60,7 +60,7 @@ class OwnModel(PeerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """What is written."""
+    """The contents of an export."""
 
     outer: OuterState
     facts: Facts = field(default_factory=Facts)

@@ -125,7 +125,7 @@ def _count(recipe: HfModel) -> _Answer:
 
 
 def ran_out_of_memory(error: Exception) -> bool:
-    """Whether an error of building a model is one of the forms that a failed allocation takes."""
+    """Return whether an error was raised because memory could not be allocated."""
     if isinstance(error, OSError):  # of a system call, such as reading a folder to import from
         return error.errno == errno.ENOMEM
     # An extension whose allocation failed may return without having set an exception.

@@ -28,7 +28,7 @@ class Codec(Protocol):
     end: int | None
     """The token that ends a document."""
     is_chat: bool
-    """Whether ``messages`` may be called."""
+    """True if ``messages`` may be called."""
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, without special ones."""
