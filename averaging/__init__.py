@@ -8,6 +8,7 @@ files or torch, and it imports nothing of ``peer``.
 - ``numbers``: fragments as vectors and bytes, and the arithmetic of a round.
 - ``history``: lineages, comparing two peers' states, and replaying rounds that were missed.
 - ``rules``: a run's decisions about its rounds, each a function of views, settings and the time.
+- ``audit``: finding a member that lies in the arithmetic, and proving it.
 - ``round``: the round machine, which decides what one peer does in the rounds of one fragment.
 - ``live``: carries the machine's effects out over a host, with asyncio and threads.
 - ``simulated``: carries the same effects out in virtual time.

@@ -38,6 +38,9 @@ LINKS_MAX = 32
 FAILED_MAX = 16
 CODECS_MAX = 16
 
+DIRECTIVE_MAX_BYTES = 8 << 10
+"""Largest directive of the run's owner that a message carries."""
+
 Digest: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Topic: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Peer: TypeAlias = Annotated[PeerId, Meta(min_length=1, max_length=64)]
@@ -59,6 +62,8 @@ Votes: TypeAlias = Annotated[tuple[tuple[Index, Signature], ...], Meta(max_lengt
 """Signatures of members under the same ``vote``, with their indices in the roster."""
 Signatures: TypeAlias = Annotated[tuple[tuple[Peer, Signature], ...], Meta(max_length=ROSTER_MAX)]
 """Signatures of peers under the same ``link_claim``."""
+ShortName: TypeAlias = Annotated[bytes, Meta(min_length=8, max_length=8)]
+"""A peer that the receiver knows, by ``short_name``: a seventh of the bytes of its name."""
 
 
 class BadMessage(ValueError):
@@ -110,6 +115,13 @@ class Head(_Part, frozen=True):
     """Signatures of peers that have stood on the newest link; enough of them certify it."""
 
 
+class Stamp(_Part, frozen=True):
+    """The directive of the run's owner that a leader follows: its number, and its digest."""
+
+    number: Annotated[int, Meta(ge=1, le=2**32)]
+    digest: Topic
+
+
 class Entry(_Part, frozen=True):
     """One member of a roster, as its ``Join`` described it. Its index is its rank."""
 
@@ -134,6 +146,7 @@ class Entry(_Part, frozen=True):
     site: SitePass | None = None
     signature: Signature = b""
     """The member's, under ``claim_in`` the commit."""
+    level: Index = 0
 
     def __post_init__(self) -> None:
         check_incarnation(self.incarnation)
@@ -185,6 +198,11 @@ class Commit(_Part, frozen=True, kw_only=True):
     """
     codec_down: Name | None = None
     """Codec of merged displacements, if it is not that of uploads. Left out of the bytes, too."""
+    level: Index = 0
+    """Number of its level among the run's (``averaging.rules.line_levels``): its codecs, and the
+    cycle after it. Left out of the bytes if it is the first."""
+    directive: Stamp | None = None
+    """The owner's directive that all members follow (``averaging.rules.orders``); left out, too."""
 
     def __post_init__(self) -> None:
         check_incarnation(self.leader_incarnation, name="leader_incarnation")
@@ -199,6 +217,11 @@ class Commit(_Part, frozen=True, kw_only=True):
             if entry.peer == peer:
                 return index
         return None
+
+    @property
+    def displacement_codec(self) -> str:
+        """The codec of uploaded displacements, without those of a meld's states."""
+        return self.codec.partition("/")[0]
 
     @property
     def codecs(self) -> tuple[str, str]:
@@ -244,6 +267,8 @@ class Join(_Message, frozen=True):
     bytes_per_s: BytesPerSecond
     reachable: bool
     codecs: Annotated[tuple[Name, ...], Meta(max_length=CODECS_MAX)]
+    level: Index = 0
+    """Number of the first of the run's levels that the member's line carries."""
     failed: Annotated[tuple[Peer, ...], Meta(max_length=FAILED_MAX)] = ()
     """Leaders of higher rank that did not answer this member."""
     site: SitePass | None = None
@@ -318,11 +343,20 @@ class Refused(_Message, frozen=True):
     """True if the sender has yet to fetch the member's version: the next in rank may lead."""
 
 
+class ParentCertificate(_Part, frozen=True):
+    """Signatures under a parent of a commit (``link_claim``) by peers that stand on it."""
+
+    parent: Index
+    signatures: Annotated[tuple[tuple[ShortName, Signature], ...], Meta(max_length=ROSTER_MAX)]
+
+
 class Committed(_Message, frozen=True):
     """The signed commit, to every member and reducer."""
 
     commit: Annotated[bytes, Meta(max_length=MESSAGE_MAX_BYTES - 1024)]
     signature: Signature
+    certificates: Annotated[tuple[ParentCertificate, ...], Meta(max_length=ROSTER_MAX)] = ()
+    """Those of the parents that the receiver does not stand on (``averaging.round.parents``)."""
 
 
 class Declined(_Message, frozen=True):
@@ -359,6 +393,8 @@ class Closed(_Message, frozen=True):
 
     version: Count
     round: Digest
+    level: Index = 0
+    """Level of the round: the next one is a cycle of that level away."""
 
 
 class Finished(_Message, frozen=True):
@@ -445,6 +481,8 @@ class Propose(_Message, frozen=True):
     round: Digest
     ballot: Ballot
     seal: Indices
+    signature: Signature = b""
+    """Under ``vote``: a coordinator that proposes two seals in one ballot convicts itself."""
 
 
 class Accepted(_Message, frozen=True):
@@ -494,6 +532,20 @@ class Bits(_Message, frozen=True):
     digest: Digest
 
 
+class Accused(_Message, frozen=True):
+    """Notice that the sender has a proof against a peer, by which it has banned it. Whoever has not
+    asks for it (``averaging.live.auditing``). The fragment means nothing."""
+
+    proof: Digest
+    peer: Peer
+
+
+class Directed(_Message, frozen=True):
+    """The newest directive of the run's owner that the sender knows."""
+
+    directive: Annotated[bytes, Meta(max_length=DIRECTIVE_MAX_BYTES)]
+
+
 Message: TypeAlias = (
     Join
     | Noted
@@ -524,6 +576,8 @@ Message: TypeAlias = (
     | Forsworn
     | Ask
     | Bits
+    | Accused
+    | Directed
 )
 
 OWN = "own"
@@ -565,6 +619,7 @@ class Claim(_Part, frozen=True, kw_only=True):
     bytes_per_s: BytesPerSecond
     reachable: bool
     site: SitePass | None
+    level: Index
 
 
 _T = TypeVar("_T")
@@ -594,7 +649,7 @@ def decode(data: bytes) -> Message:
 def encode_commit(commit: Commit) -> bytes:
     """Return the bytes that are signed, and whose digest names the round."""
     fields = list(msgspec.structs.astuple(commit))
-    for missing in (None, ()):  # the last fields are newer than the first peers
+    for missing in (None, 0, None, ()):  # the last fields are newer than the first peers
         if fields[-1] != missing:
             break
         del fields[-1]
@@ -638,6 +693,7 @@ def claim_of(join: Join, leader: PeerId) -> bytes:
             bytes_per_s=join.bytes_per_s,
             reachable=join.reachable,
             site=join.site,
+            level=join.level,
         )
     )
 
@@ -661,6 +717,7 @@ def claim_in(commit: Commit, entry: Entry) -> bytes:
             bytes_per_s=entry.bytes_per_s,
             reachable=entry.reachable,
             site=entry.site,
+            level=entry.level,
         )
     )
 
@@ -683,6 +740,13 @@ def link_claim(topic: bytes, fragment: int, link: Link) -> bytes:
     """Return what a peer signs that stands on this version of a fragment."""
     said = (topic, fragment, link.version, link.lineage, link.tokens)
     return b"shoal link 1 " + _encoder.encode(said)
+
+
+@lru_cache(maxsize=1 << 14)
+def short_name(peer: PeerId) -> bytes:
+    """Return the first bytes of the hash of a peer's name. Nobody can make a name that has those
+    of another peer; who has two names of its own that are alike only hides one of them."""
+    return blake3.blake3(peer.encode()).digest(length=8)
 
 
 def encode_signatures(signatures: Signatures) -> bytes:

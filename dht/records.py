@@ -54,7 +54,7 @@ KEY_MAX_BYTES = 256 * 1024
 
 SEALED_MAX_BYTES = RUN_RECORD_MAX_BYTES
 CREDENTIAL_MAX_BYTES = 320
-DIRECTIVE_MAX_BYTES = 3600
+DIRECTIVE_MAX_BYTES = 5600
 DIRECTIVES_MAX = 4
 """Limit of directives known of one run: the owner's, and those of a few delegates."""
 

@@ -11,6 +11,7 @@ compare). A state is the numbers and their history (``state``).
 - ``standing``: comparing histories, and the history after a round.
 - ``replay rewind``: applying rounds that are over, and going back along them.
 - ``manifest``: describing a state before its bytes are fetched.
+- ``attested``: states that the run's owner attests, and those that a rollback makes of them.
 - ``audit``: checking that equal lineages have equal bits.
 
 Versions may not be compared across lineages; merged tokens may. Nothing here sends a message or

@@ -27,6 +27,8 @@ _MERGE = "shoal 2026-11 lineage of a round"
 
 _FOLD = "shoal 2026-11 lineage of a fold"
 
+_ROLLBACK = "shoal 2026-11 lineage of a rollback"
+
 _STATE = "shoal 2026-11 lineage of a state"
 
 _SEAL = "shoal 2026-11 seal"
@@ -78,6 +80,11 @@ def after_fold(parent: Lineage, peer: PeerId, incarnation: int, mark: int) -> by
     return _digest(
         _FOLD, [parent, peer.encode(), encoded_number(incarnation), encoded_number(mark)]
     )
+
+
+def after_rollback(parent: Lineage, directive: int) -> bytes:
+    """Return the history after the owner's directive with this number took the run back there."""
+    return _digest(_ROLLBACK, [parent, encoded_number(directive)])
 
 
 def seal_digest(contributors: Sequence[int]) -> bytes:

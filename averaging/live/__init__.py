@@ -8,6 +8,7 @@ Start reading at ``averager`` (one per run and peer: timers, turns, incoming mes
 ``fragment`` (one per fragment: carries out effects one by one).
 
 - ``exchange``, ``parts``, ``uploading``, ``reducing``, ``bundling``: the bytes of one round
+- ``auditing``, ``evidence``: claims about slices, audits, and proofs that a peer has lied
 - ``following``: states that others made; ``fetcher`` and ``fetch_server`` move them
 - ``links``, ``bulk``: small messages, and streams of slices
 - ``buffers``, ``threads``: memory that is used again, and processor time beside the event loop

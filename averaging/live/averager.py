@@ -18,13 +18,18 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from contextlib import asynccontextmanager
 from typing import Any
 
+from multiaddr import Multiaddr
+
 from averaging import messages as said
+from averaging.audit.proofs import Court, Guilty, Proof
 from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
+from averaging.live.auditing import Auditing
 from averaging.live.buffers import Arena
 from averaging.live.bulk import Bulk
+from averaging.live.evidence import Uploads
 from averaging.live.fair_shares import ByteBudget
 from averaging.live.fetch_server import FetchServer
 from averaging.live.fetcher import Fetcher
@@ -41,7 +46,7 @@ from averaging.live.settings import (
     topic_of,
 )
 from averaging.live.threads import Threads
-from averaging.messages import BadMessage, Head, Signatures
+from averaging.messages import BadMessage, Head, Link, Message, Signatures
 from averaging.round.catching_up import UnreliableSources
 from averaging.round.effects import refusal
 from averaging.round.inputs import (
@@ -50,9 +55,11 @@ from averaging.round.inputs import (
     FoldWhenAlone,
     GatherEverybody,
     GiveWay,
+    Input,
     Leave,
     LineMeasured,
     LinkLost,
+    OrdersChanged,
     PeerSilent,
     ReachabilityChanged,
     Received,
@@ -62,10 +69,12 @@ from averaging.round.inputs import (
 from averaging.round.phase import Phase
 from averaging.round.silence import LastHeard
 from averaging.round.turns import NO_PLACE, Turns, holder_that_gives_way
+from averaging.rules.line_levels import Level, Need
 from averaging.rules.line_pace import exchanges_at_once
+from averaging.rules.orders import RoundOrders
 from averaging.rules.probation import Probation
 from dht.host import Host
-from dht.identity import PeerId
+from dht.identity import PeerId, verify
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +106,7 @@ class Averager:
         self.me = me
         self.layout = terms.layout
         self.policy = terms.policy
+        self.book = terms.book
         self.settings = settings or AveragerSettings()
         self.life = me.life
         self.reachable = me.reachable
@@ -105,9 +115,13 @@ class Averager:
         self.keeps = me.keeps or port is not None
         self._line_max = around.line_max
         self._may_train = around.may_train
+        self._take_directive = around.take_directive
         self._on_event = around.on_event
         self.begins_from = around.begins_from
-        self.topic = topic_of(terms.run, terms.layout)
+        self.draw_bits = around.draw_bits
+        self._run_id = terms.run
+        self.topic = topic_of(terms.run, terms.layout, around.rollback)
+        self.keep_state = around.keep_state
         self.threads = Threads(self.settings.threads)
         # Enough for what one round of the largest fragment lets go: an old theta, three payloads.
         largest = max(fragment.size for fragment in terms.layout.fragments)
@@ -122,6 +136,18 @@ class Averager:
             addresses=around.addresses,
             prefers=self.is_established,
         )
+        self.audits = Auditing(
+            host,
+            terms.run,
+            self,
+            Court(self.topic, terms.layout, verify),
+            rate=terms.policy.audit_rate,
+            sign=me.identity.sign,
+            threads=self.threads,
+            settings=self.settings.audit,
+        )
+        self._on_proof = around.on_proof
+        self._kept_proofs = around.proofs
         outside = self.settings.outside_bytes_max
         self.workshop = Workshop(
             me=host.peer_id,
@@ -130,6 +156,8 @@ class Averager:
             arena=self.arena,
             outside=ByteBudget(outside if port is None else min(outside, 8 * largest)),
             norm_ratio_max=self.settings.norm_ratio_max,
+            sign=me.identity.sign,
+            heard_claim=self.audits.sees_claim,
             spawn=self.spawn,
         )
         self._server = FetchServer(
@@ -151,7 +179,9 @@ class Averager:
         self._works = [FragmentWork(self, index) for index in range(len(terms.layout.fragments))]
         self._last_heard = LastHeard()
         self.sources = UnreliableSources(terms.policy)
-        self.probation = Probation(terms.policy.probation, trusted=around.trusted)
+        self.probation = Probation(
+            terms.policy.probation, trusted=around.trusted, struck=self.audits.strikes.is_out
+        )
         self._turns = Turns()
         self._catching = asyncio.Semaphore(self.settings.catching_max)
         self._catching_slowly = asyncio.Lock()
@@ -202,6 +232,17 @@ class Averager:
         machines = (work.machine for work in self._works)
         return tuple(None if machine is None else machine.phase for machine in machines)
 
+    def level(self) -> tuple[Level, Need] | None:
+        """The level with the longest cycle of any fragment, and what the own line needs.
+
+        ``None`` where the run fixes both, and before there is a machine.
+        """
+        paces = [work.machine.pace for work in self._works if work.machine is not None]
+        if not paces or len(self.policy.levels) == 1:
+            return None
+        longest = max((pace.level for pace in paces), key=lambda level: level.cycle_steps)
+        return longest, max((pace.need for pace in paces), key=lambda need: need.level)
+
     @property
     def rounds_kept(self) -> int:
         """Rounds of which uploads and merged slices are kept, in case somebody needs them."""
@@ -216,14 +257,13 @@ class Averager:
         total.update(self.transport.counters)
         total.update(self.fetcher.counters)
         total.update(self._server.counters)
+        total.update(self.audits.counters)
         return total
 
     def set_reachable(self, reachable: bool) -> None:
         """Tell the machines whether others can dial this peer: otherwise it leads nothing."""
         self.reachable = reachable
-        for work in self._works:
-            if work.machine is not None:
-                work.machine.handle(ReachabilityChanged(reachable), self.now())
+        self._tell(ReachabilityChanged(reachable))
 
     @property
     def bytes_per_s(self) -> float:
@@ -248,9 +288,13 @@ class Averager:
 
     def tell_line_speed(self) -> None:
         """Tell the line speed to the machines, which state it when they join."""
+        # Whoever calls this may be in the middle of a machine's effects.
+        asyncio.get_running_loop().call_soon(self._tell, LineMeasured(self.bytes_per_s))
+
+    def _tell(self, given: Input) -> None:
         for work in self._works:
             if work.machine is not None:
-                work.machine.handle(LineMeasured(self.bytes_per_s), self.now())
+                work.do(work.machine.handle(given, self.now()))
 
     def load(self, states: Sequence[FragmentState]) -> None:
         """Take states from a checkpoint, before ``run``."""
@@ -271,6 +315,13 @@ class Averager:
         if machine is None:
             return head
         return machine.certificates.show(head, self.now())
+
+    def believes(self, fragment: int, link: Link, signatures: Signatures) -> bool:
+        """True if a version is part of the own history, or certified by these signatures."""
+        work = self._work(fragment)
+        if work is None or work.machine is None:
+            return False
+        return work.machine.certificates.believes(link, signatures, self.now())
 
     # ``fetch.Library``
 
@@ -297,10 +348,14 @@ class Averager:
                 self._tasks = tasks
                 await self.transport.start(tasks)
                 await self._server.start()
+                await self.audits.start()
+                for proof in self._kept_proofs:
+                    self.audits.take_kept(proof)
                 for work in self._works:
                     work.start()
                 tasks.create_task(self._watch_learner(), name="watch learner")
                 tasks.create_task(self._look_after_links(), name="look after links")
+                tasks.create_task(self.audits.spread_for_ever(), name="spread proofs")
                 self.set_timer()
                 try:
                     await asyncio.Event().wait()
@@ -489,6 +544,39 @@ class Averager:
         logger.warning("not_a_commit peer=%s fragment=%d reason=%s", peer, fragment, reason)
         self.event("not_a_commit", peer=peer, reason=reason, fragment=fragment)
 
+    # Audits
+
+    @property
+    def others(self) -> tuple[PeerId, ...]:
+        """The live peers in view."""
+        now, me = self.now(), self.life.peer
+        return tuple(
+            sorted(peer for peer, seen in self.view.items() if peer != me and seen.is_live(now))
+        )
+
+    def uploads_of(self, round_id: bytes) -> Uploads | None:
+        for work in self._works:
+            if round_id in work.exchanges:
+                return work.exchanges[round_id].parts.uploads
+        return None
+
+    def send(self, peer: PeerId, message: Message) -> None:
+        self.transport.send(peer, said.encode(message))
+
+    def addresses_of(self, peer: PeerId) -> Sequence[Multiaddr]:
+        return self.fetcher.addresses(peer)
+
+    def moved(self, *, sent: int = 0, received: int = 0) -> None:
+        """Count bytes of audits."""
+        self.stats.sent_bytes += sent
+        self.stats.received_bytes += received
+        self.stats.audit_bytes += sent + received
+
+    def convict(self, guilty: Guilty, proof: Proof) -> None:
+        """A peer is proved to have lied: what it says counts no more, and it is as good as gone."""
+        self._on_proof(guilty.peer, guilty.what, proof)
+        asyncio.get_running_loop().call_soon(self._tell_lost, guilty.peer, guilty.what)
+
     # Time
 
     def set_timer(self) -> None:
@@ -530,15 +618,11 @@ class Averager:
 
     def answer_every_call(self) -> None:
         """Join every leader that calls from now on, however little there is to offer."""
-        for work in self._works:
-            if work.machine is not None:
-                work.machine.handle(AnswerEveryCall(), self.now())
+        self._tell(AnswerEveryCall())
 
     def fold_when_alone(self) -> None:
         """Make the learner's pending work part of the state now, if nobody else trains."""
-        for work in self._works:
-            if work.machine is not None:
-                work.machine.handle(FoldWhenAlone(), self.now())
+        self._tell(FoldWhenAlone())
         self.make_due(range(len(self._works)))
 
     def gather_everybody(self) -> None:
@@ -546,9 +630,14 @@ class Averager:
 
         A swarm of several groups ends in agreement that way: its lineages are mixed in one round.
         """
+        self._tell(GatherEverybody())
+
+    def follow(self, orders: RoundOrders) -> None:
+        """Follow the newest directive of the run's owner from now on."""
+        self.book.orders = orders
         for work in self._works:
             if work.machine is not None:
-                work.machine.handle(GatherEverybody(), self.now())
+                work.do(work.machine.handle(OrdersChanged(), self.now()))
 
     async def states_of(self, source: PeerId) -> tuple[FragmentState, ...]:
         """Every fragment's state at one peer, for ``replace_states``. Raises ``FetchFailed``."""
@@ -562,6 +651,17 @@ class Averager:
         """
         for state in states:
             await self._works[state.fragment].following.replace(state, reason=reason)
+
+    async def begin_again(
+        self, states: Sequence[FragmentState | None], *, rollback: int, reason: str
+    ) -> None:
+        """Go on from these states, as a rollback orders; ``None``: fetch it from others.
+
+        Nothing of the rounds before counts any more. What the learner has not merged is given up.
+        """
+        self.topic = topic_of(self._run_id, self.layout, rollback)
+        for work in self._works:
+            await work.begin_again(states[work.index], reason=reason)
 
     def make_due(self, fragments: Iterable[int]) -> None:
         """Make these fragments due now. Rounds that are under way go on."""
@@ -593,18 +693,29 @@ class Averager:
     # What comes in
 
     def _heard(self, peer: PeerId, data: bytes) -> None:
+        if peer in self.audits.convicted:
+            return
         self._last_heard.heard(peer, self.now())
         try:
             message = said.decode(data)
         except BadMessage as error:
             self.blame(peer, "bad_message", str(error))
             return
+        if isinstance(message, said.Accused):
+            self.audits.heard_of(peer, message)
+            return
+        self.audits.sees(peer, message)
         work = self._work(message.fragment)
         if work is None:
             self.blame(peer, "unknown_fragment", f"fragment {message.fragment}")
             return
         if isinstance(message, said.Join) and not self._may_train(peer):
             self.blame(peer, "join_of_a_keeper", "the run admits it as a keeper only")
+        elif isinstance(message, said.Directed):
+            answers = not self._take_directive(message.directive)
+            if answers and self.book.may_answer(peer, self.now()):
+                answer = said.Directed(message.fragment, self.book.orders.encoded)
+                self.transport.send(peer, said.encode(answer))
         elif isinstance(message, said.Bits):
             work.following.heard_bits(peer, message)
         elif work.machine is not None:
@@ -649,6 +760,10 @@ class Averager:
             self.blame(peer, "bad_opening", str(error))
             await bulk.refuse(str(error))
             return
+        if peer in self.audits.convicted:
+            await bulk.refuse("you are banned: you " + self.audits.convicted[peer])
+            return
+        self.audits.sees_commit(opening.commit, opening.signature)
         work = self._work(opening.fragment)
         if work is None or work.machine is None:
             self.blame(peer, "unknown_fragment", f"fragment {opening.fragment}")

@@ -71,7 +71,8 @@ class Bulk:
 
     The opener sends its bytes with ``send``, waits with ``granted`` and reads
     the answer with ``receive_into``; the other side reads, calls ``received``, then ``grant``
-    or ``refuse``, and sends its own. ``finish`` and ``finished`` end it.
+    or ``refuse``, and sends its own. ``finish`` and ``finished`` end it. Behind the bytes of either
+    side goes a frame with the claim of the peer that made them (``averaging.audit.claims``).
     """
 
     def __init__(

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import blake3
+
+from averaging.audit.claims import Claim
 from averaging.history.parent_maps import ParentMap
 from averaging.live.buffers import Growing
 from averaging.live.parts import Parts
@@ -19,6 +23,14 @@ from averaging.numbers.codec import Scratch
 from averaging.round.reducer import Length
 from averaging.round.traffic import BundleRoster
 from averaging.rules.weights import weights_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rider:
+    """One rider's upload of one slice."""
+
+    data: memoryview
+    claim: Claim
 
 
 class Bundling:
@@ -33,7 +45,7 @@ class Bundling:
         self.roster = BundleRoster(parts.entry, riders, slices, norm_ratio_max=norm_ratio_max)
         self.decided = asyncio.Event()
         self._settled = asyncio.Event()
-        self._data: dict[tuple[int, int], memoryview] = {}
+        self._data: dict[tuple[int, int], Rider] = {}
         """Uploaded slices by rider and slice index."""
         self._maps: dict[int, dict[int, ParentMap]] = {}
         """Merged maps by rider, as they came with slice 0 where states travel."""
@@ -45,7 +57,7 @@ class Bundling:
         self,
         rider: int,
         index: int,
-        data: memoryview,
+        data: Rider,
         maps: dict[int, ParentMap] | None,
         length: Length | None,
     ) -> None:
@@ -90,20 +102,38 @@ class Bundling:
         parts, threads = self.parts, self.parts.threads
         inside = sorted([self._entry, *(self.roster.inside or ())])
         weights = weights_of(parts.commit, inside)
+        evidence = parts.evidence
         for index, growing in enumerate(own):
             for chunk, part in parts.cutting.pieces(index):
                 while growing.filled < part.stop:
                     await growing.beyond(growing.filled)
                 pieces = [
-                    (growing.data if member == self._entry else self._data[member, index])[part]
+                    (growing.data if member == self._entry else self._data[member, index].data)[
+                        part
+                    ]
                     for member in inside
                 ]
                 out = bundle[index].data[part]
-                await threads.run(
+                leaf = await threads.run(
                     _merge, parts.numbers, chunk, pieces, weights, out, threads.scratch
                 )
+                evidence.own_leaves.setdefault(index, []).append(leaf)
+                if len(evidence.own_leaves[index]) == len(parts.cutting.chunks[index]):
+                    self._claim(index, inside)
                 bundle[index].grow(part.stop)
         self._data.clear()
+
+    def _claim(self, index: int, inside: Sequence[int]) -> None:
+        """Sign the bundle's slice, with the claims of all whose work is in it."""
+        evidence = self.parts.evidence
+        sources = [
+            evidence.claim_alone(index)
+            if member == self._entry
+            else self._data[member, index].claim
+            for member in inside
+        ]
+        riders = [member for member in inside if member != self._entry]
+        evidence.claim_own(index, riders, sources if riders else ())
 
 
 def _merge(
@@ -113,8 +143,10 @@ def _merge(
     weights: Sequence[float],
     out: memoryview,
     scratch: Callable[[], Scratch],
-) -> None:
+) -> bytes:
+    """Fill a piece of the bundle. Returns its digest."""
     if len(pieces) == 1:
         out[:] = pieces[0]  # nobody else came: it is not encoded a second time
     else:
         numbers.merge(chunk, pieces, weights, out, scratch(), again=True)
+    return blake3.blake3(out).digest()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
+import blake3
 import numpy as np
 
 from averaging.errors import NotFinite
@@ -136,7 +137,7 @@ class Exchange:
         into = own
         if self._bundling is not None:
             # The own contribution is encoded for the bundle, and the bundle is what is sent.
-            into = self._room()
+            into = parts.alone = self._room()
             parts.start(self._bundle(self._bundling, into), "bundle")
         self._feedback = feedback
         self._encoding = parts.start(self._encode(base, values, into, own), "encode")
@@ -202,6 +203,9 @@ class Exchange:
         own: Growing,
         say: Callable[[int], None],
     ) -> None:
+        evidence = self.parts.evidence
+        kept = evidence.own_leaves if self._bundling is None else evidence.alone_leaves
+        leaves = kept.setdefault(index, [])
         for chunk, place in self.parts.cutting.pieces(index):
             if into.lost is not None or own.lost is not None:
                 return
@@ -210,6 +214,7 @@ class Exchange:
             except NotFinite as error:
                 tensor = self.parts.cutting.tensor_at(chunk.first_unit + error.unit)
                 raise error.in_tensor(tensor) from None
+            leaves.append(blake3.blake3(into.data[place]).digest())
             say(place.stop)
 
     def _encode_chunk(

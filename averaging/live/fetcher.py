@@ -95,8 +95,7 @@ _SOURCE_ERRORS = (PeerUnreachable, StreamBroken, HostClosed, BadMessage, _Refusa
 class Trust(Protocol):
     """The states that a reader takes, and the peers that it believes."""
 
-    @property
-    def holders_min(self) -> int:
+    def holders_min(self, manifest: Manifest) -> int:
         """Sources that count and must hold the same bits. A lineage is signed, its bits are not."""
         ...
 
@@ -374,17 +373,18 @@ class Fetcher:
         asked = list(dict.fromkeys(sources))[: self.settings.sources_max]
         await self._ask_all(asked, fragment, values, trust, told, reasons)
         manifest, holders = self._chosen(fragment, told, trust, reasons)
-        if sum(map(trust.counts, holders)) < trust.holders_min:
+        if sum(map(trust.counts, holders)) < trust.holders_min(manifest):
             # Each group of a large swarm has a state of its own: ask those who made this one.
             signers = [peer for peer in trust.signers(manifest) if peer not in asked]
             more = signers[: self.settings.sources_max]
             await self._ask_all(more, fragment, values, trust, told, reasons)
             asked += more
             manifest, holders = self._chosen(fragment, told, trust, reasons)
-        if (count := sum(map(trust.counts, holders))) < trust.holders_min:
+        needed = trust.holders_min(manifest)
+        if (count := sum(map(trust.counts, holders))) < needed:
             for peer in holders:
                 reasons[peer] = (
-                    f"{count} of {trust.holders_min} peers that must hold the same bits of "
+                    f"{count} of {needed} peers that must hold the same bits of "
                     f"version {manifest.version}"
                 )
             raise FetchFailed(fragment, reasons)

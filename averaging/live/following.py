@@ -14,6 +14,7 @@ from functools import partial
 from averaging import messages as said
 from averaging.errors import AveragingError
 from averaging.history.adoption import Parting
+from averaging.history.attested import digest_of_pieces
 from averaging.history.audit import Audit, Minority, Others, Verdict
 from averaging.history.lineage import Lineage
 from averaging.history.manifest import Manifest
@@ -28,6 +29,7 @@ from averaging.numbers.codecs import codec_named
 from averaging.round.catching_up import fetch_timeout_s
 from averaging.round.effects import CatchUp, Rebase
 from averaging.round.inputs import CaughtUp
+from averaging.round.phase import Phase
 from averaging.round.taking_over import (
     hand_over,
     is_newer,
@@ -70,7 +72,7 @@ class Following:
     async def catch_up(self, effect: CatchUp | Rebase) -> None:
         assert self._work.machine is not None
         averager = self._averager
-        before = self._work.state
+        before, machine = self._work.state, self._work.machine
         began = asked_at = averager.now()
         how = "replay"
         try:
@@ -86,9 +88,12 @@ class Following:
                 if state is None:
                     how = "state"
                     sources = self._sources(effect.source)
-                    trust = _Trust(self._work, self._is_newer)
+                    is_wanted = partial(self._is_newer, effect=effect)
+                    trust = _Trust(self._work, is_wanted)
                     state = await self._fetch_state(sources, trust, effect.source)
         except FetchFailed as error:
+            if self._work.machine is not machine:
+                return
             now = averager.now()
             held_s = now - asked_at
             if averager.sources.is_long(held_s):
@@ -97,7 +102,9 @@ class Following:
             self._work.event("catch_up_failed", reason=str(error))
             self._work.do(self._work.machine.handle(CaughtUp(None, held_s=held_s), now))
             return
-        if how == "state" and not self._is_newer(Standing.of(state)):
+        if self._work.machine is not machine:
+            return  # the run was taken back meanwhile
+        if how == "state" and not self._is_newer(Standing.of(state), effect=effect):
             self._work.event("catch_up_failed", reason="nothing newer there")
             now = averager.now()
             self._work.do(self._work.machine.handle(CaughtUp(None, held_s=now - asked_at), now))
@@ -106,6 +113,8 @@ class Following:
         parted = None
         if how == "state":
             parted = await self._parted(effect, before, state)
+            if self._work.machine is not machine:
+                return
             self._work.set_state(state)
         averager.stats.caught_up += 1
         averager.tell_line_speed()
@@ -181,13 +190,14 @@ class Following:
         line_bytes_s = self._averager.transport.down.bytes_per_s
         return fetch_timeout_s(self._averager.policy, size_bytes, line_bytes_s=line_bytes_s)
 
-    def _is_newer(self, theirs: Standing) -> bool:
+    def _is_newer(self, theirs: Standing, *, effect: CatchUp | Rebase | None = None) -> bool:
         mine, machine = self._work.state, self._work.machine
         ends = machine is not None and machine.closed_ranks
         return is_newer(
             None if mine is None else Standing.of(mine),
             theirs,
-            tokens_end=self._averager.policy.tokens_end if ends else None,
+            tokens_end=machine.tokens_end if machine is not None and ends else None,
+            effect=effect,
         )
 
     def _taken(
@@ -198,19 +208,28 @@ class Following:
         now = self._averager.now()
         presumed = self._work.machine.doubting.presumed(now)
         taken = hand_over(
-            self._work, state, before, self._averager.life, parting=parted, presumed=presumed
+            self._work,
+            state,
+            before,
+            self._averager.life,
+            parting=parted,
+            presumed=presumed,
+            earlier=self._work.earlier_tokens,
         )
+        self._work.follow(state)
         if taken.parting is not None:
             self._work.event("regained", tokens=taken.regained_tokens)
         if taken.written_off_tokens and self._averager.port is not None:
             self._work.event("written_off", tokens=taken.written_off_tokens, reason="rebased")
         self._work.do(self._work.machine.handle(CaughtUp(Standing.of(state), taken.since), now))
+        self._work.keep_if_good(state)
 
     async def _replay_to(self, effect: CatchUp, before: FragmentState) -> FragmentState | None:
         """Replay up to the lineage asked for; ``None`` when only a whole state will do."""
         averager = self._averager
+        assert self._work.machine is not None
         sizes = self._work.fragment.unit_sizes
-        down = averager.policy.of_fragment(self._work.fragment).codecs[1]
+        down = self._work.machine.policy_at(effect.version).codecs[1]
         payload_bytes = codec_named(down).encoded_size(sizes)
         needs_way = averager.port is not None and averager.port.misses_base(self._work.index)
         if not prefers_replay(effect, before, payload_bytes=payload_bytes, needs_way=needs_way):
@@ -265,11 +284,14 @@ class Following:
         scratch = self._averager.threads.scratch()
         return advance(state, entry, self._work.fragment.unit_sizes, scratch, in_place=in_place)
 
-    async def begin_from_nothing(self) -> None:
-        """Ask live peers for a first state until one has it, with a pause that grows."""
-        averager = self._averager
+    async def begin_from_nothing(self, *, gives_up: str | None = None) -> None:
+        """Ask live peers for a first state until one has it, with a pause that grows.
+
+        ``gives_up``: reason why the learner's work so far is not to be merged.
+        """
+        averager, machine = self._averager, self._work.machine
         pause_s = 1.0
-        while self._work.state is None:
+        while self._work.state is None and self._work.machine is machine:
             sources = [peer for peer in self._sources(None) if averager.begins_from(peer)]
             try:
                 if not sources:
@@ -288,9 +310,16 @@ class Following:
                 await asyncio.sleep(pause_s)
                 pause_s = min(30.0, 2 * pause_s)
                 continue
+            if self._work.machine is not machine or machine is None:
+                return  # the run was taken back meanwhile
             self._work.set_state(state)
             self._work.event("state_fetched", version=state.version)
-            self._taken(state, None)
+            if gives_up is None or averager.port is None:
+                self._taken(state, None)
+            else:
+                averager.port.discard(self._work.index, state, reason=gives_up)
+                now = averager.now()
+                self._work.do(machine.handle(CaughtUp(Standing.of(state)), now))
 
     async def look_round(self) -> None:
         """Compare standings with other peers now and then: a keeper is in no group."""
@@ -315,13 +344,23 @@ class Following:
     async def replace(self, state: FragmentState, *, reason: str) -> None:
         """Take a state of another history instead of the own one; pending work is given up."""
         averager, work = self._averager, self._work
-        assert work.machine is not None
-        await averager.until(lambda: work.is_free)
+        machine = work.machine
+        assert machine is not None
+
+        def stands_still() -> bool:
+            # A machine that joins or leads would not hear that the state is another one.
+            return work.is_free and machine.phase in (Phase.IDLE, Phase.CATCHING)
+
+        await averager.until(stands_still)
         await work.stop_encoding()
+        while not stands_still():  # it may have begun to join meanwhile
+            await averager.until(stands_still)
+            await work.stop_encoding()
         work.set_state(state)
         if averager.port is not None:
             averager.port.discard(work.index, state, reason=reason)
-        work.do(work.machine.handle(CaughtUp(Standing.of(state)), averager.now()))
+        work.follow(state)
+        work.do(machine.handle(CaughtUp(Standing.of(state)), averager.now()))
 
     # Silent divergence
 
@@ -402,8 +441,9 @@ class _Trust:
         self._machine = work.machine
         self._is_wanted = is_wanted
 
-    @property
-    def holders_min(self) -> int:
+    def holders_min(self, manifest: Manifest) -> int:
+        if self._machine.certificates.attested_digest(manifest.tip) is not None:
+            return 0  # its bits are attested with it
         return self._machine.catching_up.holders_min(self._averager.now())
 
     def counts(self, peer: PeerId) -> bool:
@@ -413,6 +453,9 @@ class _Trust:
         self._machine.certificates.hear(manifest.tip, signatures, self._averager.now())
 
     def problem(self, manifest: Manifest) -> str | None:
+        digest = self._machine.certificates.attested_digest(manifest.tip)
+        if digest is not None and digest != digest_of_pieces(manifest.digests):
+            return f"its version {manifest.version} has other bits than the run's owner attests"
         if not self._machine.catching_up.takes(manifest.tip, self._averager.now()):
             return f"too few peers that count have signed its version {manifest.version}"
         chain, merged = manifest.chain(), manifest.merged()

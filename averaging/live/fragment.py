@@ -70,6 +70,8 @@ from averaging.rules.sites import site_pass
 from averaging.rules.usual_norms import UsualNorms
 from dht.identity import PeerId, verify
 
+NUMBER_BITS = 48
+"""Bits of the random number that this peer's commits and joins begin with."""
 REDUCED_MAX = 2
 """Rounds of one fragment that were reduced for others, and are kept until they are replayed."""
 
@@ -90,6 +92,8 @@ class FragmentWork:
         self.fragment = averager.layout.fragments[index]
         self.machine: FragmentRounds | None = None
         self.state: FragmentState | None = None
+        self.earlier_tokens = 0
+        """Tokens of this peer's earlier incarnations in the state that it follows."""
         self.changing = False
         """The state's arrays are being written to: nobody else may read them now."""
         self.replay: ReplayLog | None = None
@@ -138,7 +142,14 @@ class FragmentWork:
         """Sort key: the fragments that go first when not all can."""
         return (0, self.index) if self.machine is None else rank(self.machine)
 
+    def follow(self, state: FragmentState) -> None:
+        """This peer's work is accounted for in this state from now on."""
+        life = self.averager.life
+        self.earlier_tokens = life.earlier_tokens(state.merged, self.earlier_tokens)
+
     def set_state(self, state: FragmentState) -> None:
+        if self.state is None:
+            self.follow(state)
         self.state = state
         settings, layout = self.averager.settings, self.averager.layout
         share = settings.replay_bytes_max * self.fragment.size // layout.size
@@ -152,6 +163,29 @@ class FragmentWork:
         return self._facts.usual.norm(slice(None))
 
     def start(self) -> None:
+        averager = self.averager
+        self._begin_machine()
+        if averager.keeps and averager.port is None:
+            averager.spawn(self.following.look_round(), f"look round for fragment {self.index}")
+
+    async def begin_again(self, state: FragmentState | None, *, reason: str) -> None:
+        """Go on from ``state`` with a machine that knows nothing; ``None``: fetch a first one."""
+        averager = self.averager
+        await averager.until(lambda: not (self._applying or self.changing))
+        for exchange in self.exchanges.values():
+            averager.spawn(exchange.close(), f"close exchange of fragment {self.index}")
+        self.exchanges.clear()
+        self._reduced.clear()
+        self._mine = None
+        self.state = self.replay = self.snapshot = None
+        if state is not None:
+            self.set_state(state)
+            if averager.port is not None:
+                averager.port.discard(self.index, state, reason=reason)
+        self._begin_machine(gives_up=reason)
+        self.do([])
+
+    def _begin_machine(self, *, gives_up: str | None = None) -> None:
         averager = self.averager
         port = averager.port
         identity = Identity(
@@ -167,6 +201,9 @@ class FragmentWork:
             founder=averager.me.founder,
             site=site_pass(averager.me.site, averager.me.identity.peer_id),
             norm_ratio_max=averager.settings.norm_ratio_max,
+            first_number=averager.draw_bits(NUMBER_BITS),
+            book=averager.book,
+            has_statistics=self.fragment.has_statistics,
         )
         self.machine = FragmentRounds(
             identity,
@@ -180,10 +217,25 @@ class FragmentWork:
         )
         if averager.keeps and self.state is None:
             averager.spawn(
-                self.following.begin_from_nothing(), f"first state of fragment {self.index}"
+                self.following.begin_from_nothing(gives_up=gives_up),
+                f"first state of fragment {self.index}",
             )
-        if averager.keeps and port is None:
-            averager.spawn(self.following.look_round(), f"look round for fragment {self.index}")
+
+    def keep_if_good(self, state: FragmentState) -> None:
+        """Keep a state that all peers keep, for the run's owner to attest."""
+        averager = self.averager
+        if averager.keep_state is not None and not state.version % averager.settings.good_versions:
+            averager.spawn(
+                self._keep(state, averager.keep_state), f"keep a state of fragment {self.index}"
+            )
+
+    async def _keep(
+        self, state: FragmentState, keep_state: Callable[[FragmentState], None]
+    ) -> None:
+        async with self.averager.pinned():
+            if self.state is state:  # else its momentum may have moved on
+                # It writes to a disk: the threads are for work on numbers, which rounds wait for.
+                await asyncio.to_thread(keep_state, state)
 
     def _encoded_bytes(self, codec: str) -> int:
         return encoded_size(codec, self.fragment.unit_sizes)
@@ -385,7 +437,9 @@ class FragmentWork:
 
     async def _fold(self, effect: Fold) -> None:
         """Make the learner's parameters the state, as the only peer."""
-        assert self.machine is not None and self.snapshot is not None and self.state is not None
+        if self.snapshot is None or self.state is None:
+            return  # the run was taken back meanwhile
+        assert self.machine is not None
         values = self.snapshot.values.copy()
         if not np.isfinite(values).all():
             self.event("not_finite", reason="fold")
@@ -418,6 +472,7 @@ class FragmentWork:
 
     def _enter(self, effect: Enter) -> None:
         averager = self.averager
+        assert self.machine is not None
         exchange = Exchange(
             effect,
             self._facts,
@@ -445,7 +500,8 @@ class FragmentWork:
                 self.snapshot.values,
                 own_map,
                 carried=carried,
-                feedback=averager.policy.of_fragment(self.fragment).feedback,
+                feedback=effect.commit.displacement_codec
+                in self.machine.policy_at(effect.commit.version).feedback,
             )
 
     def _forget(self, round_id: bytes) -> None:
@@ -453,6 +509,7 @@ class FragmentWork:
         if self._mine == round_id:
             self._mine = None
         if exchange is not None:
+            self.averager.audits.keep(exchange.parts)
             tally = exchange.tally
             self.averager.stats.sent_bytes += tally.sent_bytes
             self.averager.stats.received_bytes += tally.received_bytes
@@ -474,6 +531,7 @@ class FragmentWork:
             self.changing = False
             averager.changed()
         self.state = state
+        self.follow(state)
         assert self.replay is not None
         if exchange.moves_states:
             self.replay.restart(state.version, state.lineage)
@@ -495,6 +553,8 @@ class FragmentWork:
         if dispersion is not None:
             self.event("melded", dispersion=dispersion)
         self.do(self.machine.handle(Applied(effect.round, merged, dispersion), averager.now()))
+        averager.audits.finished(exchange.parts, state.lineage)
+        self.keep_if_good(state)
         if state.version % averager.settings.audit_versions == 0:
             # A peer that merges without mixing has a lineage of its own: nothing to compare.
             averager.spawn(
@@ -601,9 +661,13 @@ class _Told:
         self._work.keep_reduced(self._round)
 
     def merged_arrived(
-        self, slice_index: int, digest: bytes, parents: tuple[int, ...] | None
+        self,
+        slice_index: int,
+        digest: bytes,
+        parents: tuple[int, ...] | None,
+        contributors: tuple[int, ...],
     ) -> None:
         now = self._work.averager.now()
-        arrived = MergedArrived(self._round, slice_index, digest, parents)
+        arrived = MergedArrived(self._round, slice_index, digest, parents, contributors)
         self._work.do(self._machine.handle(arrived, now))
         self._work.keep_reduced(self._round)

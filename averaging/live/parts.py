@@ -16,20 +16,30 @@ from typing import Any, Protocol
 
 import blake3
 
+from averaging.audit.claims import (
+    STATEMENT_MAX_BYTES,
+    Claim,
+    Statement,
+    claimed,
+    decode_statement,
+    digest_of_pieces,
+)
 from averaging.errors import BadPayload, BulkRefused
 from averaging.history.parent_maps import MAPS_MAX_BYTES, ParentMap, read_maps
 from averaging.live.buffers import Abandoned, Arena, Growing
 from averaging.live.bulk import Bulk
+from averaging.live.evidence import Evidence, Uploads
 from averaging.live.fair_shares import ByteBudget
 from averaging.live.links import Transport
 from averaging.live.threads import Threads
+from averaging.messages import BadMessage
 from averaging.numbers.arithmetic import numbers_of
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk, Cutting
 from averaging.numbers.layout import Fragment
 from averaging.numbers.norm_bounds import norm_at_most
 from averaging.round.effects import Enter
-from averaging.round.reducer import Length
+from averaging.round.reducer import Length, too_long
 from averaging.round.traffic import Traffic
 from averaging.rules.usual_norms import UsualNorms
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
@@ -74,9 +84,14 @@ class Outcomes(Protocol):
     def slice_merged(self, slice_index: int, digest: bytes) -> None: ...
 
     def merged_arrived(
-        self, slice_index: int, digest: bytes, parents: tuple[int, ...] | None
+        self,
+        slice_index: int,
+        digest: bytes,
+        parents: tuple[int, ...] | None,
+        contributors: tuple[int, ...],
     ) -> None:
-        """``parents``: those whose merged maps came with it, where states travel."""
+        """``parents``: those whose merged maps came with it, where states travel.
+        ``contributors``: those whose work its maker claims to have merged."""
         ...
 
 
@@ -130,6 +145,10 @@ class Workshop:
     """Memory for rounds of which this peer is neither member nor leader."""
     norm_ratio_max: float
     """An upload so many times longer than usual is left out."""
+    sign: Callable[[bytes], bytes]
+    """Signs the claims of this peer (``averaging.audit.claims``)."""
+    heard_claim: Callable[[bytes, int, Claim, bool], None]
+    """Hears each claim of others, with the encoded commit and the slice; true: it is merged."""
     spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
 
@@ -185,8 +204,15 @@ class Parts:
         self.encoded_maps = b""
         self.maps_here = asyncio.Event()
         self._here = [asyncio.Event() for _ in range(count)]
+        self.encoded_commit = enter.encoded
+        self.evidence = Evidence(enter, self.me, workshop.sign)
+        self.alone: list[Growing] | None = None
+        """A delegate's own contribution, which it merges into the bundle."""
+        self._shown: Counter[PeerId] = Counter()
+        self._heard_claim = workshop.heard_claim
         self._spawn = workshop.spawn
         self._facts = facts
+        self._norm_ratio_max = workshop.norm_ratio_max
         self._theta_norms: dict[int, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -226,6 +252,22 @@ class Parts:
                 raise BulkRefused(bulk.remote, "no room for uploads to rounds that are not mine")
             self._charged += size
         return self.arena.uninitialised(size)
+
+    @property
+    def uploads(self) -> Uploads:
+        """Evidence of this peer on the round. It may be kept when the round is over."""
+        own, alone = (
+            {i: growing.data for i, growing in enumerate(each or ()) if growing.complete}
+            for each in (self.own, self.alone)
+        )
+        return Uploads(
+            self.round, self.commit, self.cutting, self.evidence, own, alone, self._shown
+        )
+
+    def delegates(self) -> list[int]:
+        """Roster indices of other members that carry the contributions of their sites."""
+        named = {entry.delegate for entry in self.commit.members if entry.delegate is not None}
+        return sorted(named - {self.entry})
 
     @property
     def is_mix(self) -> bool:
@@ -281,6 +323,17 @@ class Parts:
             first = last
         return total
 
+    def hashing(
+        self, leaves: list[bytes], work: Callable[[Chunk, memoryview], float]
+    ) -> Callable[[Chunk, memoryview], float]:
+        """``work`` that also collects the digests of the pieces of an upload."""
+
+        def both(chunk: Chunk, data: memoryview) -> float:
+            leaves.append(blake3.blake3(data).digest())
+            return work(chunk, data)
+
+        return both
+
     def measure_chunk(self, chunk: Chunk, data: memoryview) -> float:
         self.numbers.up.check(chunk, data, self.threads.scratch())
         return self.square_chunk(chunk, data)
@@ -321,20 +374,66 @@ class Parts:
         def check(chunk: Chunk, part: memoryview) -> float:
             hasher.update(part)
             self.numbers.down.check(chunk, part, self.threads.scratch())
-            return 0.0
+            return float(self.numbers.down.squares(chunk, part).sum())
 
         arriving = Growing(data)
         checking = self.as_it_grows(index, arriving, check, merged=True)
-        await receive_behind(bulk, arriving, checking)
+        squares = await receive_behind(bulk, arriving, checking)
+        reason = await self._too_long(index, math.sqrt(squares))
+        if reason is not None:
+            raise BadPayload(self.commit.codecs[1], reason)
         if maps is not None and sent is not None:
             hasher.update(sent)
             if not self.maps:
                 self.have_maps(maps, sent)
         return hasher.digest()
 
+    async def _too_long(self, index: int, merged: float) -> str | None:
+        """The reason not to take a merged slice of this norm. The cheap bound comes first."""
+        ratio = self._norm_ratio_max
+        if self.is_mix or math.isinf(ratio):
+            return None
+        usual = self._facts.usual.norm(self.cutting.slices[index].units)
+        known = usual or 0.0
+        if known and not too_long(merged, known=known, theta=0.0, norm_ratio_max=ratio):
+            return None
+        if self.own is not None and self.own[index].complete:
+            own = await self.as_it_grows(index, self.own[index], self.square_chunk)
+            known = max(known, math.sqrt(own))
+        if usual is not None:
+            theta = await self._theta_norm(index)
+        else:  # nothing is usual yet, honest peers differ by any factor, and slices may be zero
+            norms = [await self._theta_norm(each) for each in range(len(self.cutting.slices))]
+            theta = ratio * math.hypot(*norms)
+        return too_long(merged, known=known, theta=theta, norm_ratio_max=ratio)
+
     async def receive_maps(self, bulk: Bulk, index: int) -> bytes | None:
         """The merged maps that travel ahead of this slice, if any do."""
         return await bulk.receive_frame(MAPS_MAX_BYTES) if self.traffic.has_maps(index) else None
+
+    async def take_upload_claim(
+        self, bulk: Bulk, index: int, leaves: Sequence[bytes], members: Sequence[int]
+    ) -> Claim:
+        """Receive the claim of a member, the first of ``members``, behind its upload."""
+        statement = await _statement(bulk)
+        said = claimed(statement, digest_of_pieces(leaves))
+        if (said.by, said.members) != (members[0], tuple(sorted(members))):
+            raise BadPayload(self.commit.codec, "its claim is about another upload")
+        self.evidence.check(index, said, merged=False)
+        self._heard_claim(self.encoded_commit, index, said, False)
+        return said
+
+    async def take_merged_claim(self, bulk: Bulk, index: int, digest: bytes) -> None:
+        """Receive the claim of the peer that merged a slice, behind the slice."""
+        said = claimed(await _statement(bulk), digest)
+        self.evidence.check(index, said, merged=True)
+        self._heard_claim(self.encoded_commit, index, said, True)
+        self.evidence.merged.setdefault(index, said)
+
+    def tell_merged(self, index: int, digest: bytes) -> None:
+        """Tell the round machine of a merged slice that came from another peer."""
+        contributors = self.evidence.merged[index].members
+        self.outcomes.merged_arrived(index, digest, self.map_parents(index), contributors)
 
     def have_maps(self, maps: dict[int, ParentMap], encoded: bytes) -> None:
         self.maps, self.encoded_maps = maps, encoded
@@ -349,6 +448,14 @@ class Parts:
     ) -> dict[int, ParentMap] | None:
         """The maps that came with the work of these members. Raises ``BadPayload``."""
         return None if data is None else read_maps(data, self.commit, members)
+
+
+async def _statement(bulk: Bulk) -> Statement:
+    """Receive what is said behind a slice. Raises ``BadPayload``."""
+    try:
+        return decode_statement(await bulk.receive_frame(STATEMENT_MAX_BYTES))
+    except BadMessage as error:
+        raise BadPayload("slice", str(error)) from error
 
 
 def _sum_over(

@@ -15,11 +15,12 @@ from typing import Any
 
 import blake3
 
+from averaging.audit.claims import STATEMENT_MAX_BYTES, Claim, encode_statement
 from averaging.errors import AveragingError, BadPayload, BulkRefused, NotFinite
 from averaging.history.parent_maps import ParentMap, encode_maps, parents_of
 from averaging.live.buffers import Abandoned, Growing
 from averaging.live.bulk import Bulk
-from averaging.live.bundling import Bundling
+from averaging.live.bundling import Bundling, Rider
 from averaging.live.parts import Parts, receive_behind, send_growing
 from averaging.messages import Opening
 from averaging.numbers.chunks import Chunk
@@ -52,6 +53,8 @@ class Received:
     checked: Growing | None = None
     """The part of the latest stream that is finite so far: it may be merged ahead of the seal."""
     arrived: bool = False
+    claim: Claim | None = None
+    """The sender's, about the complete upload."""
     streams: int = 0
 
 
@@ -150,6 +153,7 @@ class Reducing:
             return
         length = await parts.length(index, squares)
         received.data, received.arrived = growing.data, True
+        received.claim = parts.evidence.claim_own(index, riders)
         if index == 0:
             self._maps.update(parts.own_maps)
         parts.outcomes.upload_arrived(index, parts.me, None, length, riders=riders)
@@ -203,16 +207,19 @@ class Reducing:
         try:
             sent = await parts.receive_maps(bulk, index)
             growing = Growing(parts.room_for(bulk, size))
+            leaves: list[bytes] = []
+            measure = parts.hashing(leaves, parts.measure_chunk)
             squares = await receive_behind(
-                bulk, growing, parts.as_it_grows(index, growing, parts.measure_chunk)
+                bulk, growing, parts.as_it_grows(index, growing, measure)
             )
+            claim = await parts.take_upload_claim(bulk, index, leaves, [entry])
             maps = parts.read_maps(sent, [entry])
             length = await parts.length(index, squares)
         except BadPayload as error:
             bundling.leave_out(entry)
             parts.tally.refused[bulk.remote] = str(error)
             return
-        bundling.take(entry, index, growing.data, maps, length)
+        bundling.take(entry, index, Rider(growing.data, claim), maps, length)
 
     async def _receive_own(self, bulk: Bulk, index: int, entry: int) -> None:
         """Take an upload. A bad one is read to its end: its sender still gets the merged slice on
@@ -232,9 +239,12 @@ class Reducing:
                 await self.stop_ahead(index)  # it was reading bytes that will not be completed
             received.checked = checked = Growing(growing.data)
             self._merge_ahead(index)
-            checking = parts.as_it_grows(index, growing, parts.measure_chunk, checked)
+            leaves: list[bytes] = []
+            measure = parts.hashing(leaves, parts.measure_chunk)
+            checking = parts.as_it_grows(index, growing, measure, checked)
             squares = await receive_behind(bulk, growing, checking)
             riders = self._traffic.riders_in(index, entry)
+            claim = await parts.take_upload_claim(bulk, index, leaves, [entry, *riders])
             maps = parts.read_maps(sent, [entry, *riders])
             length = await parts.length(index, squares)
         except StreamBroken as error:
@@ -247,7 +257,7 @@ class Reducing:
         finally:
             received.streams -= 1
         if not received.arrived:
-            received.arrived = True
+            received.arrived, received.claim = True, claim
             if index in self._traffic.reduces:
                 received.data = growing.data
             self._maps.update(maps or {})
@@ -260,6 +270,7 @@ class Reducing:
         scrap = memoryview(bytearray(min(left, DISCARD_BYTES)))
         while left:
             left -= await bulk.receive_some(scrap[:left])
+        await bulk.receive_frame(STATEMENT_MAX_BYTES)
 
     def _refuse(self, index: int, entry: int, problem: str) -> None:
         """Leave an upload out, and say why to the round and, in time, to its sender."""
@@ -291,6 +302,7 @@ class Reducing:
             sent = await parts.receive_maps(bulk, index)
             data = parts.room_for(bulk, len(growing.data))
             digest = await parts.take_merged(bulk, index, data, sent)
+            await parts.take_merged_claim(bulk, index, digest)
         finally:
             self._merged_streams[index] -= 1
         await self.stop_ahead(index)
@@ -298,7 +310,7 @@ class Reducing:
             growing.data[:] = data
             growing.grow(len(data))
             parts.is_here(index)
-            parts.outcomes.merged_arrived(index, digest, parts.map_parents(index))
+            parts.tell_merged(index, digest)
         await bulk.grant()
         await bulk.finished()
 
@@ -391,11 +403,13 @@ class Reducing:
         parts = self.parts
         growing = parts.merged[index]
         contributors, weights, members = taken.carriers, taken.weights, taken.members
-        payloads = []
+        payloads, claims = [], []
         for entry in contributors:
-            data = self._received[index, entry].data
-            assert data is not None, "the machine merges what has arrived"
+            received = self._received[index, entry]
+            data, claim = received.data, received.claim
+            assert data is not None and claim is not None, "the machine merges what has arrived"
             payloads.append(data)
+            claims.append(claim)
         for (at, entry), received in self._received.items():
             if at == index and entry not in contributors:
                 received.data = received.checked = None
@@ -430,8 +444,10 @@ class Reducing:
             self._received[index, entry].data = self._received[index, entry].checked = None
         parts.tally.merged_at = asyncio.get_running_loop().time()
         making.hasher.update(maps)
+        digest = making.hasher.digest()
+        parts.evidence.claim_merged(index, inside, digest, claims)
         parts.is_here(index)
-        parts.outcomes.slice_merged(index, making.hasher.digest())
+        parts.outcomes.slice_merged(index, digest)
 
     def _merge_chunks(
         self,
@@ -475,6 +491,8 @@ class Reducing:
         if self._traffic.has_maps(index):
             await bulk.send_frame(self.parts.encoded_maps)
         await send_growing(bulk, self.parts.merged[index])
+        await self.parts.until_here(index)
+        await bulk.send_frame(encode_statement(self.parts.evidence.merged[index].statement))
         await bulk.finish()
 
 

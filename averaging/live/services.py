@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry, ReplayLog
 from averaging.history.state import FragmentState
+from averaging.live.auditing import Auditing
 from averaging.live.fetcher import Fetcher
 from averaging.live.learner_port import LearnerPort
 from averaging.live.links import Transport
@@ -26,6 +27,7 @@ from averaging.round.catching_up import UnreliableSources
 from averaging.round.effects import Effect
 from averaging.round.machine import FragmentRounds
 from averaging.round.taking_over import Learner, Life
+from averaging.rules.orders import OrderBook
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import Probation
@@ -40,6 +42,7 @@ class FragmentServices(Learner, Protocol):
     machine: FragmentRounds | None
     state: FragmentState | None
     replay: ReplayLog | None
+    earlier_tokens: int
 
     @property
     def averager(self) -> Services: ...
@@ -49,7 +52,13 @@ class FragmentServices(Learner, Protocol):
         """True if another round may begin."""
         ...
 
+    def follow(self, state: FragmentState) -> None: ...
+
     def set_state(self, state: FragmentState) -> None: ...
+
+    def keep_if_good(self, state: FragmentState) -> None:
+        """Keep a state that all peers keep, for the run's owner to attest."""
+        ...
 
     def usual_norm(self) -> float | None:
         """How far a merge usually moves the fragment; ``None``: not known yet."""
@@ -74,12 +83,15 @@ class Services(Protocol):
     life: Life
     layout: Layout
     policy: RoundPolicy
+    book: OrderBook
     settings: AveragerSettings
     stats: AveragerStats
     view: Mapping[PeerId, PeerView]
     topic: bytes
+    keep_state: Callable[[FragmentState], None] | None
     keeps: bool
     begins_from: Callable[[PeerId], bool]
+    draw_bits: Callable[[int], int]
     reachable: bool
     sources: UnreliableSources
     probation: Probation
@@ -87,6 +99,7 @@ class Services(Protocol):
     transport: Transport
     fetcher: Fetcher
     workshop: Workshop
+    audits: Auditing
 
     def catching_up(self) -> AbstractAsyncContextManager[None]:
         """A turn to fetch a fragment: few are fetched at once, and one on a slow line."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +13,16 @@ from typing import Any
 import blake3
 from multiaddr import Multiaddr
 
+from averaging.audit.proofs import Proof
+from averaging.history.state import FragmentState
+from averaging.live.auditing import AuditSettings
 from averaging.live.bulk import TransportSettings
 from averaging.live.fetch_server import FetchSettings
 from averaging.live.fetcher import FetchProgress
 from averaging.live.threads import threads_for
 from averaging.numbers.layout import Layout
 from averaging.round.taking_over import Life
+from averaging.rules.orders import OrderBook
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from dht.identity import Identity, PeerId, RunId
@@ -53,10 +58,14 @@ class AveragerSettings:
     """Fragments that are fetched at once."""
     audit_versions: int = 32
     """After every so many versions members compare the digests of what they hold."""
+    good_versions: int = 8
+    """Every so many versions a state is kept, to be attested (``averaging.history.attested``): the
+    same ones at all peers, or none of them would be at more than one."""
     look_round_s: float = 30.0
     """Interval at which a keeper compares a fragment's standing with another peer's."""
     transport: TransportSettings = field(default_factory=TransportSettings)
     fetch: FetchSettings = field(default_factory=FetchSettings)
+    audit: AuditSettings = field(default_factory=AuditSettings)
 
     def __post_init__(self) -> None:
         for name in (
@@ -66,6 +75,7 @@ class AveragerSettings:
             "kept_links",
             "catching_max",
             "audit_versions",
+            "good_versions",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is at least 1")
@@ -74,9 +84,16 @@ class AveragerSettings:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is above 0")
 
 
-def topic_of(run: RunId, layout: Layout) -> bytes:
-    """The name under which peers of one run and layout find their groups and know their rounds."""
-    return blake3.blake3(run.encode() + b"\0" + layout.hash).digest(length=16)
+def topic_of(run: RunId, layout: Layout, rollback: int = 0) -> bytes:
+    """The name under which peers of one run and layout find their groups and know their rounds.
+
+    After a rollback it is another one, so that nothing from before counts: no join, no commit and
+    no signature. ``rollback``: the number of the directive that ordered it.
+    """
+    name = run.encode() + b"\0" + layout.hash
+    if rollback:
+        name += b"\0" + rollback.to_bytes(8, "big")
+    return blake3.blake3(name).digest(length=16)
 
 
 @dataclass(slots=True)
@@ -92,6 +109,8 @@ class AveragerStats:
     caught_up: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
+    audit_bytes: int = 0
+    """The bytes of both that moved for audits."""
     blamed: Counter[PeerId] = field(default_factory=Counter)
     """Number of wrong messages and streams, by peer."""
     refused: Counter[str] = field(default_factory=Counter)
@@ -124,6 +143,8 @@ class RunTerms:
     run: RunId
     layout: Layout
     policy: RoundPolicy
+    book: OrderBook = field(default_factory=OrderBook)
+    """Orders of the run's owner; ``Averager.follow`` puts newer ones there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +166,19 @@ class Surroundings:
     trusted: Callable[[PeerId], bool] = lambda peer: False
     """True if the run's owner vouches for a peer: it is never on probation
     (``averaging.rules.probation``)."""
+    rollback: int = 0
+    """The directive that took the run back to the states it goes on from; 0: none."""
+    take_directive: Callable[[bytes], bool] = lambda directive: True
+    """Take a directive of the run's owner that another peer sent. ``False``: it is an older one
+    than this peer follows."""
+    keep_state: Callable[[FragmentState], None] | None = None
+    """Keep a state that the run's owner may attest; called in a thread. ``None``: none is kept."""
+    draw_bits: Callable[[int], int] = secrets.randbits
+    """Draws a number of so many bits that this peer has not drawn in an earlier life."""
     on_event: EventHandler = lambda event, fields: None
     """Hears every transition that a person or a log may want; must not raise and must not wait."""
     on_fetched: Callable[[FetchProgress], None] = lambda progress: None
+    proofs: Sequence[Proof] = ()
+    """Proofs against peers that this one has kept (``averaging.audit.proofs``)."""
+    on_proof: Callable[[PeerId, str, Proof], None] = lambda peer, what, proof: None
+    """Hears that a peer is proved to have lied: the owner bans it and keeps the proof."""

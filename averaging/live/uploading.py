@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from averaging import messages as said
+from averaging.audit.claims import encode_statement
 from averaging.history.parent_maps import encode_maps
 from averaging.live.bulk import Bulk
 from averaging.live.bundling import Bundling
@@ -115,9 +116,12 @@ class Uploading:
             await bulk.send_frame(own or parts.encoded_maps)
         if what == MERGED:
             await bulk.send(parts.merged[index].data)
+            await bulk.send_frame(encode_statement(parts.evidence.merged[index].statement))
             return
         assert parts.own is not None
         await send_growing(bulk, parts.own[index])
+        claim = parts.evidence.claim_own(index, parts.traffic.inside or ())
+        await bulk.send_frame(encode_statement(claim.statement))
 
     async def _read_merged(self, bulk: Bulk, index: int) -> None:
         parts = self.parts
@@ -127,7 +131,8 @@ class Uploading:
         sent = await parts.receive_maps(bulk, index)
         await self._reducing.stop_ahead(index)
         digest = await parts.take_merged(bulk, index, growing.data, sent)
+        await parts.take_merged_claim(bulk, index, digest)
         await bulk.finished()
         growing.grow(len(growing.data))
         parts.is_here(index)
-        parts.outcomes.merged_arrived(index, digest, parts.map_parents(index))
+        parts.tell_merged(index, digest)

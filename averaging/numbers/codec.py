@@ -10,6 +10,9 @@ A new codec derives from ``averaging.numbers.block_codecs.BlockCodec``, because
 
 Work is done on tiles of 512 blocks, which stay in the processor's cache. numpy releases the GIL for
 each tile, so callers divide units among threads, each with a ``Scratch`` of its own.
+
+Compiled kernels (numba 0.68) were tried for int4: on one tile in the cache they take 0.4 to 0.8 of
+the time, and on arrays of 32 MB, which rounds work on, 0.94. Memory is the limit, so numpy stays.
 """
 
 from __future__ import annotations

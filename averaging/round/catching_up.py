@@ -5,12 +5,30 @@ rebase. Fetching is the owner's, and so is the check of what was fetched.
 
 A head is followed only if it is certified (``averaging.round.certificates``). A peer that is shown
 one that is not asks the other peers where they stand. Where too few are left to certify anything,
-as when all but one of a roster have lost what they finished, nobody could ever go on: a peer that
-was in vain for ``doubt_s``, and whose own attempts fail, takes the word of one.
+as after a partition into many small sides, nobody could ever go on: a peer that was in vain for
+``doubt_s``, and whose own attempts fail, takes the word of one. A peer whose own state is certified
+never does: enough others stand with it to go on. So nobody who stops the rounds of others for long
+can replace their state. A leader that stands on what too few have signed is passed over.
 
 Two sides of comparable weight are mixed by a round that members of both join. It never comes where
 the leaders of one side hold those of the other for newcomers, and both could go on for ever. So the
 lighter side rebases as well if no mix has come for ``doubt_s`` and some rounds or attempts.
+
+**Sides that cannot judge each other stay apart**, for example two sides of a long partition with
+new members each: in a run with probation neither has seen the other's work, so no signature of the
+other side counts. Nothing that a peer sees tells such a side from one that a stranger made up, with
+as many keys, as much history and as many tokens as it likes, grown out of a true version: neither
+time nor numbers nor tokens can decide safely, and whichever rule gave way would give the run away.
+The lighter side says so every ``doubt_s`` (``stays_apart``). The run's owner can decide: peers that
+it vouches for count for everybody (``averaging.rules.probation``), and where enough of them stand
+on one side the other can judge it. Else the people of one side start their peers anew.
+
+A state under which too few have signed is in no round of several lineages
+(``averaging.round.parents``): that of a peer which was alone, or whose partners lost what they
+finished with it. A peer whose join is refused asks those for their signatures that finished its
+version with it. If there are none to be had, and its joins are refused again, it gives way to a
+certified state, however light: nobody else can ever join it. After the time of a round it goes back
+to the version before, if the others have stayed there.
 
 Every method of ``CatchingUp`` that decides returns changes (``averaging.round.transitions``).
 """
@@ -21,7 +39,14 @@ import math
 
 from averaging import messages
 from averaging.bounded_mapping import BoundedMapping
-from averaging.history.standing import Apart, IAmBehind, Standing, TheyAreBehind, relate
+from averaging.history.standing import (
+    Apart,
+    IAmBehind,
+    Standing,
+    TheyAreBehind,
+    relate,
+    tokens_of,
+)
 from averaging.messages import Head, Link
 from averaging.round.certificates import Certificates, link_of
 from averaging.round.effects import CatchUp, Note, Rebase, Send
@@ -42,6 +67,9 @@ FETCH_BASE_S = 30.0
 ATTEMPTS_IN_VAIN = 3
 """Own attempts that led to no version before the word of one peer is taken, if nothing else is
 heard for ``doubt_s``."""
+REFUSALS_MIN = 2
+"""Joins of a peer with too few signatures that are refused before it gives its state up: after the
+first it asks for more."""
 TRANSFERS_AT_ONCE = 4
 """Transfers that share the line with that of a state: another state, and rounds."""
 
@@ -100,9 +128,9 @@ class UnreliableSources:
         self._until.pop(source, None)
 
 
-def final_tokens(policy: RoundPolicy, situation: Situation) -> int | None:
+def final_tokens(situation: Situation) -> int | None:
     """The run's tokens, once a state that has them is final: when ranks are closed."""
-    return policy.tokens_end if situation.closed_ranks else None
+    return situation.tokens_end if situation.closed_ranks else None
 
 
 def one_gives_way(mine: Head, theirs: Head, tokens_end: int | None) -> bool:
@@ -140,11 +168,16 @@ class CatchingUp:
         "_parted",
         "_peers",
         "_policy",
+        "_refusals",
+        "_refused_at",
         "_rounds_apart",
         "_source",
         "_sources",
+        "_told_apart_at",
         "_uncertified_since",
         "began_at",
+        "fellows",
+        "shows_all",
     )
 
     def __init__(
@@ -176,6 +209,17 @@ class CatchingUp:
         """... and the own rounds since, with those that failed."""
         self._in_vain = 0
         """Own attempts since then that led to no version."""
+        self._told_apart_at = -math.inf
+        """When this peer last said that it stays apart from a side that it cannot judge."""
+        self.fellows: tuple[PeerId, ...] = ()
+        """The members of the round that made the version that this peer stands on, if it was one
+        of them."""
+        self.shows_all = False
+        """True if others stand elsewhere: joins show all signatures under the own standing."""
+        self._refusals = 0
+        """Joins that were refused since this peer stands here, ..."""
+        self._refused_at = math.inf
+        """... and when the first of them was."""
 
     def __repr__(self) -> str:
         return f"CatchingUp({self._id.me}, source={self._source})"
@@ -226,10 +270,15 @@ class CatchingUp:
         relation = relate(mine, standing.chain, theirs)
         if isinstance(relation, Apart) and relation.founded_apart:
             return founded_apart(self._id.fragment, source, mine, relation, theirs)
-        if isinstance(relation, Apart) and one_gives_way(
-            mine, theirs, final_tokens(self._policy, situation)
-        ):
+        if isinstance(relation, Apart) and one_gives_way(mine, theirs, final_tokens(situation)):
             return self.settle_final_state(source, mine, relation, theirs, situation, now)
+        if isinstance(relation, Apart):
+            self._meet(relation, now)
+            if self._gives_way_unproven(theirs, now):
+                return self._rebase(source, mine, theirs, relation, situation, now, gives_way=True)
+        if isinstance(relation, TheyAreBehind) and self._goes_back(theirs, now):
+            back = Apart(theirs.version, tokens_of(theirs), tokens_of(mine) - tokens_of(theirs), 0)
+            return self._rebase(source, mine, theirs, back, situation, now, gives_way=True)
         splits = not situation.closed_ranks and self._peers.has_several_groups(now)
         if not situation.in_doubt and splits and meets(relation, mine, theirs):
             return []
@@ -263,7 +312,7 @@ class CatchingUp:
         now: float,
     ) -> Changes:
         """One of two peers takes the other's state, which is final (``one_gives_way``)."""
-        tokens_end = self._policy.tokens_end
+        tokens_end = situation.tokens_end
         assert tokens_end is not None
         if not final_mix.gives_way(mine, theirs, tokens_end):
             return [Send(source, messages.Compare(self._id.fragment, mine))]
@@ -284,6 +333,61 @@ class CatchingUp:
         self._uncertified_since = None
         self._in_vain = 0
         self._rounds_apart += 1
+        self._refusals = 0
+        self._refused_at = math.inf
+        self.shows_all = False
+        self.fellows = ()
+
+    def joins(self, parent: Link, now: float) -> bool:
+        """True if this peer may be in a round that continues this link of other members."""
+        return self._certificates.holds(parent, now, by_one=self._is_stuck(now))
+
+    def met_unproven(self, now: float) -> None:
+        """Somebody stands on a link under which too few have signed."""
+        if self._uncertified_since is None:
+            self._uncertified_since = now
+
+    def refused(self, situation: Situation, now: float) -> Changes:
+        """A leader refused this peer's join: it may not know the state that this peer stands on."""
+        self.shows_all = True
+        self._refusals += 1
+        self._refused_at = min(now, self._refused_at)
+        standing = situation.standing
+        if standing is None or self._certificates.is_proven(now):
+            return []
+        compare = messages.Compare(self._id.fragment, standing.head())
+        others = [peer for peer in self.fellows if peer != self._id.me]
+        return [
+            Note("asks_for_signatures", {"peers": len(others)}),
+            *(Send(peer, compare) for peer in others),
+        ]
+
+    def _gives_way_unproven(self, theirs: Head, now: float) -> bool:
+        """True if no round takes this peer's state in, and the other one is certified."""
+        if self._refusals < REFUSALS_MIN or self._certificates.is_proven(now):
+            return False
+        return self._certificates.is_certified(link_of(theirs), now)
+
+    def _goes_back(self, theirs: Head, now: float) -> bool:
+        """True if others have not come to this peer's version in the time that a round may take.
+
+        They gave the round up that made it, and where the quorum is all they cannot go on without
+        this peer.
+        """
+        waited = now - self._refused_at >= self._policy.round_s
+        if not waited or self._refusals < REFUSALS_MIN or self._certificates.is_certifiable(now):
+            return False
+        return self._certificates.is_certified(link_of(theirs), now)
+
+    def sign_for(self, source: PeerId, theirs: Head, situation: Situation, now: float) -> Changes:
+        """Show a peer on the same link the signatures that it lacks, this one's among them."""
+        standing = situation.standing
+        signers = [peer for peer, _ in theirs.signatures]
+        if source == self._id.me or standing is None or theirs.lineage != standing.lineage:
+            return []  # who sends under this peer's name gets no answer
+        if self._id.me in signers or len(signers) >= self._certificates.parent_needed(now):
+            return []
+        return [Send(source, messages.Compare(self._id.fragment, standing.head()))]
 
     def takes(self, link: Link, now: float) -> bool:
         """True if this peer may take the state at this link."""
@@ -296,21 +400,37 @@ class CatchingUp:
     def _is_stuck(self, now: float) -> bool:
         since = self._uncertified_since
         waited = since is not None and now - since >= self._policy.doubt_s
-        return waited and self._in_vain >= ATTEMPTS_IN_VAIN
+        in_vain = waited and self._in_vain >= ATTEMPTS_IN_VAIN
+        return in_vain and not self._certificates.is_certifiable(now)
 
     def _gives_way_unmixed(self, mine: Head, theirs: Head, apart: Apart, now: float) -> bool:
         """True if no round mixes the two sides, as it seems, and this one is the lighter."""
+        lighter = (apart.mine, mine.lineage) < (apart.theirs, theirs.lineage)
+        return lighter and self._is_long_apart(now)
+
+    def _is_long_apart(self, now: float) -> bool:
+        since = self._apart_since
+        waited = since is not None and now - since >= self._policy.doubt_s
+        return waited and self._rounds_apart >= ATTEMPTS_IN_VAIN
+
+    def _meet(self, apart: Apart, now: float) -> None:
+        """Another side is met: count the time and the rounds since it was met first."""
+        self.shows_all = True
         parted = apart.ancestor if apart.ancestor is not None else -1
         if self._apart_since is None or parted > self._parted:
             self._apart_since, self._parted, self._rounds_apart = now, parted, 0
-        lighter = (apart.mine, mine.lineage) < (apart.theirs, theirs.lineage)
-        waited = now - self._apart_since >= self._policy.doubt_s
-        return lighter and waited and self._rounds_apart >= ATTEMPTS_IN_VAIN
+
+    def _stays_apart(self, source: PeerId, apart: Apart, now: float) -> Changes:
+        """Say that this peer cannot judge the heavier side, after a while and now and then."""
+        if not self._is_long_apart(now) or now - self._told_apart_at < self._policy.doubt_s:
+            return []
+        self._told_apart_at = now
+        tokens = {"mine": apart.mine, "theirs": apart.theirs}
+        return [Note("stays_apart", {"peer": source, **tokens})]
 
     def _uncertified(self, source: PeerId, mine: Head, now: float) -> Changes:
         """Ask others about a head that too few have signed."""
-        if self._uncertified_since is None:
-            self._uncertified_since = now
+        self.met_unproven(now)
         changes: Changes = [Count("uncertified_head")]
         if now - self._asked_at < self._policy.resend_s:
             return changes
@@ -335,9 +455,14 @@ class CatchingUp:
         apart: Apart,
         situation: Situation,
         now: float,
+        *,
+        gives_way: bool = False,
     ) -> Changes:
         if not self.takes(link_of(theirs), now):
-            return self._uncertified(source, mine, now)
+            return [
+                *self._stays_apart(source, apart, now),
+                *self._uncertified(source, mine, now),
+            ]
         note = Note("rebase", {"source": source, "mine": apart.mine, "theirs": apart.theirs})
         effect = Rebase(
             source,
@@ -346,6 +471,7 @@ class CatchingUp:
             apart.ancestor,
             f"merged since we parted: {apart.mine} tokens here, {apart.theirs} there",
             others_follow=self._others_follow(situation, now),
+            gives_way=gives_way,
         )
         return [Abandon("apart"), note, *self._begin(effect, now)]
 

@@ -221,6 +221,8 @@ class Rebase:
     others_follow: bool = False
     """Other peers go on with the old standing and will be mixed with: what is merged there comes
     along with them, and is not offered again."""
+    gives_way: bool = False
+    """The old standing can be certified to nobody: the new one is taken however light it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
+from averaging.rules.orders import OrderBook
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
+
+
+class Keys(Protocol):
+    """One peer's signature, and the check of others'."""
+
+    @property
+    def sign(self) -> Callable[[bytes], bytes]: ...
+
+    @property
+    def verify(self) -> Callable[[PeerId, bytes, bytes], bool]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +45,20 @@ class Identity:
     """Name of a local network. Peers with the same name are near (``averaging.rules.sites``)."""
     norm_ratio_max: float = math.inf
     """A reducer refuses an upload whose norm is this many times the usual one."""
+    first_number: int = 0
+    """Commits and joins are numbered from here. An agent that is restarted is the same incarnation
+    and remembers none of them, so it begins at random: it must not use a number twice."""
+    book: OrderBook = field(default_factory=OrderBook)
+    """Orders of the run's owner, which all fragments of this peer share. They change."""
+    has_statistics: bool = False
+    """True for the fragment of statistics, whose policy is its own."""
+
+    def policy_at(self, version: int) -> RoundPolicy:
+        """The policy of a round that makes this version."""
+        amended = self.book.orders.policy_at(version, self.policy)
+        if amended is not self.policy and self.has_statistics:
+            return amended.of_statistics()
+        return amended
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,6 +163,8 @@ class MergedArrived:
     digest: bytes
     parents: tuple[int, ...] | None = None
     """The parents whose merged maps came with it; ``None``: none come with this slice."""
+    contributors: tuple[int, ...] | None = None
+    """Those whose work its maker claims to have merged; ``None``: it makes no claims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +228,11 @@ class GatherEverybody:
     """The end is near: all peers form one group, as far as a roster can be long."""
 
 
+@dataclass(frozen=True, slots=True)
+class OrdersChanged:
+    """The owner of the run has given a new directive (``averaging.rules.orders``)."""
+
+
 Input: TypeAlias = (
     Tick
     | Progressed
@@ -250,4 +257,5 @@ Input: TypeAlias = (
     | AnswerEveryCall
     | FoldWhenAlone
     | GatherEverybody
+    | OrdersChanged
 )

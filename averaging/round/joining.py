@@ -98,7 +98,7 @@ class Joining:
         self._met_others = False
         self.folds_at_once = False
         """The peer leaves, and does not wait for others to return before it folds."""
-        self._joins = 0
+        self._joins = identity.first_number
         self._failed_joins = BoundedMapping[PeerId, int](LEADERS_REMEMBERED_MAX)
 
     def __repr__(self) -> str:
@@ -135,6 +135,7 @@ class Joining:
             and situation.standing is not None
             and not situation.in_doubt
             and not situation.is_final
+            and self._id.book.orders.paused is None
         )
 
     def _sits_out(self, situation: Situation, now: float) -> bool:
@@ -257,6 +258,7 @@ class Joining:
             bytes_per_s=situation.bytes_per_s,
             reachable=self._peers.reachable,
             codecs=self._id.codecs,
+            level=self._pace.need.level,
             site=self._id.site,
         )
 
@@ -413,6 +415,18 @@ class Joining:
         self._peers.pass_over(leader)
         return [Note("passed_over", {"leader": leader, "reason": reason})]
 
+    def told_behind_in_vain(self, sender: PeerId, situation: Situation, now: float) -> Changes:
+        """A peer says that this one is behind a version that too few have signed.
+
+        As a leader it keeps all others from a round for as long as it stands there.
+        """
+        attempt = self.attempt
+        if attempt is None or attempt.leader != sender or situation.phase not in _ANSWERED_IN:
+            return []
+        reason = "it says that I am behind a version that too few have signed"
+        failed = self.join_failed(sender, reason, weight=UNUSUAL_FAILURE)
+        return failed + self._leave_leader(attempt, situation, now)
+
     def forget_failed_joins(self) -> None:
         """Pass no leader over any more."""
         self._failed_joins.clear()
@@ -495,6 +509,10 @@ class Joining:
         if leader == self._id.me:
             waits = situation.roster_until is None or situation.phase in _ANSWERED_IN
             return [] if waits else [PassOwnRoster()]
+        if self._id.book.orders.paused is not None:
+            # It does not know of the pause, or it knows of its end and answers with that.
+            told = messages.Directed(self._id.fragment, self._id.book.orders.encoded)
+            return [Send(leader, told), self._pass(leader, self._id.book.orders.paused)]
         if situation.in_doubt:
             reason = "in doubt"
         elif sits_out:
@@ -649,12 +667,12 @@ class Joining:
                     Note("too_late", {"leader": sender}),
                     *self.become_idle("the roster closed without me", retry=False),
                 ]
-            return changes if knows_round else [*changes, RosterClosed(message.version)]
+            return changes if knows_round else [*changes, _closed_by(message)]
         return [
             Note("too_late", {"leader": sender}),
             *self.join_failed(sender, "its roster closed without me"),
             *self._give_up_offer("the roster closed without me"),
-            *([] if knows_round else [RosterClosed(message.version)]),
+            *([] if knows_round else [_closed_by(message)]),
         ]
 
     def _follows(self, version: int, situation: Situation, now: float) -> bool:
@@ -693,3 +711,7 @@ class Joining:
     def entered(self) -> None:
         """A commit that names this peer holds: the attempt has reached its end."""
         self.attempt = None
+
+
+def _closed_by(message: messages.Closed) -> RosterClosed:
+    return RosterClosed(message.version, message.level)

@@ -33,10 +33,12 @@ from averaging.history.standing import (
 )
 from averaging.messages import Head, Join
 from averaging.round.catching_up import final_tokens, founded_apart, one_gives_way
+from averaging.round.certificates import link_of
 from averaging.round.effects import Note, Send
 from averaging.round.identity import Identity
 from averaging.round.neighbourhood import Neighbourhood, median
 from averaging.round.pace import Pace
+from averaging.round.parents import Parents
 from averaging.round.paxos import all_peers_of
 from averaging.round.phase import Phase
 from averaging.round.roster import Gathering, Leader, compose
@@ -61,6 +63,7 @@ from averaging.rules.mixing import meets
 from averaging.rules.quorum import Close, NoRound, Timings, Turnout, decide
 from dht.identity import PeerId
 
+UNPROVEN = "too few that count for me have signed the version that you stand on"
 LATE_MAX = 64
 """Peers that came too late for a round and will hear how it ended."""
 
@@ -74,21 +77,25 @@ class Leading:
         "_late",
         "_nonce",
         "_pace",
+        "_parents",
         "_peers",
         "_policy",
         "gathering",
         "timings",
     )
 
-    def __init__(self, identity: Identity, peers: Neighbourhood, pace: Pace) -> None:
+    def __init__(
+        self, identity: Identity, peers: Neighbourhood, pace: Pace, parents: Parents
+    ) -> None:
         self._id = identity
         self._policy = identity.policy
         self._peers = peers
         self._pace = pace
+        self._parents = parents
         self.gathering: Gathering | None = None
         """The open roster, if there is one."""
         self.timings = Timings()
-        self._nonce = 0
+        self._nonce = identity.first_number
         self._late: BoundedMapping[PeerId, bytes] = BoundedMapping(LATE_MAX)
         self._did_not_come: BoundedMapping[PeerId, None] = BoundedMapping(LATE_MAX)
         """Peers that said that they come and did not: not waited for until they join again."""
@@ -105,6 +112,13 @@ class Leading:
 
     def joined(self, sender: PeerId, join: Join, situation: Situation, now: float) -> Changes:
         """A join has arrived: admit it, hold it, redirect it or refuse it."""
+        orders = self._id.book.orders
+        if orders.paused is not None and sender != self._id.me:
+            # It does not know of the pause, or it knows of its end and answers with that.
+            return [
+                Send(sender, messages.Directed(self._id.fragment, orders.encoded)),
+                Send(sender, messages.NoQuorum(self._id.fragment, join.join, orders.paused)),
+            ]
         if join.topic != self._id.topic:
             reason = self._other_topic(join)
             return [
@@ -197,15 +211,19 @@ class Leading:
                 *founded_apart(self._id.fragment, sender, mine, relation, join.head),
                 self._refusal(sender, join, "our histories were founded apart"),
             ]
-        if isinstance(relation, Apart) and one_gives_way(
-            mine, join.head, final_tokens(self._policy, situation)
-        ):
+        if isinstance(relation, Apart) and one_gives_way(mine, join.head, final_tokens(situation)):
             return [
                 SettleFinalState(sender, mine, relation, join.head),
                 self._refusal(sender, join, "one of us takes the other's final state"),
             ]
-        if self.splits_each_round(situation, now) and meets(relation, mine, join.head):
-            return None
+        splits = self.splits_each_round(situation, now) and meets(relation, mine, join.head)
+        if isinstance(relation, Same) or self._parents.may_join(link_of(join.head), now):
+            if splits:
+                return None
+        elif (isinstance(relation, IAmBehind) and splits) or (
+            isinstance(relation, Apart) and not relation.they_are_light
+        ):
+            return self._unproven(sender, join, mine, now)
         compare = Compare(sender, join.head)
         match relation:
             case Same():
@@ -227,6 +245,16 @@ class Leading:
                     return [compare, HoldJoin(sender, join, reason, must_be_catching=False)]
                 return None  # of comparable weight: the two are mixed
         raise AssertionError("a relation without a case")
+
+    def _unproven(self, sender: PeerId, join: Join, mine: Head, now: float) -> Changes:
+        """Members would decline a commit with this join. Its sender shows more signatures, or takes
+        the state of others."""
+        self._parents.refused(now)
+        return [
+            Note("unproven_join", {"peer": sender, "version": join.head.version}),
+            Send(sender, messages.Compare(self._id.fragment, mine)),
+            self._refusal(sender, join, UNPROVEN),
+        ]
 
     def _reference(self, situation: Situation) -> Head | None:
         """The head to compare a joiner with: the own one, or the heaviest join's without state."""
@@ -256,7 +284,7 @@ class Leading:
         if index is not None and commit.members[index].join == join.join:
             return [Send(sender, signed.message())]
         self._late[sender] = signed.round
-        closed = messages.Closed(self._id.fragment, commit.version, signed.round)
+        closed = _closed(signed)
         return [Note("told_closed", {"peer": sender}), Send(sender, closed)]
 
     def hold(self, held: HoldJoin, situation: Situation, now: float) -> Changes:
@@ -578,9 +606,18 @@ class Leading:
             reason = verdict.reason
             return [Note("no_quorum", {"reason": reason}), *self.dissolve(reason)]
         if isinstance(verdict, Close):
+            own = gathering.joins.get(self._id.me)
+            if own is not None and self._is_unproven(gathering, now):
+                compare = [Compare(peer, join.head) for peer, join in gathering.joins.items()]
+                return [self._refusal(self._id.me, own, UNPROVEN), *compare]
             return self._close(gathering, verdict.reason, situation, now)
         gathering.until = verdict.until
         return []
+
+    def _is_unproven(self, gathering: Gathering, now: float) -> bool:
+        """True if others have joined that cannot be shown enough signatures under the own state."""
+        lineages = {join.head.lineage for join in gathering.joins.values()}
+        return len(lineages) > 1 and not self._parents.is_proven(now)
 
     def _turnout(self, gathering: Gathering, now: float) -> Turnout:
         return gathering.turnout(
@@ -626,13 +663,13 @@ class Leading:
             *(Send(peer, signed.message()) for peer in roster if peer != self._id.me),
             EnterOwnRound(signed),
         ]
-        closed = messages.Closed(self._id.fragment, commit.version, signed.round)
+        closed = _closed(signed)
         for peer in dict.fromkeys([*gathering.group, *sorted(gathering.called), *gathering.held]):
             if peer not in roster:
                 changes.append(Send(peer, closed))
                 self._late[peer] = signed.round
         if commit.index(self._id.me) is None:
-            changes.append(RosterClosed(commit.version))
+            changes.append(RosterClosed(commit.version, commit.level))
         return changes
 
     def _composed(self, gathering: Gathering, situation: Situation, now: float) -> SignedCommit:
@@ -643,11 +680,13 @@ class Leading:
             topic=self._id.topic,
             fragment=self._id.fragment,
             nonce=self._nonce,
+            directive=self._id.book.orders.stamp,
         )
+        version = 1 + max(join.head.version for join in gathering.joins.values())
         commit = compose(
             leader,
             sorted(gathering.joins.items()),
-            self._policy,
+            self._id.policy_at(version),
             encoded_bytes=self._id.encoded_bytes,
             apart=self._kind_of_lineages_apart(gathering, situation, now),
             on_probation=self._peers.newcomers(gathering.joins, now),
@@ -661,7 +700,7 @@ class Leading:
         """The kind of round for several lineages: of a healed fork, or of groups that change."""
         if not self._peers.has_several_groups(now):
             return "mix"
-        tokens_end = self._policy.tokens_end
+        tokens_end = situation.tokens_end
         heads = [join.head for join in gathering.joins.values()]
         if tokens_end is not None and any(
             final_mix.has_reached(head, tokens_end) for head in heads
@@ -678,3 +717,8 @@ class Leading:
             del self._late[peer]
         finished = messages.Finished(self._id.fragment, round_id, head)
         return [Send(peer, finished) for peer in late]
+
+
+def _closed(signed: SignedCommit) -> messages.Closed:
+    commit = signed.commit
+    return messages.Closed(commit.fragment, commit.version, signed.round, commit.level)

@@ -41,17 +41,19 @@ what machines do.)
     WANTED    -> JOINING   Offered
     WANTED    -> FOLDING   Offered
     WANTED    -> CATCHING  Behind Call Compare Finished Join
-    WANTED    -> IDLE      Closed Offered Tick GiveWay Leave
+    WANTED    -> IDLE      Closed Offered Tick GiveWay Leave OrdersChanged
     JOINING   -> PROMISED  Noted
     JOINING   -> ENTERED   Committed StreamOpened Join
     JOINING   -> CATCHING  Behind Call Compare Finished Join
-    JOINING   -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
+    JOINING   -> IDLE      Refused NoQuorum Closed Redirect Call Committed Tick GiveWay Leave
+    JOINING   -> IDLE      Behind OrdersChanged
     PROMISED  -> JOINING   Redirect Refused Call Join Tick PeerSilent
     PROMISED  -> ENTERED   Committed StreamOpened Join Pass LinkLost Tick
     PROMISED  -> CATCHING  Behind Call Compare Finished Join
     PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
-    PROMISED  -> IDLE      Committed StreamOpened
+    PROMISED  -> IDLE      Committed StreamOpened OrdersChanged
     ENTERED   -> IDLE      Applied Void Forswear Declined Withdraw MergedArrived SliceMerged Tick
+    ENTERED   -> IDLE      Sealed
     CATCHING  -> IDLE      CaughtUp Tick
     FOLDING   -> IDLE      Folded Tick
 
@@ -135,6 +137,13 @@ member that stands on another parent leaves with its work pending. Four points a
   one may have finished and go on. The peer remembers of its last round that it was one of several
   (``several_groups_version``): a partition may hide the others later.
 
+**The owner's orders.** All members of a round follow one directive of the run's owner
+(``averaging.rules.orders``): the commit names that of its leader, which sends it ahead to peers
+that may not know it, and a member that follows another one declines and sends its own. The codecs,
+the cycle and the end are those of the directive at the version that the round makes. A paused
+machine begins no round, and tells its directive to peers that join or call it: they may know that
+the pause is over. After a rollback the owner of the machine replaces it, under another topic.
+
 **The end.** With the run's tokens in a version of one group, nothing more is offered. Several
 groups close ranks first (all peers form one group), and mix all of their lineages once
 (``averaging.rules.final_mix``).
@@ -153,10 +162,10 @@ import msgspec
 from averaging import messages
 from averaging.bounded_mapping import BoundedMapping
 from averaging.history.standing import Standing, with_merged_map
-from averaging.messages import Commit, Head, Link, Message
+from averaging.messages import Commit, Committed, Head, Link, Message, ParentCertificate
 from averaging.round import inputs, transitions
 from averaging.round.catching_up import CatchingUp, UnreliableSources
-from averaging.round.certificates import Certificates, link_of
+from averaging.round.certificates import SIGNATURES_SPARE, Certificates, link_of
 from averaging.round.doubt import Doubt, Doubting
 from averaging.round.effects import Effect, GiveUp, Note, RefuseStream, Send, Value
 from averaging.round.identity import Circumstances, Identity
@@ -166,6 +175,7 @@ from averaging.round.leading import Leading
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.round.objections import members_behind, objection
 from averaging.round.pace import Pace
+from averaging.round.parents import Parents
 from averaging.round.participation import Participation, Stage
 from averaging.round.phase import Phase, Timer
 from averaging.round.roster import Gathering
@@ -182,6 +192,7 @@ from averaging.rules import final_mix, plausible
 from averaging.rules.due import DueTime
 from averaging.rules.mixing import Measured
 from averaging.rules.peer_view import PeerView
+from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import Probation
 from averaging.rules.sites import carries
 from dht.identity import PeerId
@@ -204,6 +215,7 @@ class FragmentRounds:
     """
 
     __slots__ = (
+        "_asked_again",
         "_begun_at_step",
         "_effects",
         "_id",
@@ -222,6 +234,7 @@ class FragmentRounds:
         "outcomes",
         "own_round",
         "pace",
+        "parents",
         "peers",
         "phase",
         "policy",
@@ -255,13 +268,14 @@ class FragmentRounds:
         self.peers = Neighbourhood(identity, circumstances, view, now=now, probation=probation)
         """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
         self._took_state(None, standing)
-        self.pace = Pace(self.policy.due, self.peers, fragment=identity.fragment, step=step)
+        self.pace = Pace(self.policy, self.peers, fragment=identity.fragment, step=step)
         self._begun_at_step = step
         self.joining = Joining(identity, self.peers, self.pace)
-        self.leading = Leading(identity, self.peers, self.pace)
         sources = sources or UnreliableSources(self.policy)
         self.certificates = Certificates(identity, self.peers, standing)
         self.catching_up = CatchingUp(identity, self.peers, sources, self.certificates)
+        self.parents = Parents(identity, self.peers, self.certificates, self.catching_up)
+        self.leading = Leading(identity, self.peers, self.pace, self.parents)
         self.doubting = Doubting(identity, self.peers)
         self.phase = Phase.IDLE
         self.timers: dict[Timer, float] = {}
@@ -285,6 +299,8 @@ class FragmentRounds:
         self.fresh_version = version
         """The version at which the pending work began."""
         self.fresh_at = now
+        self._asked_again: bytes | None = None
+        """The round of which a stream brought the commit before its parents were certified."""
         self._effects: list[Effect] = []
         self._own_messages: deque[Message] = deque()
 
@@ -297,6 +313,7 @@ class FragmentRounds:
 
     def handle(self, given: Input, now: float) -> list[Effect]:
         """Take one input. Returns what to do, in order."""
+        self.certificates.take_input()
         if self.standing is not None and self._has_tokens(self.standing):
             self._consider_end(link_of(self.standing.head()), now)
         self._handle(given, now)
@@ -335,12 +352,31 @@ class FragmentRounds:
         return self.doubting.doubt
 
     def is_final(self, now: float) -> bool:
-        """True if the run has its tokens, and nothing more is merged into this standing."""
-        standing, tokens_end = self.standing, self.policy.tokens_end
+        """True if the run has its tokens, and nothing more is merged into this standing.
+
+        So it is at the version with which the run's owner has ordered it to end.
+        """
+        standing, tokens_end = self.standing, self.tokens_end
+        last = self._id.book.orders.last_version
+        if standing is not None and last is not None and standing.version >= last:
+            return True
         if tokens_end is None or standing is None or not self._has_tokens(standing):
             return False
         several_lineages = self.closed_ranks or self.peers.has_several_groups(now)
         return not several_lineages or final_mix.grew_from(standing.chain, tokens_end)
+
+    def policy_at(self, version: int) -> RoundPolicy:
+        """The policy of a round that makes this version."""
+        return self._id.policy_at(version)
+
+    @property
+    def tokens_end(self) -> int | None:
+        """Tokens with which the fragment is done, as of the round that would follow."""
+        return self._id.policy_at(self._next_version).tokens_end
+
+    @property
+    def _next_version(self) -> int:
+        return 1 + (self.standing.version if self.standing is not None else self.closed_version)
 
     def is_called(self, now: float) -> bool:
         """True if a leader waits for this peer's join."""
@@ -417,14 +453,28 @@ class FragmentRounds:
                 self.joining.folds_at_once = True
             case inputs.GatherEverybody():
                 self.peers.group_size = messages.ROSTER_MAX
+            case inputs.OrdersChanged():
+                self._orders_changed(now)
+
+    def _orders_changed(self, now: float) -> None:
+        """The run's owner wants something else: rounds under way go on, what is not begun ends."""
+        self._amend()
+        paused = self._id.book.orders.paused
+        if paused is not None:
+            self._apply(self.joining.leave(paused, self._situation(now), retry=False), now)
+            self._apply(self.leading.dissolve(paused), now)
+
+    def _amend(self) -> None:
+        self.pace.amend(self._id.policy_at(self._next_version))
 
     def _consider_line(self, now: float) -> None:
-        """The line has become faster or slower: take part in more versions, or in fewer."""
-        every = self.pace.line_measured(
-            max(map(self._id.encoded_bytes, self.policy.codecs)),
-            versions_max=self.policy.stale_max,
-            now=now,
-        )
+        """The line has become faster or slower, or its load has: take part in more versions or in
+        fewer, and ask for smaller rounds or for larger ones."""
+        need = self.pace.need_of_line(self._id.encoded_bytes, now)
+        if need is not None:
+            level = self._id.policy_at(self._next_version).levels[need.level]
+            self._note("line_needs", level=str(level), reason=need.reason)
+        every = self.pace.versions_of_line(self._id.encoded_bytes, now)
         if every is not None:
             self._note("takes_part", every=every.versions, reason=every.reason)
 
@@ -564,24 +614,34 @@ class FragmentRounds:
                 return self.leading.withdrawn(sender, message)
             case messages.NoQuorum() | messages.Refused():
                 situation = self._situation(now)
-                return self.joining.turned_away(sender, message, situation, now)
+                changes = self.joining.turned_away(sender, message, situation, now)
+                if isinstance(message, messages.Refused):
+                    changes += self.catching_up.refused(situation, now)
+                return changes
             case messages.Closed():
                 known = message.round in self.rounds
                 situation = self._situation(now)
                 return self.joining.too_late(sender, message, situation, now, knows_round=known)
             case messages.Committed():
-                problem = self._learn_commit(sender, message.commit, message.signature, now)
+                problem = self._learn_commit(
+                    sender, message.commit, message.signature, now, beside=message.certificates
+                )
                 if problem is not None:
                     self.counters["commit_refused"] += 1
                 return []
             case messages.Behind():
                 self._heard_of(message.head, now)
-                return self.catching_up.receive_behind(message, self._situation(now), now)
+                changes = self.catching_up.receive_behind(message, self._situation(now), now)
+                if not self.catching_up.takes(link_of(message.head), now):
+                    situation = self._situation(now)
+                    changes += self.joining.told_behind_in_vain(sender, situation, now)
+                return changes
             case messages.Compare():
                 self._heard_of(message.head, now)
-                return [transitions.Compare(sender, message.head)]
-            case messages.Bits():
-                return [transitions.Count("bits_are_the_owners")]
+                signed = self.catching_up.sign_for(sender, message.head, self._situation(now), now)
+                return [*signed, transitions.Compare(sender, message.head)]
+            case messages.Bits() | messages.Accused() | messages.Directed():
+                return [transitions.Count(f"{type(message).__name__.lower()}_is_the_owners")]
             case messages.Finished():
                 self._heard_of(message.head, now)
         self._about_round(sender, message, now)
@@ -668,9 +728,18 @@ class FragmentRounds:
         return None
 
     def _learn_commit(
-        self, sender: PeerId, encoded: bytes, signature: bytes, now: float
+        self,
+        sender: PeerId,
+        encoded: bytes,
+        signature: bytes,
+        now: float,
+        *,
+        beside: tuple[ParentCertificate, ...] | None = None,
     ) -> str | None:
-        """Take a commit from wherever it comes. Returns why it does not hold for this peer."""
+        """Take a commit from wherever it comes. Returns why it does not hold for this peer.
+
+        ``beside``: the certificates that its leader sent with it; ``None``: it came by a stream.
+        """
         if messages.digest(encoded) in self.rounds:
             self.counters["repeated_commit"] += 1
             return None
@@ -685,13 +754,20 @@ class FragmentRounds:
         except NotForThisPeer as error:
             return str(error)
         commit = signed.commit
+        self.parents.hear(commit, beside or (), now)
         for parent in commit.parents:
             if self.certificates.is_certified(parent, now):
                 self._consider_end(parent, now)
-        reason = self._objection(signed.round, commit, now)
+        reason = self.parents.objection(commit, now)
+        if reason is not None and beside is None:
+            self._ask_again(signed, now)
+            return reason
+        reason = reason or self._objection(signed.round, commit, now)
         if reason is None:
             self._enter(signed, now, leads=False)
             return None
+        if commit.directive != self._id.book.orders.stamp:
+            self._tell_directive(commit.leader, now)
         # Only the incarnation that is named could have been in it, and a vow keeps it out.
         index = commit.index(self._id.me)
         mine = index is not None and commit.members[index].incarnation == self._id.incarnation
@@ -707,6 +783,15 @@ class FragmentRounds:
         )
         self._apply(self.joining.commit_refused(commit, reason, situation), now)
         return reason
+
+    def _ask_again(self, signed: SignedCommit, now: float) -> None:
+        """Ask the leader for a commit that a stream brought: certificates come beside it."""
+        attempt = self.joining.attempt
+        if attempt is None or attempt.leader != signed.commit.leader:
+            return
+        if self._asked_again != signed.round:
+            self._asked_again = signed.round
+            self._send(attempt.leader, attempt.join, now)
 
     def _objection(self, round_id: bytes, commit: Commit, now: float) -> str | None:
         """The reason not to enter the round; ``None`` if there is none."""
@@ -747,8 +832,9 @@ class FragmentRounds:
             self.phase = Phase.ENTERED
             if self.peers.has_several_groups(now):
                 self.several_groups_version = commit.version
+                self.certificates.among_groups = True
             self.pace.took_part(commit.version)
-            self._roster_closed(commit.version, now)
+            self._roster_closed(commit.version, commit.level, now)
         self._apply(part.begin(now, leads=leads), now)
 
     # The end of a round
@@ -770,6 +856,7 @@ class FragmentRounds:
         self.leading.timings.sync_took(took_s)
         contained = apply.contained is not None
         self._apply([transitions.Stand(standing, fresh=contained)], now)
+        self.catching_up.fellows = tuple(entry.peer for entry in part.commit.members)
         head = standing.head()
         self.outcomes[part.id] = head
         self._saw_merged(part, now)
@@ -850,11 +937,12 @@ class FragmentRounds:
             self.joining.forget_failed_joins()
             self.catching_up.stands()
         self.standing = self.certificates.standing = standing
+        self._amend()
         self._consider_end(link_of(standing.head()), now)
         self._apply(self.doubting.standing_changed(standing), now)
 
     def _has_tokens(self, standing: Standing) -> bool:
-        tokens_end = self.policy.tokens_end
+        tokens_end = self.tokens_end
         return tokens_end is not None and standing.merged.tokens >= tokens_end
 
     def _heard_of(self, head: Head | None, now: float) -> None:
@@ -864,7 +952,7 @@ class FragmentRounds:
 
     def _consider_end(self, link: Link, now: float) -> None:
         """Close ranks when a peer has the run's tokens on one of several lineages."""
-        tokens_end = self.policy.tokens_end
+        tokens_end = self.tokens_end
         if tokens_end is None or self.closed_ranks:
             return
         if link.tokens >= tokens_end and self.peers.has_several_groups(now):
@@ -874,10 +962,18 @@ class FragmentRounds:
             self._note("closed_ranks", version=link.version)
             self._apply(self.leading.look_round(self._situation(now), now), now)
 
-    def _roster_closed(self, version: int, now: float) -> None:
+    def _roster_closed(self, version: int, level: int | None, now: float) -> None:
+        if level is not None and version >= self.closed_version:
+            self._take_level(level, now)
         self.closed_version = max(self.closed_version, version)
         self.peers.closed_version = self.closed_version
         self.pace.start_cycle(now)
+
+    def _take_level(self, level: int, now: float) -> None:
+        before, after = self.pace.level, self.pace.take_level(level)
+        if before != after:
+            self._note("level", level=str(after), before=str(before))
+            self._consider_line(now)
 
     # Changes
 
@@ -895,6 +991,7 @@ class FragmentRounds:
             under_way=self._under_way(),
             measured=self.measured,
             in_doubt=self.doubting.doubt is not None,
+            tokens_end=self.tokens_end,
             is_final=self.is_final(now),
             closed_ranks=self.closed_ranks,
             several_groups_version=self.several_groups_version,
@@ -934,8 +1031,8 @@ class FragmentRounds:
             case transitions.RetryLater():
                 self.pace.retry_later(now)
                 self.catching_up.attempt_failed()
-            case transitions.RosterClosed(version):
-                self._roster_closed(version, now)
+            case transitions.RosterClosed(version, level):
+                self._roster_closed(version, level, now)
             case transitions.BeginWork(version):
                 self.fresh_version, self.fresh_at = version, now
             case transitions.Stand():
@@ -984,18 +1081,34 @@ class FragmentRounds:
                     source, mine, relation, theirs, situation, now
                 )
 
+    def _tell_directive(self, to: PeerId, now: float) -> None:
+        """Send the owner's directive to a peer; one that knows a newer one answers with it."""
+        self._send(to, messages.Directed(self.fragment, self._id.book.orders.encoded), now)
+
     def _send(self, to: PeerId, message: Message, now: float) -> None:
         if to == self._id.me:
             self._own_messages.append(message)
             return
+        if isinstance(message, messages.Committed) and self._id.book.must_tell(to):
+            self._tell_directive(to, now)
         head: Head | None = getattr(message, "head", None)
         if head is not None:
-            tokens_end = self.policy.tokens_end
+            tokens_end = self.tokens_end
             ends = tokens_end is not None and final_mix.has_reached(head, tokens_end)
             briefly = isinstance(message, messages.Join | messages.Call) and not ends
-            shown = self.certificates.show(head, now, briefly=briefly)
+            signatures_max = self._signatures_in(message, now) if briefly else None
+            shown = self.certificates.show(head, now, signatures_max=signatures_max)
             message = msgspec.structs.replace(message, head=shown)
+        if isinstance(message, Committed):
+            message = self.parents.beside(message, to, now)
         self._effects.append(Send(to, message))
+
+    def _signatures_in(self, message: Message, now: float) -> int:
+        """Number of signatures in a join or a call: the own one where all stand on one link."""
+        if not isinstance(message, messages.Join):
+            return 1
+        proves = self.catching_up.shows_all or self.peers.has_several_groups(now)
+        return self.certificates.parent_needed(now) + SIGNATURES_SPARE if proves else 1
 
     def _note(self, event: str, **fields: Value) -> None:
         self._effects.append(Note(event, fields))

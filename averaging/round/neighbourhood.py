@@ -15,7 +15,7 @@ from averaging.bounded_mapping import BoundedMapping
 from averaging.messages import ROSTER_MAX, Head, Join
 from averaging.round.identity import Circumstances, Identity
 from averaging.rules.claims import overstated
-from averaging.rules.grouping import group_of
+from averaging.rules.grouping import group_of, grouping_named
 from averaging.rules.mixing import MELD_LAG
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, PeerView
 from averaging.rules.probation import SEEN_MAX, SLACK, Asked, Probation
@@ -427,10 +427,17 @@ class Neighbourhood:
             topic=self._id.topic,
             fragment=self._id.fragment,
             version=self.epoch(head.version, now),
-            lineage=NO_LINEAGE if self._lineages_part(now) else head.lineage,
+            lineage=NO_LINEAGE if self.lineages_part(now) else head.lineage,
         )
 
-    def _lineages_part(self, now: float) -> bool:
+    def smallest_group(self, now: float) -> int:
+        """Fewest peers that a group has where there are several. A site may be a unit of its own,
+        and groups of units have any size."""
+        if self._sites(now):
+            return 2
+        return grouping_named(self._policy.grouping).smallest(self._policy.group_size)
+
+    def lineages_part(self, now: float) -> bool:
         """True if rounds leave peers on several lineages, also when all meet to end the run."""
         return len(self.trainers(now)) > self._policy.group_size
 

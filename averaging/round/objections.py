@@ -28,8 +28,12 @@ def objection(
 ) -> str | None:
     """The reason not to enter the round; ``None`` if there is none."""
     return (
-        commit_check.objection(
-            commit, identity.policy, codecs=identity.codecs, encoded_bytes=identity.encoded_bytes
+        identity.book.objection(commit.directive)
+        or commit_check.objection(
+            commit,
+            identity.policy_at(commit.version),
+            codecs=identity.codecs,
+            encoded_bytes=identity.encoded_bytes,
         )
         or _own_objection(commit, identity, situation, reachable=peers.reachable)
         or _not_of_its_joins(commit, identity)
@@ -61,7 +65,8 @@ def _own_objection(
 
 def _not_of_its_joins(commit: Commit, identity: Identity) -> str | None:
     """Order, reducers, shares, delegates, weights: all of it follows from the signed joins."""
-    made = recomposed(commit, identity.policy, encoded_bytes=identity.encoded_bytes)
+    policy = identity.policy_at(commit.version)
+    made = recomposed(commit, policy, encoded_bytes=identity.encoded_bytes)
     for field in commit.__struct_fields__:
         if getattr(made, field) != getattr(commit, field):
             return f"its {field} are not those that follow from its members' joins"
@@ -112,7 +117,7 @@ def _wrong_place(
         return "I stand elsewhere now"
     if (parent.version, parent.tokens) != (standing.version, tokens_of(standing.head())):
         return "it gives my lineage another version, or other tokens"
-    tokens_end = identity.policy.tokens_end
+    tokens_end = situation.tokens_end
     if tokens_end is not None and situation.closed_ranks and final_mix.goes_on(commit, tokens_end):
         return "the run has its tokens: all mix now"
     return None

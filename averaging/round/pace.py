@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from averaging.round.neighbourhood import Neighbourhood
-from averaging.rules import line_pace
-from averaging.rules.due import DuePolicy, DueTime
+from averaging.rules import line_levels, line_pace
+from averaging.rules.due import DueTime
+from averaging.rules.line_levels import Level, Line, Need
 from averaging.rules.line_pace import Every
+from averaging.rules.policy import RoundPolicy
 
 SNAPSHOTS_KEPT = 8
 SNAPSHOT_MARGIN = 1.25
@@ -22,24 +25,33 @@ class Pace:
     __slots__ = (
         "_cycle_at",
         "_cycle_steps",
+        "_levels",
         "_peers",
+        "_policy",
         "_snapshot_asked_at",
         "_snapshots_s",
         "due_time",
         "every",
+        "level",
+        "need",
         "step",
         "step_time_s",
     )
 
     def __init__(
-        self, policy: DuePolicy, peers: Neighbourhood, *, fragment: int, step: int
+        self, policy: RoundPolicy, peers: Neighbourhood, *, fragment: int, step: int
     ) -> None:
+        self._policy = policy
+        self._levels = policy.levels
         self._peers = peers
         self.step = step
         self.step_time_s = 0.0
-        self.due_time = DueTime(policy, fragment=fragment, step=step)
+        self.due_time = DueTime(policy.due, fragment=fragment, step=step)
         self.every = line_pace.FROM_THE_START
-        self._cycle_steps = policy.cycle_steps
+        self.level: Level = self._levels[0]
+        """The level of the newest roster that closed."""
+        self.need = line_levels.FROM_THE_START
+        self._cycle_steps = policy.due.cycle_steps
         self._cycle_at: float | None = None
         self._snapshot_asked_at = 0.0
         self._snapshots_s: deque[float] = deque(maxlen=SNAPSHOTS_KEPT)
@@ -66,21 +78,52 @@ class Pace:
     def took_part(self, version: int) -> None:
         self.due_time.took_part(version, self.step)
 
-    def line_measured(self, fragment_bytes: int, *, versions_max: int, now: float) -> Every | None:
+    def take_level(self, number: int) -> Level:
+        """Go on with the cycle of this level; the last one for a number that the run lacks."""
+        self.level = self._levels[min(number, len(self._levels) - 1)]
+        self.due_time.cycle_steps = self.level.cycle_steps
+        self._cycle_at = None
+        return self.level
+
+    def need_of_line(self, encoded_bytes: Callable[[str], int], now: float) -> Need | None:
+        """Decide again which level the line needs. Returns the decision if it is a new one."""
+        before = self.need
+        if len(self._levels) == 1:
+            return None
+        line = Line(
+            bytes_per_s=self._peers.bytes_per_s,
+            step_s=self.median_step_s(now),
+            fragments=self._policy.due.fragments,
+            members=min(len(self._peers.trainers(now)), self._peers.group_size),
+            share_max=self._policy.line_share,
+        )
+        self.need = line_levels.needed(before, line, self._levels, encoded_bytes)
+        return None if self.need.level == before.level else self.need
+
+    def versions_of_line(self, encoded_bytes: Callable[[str], int], now: float) -> Every | None:
         """Decide again how often to take part. Returns the decision if it is a new one."""
-        policy = self.due_time.policy
-        median_s = self.median_step_s(now)
         before = self.every
         self.every = line_pace.every(
             before,
             bytes_per_s=self._peers.bytes_per_s,
-            fragment_bytes=fragment_bytes,
-            fragments=policy.fragments,
-            cycle_s=policy.cycle_steps * median_s,
-            versions_max=versions_max,
+            fragment_bytes=max(map(encoded_bytes, (self.level.codec, self.level.codec_down))),
+            fragments=self._policy.due.fragments,
+            cycle_s=self.level.cycle_steps * self.median_step_s(now),
+            versions_max=self._policy.stale_max,
         )
         self.due_time.every = self.every.versions
         return None if self.every.versions == before.versions else self.every
+
+    def amend(self, policy: RoundPolicy) -> None:
+        """Go by another policy from the next cycle on."""
+        if policy == self._policy:
+            return
+        number = self._levels.index(self.level) if self.level in self._levels else 0
+        self._policy, self._levels = policy, policy.levels
+        self.due_time.policy = policy.due
+        if self.need.level >= len(self._levels):
+            self.need = line_levels.FROM_THE_START
+        self.take_level(number)
 
     def start_cycle(self, now: float) -> None:
         """A roster closed: count from here."""

@@ -99,6 +99,7 @@ class Participation:
         "_alone_until",
         "_certificate",
         "_changes",
+        "_claimed",
         "_fades_at",
         "_id",
         "_map_parents",
@@ -108,6 +109,7 @@ class Participation:
         "_peers",
         "_policy",
         "_retry",
+        "_shows_at",
         "_standing",
         "_void_said_by",
         "_voided",
@@ -166,6 +168,8 @@ class Participation:
         self.digests: list[bytes | None] = [None] * len(self.reducers)
         self._map_parents: tuple[int, ...] | None = None
         """The parents whose merged maps another reducer sent with slice 0."""
+        self._claimed: dict[int, tuple[int, ...]] = {}
+        """The contributors that the makers of merged slices claim, by slice."""
         self.tries: dict[int, int] = {}
         self._retry: dict[int, float] = {}
         self.applied: Apply | None = None
@@ -183,6 +187,8 @@ class Participation:
         self._merged_at: float | None = None
         self._fades_at: float | None = None
         """When the round ends for all, whatever its members on probation do."""
+        self._shows_at: float | None = None
+        """When those that have finished get the signatures of the others that have."""
         self.takeover_at: float | None = None
         self._alone_until: float | None = None
         """When to give the round up if no other member is heard by then."""
@@ -246,6 +252,8 @@ class Participation:
         times = [self.end_at]
         if self._fades_at is not None and self._fades_at < self.end_at and not self.is_open:
             times.append(self._fades_at)
+        if self._shows_at is not None and not self.is_open:
+            times.append(self._shows_at)
         if waits:
             times.append(self.resend_at)
             times += self._retry.values()
@@ -333,7 +341,7 @@ class Participation:
             self.reducers,
             self._policy,
             is_down=self._peers.is_down,
-            verify=self._id.verify,
+            keys=self._id,
             changes=self._changes,
             now=now,
         )
@@ -393,6 +401,8 @@ class Participation:
             return
         if self.digests[index] is None:
             self._map_parents = arrived.parents if index == 0 else self._map_parents
+            if arrived.contributors is not None:
+                self._claimed[index] = arrived.contributors
         state = self.reducer.slices.get(index)
         if state is not None and state.merged is None:
             self._note("merged_slice_handed_over", slice=index)
@@ -573,12 +583,14 @@ class Participation:
     def _proposed(self, sender: PeerId, message: messages.Propose, now: float) -> bool:
         if owner_of(message.ballot, self.commit) != sender or self.entry not in self.commit.voters:
             return False
-        if not self._is_possible(message.seal):
+        vote = messages.vote(self.id, message.ballot, message.seal)
+        signed = sender == self._id.me or self._id.verify(sender, vote, message.signature)
+        if not (signed and self._is_possible(message.seal)):
             return False
         if self.acceptor.propose(message.ballot, message.seal):
             self._follow(message.ballot, now)
-            vote = self._id.sign(messages.vote(self.id, message.ballot, message.seal))
-            accepted = messages.Accepted(self.commit.fragment, self.id, message.ballot, vote)
+            signature = self._id.sign(vote)
+            accepted = messages.Accepted(self.commit.fragment, self.id, message.ballot, signature)
             self._send(sender, accepted)
         elif message.ballot < self.acceptor.promised:
             self._outbid(sender, message.ballot)
@@ -613,6 +625,8 @@ class Participation:
         if lead is not None and lead.voters_have_finished() and self._fades_at is None:
             # A member on probation that never says so does not keep the round for long.
             self._fades_at = now + self.commit.upload_s + self._policy.margin_s
+        if self.lead is not None and self._shows_at is None and self.commit.kind == "meld":
+            self._shows_at = now + self._policy.margin_s
         if all_have and self.entry is None and self.is_open:
             self.stage = Stage.FINISHED  # this peer only reduced or led
             self.head = head
@@ -631,6 +645,16 @@ class Participation:
             if peer != self._id.me and self.head is not None:
                 self._send(peer, messages.Finished(self.commit.fragment, self.id, self.head))
         self.end_at = min(self.end_at, now + self._policy.margin_s)
+        self._shows_at = math.inf
+
+    def _show_signatures(self) -> None:
+        """Somebody has not finished. Each of the others soon joins peers that stand elsewhere, and
+        has to prove where it stands."""
+        self._shows_at = math.inf
+        if self.lead is not None and self.head is not None:
+            for peer in sorted(self.lead.finished.values()):
+                if peer != self._id.me:
+                    self._send(peer, messages.Compare(self.commit.fragment, self.head))
 
     # Sealed, void, over
 
@@ -722,6 +746,9 @@ class Participation:
         if self._map_parents not in (None, parents_of(self.commit, self.seal)):
             self._leave("its merged maps are not those of the sealed contributors", now)
             return
+        if any(claimed != self.seal for claimed in self._claimed.values()):
+            self._leave("a merged slice is not made of the sealed contributors", now)
+            return
         self.stage = Stage.APPLYING
         self._note("applying", contributors=len(self.seal), mine=self.entry in self.seal)
         merged = self.entry in self.seal and self.commit.kind != "mix"
@@ -777,6 +804,8 @@ class Participation:
         if self._fades_at is not None and now >= self._fades_at and not self.is_open:
             self._end_for_all(now)
             self._fades_at = math.inf
+        if self._shows_at is not None and now >= self._shows_at and not self.is_open:
+            self._show_signatures()
         if now >= self.end_at and self.is_open and self.stage is not Stage.APPLYING:
             self._leave("the round's deadline has come", now)
 

@@ -29,6 +29,7 @@ from averaging.messages import (
     vow,
 )
 from averaging.round.effects import Note, Send, Value
+from averaging.round.identity import Keys
 from averaging.round.signed_commit import SignedCommit
 from averaging.round.transitions import Changes
 from averaging.rules.policy import RoundPolicy
@@ -121,8 +122,12 @@ class Acceptor:
         return True
 
     def propose(self, ballot: int, seal: tuple[int, ...]) -> bool:
-        """Accept a seal. ``False``: a higher ballot has the promise, or the round is forsworn."""
+        """Accept a seal. ``False``: a higher ballot has the promise, or the round is forsworn, or
+        another seal was accepted in this ballot: two votes in it would prove this voter a liar.
+        """
         if ballot < self.promised or (self.forsworn and seal != VOID):
+            return False
+        if ballot == self.accepted_ballot and seal != self.accepted:
             return False
         self.promised = ballot
         self.accepted_ballot = ballot
@@ -152,9 +157,9 @@ class Coordinator:
     __slots__ = (
         "_changes",
         "_is_down",
+        "_keys",
         "_newcomers_until",
         "_policy",
-        "_verify",
         "absent",
         "accepted",
         "ballot",
@@ -187,7 +192,7 @@ class Coordinator:
         policy: RoundPolicy,
         *,
         is_down: Callable[[PeerId, float], bool],
-        verify: Callable[[PeerId, bytes, bytes], bool],
+        keys: Keys,
         changes: Changes,
         now: float,
     ) -> None:
@@ -198,7 +203,7 @@ class Coordinator:
         """
         commit = signed.commit
         self._is_down = is_down
-        self._verify = verify
+        self._keys = keys
         self._policy = policy
         self._changes = changes
         self.round = signed.round
@@ -319,7 +324,7 @@ class Coordinator:
             return
         assert self.value is not None
         said = vote(self.round, ballot, self.value)
-        if not self._verify(self.commit.members[sender].peer, said, signature):
+        if not self._keys.verify(self.commit.members[sender].peer, said, signature):
             self._note("false_vote", peer=self.commit.members[sender].peer)
             return
         self.accepted[sender] = signature
@@ -383,7 +388,7 @@ class Coordinator:
         index = self.commit.index(peer)
         if index not in self.commit.voters or self.phase is not Phase.FORSWEARING:
             return
-        if not self._verify(peer, vow(self.round), signature):
+        if not self._keys.verify(peer, vow(self.round), signature):
             self._note("false_vote", peer=peer)
             return
         self.forsworn[index] = signature
@@ -573,7 +578,8 @@ class Coordinator:
 
     def _send_propose(self) -> None:
         assert self.value is not None
-        message = Propose(self.commit.fragment, self.round, self.ballot, self.value)
+        signature = self._keys.sign(vote(self.round, self.ballot, self.value))
+        message = Propose(self.commit.fragment, self.round, self.ballot, self.value, signature)
         for index in self.commit.voters:
             if index not in self.accepted:
                 self._send(self.commit.members[index].peer, message)

@@ -49,6 +49,23 @@ def outlying(lengths: Mapping[int, Length], *, norm_ratio_max: float) -> dict[in
     return found
 
 
+MERGED_SLACK = 2.0
+"""A merged slice may be so many times longer than an upload: its reducer knows other norms."""
+
+
+def too_long(merged: float, *, known: float, theta: float, norm_ratio_max: float) -> str | None:
+    """The reason not to take a slice that another peer merged; ``None``: there is none.
+
+    No mean of contributions is longer than the longest one, and a reducer leaves out what is far
+    longer than usual. ``known``: the largest of the norms that this peer knows of the slice: usual
+    ones, and its own contribution. ``theta``: a merge that moves no further is taken in any case.
+    """
+    allowed = max(MERGED_SLACK * norm_ratio_max * known, theta)
+    if allowed <= NORM_MIN or merged <= allowed:
+        return None
+    return f"the merged slice has a norm of {merged:.3g}; at most {allowed:.3g} is plausible"
+
+
 class SliceState:
     """One slice at its reducer."""
 

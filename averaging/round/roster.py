@@ -15,9 +15,10 @@ import msgspec
 
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.standing import heaviest, tokens_of
-from averaging.messages import Commit, Entry, Head, Join, Link
+from averaging.messages import Commit, Entry, Head, Join, Link, Stamp
 from averaging.numbers.slices import reducers_count
 from averaging.rules.deadlines import deadlines, loads_of
+from averaging.rules.line_levels import agreed
 from averaging.rules.line_speed import slow_lines
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import ALL, Turnout
@@ -117,6 +118,8 @@ class Leader:
     topic: bytes
     fragment: int
     nonce: int
+    directive: Stamp | None = None
+    """The owner's directive that it follows."""
 
 
 def compose(
@@ -142,13 +145,16 @@ def compose(
     if len(newcomers) == len(by_peer):
         newcomers = set()
     roster = _in_rank(by_peer, leader, parents[0], newcomers)
-    codec, codec_down = _codecs(by_peer.values(), kind, policy)
+    speeds = {peer: join.bytes_per_s for peer, join in by_peer.items()}
+    level = agreed(
+        {peer: join.level for peer, join in by_peer.items()}, speeds, levels=len(policy.levels)
+    )
+    codec, codec_down = _codecs(by_peer.values(), kind, policy, level)
     size = max(encoded_bytes(codec), encoded_bytes(codec_down or codec))
     # The slices of a site come and go with its delegate: its other members do not reduce.
     # A newcomer carries nobody's work: which site a peer names is its own word.
     voters = [peer for peer in roster if peer not in newcomers]
     delegate_of = {} if mixes else delegates(voters, by_peer)
-    speeds = {peer: join.bytes_per_s for peer, join in by_peer.items()}
     able = [peer for peer in voters if by_peer[peer].reachable and peer not in delegate_of]
     able = able or [peer for peer in roster if by_peer[peer].reachable]
     slow = slow_lines({peer: speeds[peer] for peer in able})
@@ -207,10 +213,12 @@ def compose(
         eta=policy.eta,
         mu=policy.mu,
         batch_tokens_max=batch_tokens_max,
+        level=level,
         on_probation=tuple(i for i, peer in enumerate(roster) if peer in newcomers),
         contributors_min=len(voters) if policy.quorum.required == ALL else min(2, len(voters)),
         upload_s=limits.upload_s,
         round_s=limits.round_s,
+        directive=leader.directive,
     )
 
 
@@ -223,13 +231,14 @@ def recomposed(
     lineages, the codecs if they are the run's or f32, and the deadlines
     (``averaging.rules.commit_check`` limits those).
     """
-    codecs = commit.codec.partition("/")[0], commit.codec_down or "f32", "f32"
+    codecs = commit.displacement_codec, commit.codec_down or "f32", "f32"
     leader = Leader(
         peer=commit.leader,
         incarnation=commit.leader_incarnation,
         topic=commit.topic,
         fragment=commit.fragment,
         nonce=commit.nonce,
+        directive=commit.directive,
     )
     shown = commit.ancestors or tuple((parent,) for parent in commit.parents)
     heads = [
@@ -271,6 +280,7 @@ def _join(commit: Commit, entry: Entry, head: Head, codecs: tuple[str, ...]) -> 
         codecs=codecs,
         site=entry.site,
         signature=entry.signature,
+        level=entry.level,
     )
 
 
@@ -292,12 +302,17 @@ def _in_rank(
     )
 
 
-def _codecs(joins: Iterable[Join], kind: str, policy: RoundPolicy) -> tuple[str, str | None]:
+def _codecs(
+    joins: Iterable[Join], kind: str, policy: RoundPolicy, level: int
+) -> tuple[str, str | None]:
     """The codec of uploads, and that of merged slices if it is another one."""
     if kind == "mix":
         return "f32", None  # theta itself travels: it is not rounded
     known = set.intersection(*(set(join.codecs) for join in joins))
-    up, down = policy.codecs if known.issuperset(policy.codecs) else ("f32", "f32")
+    wanted = policy.levels[level]
+    up, down = wanted.codec, wanted.codec_down
+    if not known.issuperset((up, down)):
+        up = down = "f32"
     return policy.mixing.codec(up) if kind == "meld" else up, None if down == up else down
 
 
@@ -319,6 +334,7 @@ def _entry(peer: PeerId, join: Join, *, parent: int, tokens: int, delegate: int 
         claimed_tokens=None if tokens == join.tokens else join.tokens,
         site=join.site,
         delegate=delegate,
+        level=join.level,
     )
 
 

@@ -53,6 +53,8 @@ class Situation:
     """The open round that this peer is a member of, else one that it leads for others."""
     measured: Measured | None
     in_doubt: bool
+    tokens_end: int | None
+    """Tokens with which the fragment is done, as of the round that would follow."""
     is_final: bool
     closed_ranks: bool
     several_groups_version: int | None

@@ -24,7 +24,7 @@ from averaging.history.merged_map import MergedMap
 from averaging.history.rewind import parting
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.numbers.arrays import Float32s
+from averaging.numbers.arrays import Float32s, norm
 from averaging.round.effects import CatchUp, Rebase
 from averaging.rules.final_mix import gives_way
 from averaging.rules.plausible import leap
@@ -63,6 +63,17 @@ class Life:
         mark = merged.get(self.peer)
         return mark.step if mark is not None and mark.incarnation == self.incarnation else 0
 
+    def earlier_tokens(self, merged: MergedMap, known: int = 0) -> int:
+        """Tokens of this peer's earlier incarnations in ``merged``.
+
+        A map has one number for all incarnations of a peer. ``known``: those of the state that
+        this one follows on, which it still has if it contains work of this incarnation.
+        """
+        mark = merged.get(self.peer)
+        if mark is None:
+            return 0
+        return known if mark.incarnation == self.incarnation else mark.tokens
+
     def newly_contained(self, after: MergedMap, before: MergedMap | None) -> int | None:
         """The own step up to which ``after`` contains work that ``before`` did not.
 
@@ -94,10 +105,17 @@ def prefers_replay(
     return needs_way or missed * payload_bytes <= state_bytes
 
 
-def is_newer(mine: Standing | None, theirs: Standing, *, tokens_end: int | None) -> bool:
+def is_newer(
+    mine: Standing | None,
+    theirs: Standing,
+    *,
+    tokens_end: int | None,
+    effect: CatchUp | Rebase | None = None,
+) -> bool:
     """True if a fetched state replaces the own one: it continues its chain or has more tokens.
 
     ``tokens_end``: the run's, once all peers meet in one group to end it; else ``None``.
+    ``effect``: what it was fetched for. A peer that gives way takes any other state.
     """
     if leap(None if mine is None else mine.head(), theirs.head()) is not None:
         return False
@@ -105,6 +123,8 @@ def is_newer(mine: Standing | None, theirs: Standing, *, tokens_end: int | None)
         return True
     if theirs.lineage == mine.lineage:
         return False
+    if isinstance(effect, Rebase) and effect.gives_way:
+        return True
     if theirs.chain.find(mine.version, mine.lineage) is not None:
         return True
     if tokens_end is not None:
@@ -132,9 +152,10 @@ def unfit(
         return f"version {state.version} is not finite"
     if before is None or usual is None:
         return None
-    moved = float(np.linalg.norm(state.theta - before.theta))
+    with np.errstate(over="ignore"):
+        moved = norm(state.theta - before.theta)
     missed = max(1, state.version - before.version)
-    most = norm_ratio_max * max(usual * missed, float(np.linalg.norm(before.theta)))
+    most = norm_ratio_max * max(usual * missed, norm(before.theta))
     if moved > most:
         return f"version {state.version} is {moved:.3g} from mine; at most {most:.3g} is plausible"
     return None
@@ -195,11 +216,14 @@ def hand_over(
     *,
     parting: Parting | None = None,
     presumed: int | None = None,
+    earlier: int = 0,
 ) -> TakenOver:
     """Give the learner a state that others made.
 
     ``presumed``: own work up to this step counts as merged elsewhere
-    (``averaging.round.doubt.Doubting.presumed``).
+    (``averaging.round.doubt.Doubting.presumed``). ``earlier``: tokens of earlier incarnations in
+    the state before (``Life.earlier_tokens``). What is lost is this incarnation's: the new side may
+    have more work of its former ones, which does not make up for it.
     """
     regained = None if parting is None else learner.rebase(state, parting)
     if regained is None:
@@ -211,12 +235,14 @@ def hand_over(
     lost = 0
     if before is not None:
         # On the lighter side of a fork, this peer's work was merged into what is given up now.
-        lost = _tokens(before, life.peer) - _tokens(state, life.peer) - (regained or 0)
+        there = _tokens(state, life, life.earlier_tokens(state.merged, earlier))
+        lost = _tokens(before, life, earlier) - there - (regained or 0)
         if lost > 0:
             learner.write_off(lost, reason="rebased")
     return TakenOver(parting, regained or 0, max(0, lost))
 
 
-def _tokens(state: FragmentState, peer: PeerId) -> int:
-    mark = state.merged.get(peer)
-    return 0 if mark is None else mark.tokens
+def _tokens(state: FragmentState, life: Life, earlier: int) -> int:
+    """Tokens of this incarnation in a state with so many of its earlier ones."""
+    mark = state.merged.get(life.peer)
+    return 0 if mark is None else max(0, mark.tokens - earlier)

@@ -60,6 +60,8 @@ class RosterClosed:
     """A roster of this version closed, with or without this peer: start a cycle."""
 
     version: int
+    level: int | None = None
+    """Level of the round; ``None``: it is not known, and remains as it was."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,11 @@ def objection(
 ) -> str | None:
     """Return the reason why a commit breaks the run's settings; ``None`` if it does not."""
     mixing = policy.mixing
-    always = mixing.every == 1 and mixing.dispersion_max is None
-    if commit.kind == "merge" and len(commit.parents) > 1 and always:
+    if commit.kind == "merge" and len(commit.parents) > 1 and mixing.always:
         return "it leaves lineages apart; every round of this run melds them"
-    displacement = commit.codec
+    displacement = commit.displacement_codec
     if commit.kind == "meld":
-        displacement, _, states = commit.codec.partition("/")
+        states = commit.codec.partition("/")[2]
         wanted = mixing.codec(displacement)
         if commit.codec != wanted:
             return f"it sends states as {states!r}; the run melds with {wanted!r}"
@@ -39,8 +38,13 @@ def objection(
     for name in used:
         if name not in codecs:
             return f"I lack its codec {name!r}; I have {', '.join(codecs)}"
-    if used not in (policy.codecs, ("f32", "f32")):  # f32: a member lacks the run's
-        return f"its codecs are {' and '.join(used)}; the run's are {' and '.join(policy.codecs)}"
+    levels = policy.levels
+    if commit.level >= len(levels):
+        return f"its level is {commit.level}; the run has {len(levels)}"
+    level = levels[commit.level]
+    wanted_codecs = level.codec, level.codec_down
+    if used not in (wanted_codecs, ("f32", "f32")):  # f32: a member lacks the run's
+        return f"its codecs are {' and '.join(used)}; the run's are {' and '.join(wanted_codecs)}"
     if commit.merge not in rule_names():
         return f"I lack its merge rule {commit.merge!r}; I have {', '.join(rule_names())}"
     theirs, ours = (commit.merge, commit.eta, commit.mu), (policy.merge, policy.eta, policy.mu)
@@ -78,6 +82,7 @@ def misquoted(entry: Entry, join: Join) -> str | None:
         "base_version": (entry.base_version, join.base_version),
         "staleness": (entry.staleness, join.staleness),
         "reachable": (entry.reachable, join.reachable),
+        "level": (entry.level, join.level),
     }
     for name, (theirs, mine) in said.items():
         if theirs != mine:

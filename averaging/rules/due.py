@@ -19,7 +19,7 @@ class DuePolicy:
     """How often a fragment is merged."""
 
     cycle_steps: int = 24
-    """H: steps of the median peer between two merges of a fragment."""
+    """H: steps of the median peer between two merges of a fragment, as the run prefers it."""
     fragments: int = 24
     """P: the first due times of the fragments are H/P apart."""
     called_share: float = 0.5
@@ -52,6 +52,7 @@ class DueTime:
         "_fragment",
         "_last_step",
         "_last_version",
+        "cycle_steps",
         "eager",
         "every",
         "policy",
@@ -60,6 +61,8 @@ class DueTime:
     def __init__(self, policy: DuePolicy, *, fragment: int, step: int) -> None:
         """``step`` is the peer's own step at its start; first due times follow from it."""
         self.policy = policy
+        self.cycle_steps = policy.cycle_steps
+        """H, as the newest roster that closed has set it."""
         self.eager = False
         """If true, any call is answered: it may be the last one."""
         self.every = 1
@@ -81,7 +84,7 @@ class DueTime:
 
     def interval(self, *, own_s: float | None, median_s: float | None) -> int:
         """Return H_i: own steps in one cycle of the median peer."""
-        steps = self.policy.cycle_steps
+        steps = self.cycle_steps
         if not self.policy.scale_by_speed or not own_s or not median_s:
             return steps
         return max(1, round(steps * median_s / own_s))

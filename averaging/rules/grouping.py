@@ -66,6 +66,10 @@ class Grouping(Protocol):
         """Return disjoint groups of at most ``size``, each sorted, of more peers than that."""
         ...
 
+    def smallest(self, size: int) -> int:
+        """Return the fewest peers that a group of at most ``size`` ever has."""
+        ...
+
 
 _groupings: dict[str, Grouping] = {}
 
@@ -229,6 +233,9 @@ class Halves:
     ) -> tuple[tuple[PeerId, ...], ...]:
         return deal(peers, size=size, fragment=fragment, version=version)
 
+    def smallest(self, size: int) -> int:
+        return max(2, (size + 1) // 4)
+
 
 class Even:
     """A shuffled row, cut into as few groups as possible, of nearly equal size.
@@ -242,6 +249,9 @@ class Even:
         self, peers: tuple[PeerId, ...], *, size: int, fragment: int, version: int
     ) -> tuple[tuple[PeerId, ...], ...]:
         return _evenly(peers, size, fragment, version)
+
+    def smallest(self, size: int) -> int:
+        return (size + 1) // 2
 
 
 @lru_cache(maxsize=256)

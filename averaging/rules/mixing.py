@@ -96,6 +96,15 @@ class MixingPolicy:
         if self.dispersion_max is not None and not self.dispersion_max > 0:
             raise ValueError(f"dispersion_max is {self.dispersion_max}; it must be above 0")
 
+    @property
+    def always(self) -> bool:
+        """True if every round of several groups melds, so that its members leave with one lineage.
+
+        Otherwise each peer has a lineage of its own between melds, which no other can certify: a
+        member's word is taken for it (``averaging.round.parents``).
+        """
+        return self.every == 1 and self.dispersion_max is None
+
     def melds(self, version: int, measured: Measured | None) -> bool:
         """Return whether the round that makes ``version`` melds, as its leader sees it."""
         if not self.every:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from averaging.messages import ROSTER_MAX
 from averaging.numbers.layout import Fragment
 from averaging.rules.due import DuePolicy
+from averaging.rules.line_levels import LEVELS_MAX, Level
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.probation import ProbationPolicy
 from averaging.rules.quorum import QuorumPolicy
@@ -41,8 +42,13 @@ class RoundPolicy:
     """Codec of uploads."""
     codec_down: str | None = None
     """Codec of merged slices, if it is another one."""
-    feedback: bool = False
-    """Leave what the encoding of an upload loses in the learner's parameters, as part of the next
+    smaller_levels: tuple[Level, ...] = ()
+    """Codecs and cycles with fewer bytes per step, for lines that do not carry the preferred ones
+    (``averaging.rules.line_levels``)."""
+    line_share: float = 0.7
+    """Share of a line that rounds may take before a smaller level is chosen."""
+    feedback: frozenset[str] = frozenset()
+    """Codecs of uploads whose loss is left in the learner's parameters, as part of the next
     contribution. Only where ``carry`` adopts; each peer does it for itself."""
     merge: str = "mean"
     eta: float = 1.0
@@ -56,6 +62,9 @@ class RoundPolicy:
     (``averaging.rules.weights.credited``)."""
     tokens_end: int | None = None
     """Tokens with which a fragment is done (``averaging.rules.final_mix``); ``None``: never."""
+    audit_rate: float = 0.0
+    """Chance that a piece of a merged slice is audited by anybody (``averaging.audit``); 0: no
+    audits. Each peer does it for itself."""
     stale_max: int = 8
     """Work that began more than this many versions ago is discarded, ..."""
     stale_s: float = 600.0
@@ -89,8 +98,15 @@ class RoundPolicy:
 
     @property
     def codecs(self) -> tuple[str, str]:
-        """The codecs of uploaded and of merged displacements."""
+        """The preferred codecs of uploaded and of merged displacements."""
         return self.codec, self.codec_down or self.codec
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The preferred codecs and cycle, and the smaller ones after them."""
+        up, down = self.codecs
+        first = Level(codec=up, codec_down=down, cycle_steps=self.due.cycle_steps)
+        return first, *self.smaller_levels
 
     def __post_init__(self) -> None:
         if not 2 <= self.group_size <= ROSTER_MAX:
@@ -106,6 +122,12 @@ class RoundPolicy:
         for name in _WAITS:
             if not getattr(self, name) > 0.0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0 s")
+        if not 0.0 < self.line_share <= 1.0:
+            raise ValueError(f"line_share is {self.line_share}; it must be above 0 and at most 1")
+        if len(self.smaller_levels) >= LEVELS_MAX:
+            raise ValueError(
+                f"there are {len(self.smaller_levels)} smaller levels; at most {LEVELS_MAX - 1} fit"
+            )
         if not self.slow_link_bytes_s > 0.0:
             raise ValueError(f"slow_link_bytes_s is {self.slow_link_bytes_s}; it must be above 0")
         if self.round_s <= 2 * self.upload_s:
@@ -116,8 +138,18 @@ class RoundPolicy:
 
     def of_statistics(self) -> RoundPolicy:
         """The policy of the fragment of statistics: their exact mean, and no outer optimizer."""
+        exact = tuple(
+            replace(level, codec="f32", codec_down="f32") for level in self.smaller_levels
+        )
         return replace(
-            self, codec="f32", codec_down=None, feedback=False, merge="mean", eta=1.0, mu=0.0
+            self,
+            codec="f32",
+            codec_down=None,
+            smaller_levels=exact,
+            feedback=frozenset(),
+            merge="mean",
+            eta=1.0,
+            mu=0.0,
         )
 
     def of_fragment(self, fragment: Fragment) -> RoundPolicy:

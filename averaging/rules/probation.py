@@ -123,6 +123,7 @@ class Probation:
         "_rounds_seen",
         "_rounds_unseen",
         "_seen",
+        "_struck",
         "_tokens_unseen",
         "_trusted",
         "_versions_unseen",
@@ -130,10 +131,19 @@ class Probation:
     )
 
     def __init__(
-        self, policy: ProbationPolicy, *, trusted: Callable[[PeerId], bool] = lambda peer: False
+        self,
+        policy: ProbationPolicy,
+        *,
+        trusted: Callable[[PeerId], bool] = lambda peer: False,
+        struck: Callable[[PeerId, float], bool] = lambda peer, now: False,
     ) -> None:
-        """``trusted``: peers that the owner of the run vouches for, established at any time."""
+        """``trusted``: peers that the owner of the run vouches for, established at any time.
+
+        ``struck``: peers with too many strikes at this one now (``averaging.audit.strikes``), which
+        are on probation whatever they have done.
+        """
         self.policy = policy
+        self._struck = struck
         self._versions_unseen = 0
         """Number of versions that this peer did not see made, in states that it took."""
         self._rounds_unseen = 0.0
@@ -212,6 +222,8 @@ class Probation:
         """Return how much of what is asked this peer has done; 1 or more: it is established."""
         if not self.is_on or self._trusted(peer):
             return math.inf
+        if self._struck(peer, now):
+            return 0.0
         work = self._seen.get(peer)
         missed = work.missed if work is not None else 0
         if missed <= self.policy.rounds:
@@ -249,6 +261,8 @@ class Probation:
             return f"{worked} of its {len(voters)} voters have worked; a majority is needed"
         sure = [entry.peer for entry in commit.members if self._is_sure_of(entry.peer, asked, now)]
         named = len(set(sure) & set(voters))
-        if sure and 2 * named <= len(sure):
+        # Half is enough: where this peer has seen only two at work, and a fork hid the work of one
+        # from the others, each would decline every commit of the other.
+        if 2 * named < len(sure):
             return f"{named} of {len(sure)} established members are its voters"
         return None

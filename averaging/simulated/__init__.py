@@ -7,11 +7,12 @@ seed, and the same seed gives the same bits.
 
 Start reading at ``node``: ``FragmentNode`` does what ``averaging.live.fragment`` and
 ``averaging.live.exchange`` do, without sockets and threads. ``wires`` is the network between nodes
-and holds results that come out the same at several of them.
+and holds results that come out the same at several of them. ``auditing`` audits what others merge.
 
 Nothing may be decided here that a live peer decides elsewhere: routes come from
 ``averaging.round.traffic``, whether a state is taken from ``averaging.round.taking_over``, the
 numbers from ``averaging.numbers`` and ``averaging.history``. What is simplified: a stream brings
-all of its bytes at once, a link breaks when it is used, states come whole from one source, and the
-audit of digests does not take place. No asyncio, clock, thread or global randomness.
+all of its bytes at once, a link breaks when it is used, states come whole from one source while
+others confirm their bits (``fetching``), and the audit of digests does not take place. No asyncio,
+clock, thread or global randomness.
 """

@@ -10,23 +10,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import takewhile
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
+from averaging.audit.proofs import Guilty
+from averaging.errors import BadPayload
 from averaging.history.adoption import Parting
+from averaging.history.lineage import Lineage
 from averaging.history.parent_maps import ParentMap, parents_of, problem_of
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance
 from averaging.history.rewind import rewound
 from averaging.history.standing import Standing, with_merged_map
 from averaging.history.state import FragmentState
-from averaging.messages import MERGED, OWN, Commit, Head, Link, Message, Opening, Signatures
+from averaging.messages import (
+    MERGED,
+    OWN,
+    Commit,
+    Directed,
+    Head,
+    Link,
+    Message,
+    Opening,
+    Signatures,
+)
 from averaging.numbers.arithmetic import (
     MeldNumbers,
     Numbers,
-    encoded_size,
     numbers_of,
 )
 from averaging.numbers.arrays import Float32s, Float64s
@@ -35,7 +46,6 @@ from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Fragment
 from averaging.numbers.norm_bounds import norm_at_most
 from averaging.round import taking_over
-from averaging.round.catching_up import fetch_timeout_s
 from averaging.round.effects import (
     Answer,
     Apply,
@@ -74,13 +84,12 @@ from averaging.round.inputs import (
     UploadFailed,
 )
 from averaging.round.machine import FragmentRounds
-from averaging.round.reducer import Length
+from averaging.round.reducer import Length, too_long
 from averaging.round.taking_over import (
     Life,
     hand_over,
     is_newer,
     parting_at,
-    prefers_replay,
     shared_version,
     unfit,
 )
@@ -94,13 +103,14 @@ from averaging.round.traffic import (
 from averaging.rules.sites import SITE_SHARE, riders_of
 from averaging.rules.usual_norms import UsualNorms
 from averaging.rules.weights import weights_of
-from averaging.simulated.wires import MARK_BYTES, STREAM_OVERHEAD_BYTES, Part, Wires
+from averaging.simulated.auditing import NodeAudits
+from averaging.simulated.fetching import Fetching
+from averaging.simulated.wires import Part, Wires
 from dht.identity import PeerId
 from dht.memory.event_heap import Timer
 
 HELD_MAX = 64
 """Events that wait for a sleeping peer to wake; what comes after is lost, as in a full queue."""
-REQUEST_BYTES = 200
 
 _scratch = Scratch()
 
@@ -158,6 +168,10 @@ class Owner(Protocol):
         """Something came from this peer, about any fragment."""
         ...
 
+    def directed(self, node: FragmentNode, sender: PeerId, directive: bytes) -> None:
+        """Another peer sent a directive of the run's owner (``averaging.rules.orders``)."""
+        ...
+
     def silent(self, peer: PeerId, since: float) -> None:
         """One node waited for its leader's answer in vain (``averaging.round.silence``)."""
         ...
@@ -182,6 +196,9 @@ class Watch:
         """A round is over at this peer, which is about to stand on ``after``."""
 
     def folded(self, node: FragmentNode, after: FragmentState, fold: Fold) -> None: ...
+
+    def convicted(self, node: FragmentNode, guilty: Guilty) -> None:
+        """A peer has been proved to lie, to this node."""
 
     def stands(self, node: FragmentNode, state: FragmentState) -> None: ...
 
@@ -212,6 +229,15 @@ class Watch:
     ) -> bool:
         return True
 
+    def serves(self, node: FragmentNode, to: PeerId, state: FragmentState) -> FragmentState:
+        """The state that a node serves to another, which is its own."""
+        return state
+
+    def serves_rounds(
+        self, node: FragmentNode, to: PeerId, entries: tuple[ReplayEntry, ...]
+    ) -> tuple[ReplayEntry, ...]:
+        return entries
+
     def fault_of(self, sender: PeerId) -> str | None:
         """The reason for which this peer's uploads are refused, if they are."""
         return None
@@ -239,6 +265,8 @@ class Buffers:
     held: dict[int, Route] = field(default_factory=dict)
     """Uploads that wait for the bundle."""
     bundle: list[Part] | None = None
+    alone: dict[int, Part] = field(default_factory=dict)
+    """The own contribution by slice, with the claim about it."""
 
     @property
     def commit(self) -> Commit:
@@ -265,6 +293,7 @@ class FragmentNode:
         learner: FragmentLearner | None,
         *,
         replay_bytes_max: int = 0,
+        audits: NodeAudits | None = None,
     ) -> None:
         self.owner = owner
         self.name = owner.name
@@ -273,6 +302,7 @@ class FragmentNode:
         self.machine = machine
         self.state: FragmentState | None = None
         self.learner = learner
+        self.audits = audits
         self.buffers: dict[bytes, Buffers] = {}
         self.replay: ReplayLog | None = None
         self.fetched_bytes = 0
@@ -282,10 +312,13 @@ class FragmentNode:
         self._life = Life(owner.name, owner.incarnation)
         self._stream = 0
         self._timer: Timer | None = None
-        self._fetch = 0
+        self._fetching: Fetching | None = None
         wires.nodes[owner.name, fragment.index] = self
+        self._earlier_tokens = 0
+        """Tokens of the peer's earlier incarnations in the state."""
         if state is not None:
             self.state = state
+            self._earlier_tokens = self._life.earlier_tokens(state.merged)
             self._restart_replay(state)
 
     def __repr__(self) -> str:
@@ -345,11 +378,21 @@ class FragmentNode:
     def hear(self, sender: PeerId, message: Message) -> None:
         self.wires.watch.heard(self, sender, message)
         self.owner.heard(sender)
+        if self.audits is not None:
+            self.audits.sees(sender, message)
+        if isinstance(message, Directed):
+            self.owner.directed(self, sender, message.directive)
+            return
         self.run(self.machine.handle(Received(sender, message), self.owner.now()))
 
     def lost(self, peer: PeerId) -> None:
         if self.owner.alive:
             self.run(self.machine.handle(LinkLost(peer), self.owner.now()))
+
+    def convict(self, guilty: Guilty) -> None:
+        """A peer has been proved to lie: it is as good as gone."""
+        self.wires.watch.convicted(self, guilty)
+        self.wires.heap.call_in(0.0, self.lost, guilty.peer)
 
     def offer(self) -> list[Effect]:
         """Offer the fragment at a safe point, after ``Owner.wants_snapshot``."""
@@ -419,6 +462,9 @@ class FragmentNode:
         cutting = self.wires.cutting(self.fragment, numbers, commit)
         traffic = Traffic(enter, me=self.name)
         buffers = self.buffers[enter.round] = Buffers(traffic, numbers, cutting, None)
+        if self.audits is not None:
+            self.audits.begin(enter.encoded, enter.round, commit, cutting)
+            self.audits.sees_commit(enter.encoded, enter.signature)
         if enter.entry is None:
             return
         if traffic.riders:
@@ -446,7 +492,7 @@ class FragmentNode:
         elif learner is not None:
             assert learner.snapshot is not None, "entered without an offer"
             buffers.payload = self._encoded(buffers, learner.base, learner.snapshot)
-            if self.machine.policy.feedback:
+            if commit.displacement_codec in self.machine.policy_at(commit.version).feedback:
                 data = memoryview(buffers.payload)
                 for chunk in cutting.all_chunks:
                     part = data[chunk.data]
@@ -485,7 +531,7 @@ class FragmentNode:
         if route.what == MERGED:
             part = buffers.merged[route.slice]
         elif route.what == OWN and buffers.roster is None:
-            part = buffers.own_part(route.slice)
+            part = self._signed(buffers, route.slice)
         elif route.what == OWN and buffers.bundle is None:
             buffers.held[route.slice] = route
             return
@@ -507,14 +553,14 @@ class FragmentNode:
         roster, me = buffers.roster, buffers.traffic.entry
         assert roster is not None and me is not None
         slices = range(len(buffers.cutting.slices))
-        own = [buffers.own_part(index) for index in slices]
+        own = [self._signed(buffers, index, alone=True) for index in slices]
         for index, part in enumerate(own):
             roster.measured(me, index, self._length(buffers, index, part))
         buffers.traffic.inside = roster.decide()
         inside = sorted([me, *buffers.traffic.inside])
+        parts = {**buffers.uploads, **{(index, me): part for index, part in enumerate(own)}}
         if inside[1:]:
             weights = weights_of(buffers.commit, inside)
-            parts = {**buffers.uploads, **{(index, me): part for index, part in enumerate(own)}}
             own = [
                 self._merged(
                     buffers,
@@ -526,9 +572,25 @@ class FragmentNode:
                 )
                 for index in slices
             ]
+        if self.audits is not None:
+            riders = buffers.traffic.inside
+            own = [
+                self.audits.signed_upload(
+                    round_id, index, replace(part, claim=None), riders,
+                    [said for who in inside if (said := parts[index, who].claim)] if riders else (),
+                )
+                for index, part in enumerate(own)
+            ]  # fmt: skip
         buffers.bundle = own
         for _, route in sorted(buffers.held.items()):
             self._go(buffers, route)
+
+    def _signed(self, buffers: Buffers, index: int, *, alone: bool = False) -> Part:
+        """The own contribution to a slice, with the claim about it."""
+        part = buffers.own_part(index)
+        if self.audits is None:
+            return part
+        return self.audits.signed_upload(buffers.traffic.enter.round, index, part, alone=alone)
 
     def stream_broke(self, round_id: bytes, index: int, stream: int, reason: str) -> None:
         buffers = self.buffers.get(round_id)
@@ -554,6 +616,8 @@ class FragmentNode:
         """A stream has opened and brought all that it brings."""
         problem: str | None = None
         if sender != self.name:
+            if self.audits is not None:
+                self.audits.sees_commit(opening.commit, opening.signature)
             effects = self.machine.handle(StreamOpened(sender, opening), self.owner.now())
             problem = refusal(effects)
             self.run(effects)
@@ -587,7 +651,7 @@ class FragmentNode:
     def _rider(self, buffers: Buffers, index: int, entry: int, part: Part | None) -> None:
         roster = buffers.roster
         assert roster is not None
-        if part is None:
+        if part is None or self._problem_of_claim(buffers, index, part, [entry]):
             roster.leave_out(entry)
         elif roster.wants(entry, index):
             buffers.uploads[index, entry] = part
@@ -599,8 +663,10 @@ class FragmentNode:
         self, buffers: Buffers, index: int, entry: int, part: Part, riders: tuple[int, ...]
     ) -> None:
         fault = self.wires.watch.fault_of(buffers.commit.members[entry].peer)
+        fault = fault or self._malformed(buffers, index, part)
         if fault is None and part.maps is not None:
             fault = problem_of(part.maps, buffers.commit, [entry, *riders])
+        fault = fault or self._problem_of_claim(buffers, index, part, [entry, *riders])
         length: Length | None = None
         if fault is None:
             buffers.uploads[index, entry] = part
@@ -608,6 +674,14 @@ class FragmentNode:
         else:
             buffers.traffic.left_out(index, entry, fault)
         self._arrived(buffers, index, entry, fault, riders, length)
+
+    def _problem_of_claim(
+        self, buffers: Buffers, index: int, part: Part, members: Sequence[int]
+    ) -> str | None:
+        if self.audits is None:
+            return None
+        round_id = buffers.traffic.enter.round
+        return self.audits.problem_of_upload(round_id, index, part, members)
 
     def _arrived(
         self,
@@ -622,6 +696,24 @@ class FragmentNode:
         sender = buffers.commit.members[entry].peer
         arrived = UploadArrived(round_id, index, sender, problem, length, riders)
         self.run(self.machine.handle(arrived, now))
+
+    def _malformed(
+        self, buffers: Buffers, index: int, part: Part, *, merged: bool = False
+    ) -> str | None:
+        """The reason why these bytes are no slice of this round; ``None``: they are."""
+        if self.wires.shortcuts:
+            return None
+        pieces = buffers.cutting.pieces(index, merged=merged)
+        size = pieces[-1][1].stop if pieces else 0
+        if len(part.data) != size:
+            return f"a slice of {len(part.data)} bytes; it has {size}"
+        numbers = buffers.numbers.down if merged else buffers.numbers.up
+        try:
+            for chunk, place in pieces:
+                numbers.check(chunk, memoryview(part.data)[place], _scratch)
+        except BadPayload as error:
+            return str(error)
+        return None
 
     def _length(self, buffers: Buffers, index: int, part: Part) -> Length | None:
         """The length of a displacement, where somebody may be refused for it."""
@@ -652,6 +744,10 @@ class FragmentNode:
             merge.contributors,
             taken.members,
         )
+        if self.audits is not None:
+            uploads = [buffers.uploads[merge.slice, carrier] for carrier in taken.carriers]
+            members = merge.contributors
+            merged = self.audits.signed_merge(merge.round, merge.slice, merged, members, uploads)
         buffers.merged[merge.slice] = merged
         buffers.traffic.merged.add(merge.slice)
         now = self.owner.now()
@@ -716,7 +812,12 @@ class FragmentNode:
             self._have_merged(round_id, buffers, index, part)
 
     def _have_merged(self, round_id: bytes, buffers: Buffers, index: int, part: Part) -> None:
-        problem = None if part.maps is None else problem_of(part.maps, buffers.commit)
+        problem = self._malformed(buffers, index, part, merged=True)
+        if problem is None and part.maps is not None:
+            problem = problem_of(part.maps, buffers.commit)
+        problem = problem or self._too_long(buffers, index, part)
+        if problem is None and self.audits is not None:
+            problem = self.audits.problem_of_merge(round_id, index, part)
         if problem is not None:
             now = self.owner.now()
             self.run(self.machine.handle(UploadFailed(round_id, index, problem), now))
@@ -725,8 +826,32 @@ class FragmentNode:
             buffers.traffic.merged.add(index)
             self._answer_waiters(round_id, buffers, index)
             now = self.owner.now()
-            arrived = MergedArrived(round_id, index, part.digest, part.parents)
+            members = None if part.claim is None else part.claim.members
+            arrived = MergedArrived(round_id, index, part.digest, part.parents, members)
             self.run(self.machine.handle(arrived, now))
+
+    def _too_long(self, buffers: Buffers, index: int, part: Part) -> str | None:
+        """The reason not to take a slice that another peer merged."""
+        ratio = self.wires.norm_ratio_max
+        if buffers.commit.kind == "mix" or math.isinf(ratio) or self.state is None:
+            return None
+        piece, data = buffers.cutting.slices[index], memoryview(part.data)
+        squares = sum(
+            float(buffers.numbers.down.squares(chunk, data[place]).sum())
+            for chunk, place in buffers.cutting.pieces(index, merged=True)
+        )
+        usual = self._usual.norm(piece.units)
+        own = 0.0
+        if buffers.payload is not None:
+            length = self._length(buffers, index, buffers.own_part(index))
+            own = 0.0 if length is None else length.norm
+        sizes = buffers.cutting.fragment.unit_sizes
+        if usual is not None:
+            theta = norm_at_most(self.state.theta[piece.values], sizes[piece.units])
+        else:  # nothing is usual yet, honest peers differ by any factor, and slices may be zero
+            theta = ratio * norm_at_most(self.state.theta, sizes)
+        known = max(usual or 0.0, own)
+        return too_long(math.sqrt(squares), known=known, theta=theta, norm_ratio_max=ratio)
 
     def merged_parts(self, round_id: bytes) -> list[Part]:
         """All merged slices, in order. Complete once the machine says ``Apply``."""
@@ -778,10 +903,13 @@ class FragmentNode:
         learner.adopt(after, contained=contained)
         now = self.owner.now()
         self.run(self.machine.handle(Applied(apply.round, merged, dispersion), now))
+        if self.audits is not None:
+            self.audits.audit(apply.round, after.lineage, dict(enumerate(parts)))
 
     def _take(self, state: FragmentState) -> None:
         self.wires.watch.stands(self, state)
         self.state = state
+        self._earlier_tokens = self._life.earlier_tokens(state.merged, self._earlier_tokens)
 
     def _restart_replay(self, state: FragmentState) -> None:
         if self._replay_bytes_max:
@@ -803,75 +931,32 @@ class FragmentNode:
     # Catching up: by replay where that is possible and smaller, else a whole state
 
     def _catch_up(self, effect: CatchUp | Rebase) -> None:
-        self._fetch += 1
-        number, source, before = self._fetch, effect.source, self.state
-        network, fragment = self.wires.network, self.fragment.index
-        assert before is not None
+        assert self.state is not None
+        if self._fetching is not None:
+            self._fetching.abandon()
+        self._fetching = Fetching(self, effect, self.state)
+        self._fetching.begin()
 
-        def is_current() -> bool:
-            if not self.owner.alive or self._fetch != number:
-                return False
-            self._fetch += 1
-            return True
+    def now(self) -> float:
+        return self.owner.now()
 
-        def failed() -> None:
-            if is_current():
-                self.run(self.machine.handle(CaughtUp(None), self.owner.now()))
+    def when_awake(self, action: Callable[[], None]) -> None:
+        self.owner.when_awake(action)
 
-        def replayed(entries: tuple[ReplayEntry, ...]) -> None:
-            if is_current():
-                self._replayed(before, entries)
+    def served(self, to: PeerId) -> FragmentState | None:
+        return None if self.state is None else self.wires.watch.serves(self, to, self.state)
 
-        def arrived(state: FragmentState, signatures: Signatures) -> None:
-            if is_current():
-                self._fetched(state, signatures, effect)
+    def served_rounds(self, to: PeerId, version: int, lineage: Lineage) -> tuple[ReplayEntry, ...]:
+        since = self.replay.since(version, lineage) if self.replay is not None else None
+        return self.wires.watch.serves_rounds(self, to, since or ())
 
-        def send(entries: tuple[ReplayEntry, ...], sent: int) -> None:
-            """Send one entry after the other: the line may become faster or slower meanwhile."""
-            if sent == len(entries):
-                replayed(entries)
-                return
-            size = self.wires.bulk(len(entries[sent].payload)) + STREAM_OVERHEAD_BYTES
-            self.fetched_bytes += size
-            network.transfer(source, self.name, size, lambda: send(entries, sent + 1), lambda: None)
-
-        sizes = self.fragment.unit_sizes
-        payload_bytes = encoded_size(self.machine.policy.codecs[1], sizes)
-        replays = self.replay is not None and prefers_replay(
-            effect, before, payload_bytes=payload_bytes, needs_way=False
-        )
-
-        def asked() -> None:
-            other = self.wires.node(source, fragment)
-            if other is None or other.state is None:
-                return
-            state, log = other.state, other.replay
-            if replays and log is not None:
-                since = log.since(before.version, before.lineage) or ()
-                entries = tuple(takewhile(lambda entry: entry.version <= effect.version, since))
-                if entries:
-                    send(entries, 0)
-                    return
-            size = self.wires.bulk(state.theta.nbytes + state.momentum.nbytes)
-            size += MARK_BYTES * len(state.merged)
-            self.fetched_bytes += size
-            shown = other.shown(state)
-            network.transfer(
-                source,
-                self.name,
-                size,
-                lambda: arrived(state, shown.signatures),
-                lambda: None,
-            )
-
-        network.transfer(self.name, source, REQUEST_BYTES, asked, failed)
-        wait_s = fetch_timeout_s(self.machine.policy, before.theta.nbytes + before.momentum.nbytes)
-        self.wires.heap.call_in(wait_s, self.owner.when_awake, failed)
+    def fetch_failed(self) -> None:
+        self.run(self.machine.handle(CaughtUp(None), self.owner.now()))
 
     def shown(self, state: FragmentState) -> Head:
         return self.machine.certificates.show(Standing.of(state).head(), self.owner.now())
 
-    def _replayed(self, before: FragmentState, entries: tuple[ReplayEntry, ...]) -> None:
+    def replayed(self, before: FragmentState, entries: tuple[ReplayEntry, ...]) -> None:
         assert self.replay is not None
         state = before
         sizes = self.fragment.unit_sizes
@@ -880,20 +965,22 @@ class FragmentNode:
             self.replay.append(entry, state.lineage)
         self._taken(state, before, None)
 
-    def _fetched(
+    def fetched(
         self, state: FragmentState, signatures: Signatures, effect: CatchUp | Rebase
     ) -> None:
         before, machine = self.state, self.machine
         assert before is not None
         link, now = Link(*state.chain.tip), self.owner.now()
         machine.certificates.hear(link, signatures, now)
-        tokens_end = machine.policy.tokens_end if machine.closed_ranks else None
+        tokens_end = machine.tokens_end if machine.closed_ranks else None
         usual = self._usual.norm(slice(None))
         ratio = self.wires.norm_ratio_max
-        newer = is_newer(Standing.of(before), Standing.of(state), tokens_end=tokens_end)
+        newer = is_newer(
+            Standing.of(before), Standing.of(state), tokens_end=tokens_end, effect=effect
+        )
         fits = unfit(state, before, usual=usual, norm_ratio_max=ratio) is None
         if not (newer and fits and machine.catching_up.takes(link, now)):
-            self.run(self.machine.handle(CaughtUp(None), self.owner.now()))
+            self.fetch_failed()
             return
         parting = self._parted(effect, before, state)
         self._restart_replay(state)
@@ -917,13 +1004,19 @@ class FragmentNode:
 
     def _taken(self, state: FragmentState, before: FragmentState, parting: Parting | None) -> None:
         """Take a state that others made: tell the learner and the machine."""
-        now = self.owner.now()
+        now, earlier = self.owner.now(), self._earlier_tokens
         self._take(state)
         since = None
         if self.learner is not None:
             presumed = self.machine.doubting.presumed(now)
             since = hand_over(
-                self.learner, state, before, self._life, parting=parting, presumed=presumed
+                self.learner,
+                state,
+                before,
+                self._life,
+                parting=parting,
+                presumed=presumed,
+                earlier=earlier,
             ).since
         self.run(self.machine.handle(CaughtUp(Standing.of(state), since), self.owner.now()))
 

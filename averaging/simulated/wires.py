@@ -12,10 +12,13 @@ import blake3
 import numpy as np
 
 from averaging import messages as said
+from averaging.audit.claims import Claim
+from averaging.audit.proofs import Guilty
 from averaging.bounded_mapping import BoundedMapping
+from averaging.history.lineage import Lineage
 from averaging.history.merged_map import MergedMap
 from averaging.history.parent_maps import ParentMap, encode_maps, united
-from averaging.history.replay import ReplayLog
+from averaging.history.replay import ReplayEntry, ReplayLog
 from averaging.history.standing import merged_after
 from averaging.history.state import FragmentState
 from averaging.messages import Commit, Head, Message, Opening
@@ -80,6 +83,23 @@ class WiredNode(Protocol):
 
     def lost_reducer(self, dead: PeerId) -> None: ...
 
+    @property
+    def audits(self) -> Any:
+        """The node's audits (``averaging.simulated.auditing``); ``None``: it does none."""
+        ...
+
+    def convict(self, guilty: Guilty) -> None:
+        """Have nothing to do with a peer any more."""
+        ...
+
+    def served(self, to: PeerId) -> FragmentState | None:
+        """The state that another node gets that asks for this one's."""
+        ...
+
+    def served_rounds(self, to: PeerId, version: int, lineage: Lineage) -> tuple[ReplayEntry, ...]:
+        """The rounds since a version that another node gets."""
+        ...
+
     def shown(self, state: FragmentState) -> Head:
         """The head of a state as other peers are shown it: with the signatures under it."""
         ...
@@ -92,6 +112,8 @@ class Part:
     data: bytes
     maps: dict[int, ParentMap] | None
     """The merged maps, by parent, that travel with slice 0 where states do."""
+    claim: Claim | None = None
+    """The claim of the peer that made it; ``None`` where nothing is audited."""
 
     @property
     def size_bytes(self) -> int:
@@ -246,10 +268,15 @@ class Wires(Generic[AnyGate]):
     def deliver(self, sender: PeerId, to: PeerId, fragment: int, message: Message) -> None:
         """A message has come to a node, from a node or from anybody."""
         node = self.node(to, fragment)
-        if node is None or not self.admits(sender):
+        if node is None or not self.lets_in(node, sender):
             return
         if self.watch.lets_through(sender, to, message):
             node.hear(sender, message)
+
+    def lets_in(self, node: WiredNode, sender: PeerId) -> bool:
+        """True if a node looks at what this peer sends."""
+        convicted = node.audits is not None and sender in node.audits.convicted
+        return self.admits(sender) and not convicted
 
     def open_upload(
         self, sender: WiredNode, to: PeerId, opening: Opening, part: Part | None, stream: int
@@ -279,7 +306,7 @@ class Wires(Generic[AnyGate]):
     ) -> None:
         """A stream has come to a node, from a node or from anybody."""
         node = self.node(to, fragment)
-        if node is not None and self.admits(sender):
+        if node is not None and self.lets_in(node, sender):
             node.take_upload(sender, opening, part, stream)
 
     def refuse_upload(

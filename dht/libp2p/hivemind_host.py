@@ -42,7 +42,8 @@ from dht.libp2p.hivemind_patches import (
     RefusedByHandler,
     p2pd_pb2,
 )
-from dht.libp2p.lane import Lane, LaneSettings, connected
+from dht.libp2p.lane import Lane, connected
+from dht.libp2p.lane_settings import LaneSettings
 from dht.libp2p.lane_wire import (
     CIRCUIT_MAX_BYTES,
     CIRCUIT_PROTOCOL,

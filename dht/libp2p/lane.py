@@ -34,27 +34,23 @@ import logging
 import secrets
 import socket
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any
 
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
 from dht.identity import PeerId
 from dht.libp2p.frame_stream import FrameStream
+from dht.libp2p.lane_connection import Connection, Path, ticket_of
+from dht.libp2p.lane_settings import LaneSettings
 from dht.libp2p.lane_wire import (
     CIRCUIT_PROTOCOL,
-    KNOCK_PROTOCOL,
-    LET_IN,
-    PREAMBLE_MAX_BYTES,
     PUNCH_PROTOCOL,
     REASON_MAX,
     VIA_PROTOCOL,
     Answer,
     Begin,
     Circuit,
-    Knock,
     Leg,
     Offer,
     Punch,
@@ -65,6 +61,7 @@ from dht.libp2p.lane_wire import (
     encode,
     is_outer,
 )
+from dht.libp2p.observers import Ask, Observers, Outside, RouterView
 from dht.libp2p.pacing import Pace, Pacer
 from dht.libp2p.port_mapping import keep_mapped
 from dht.libp2p.punching import Opening
@@ -77,9 +74,6 @@ PEERS_MAX = 256
 """Number of peers whose dial results are remembered; the longest unused one is forgotten."""
 
 BACKLOG = 16
-OBSERVERS_MAX = 2
-"""Number of peers that are asked for the outer address of a port."""
-ROUTER_OBSERVERS_MAX = 4
 RELAYS_TRIED_MAX = 8
 """Number of connected peers that are asked to relay, before a relayed connection is given up."""
 
@@ -88,221 +82,12 @@ NO_RELAY_S = 10.0
 only not have heard of both yet."""
 
 
-class Path(IntEnum):
-    """The ways to another peer, best first."""
-
-    DIRECT = 0
-    """One of the two could be dialled."""
-
-    PUNCHED = 1
-    """Both are behind routers, and dialled each other."""
-
-    RELAYED = 2
-    """Through a third peer, which carries ciphertext."""
-
-
-@dataclass(frozen=True, slots=True)
-class RouterView:
-    """Behaviour of the router in front of this machine, as peers outside see it."""
-
-    port: int
-    """A port of this machine."""
-
-    seen: tuple[tuple[str, int], ...] = ()
-    """Its address as each of a few peers sees it."""
-
-    lets_strangers_in: bool | None = None
-    """The address is open to an IP address to which nothing was sent; ``None``: no peer could
-    try."""
-
-    lets_other_ports_in: bool | None = None
-    """The address is open to other ports of an IP address to which something was sent."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneSettings:
-    """Port and limits of a lane."""
-
-    port: int = 0
-    """TCP port to listen on, beside the daemon's own; 0: any free port."""
-
-    told_port: int | None = None
-    """Port that other peers are told to dial instead: that of a router or proxy in front."""
-
-    wait_s: float = 1.0
-    """Time that a stream waits for a new connection before it takes the daemon. It suffices for
-    three round trips on a far link. What goes through the daemon is not paced: on a home line it
-    fills the queue, before which the paced connections withdraw to their floor."""
-
-    dial_timeout_s: float = 10.0
-    connect_s: float = 3.0
-    """Time for a TCP connection, before the peer counts as one behind a router and is met. It
-    suffices for a SYN that is sent twice."""
-
-    answer_timeout_s: float = 2.0
-    """Time after which a kept connection is dropped if the other side does not answer on it."""
-
-    idle_max_s: float = 120.0
-    """Time after which the dialling side closes an unused connection. The other side closes it
-    after twice as long, in case the dialling side is gone."""
-
-    retry_first_s: float = 30.0
-    retry_max_s: float = 1800.0
-    """A peer that could not be dialled is dialled again after ``retry_first_s``, then after twice
-    as long each time, up to this."""
-
-    meet_again_first_s: float = 2.0
-    meet_again_max_s: float = 60.0
-    """The same for a peer that can only be met, with which nothing goes through the daemon."""
-
-    per_peer_max: int = 8
-    """Limit of connections with one peer, in each direction."""
-
-    connections_max: int = 256
-    """Limit of connections that other peers have dialled."""
-
-    strangers_max: int = 32
-    """Limit of those whose peer has not yet proved that it has a ticket's keys."""
-    greet_timeout_s: float = 5.0
-    ticket_life_s: float = 30.0
-    meeting_s: float = 4.0
-    """Time for two peers behind routers to meet, once they know each other's outer addresses. It
-    is spent in vain before a relay is tried."""
-
-    meetings_max: int = 16
-    """Limit of meetings at once to which other peers have called."""
-
-    polite: bool = True
-    """Leave room on the own line for others (``dht.libp2p.pacing``)."""
-
-    standing_max: int = 64
-    """Limit of unused connections with peers behind routers; the longest unused one is closed."""
-
-    relay_s: float = 8.0
-    """Time to get a connection through a relay."""
-
-    def __post_init__(self) -> None:
-        for name in ("port", "told_port"):
-            port = getattr(self, name)
-            if port is not None and not 0 <= port <= 65535:
-                raise ValueError(f"{name} is {port}; a port is between 0 and 65535")
-        if not 0 < self.per_peer_max <= self.connections_max:
-            raise ValueError(
-                f"per_peer_max is {self.per_peer_max} and connections_max is "
-                f"{self.connections_max}; 0 < per peer <= all"
-            )
-
-
-def parse_lane(text: str) -> LaneSettings | None:
-    """Settings from a command line's ``auto``, ``off``, PORT, or PORT:TOLD_PORT.
-
-    ``None`` stands for ``off``. Raises ``ValueError``.
-    """
-    if text == "off":
-        return None
-    if text == "auto":
-        return LaneSettings()
-    ports = text.split(":")
-    if len(ports) > 2 or not all(
-        port.isascii() and port.isdigit() and 0 < int(port) <= 65535 for port in ports
-    ):
-        raise ValueError(
-            f"lane is {text!r}; it is a TCP port, PORT:OUTER_PORT behind a router, 'auto' or 'off'"
-        )
-    return LaneSettings(port=int(ports[0]), told_port=int(ports[-1]))
-
-
-class _Connection:
-    """One connection with one peer, which carries one stream after another."""
-
-    def __init__(self, lane: Lane, path: Path, *, dialled: bool) -> None:
-        self._lane = lane
-        self.path = path
-        self._dialled = dialled
-        self.peer: PeerId | None = None
-        """The peer at the other end; ``None`` until it has proved its identity."""
-
-        self.ticket: Ticket | None = None
-        """The ticket that the dialling side has named."""
-
-        self.seen: tuple[str, int] = ("", 0)
-        """Remote address, if the dialling side may want to hear it."""
-
-        self.greeted = asyncio.Event()
-        """Set when the peer has proved its identity, or the connection is gone."""
-        self.stream = FrameStream(
-            self.on_preamble, carrier=self, preamble_max_bytes=PREAMBLE_MAX_BYTES
-        )
-        """The stream under way, or the next one."""
-
-        self.said: asyncio.Future[bytes] | None = None
-        """Receives the next preamble, if one is expected."""
-
-        self.resting: asyncio.TimerHandle | None = None
-        """Closes the connection if no stream uses it."""
-
-        self.rests_since = 0.0
-
-    def __repr__(self) -> str:
-        way = "to" if self._dialled else "from"
-        return f"_Connection({way} {self.peer}, {self.path.name}, {self.stream!r})"
-
-    @property
-    def dialled(self) -> bool:
-        return self._dialled
-
-    def on_preamble(self, stream: FrameStream, message: bytes) -> None:
-        if self.said is not None and not self.said.done():
-            self.said.set_result(message)
-        elif self._dialled:
-            stream.cut()  # an answer that was not asked for
-        else:
-            self._lane._heard(self, message)
-
-    @property
-    def sent_bytes(self) -> int:
-        seals = self.stream.seals
-        return seals.mine.sealed_bytes if seals is not None else 0
-
-    def cut(self) -> None:
-        self.stream.cut()
-
-    def wake(self) -> None:
-        if self.resting is not None:
-            self.resting.cancel()
-            self.resting = None
-
-    async def next_preamble(self) -> bytes:
-        self.said = asyncio.get_running_loop().create_future()
-        try:
-            return await self.said
-        finally:
-            self.said = None
-
-    def free(self, stream: FrameStream) -> None:
-        self.stream = FrameStream(
-            self.on_preamble, carrier=self, preamble_max_bytes=PREAMBLE_MAX_BYTES
-        )
-        if self._dialled:
-            stream.pass_on(self.stream)
-            self._lane._keep(self)
-        else:
-            self._lane._rest(self)
-            stream.pass_on(self.stream)
-
-    def lost(self, reason: str) -> None:
-        if self.said is not None and not self.said.done():
-            self.said.set_exception(ConnectionError(reason))
-        self.greeted.set()
-        self._lane._lost(self)
-
-
 @dataclass(slots=True, eq=False)
 class _Peer:
     """Dial results and connections with one peer that this peer dials."""
 
-    idle: list[_Connection] = field(default_factory=list)
-    dialled: set[_Connection] = field(default_factory=set)
+    idle: list[Connection] = field(default_factory=list)
+    dialled: set[Connection] = field(default_factory=set)
     dials: int = 0
     """Number of dials under way."""
 
@@ -326,33 +111,11 @@ class _Peer:
     """Time before which no meeting with it is tried, as there is a relay."""
 
 
-Ask = Callable[[PeerId], Awaitable[bytes]]
-"""Gets a peer's ``Offer`` over the daemon. Raises ``DhtError``."""
-
 Where = Callable[[PeerId], Awaitable[Sequence[str]]]
 """Gives the IP addresses at which the daemon is connected to a peer directly."""
 
 Serve = Callable[[FrameStream, str], str | None]
 """Serves an incoming stream of this protocol, or returns the reason of a refusal."""
-
-
-class Outside(Protocol):
-    """The daemon's part in connections between peers behind routers.
-
-    Each method raises ``DhtError``.
-    """
-
-    async def call(self, peer: PeerId, protocol: str, message: bytes) -> bytes:
-        """Send a message of ``dht.libp2p.lane_wire`` to a peer; returns the answer."""
-        ...
-
-    async def observers(self) -> Sequence[tuple[PeerId, str]]:
-        """Directly connected peers on the internet, and their IP addresses."""
-        ...
-
-    async def seen_by(self, peer: PeerId) -> str:
-        """The IP address at which a connected peer sees this one."""
-        ...
 
 
 class Lane:
@@ -391,7 +154,7 @@ class Lane:
         """Port of the router's public address that leads to this lane."""
 
         self._peers: OrderedDict[PeerId, _Peer] = OrderedDict()
-        self._served: dict[_Connection, PeerId | None] = {}
+        self._served: dict[Connection, PeerId | None] = {}
         """Connections that other peers have dialled; ``None``: the peer is not known yet."""
 
         self._pacer = Pacer(self._sockets)
@@ -450,7 +213,7 @@ class Lane:
         dialled = (connection for peer in self._peers.values() for connection in peer.dialled)
         return self._sent_before + sum(c.sent_bytes for c in (*self._served, *dialled))
 
-    def _sockets(self) -> Iterator[tuple[_Connection, socket.socket]]:
+    def _sockets(self) -> Iterator[tuple[Connection, socket.socket]]:
         dialled = (connection for peer in self._peers.values() for connection in peer.dialled)
         for connection in (*self._served, *dialled):
             if (found := connection.stream.socket) is not None:
@@ -547,7 +310,7 @@ class Lane:
                 connection.seen = seen[0], seen[1]
                 self._spawn(self._greet(connection, dialled), "lane greet")
 
-    def _admit(self, dialled: socket.socket, path: Path) -> _Connection | None:
+    def _admit(self, dialled: socket.socket, path: Path) -> Connection | None:
         """Make room for a connection of a peer that is not known yet; ``None``: closed."""
         strangers = sum(peer is None for peer in self._served.values())
         if (
@@ -557,11 +320,11 @@ class Lane:
             self.counters["refused"] += 1
             dialled.close()
             return None
-        connection = _Connection(self, path, dialled=False)
+        connection = Connection(self, path, dialled=False)
         self._served[connection] = None
         return connection
 
-    async def _greet(self, connection: _Connection, dialled: socket.socket) -> None:
+    async def _greet(self, connection: Connection, dialled: socket.socket) -> None:
         """Close a connection whose peer does not prove in time that it has a ticket's keys."""
         if not await self._redeem(connection, dialled):
             self._served.pop(connection, None)
@@ -581,7 +344,7 @@ class Lane:
             self.counters["turned_away"] += 1
             self._served.pop(connection, None)
 
-    async def _redeem(self, connection: _Connection, dialled: socket.socket) -> bool:
+    async def _redeem(self, connection: Connection, dialled: socket.socket) -> bool:
         """Take the number with which a connection begins: that of a ticket.
 
         ``False``: it is closed, or the relay has it, as the number was that of a leg.
@@ -606,7 +369,7 @@ class Lane:
         connection.stream.seal(ticket.seals(dialled=False))
         return True
 
-    def _hear_stranger(self, connection: _Connection, ticket: Ticket) -> str | None:
+    def _hear_stranger(self, connection: Connection, ticket: Ticket) -> str | None:
         """Take the sealed preamble of a dialling peer, which proves that it has the keys.
 
         Returns the reason of a refusal, if any.
@@ -617,13 +380,13 @@ class Lane:
         connection.peer = self._served[connection] = peer
         connection.greeted.set()
         self.counters["accepted"] += 1
-        self._rest(connection)
+        self.rest(connection)
         stream.expect_preamble(connection.on_preamble)
         ip, port = connection.seen
         stream.write_preamble(encode(Answer(seen_ip=ip, seen_port=port)))
         return None
 
-    def _heard(self, connection: _Connection, message: bytes) -> None:
+    def heard(self, connection: Connection, message: bytes) -> None:
         """Take a preamble of the dialling side, which begins a stream once it is identified."""
         stream, peer = connection.stream, connection.peer
         if peer is None:
@@ -646,7 +409,7 @@ class Lane:
         if refusal is None:
             self.counters["streams_served"] += 1
         else:
-            self._rest(connection)
+            self.rest(connection)
             stream.expect_preamble(connection.on_preamble)
         stream.write_preamble(encode(Answer((refusal or "")[:REASON_MAX])))
 
@@ -734,7 +497,7 @@ class Lane:
                 raise
             if answer.refused:
                 stream.expect_preamble(connection.on_preamble)
-                self._keep(connection)
+                self.keep(connection)
                 return None
             assert connection.peer is not None
             stream.introduce(connection.peer, relayed=False)
@@ -779,43 +542,21 @@ class Lane:
                 raise
             known.lets_none_in = True
             return False
-        await self._introduce(known, dialled, _ticket(peer, offer), offer.number, Path.DIRECT)
+        await self._introduce(known, dialled, ticket_of(peer, offer), offer.number, Path.DIRECT)
         return True
 
     async def _introduce(
         self, known: _Peer, dialled: socket.socket, ticket: Ticket, number: bytes, path: Path
     ) -> Answer:
         """Prove this side's identity on a new connection, and keep it if the other side does."""
-        connection = _Connection(self, path, dialled=True)
-        answer = await self._show(connection, dialled, ticket, number)
+        connection = Connection(self, path, dialled=True)
+        answer = await connection.show(dialled, ticket, number)
         connection.peer = ticket.peer
         connection.stream.expect_preamble(connection.on_preamble)
         known.dialled.add(connection)
         known.failures, known.not_before = 0, 0.0
         self.counters["dialled"] += 1
-        self._keep(connection)
-        return answer
-
-    async def _show(
-        self, connection: _Connection, dialled: socket.socket, ticket: Ticket, number: bytes
-    ) -> Answer:
-        """Show a ticket on a new connection. Raises ``OSError`` or ``ValueError``."""
-        stream, loop = connection.stream, asyncio.get_running_loop()
-        try:
-            await loop.create_connection(lambda: stream, sock=dialled)
-        except BaseException:
-            dialled.close()
-            raise
-        try:
-            stream.write_raw(bytes((NUMBER_BYTES,)) + number)
-            stream.seal(ticket.seals(dialled=True))
-            stream.write_preamble(encode(Begin()))
-            answer = decode(Answer, await connection.next_preamble())
-            if answer.refused:
-                raise ValueError(answer.refused)
-        except BaseException:
-            stream.cut()
-            raise
+        self.keep(connection)
         return answer
 
     # --- peers behind routers --------------------------------------------------------------
@@ -861,7 +602,7 @@ class Lane:
                 via = encode(Via(relay, circuit.number))
                 offer = decode(ViaOffer, await outside.call(peer, VIA_PROTOCOL, via))
                 dialled = await reach_through(ip, leg.port, leg.number)
-                ticket = _ticket(peer, offer)
+                ticket = ticket_of(peer, offer)
                 await self._introduce(known, dialled, ticket, offer.number, Path.RELAYED)
             except (OSError, ValueError, PeerUnreachable, CallRefused) as error:
                 refusals.append(str(error))
@@ -941,7 +682,7 @@ class Lane:
         """Dial a peer while it dials this one."""
         opening = Opening()
         try:
-            async with self._outer_address(opening, outside) as (ip, port):
+            async with self._observers(outside).outer_address(opening) as (ip, port):
                 reply = await outside.call(peer, PUNCH_PROTOCOL, encode(Punch(ip, port)))
                 offer = decode(PunchOffer, reply)
                 if not is_outer(offer.ip):
@@ -964,7 +705,7 @@ class Lane:
                     # A stranger may have dialled this port: then the next connection counts.
                     with contextlib.suppress(OSError, ValueError, TimeoutError):
                         async with asyncio.timeout(self.settings.answer_timeout_s):
-                            ticket = _ticket(peer, offer)
+                            ticket = ticket_of(peer, offer)
                             number, path = offer.number, Path.PUNCHED
                             await self._introduce(known, dialled, ticket, number, path)
                         return
@@ -996,7 +737,7 @@ class Lane:
             opening = Opening()
             async with (
                 asyncio.timeout(self.settings.dial_timeout_s),
-                self._outer_address(opening, outside) as (ip, port),
+                self._observers(outside).outer_address(opening) as (ip, port),
                 opening.meeting(punch.ip, punch.port) as found,
             ):
                 number, ticket = self._issue(peer)
@@ -1023,7 +764,7 @@ class Lane:
     async def _admit_all(self, found: asyncio.Queue[socket.socket], met: asyncio.Event) -> None:
         """Greet everybody who comes to a meeting, until one has shown a ticket."""
 
-        async def greet(connection: _Connection, dialled: socket.socket) -> None:
+        async def greet(connection: Connection, dialled: socket.socket) -> None:
             await self._greet(connection, dialled)
             if connection.peer is not None:
                 met.set()
@@ -1033,85 +774,24 @@ class Lane:
             if connection is not None:
                 self._spawn(greet(connection, dialled), "lane greet")
 
-    def _is_shut(self, peer: PeerId) -> bool:
-        known = self._peers.get(peer)
-        return known is not None and (known.lets_none_in or self.is_doubted(peer))
-
-    async def _observe(
-        self, opening: Opening, peer: PeerId, host: str
-    ) -> tuple[_Connection, tuple[str, int]] | None:
-        """Connect from a port to a peer outside, which tells the port's outer address."""
-        connection = _Connection(self, Path.DIRECT, dialled=True)
-        try:
-            async with asyncio.timeout(self.settings.answer_timeout_s):
-                offer = decode(Offer, await self._ask(peer))
-                dialled = await opening.dial(host, offer.port)
-                answer = await self._show(connection, dialled, _ticket(peer, offer), offer.number)
-        except (OSError, TimeoutError, ValueError, DhtError):
-            return None
-        if is_outer(answer.seen_ip) and answer.seen_port:
-            return connection, (answer.seen_ip, answer.seen_port)
-        connection.cut()
-        return None
-
     async def examine_router(self) -> RouterView:
         """Find out with the help of peers outside what the router does. Raises ``DhtError``."""
         if self._outside is None:
             return RouterView(0)
-        opening, connections, seen = Opening(), [], []
-        strangers = others = None
-        try:
-            observers = await self._outside.observers()
-            for peer, ip in observers[:ROUTER_OBSERVERS_MAX]:
-                observed = await self._observe(opening, peer, ip)
-                if observed is None:
-                    continue
-                connections.append(observed[0])
-                seen.append(observed[1])
-                if len(seen) == 1:  # nothing was sent to any other address yet
-                    _, port = observed[1]
-                    others = await self._knocks(self._outside, [peer], port)
-                    elsewhere = [other for other, at in observers if at != ip]
-                    strangers = await self._knocks(self._outside, elsewhere, port)
-            return RouterView(opening.port, tuple(seen), strangers, others)
-        finally:
-            for connection in connections:
-                connection.cut()
-            opening.close()
+        return await self._observers(self._outside).examine_router()
 
-    async def _knocks(self, outside: Outside, peers: Sequence[PeerId], port: int) -> bool | None:
-        """Let one of these peers dial an outer port of this one; ``None``: none of them can."""
-        for peer in peers[:OBSERVERS_MAX]:
-            with contextlib.suppress(DhtError):
-                return await outside.call(peer, KNOCK_PROTOCOL, encode(Knock(port))) == LET_IN
-        return None
+    def _observers(self, outside: Outside) -> Observers:
+        return Observers(
+            outside,
+            self,
+            ask=self._ask,
+            is_shut=self._is_shut,
+            timeout_s=self.settings.answer_timeout_s,
+        )
 
-    @asynccontextmanager
-    async def _outer_address(
-        self, opening: Opening, outside: Outside
-    ) -> AsyncIterator[tuple[str, int]]:
-        """The outer address of a port, kept open by a connection to a peer that sees it.
-
-        Where no peer outside has a lane, the router is taken to keep the port's number. Peers that
-        could not be dialled lately are asked last: they are behind routers themselves.
-        """
-        observers = sorted(await outside.observers(), key=lambda each: self._is_shut(each[0]))
-        for peer, host in observers[:OBSERVERS_MAX]:
-            observed = await self._observe(opening, peer, host)
-            if observed is None:
-                continue
-            connection, seen = observed
-            try:
-                yield seen
-            finally:
-                connection.cut()
-            return
-        for peer, _ in observers[:OBSERVERS_MAX]:
-            with contextlib.suppress(DhtError):
-                if is_outer(ip := await outside.seen_by(peer)):
-                    yield ip, opening.port
-                    return
-        raise OSError("no connected peer can tell this peer's outer address")
+    def _is_shut(self, peer: PeerId) -> bool:
+        known = self._peers.get(peer)
+        return known is not None and (known.lets_none_in or self.is_doubted(peer))
 
     def _failed(self, peer: PeerId | None, known: _Peer, reason: str) -> None:
         """Note a failure: the peer is not dialled for a while."""
@@ -1125,7 +805,7 @@ class Lane:
         known.failures = min(known.failures + 1, 16)
         known.not_before = self._now + pause_s
 
-    def _keep(self, connection: _Connection) -> None:
+    def keep(self, connection: Connection) -> None:
         """Keep a connection for the next stream, or close it if it cannot be used again."""
         known = self._peers.get(connection.peer) if connection.peer is not None else None
         seals = connection.stream.seals
@@ -1134,21 +814,21 @@ class Lane:
             connection.stream.cut()
             return
         known.idle.append(connection)
-        self._rest(connection)
+        self.rest(connection)
         standing = [
             each for other in self._peers.values() for each in other.idle if each.path > Path.DIRECT
         ]
         if len(standing) > self.settings.standing_max:
             min(standing, key=lambda each: each.rests_since).cut()
 
-    def _rest(self, connection: _Connection) -> None:
+    def rest(self, connection: Connection) -> None:
         """Start the timer that closes a connection that stays unused."""
         most_s = self.settings.idle_max_s * (1 if connection.dialled else 2)
         loop = asyncio.get_running_loop()
         connection.rests_since = loop.time()
         connection.resting = loop.call_later(most_s, connection.cut)
 
-    def _lost(self, connection: _Connection) -> None:
+    def lost(self, connection: Connection) -> None:
         """Forget a connection that is gone."""
         connection.wake()
         self._sent_before += connection.sent_bytes
@@ -1171,10 +851,6 @@ async def _number_from(dialled: socket.socket) -> bytes:
             raise ConnectionError("it did not begin with a number")
         got += part
     return got[1:]
-
-
-def _ticket(peer: PeerId, offer: Offer | PunchOffer | ViaOffer) -> Ticket:
-    return Ticket(peer, offer.dialler_key, offer.listener_key)
 
 
 async def connected(host: str, port: int) -> socket.socket:

@@ -8,9 +8,10 @@ Start reading at ``table`` (the members of one run, and the directory's buckets)
 one table for each run. ``contacts`` and ``seeds`` choose peers to connect to, ``reachability`` and
 ``proximity`` judge whether and from where others can dial this peer, ``own_record`` makes the
 record that this peer publishes, ``admission`` decides who may take part by the signatures in
-``credentials``, ``hello`` is the wire format of direct messages, ``replicas`` chooses the nodes
-that hold a key, ``holders`` remembers which ones answered for it, ``call_budget`` limits calls,
-``clock_offset`` compares wall clocks, and ``peer_cache`` is the format of the file of known peers.
+``credentials``, ``orders`` is what the run's owner says besides bans, ``hello`` is the wire format
+of direct messages, ``replicas`` chooses the nodes that hold a key, ``holders`` remembers which ones
+answered for it, ``call_budget`` limits calls, ``clock_offset`` compares wall clocks, and
+``peer_cache`` is the format of the file of known peers.
 
 Randomness is passed in as a generator. Nothing here may wait, send, read a clock or open a file.
 """

@@ -10,6 +10,7 @@ only the signatures of a credential are checked once.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +26,7 @@ from dht.membership.credentials import (
     read_directive,
     signer_of,
 )
+from dht.membership.orders import NONE, Orders, words
 from dht.records import DIRECTIVES_MAX, DirectivesRecord, PeerRecord, Sealed
 
 Mode = Literal["open", "invited", "listed"]
@@ -66,10 +68,16 @@ class Known:
 class Admission:
     """One peer's knowledge about who may take part. ``now`` is always the own Unix time."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(
+        self, terms: Terms, judge_orders: Callable[[Orders], str | None] = lambda orders: None
+    ) -> None:
+        """``judge_orders``: reason why this peer cannot follow the owner's orders."""
         self.terms = terms
+        self._judge_orders = judge_orders
         self._directives: dict[PeerId, Directive] = {}
         self._shown: OrderedDict[PeerId, Credential] = OrderedDict()
+        self.convicted: dict[PeerId, str] = {}
+        """Peers that this one has seen proved to lie, and what each did."""
 
     def __repr__(self) -> str:
         numbers = {signer[-6:]: each.number for signer, each in self._directives.items()}
@@ -84,6 +92,8 @@ class Admission:
         learners.
         """
         terms = self.terms
+        if peer in self.convicted:
+            return f"peer {peer} is banned: it was proved that it {self.convicted[peer]}"
         if terms.owner is not None:
             if peer == terms.owner:
                 return None
@@ -188,6 +198,8 @@ class Admission:
                 f"directive {directive.number} of {signer} does not replace its directive "
                 f"{known.number}, which is in force; a later one needs a higher number"
             )
+        if (objection := self._judge_orders(directive.orders)) is not None:
+            return Refused(f"directive {directive.number} cannot be followed: {objection}")
         if not self._counts(directive, now):
             return Refused(f"{signer} is no delegate of the owner any more")
         if known is None and signer != owner and not self._has_room(now):
@@ -199,6 +211,28 @@ class Admission:
         """The last directive of each signer whose word counts now."""
         found = sorted(self._directives.items())
         return {signer: each for signer, each in found if self._counts(each, now)}
+
+    def is_outdated(self, data: bytes) -> bool:
+        """True if ``data`` is no directive, or an older one of the owner's than is known here."""
+        known, owner = self.owners_directive, self.terms.owner
+        if known is None or owner is None:
+            return False
+        directive = read_directive(data, run=self.terms.run, owner=owner) if data else None
+        if isinstance(directive, Refused):
+            return False
+        return directive is None or _order(directive) < _order(known)
+
+    @property
+    def owners_directive(self) -> Directive | None:
+        """The owner's last directive; ``None`` if there is none."""
+        owner = self.terms.owner
+        return None if owner is None else self._directives.get(owner)
+
+    @property
+    def orders(self) -> Orders:
+        """The owner's orders in force."""
+        directive = self.owners_directive
+        return NONE if directive is None else directive.orders
 
     def to_pass_on(self, now: float) -> tuple[bytes, ...]:
         """The directives in force as bytes, the owner's first."""
@@ -252,6 +286,14 @@ def role_of(record: PeerRecord) -> str:
 def _order(directive: Directive) -> tuple[int, bytes]:
     """Two directives with one number are a mistake of the owner's: all peers choose the same."""
     return directive.number, encode(directive)
+
+
+def told(directive: Directive) -> str:
+    """A directive for people: bans by their number, and orders in words."""
+    said = list(words(directive.orders))
+    if directive.bans or not said:
+        said.insert(0, f"{len(directive.bans)} bans")
+    return "; ".join(said)
 
 
 def banned_names(directive: Directive) -> tuple[PeerId, ...]:

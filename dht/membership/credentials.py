@@ -6,7 +6,8 @@ checks it off line:
     Delegation   the owner lets another key invite and ban, until a date
     Invite       the owner or a delegate vouches for a key pair: a role, until a date
     Credential   an invite, and the signature of a peer's id by the invite's key
-    Directive    all keys that the owner or one delegate bans, with a number
+    Directive    all keys that the owner or one delegate bans, and all orders of the owner
+                 (``dht.membership.orders``), with a number
 
 The private half of an invite travels in a link; whoever has it signs the own peer id, so one invite
 may admit many peers, and is banned as a whole. A ban names any of these keys: a peer's, an
@@ -38,10 +39,12 @@ from dht.identity import (
     public_key_of,
     verify,
 )
+from dht.membership import orders as owners_orders
+from dht.membership.orders import Orders
 from dht.records import CREDENTIAL_MAX_BYTES, DIRECTIVE_MAX_BYTES
 
 VERSION = 1
-BANS_MAX = (DIRECTIVE_MAX_BYTES - 256) // (PUBLIC_KEY_BYTES + 2)
+BANS_MAX = 98
 """Limit of keys in one directive. An owner who needs more bans whole invites."""
 
 NUMBER_MAX = 2**32
@@ -91,7 +94,7 @@ class Credential(_Signed, frozen=True, kw_only=True):
 
 
 class Directive(_Signed, frozen=True, kw_only=True):
-    """Every key that the owner, or the delegate in ``delegation``, bans from the run."""
+    """Every key that the owner, or the delegate in ``delegation``, bans, and the owner's orders."""
 
     version: Version = VERSION
     number: Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
@@ -99,6 +102,9 @@ class Directive(_Signed, frozen=True, kw_only=True):
     """Public keys in ascending order, each once."""
 
     delegation: Delegation | None = None
+    orders: Orders = owners_orders.NONE
+    """A delegate gives none."""
+
     signature: Signature = bytes(SIGNATURE_BYTES)
 
 
@@ -126,14 +132,29 @@ class Signer:
         """Let another key invite and ban. Only the owner's is believed."""
         return _sign(Delegation(key=key, expires_at=expires_at), self.key, self.run)
 
-    def directive(self, number: int, bans: frozenset[bytes]) -> Directive:
-        """Ban these keys and no others. Raises ``ValueError`` for too many."""
+    def directive(
+        self, number: int, bans: frozenset[bytes], orders: Orders = owners_orders.NONE
+    ) -> Directive:
+        """Ban these keys and no others, and give these orders and no others.
+
+        Raises ``ValueError`` for what no directive can hold.
+        """
         if len(bans) > BANS_MAX:
             raise ValueError(
                 f"{len(bans)} bans; a directive has at most {BANS_MAX}: ban whole invites instead"
             )
-        directive = Directive(number=number, bans=tuple(sorted(bans)), delegation=self.delegation)
-        return _sign(directive, self.key, self.run)
+        if (problem := owners_orders.problem(orders)) is not None:
+            raise ValueError(problem)
+        directive = Directive(
+            number=number, bans=tuple(sorted(bans)), delegation=self.delegation, orders=orders
+        )
+        signed = _sign(directive, self.key, self.run)
+        if (size := len(encode(signed))) > DIRECTIVE_MAX_BYTES:
+            raise ValueError(
+                f"the directive has {size} bytes, {len(bans)} bans among them; at most "
+                f"{DIRECTIVE_MAX_BYTES} are passed on: ban whole invites instead of peers"
+            )
+        return signed
 
 
 def admit(invite: Invite, secret: Identity, peer: PeerId, run: RunId) -> Credential:
@@ -210,7 +231,11 @@ def read_directive(data: bytes, *, run: RunId, owner: PeerId) -> Directive | Ref
         return directive
     if list(directive.bans) != sorted(set(directive.bans)):
         return Refused("the bans of the directive are not in ascending order")
+    if (problem := owners_orders.problem(directive.orders)) is not None:
+        return Refused(f"the orders of the directive contradict themselves: {problem}")
     if directive.delegation is not None:
+        if directive.orders != owners_orders.NONE:
+            return Refused("the directive of a delegate gives orders; only the owner does")
         refused = _refuse_delegation(directive.delegation, run=run, owner=owner)
         if refused is not None:
             return refused

@@ -22,7 +22,7 @@ from dht.errors import DhtError, HostClosed
 from dht.host import Host
 from dht.identity import PeerId
 from dht.membership import hello as wire
-from dht.membership.admission import Admission, Taken, role_of
+from dht.membership.admission import Admission, Taken, role_of, told
 from dht.membership.call_budget import CallBudget
 from dht.membership.credentials import Refused
 from dht.presence.kept_peers import write_whole
@@ -153,7 +153,7 @@ class Door:
                 self._this.events.tell(
                     "directive",
                     f"directive {directive.number} of {self.admission.title(signer)}: "
-                    f"{len(directive.bans)} bans",
+                    f"{told(directive)}",
                     signer=signer,
                     number=directive.number,
                     bans=len(directive.bans),
@@ -161,6 +161,16 @@ class Door:
         return refused
 
     # --- who is refused -------------------------------------------------------------------------
+
+    async def ban(self, peer: PeerId, what: str) -> None:
+        """Refuse a peer that is proved to have lied, from now on and for good, and cut it off.
+
+        ``what``: its deed, as the rest of a sentence about the peer.
+        """
+        self.admission.convicted[peer] = what
+        self._remove_refused()
+        with contextlib.suppress(HostClosed):
+            await self._this.host.disconnect(peer)
 
     def _remove_refused(self) -> None:
         """Forget members whom the run no longer admits, and report if this peer is one."""

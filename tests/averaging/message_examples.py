@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from averaging import messages as said
-from averaging.messages import Commit, Entry, Head, Link, Message, Opening
+from averaging.messages import Commit, Entry, Head, Link, Message, Opening, Stamp
 from dht.identity import PeerId
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "messages.txt"
@@ -47,7 +47,13 @@ COMMIT = Commit(
     round_s=180.0,
 )
 
-NEWEST = msgspec.structs.replace(COMMIT, codec="int2", codec_down="int4", on_probation=(1,))
+NEWEST = msgspec.structs.replace(
+    COMMIT,
+    codec="int2",
+    codec_down="int4",
+    on_probation=(1,),
+    directive=Stamp(7, bytes(range(16))),
+)
 """With all fields that are left out of the bytes where they have nothing to say."""
 
 OPENING = Opening(
@@ -86,7 +92,12 @@ EXAMPLES: tuple[Message, ...] = (
     said.Withdraw(3, 9, 1_760_000_000_000),
     said.NoQuorum(3, 9, "no quorum of 3 within 30 s: 2 of 4 live peers joined"),
     said.Refused(3, 9, "I am behind you", behind=True),
-    said.Committed(3, said.encode_commit(COMMIT), bytes(64)),
+    said.Committed(
+        3,
+        said.encode_commit(COMMIT),
+        bytes(64),
+        (said.ParentCertificate(1, ((said.short_name(ANNA), bytes(64)),)),),
+    ),
     said.Declined(3, ROUND, "I stand elsewhere now", absent=True),
     said.Behind(3, HEAD, ANNA, bytes(32)),
     said.Compare(3, HEAD),
@@ -99,13 +110,15 @@ EXAMPLES: tuple[Message, ...] = (
     said.Prepare(3, ROUND, 2),
     said.Promise(3, ROUND, 2, 0, (0, 1), ((1, (0, 1)),)),
     said.Outbid(3, ROUND, 1, 2),
-    said.Propose(3, ROUND, 2, (0, 1)),
+    said.Propose(3, ROUND, 2, (0, 1), bytes([7]) * 64),
     said.Accepted(3, ROUND, 2, bytes(64)),
     said.Sealed(3, ROUND, 2, (0, 1), ((0, bytes(64)), (2, bytes(64)))),
     said.Forswear(3, ROUND, 2),
     said.Forsworn(3, ROUND, HEAD, bytes(64)),
     said.Ask(3, ROUND),
     said.Bits(3, ROUND, bytes(32)),
+    said.Accused(0, bytes(32), BORIS),
+    said.Directed(3, b"a directive of the run's owner"),
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,11 +15,20 @@ import numpy as np
 from blake3 import blake3
 
 from averaging import messages as said
+from averaging.audit import proofs
+from averaging.audit.claims import (
+    decode_claims,
+    decode_statement,
+    encode_claims,
+    encode_statement,
+)
+from averaging.audit.proofs import BadProof, Proof, decode_head, encode_head, size_of_data
 from averaging.errors import BadPayload
 from averaging.history.manifest import describe, read_manifest
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.parent_maps import ParentMap, decode_maps, encode_maps
 from averaging.history.replay import ReplayHead
+from averaging.live.auditing import AskProof, AskSources, AskUpload, read_request, read_shown
 from averaging.live.fetch_server import AskManifest, AskPieces, AskReplay, _read_request
 from averaging.messages import BadMessage
 from averaging.numbers.arrays import arithmetic
@@ -48,6 +58,7 @@ from dht.membership.credentials import (
     read_credential,
     read_directive,
 )
+from dht.membership.orders import Amendment, Attested, End, Orders, Rollback, Root
 from dht.records import (
     SEALED_MAX_BYTES,
     DirectivesRecord,
@@ -63,17 +74,29 @@ from dht.records import (
     seal,
     unpack_versions,
 )
-from peer import description, status
+from peer import attestable, description, status
+from peer.attestable import Kept
+from peer.credit import wire as credit
 from peer.description import Described, Description, Kinds
 from peer.errors import LinkError, RunFileError
 from peer.joining.link import Link, parse_link
+from peer.run_file.adapters import Lora
 from peer.run_file.reading import from_canonical, parse
-from peer.run_file.sections import RunFile
+from peer.run_file.sections import FilesData, FileSource, HfModel, RunFile
+from peer.run_page import content as run_page
+from tests.averaging.audit.audited_rounds import COURT, Round, commit_of, heads_of_proofs, of_a_site
 from tests.averaging.live.served_states import state_of
 from tests.averaging.message_examples import COMMIT, EXAMPLES, HEAD, NEWEST, OPENING
+from tests.peer.credit.books import RUN as CREDIT_RUN
+from tests.peer.credit.books import a_tally
+from tests.peer.run_page.example_pages import RUN as PAGE_RUN
+from tests.peer.run_page.example_pages import a_page
 from tests.peer.statuses import a_status
 
 ANNA = Identity.from_seed(b"a" * 32)
+CLAIMS = [each for _, each in sorted(Round(of_a_site(commit_of())).claims.items())]
+PROOFS = heads_of_proofs()
+A_TALLY = a_tally(fragments=3)
 RUN = RunId("5f" * 32)
 KEY = f"{RUN}/peers/01"
 RECORD = PeerRecord(protocol=(1, 1), role="learner", incarnation=7, name="anna")
@@ -192,8 +215,33 @@ class _Nowhere(asyncio.Transport):
         return False
 
 
+_ADAPTS = RunFile(
+    model=HfModel(
+        config={"model_type": "llama"},
+        config_unset=["sliding_window"],
+        base=f"owner/name@{'0' * 40}",
+        base_files=[f"model.safetensors#sha256={'0' * 64}"],
+        lora=Lora(targets=["q_proj"]),
+    ),
+    data=FilesData(
+        form="chat",
+        columns=["said"],
+        template={"user": "{content}: ", "assistant": "{content}"},
+        sources=[FileSource(files=["a.jsonl"])],
+    ),
+)
+
+
 def _run_file(data: bytes) -> None:
     from_canonical(data, blake3(data).hexdigest())
+
+
+def _proof(data: bytes) -> None:
+    """Read a proof's head, and judge it without its bytes, as anybody can make it."""
+    head = decode_head(data)
+    with suppress(BadProof):
+        size_of_data(head, COURT)
+        proofs.check(Proof(head), COURT)
 
 
 def _text(read: Callable[[str], Any]) -> Callable[[bytes], Any]:
@@ -230,10 +278,18 @@ _INVITES = [
 _CREDENTIALS = [
     credentials.encode(admit(invite, _SECRET_OF_INVITE, ANNA.peer_id, RUN)) for invite in _INVITES
 ]
+_ORDERS = Orders(
+    paused=True,
+    end=End(version=900),
+    amendments=(Amendment(30, (("inner.learning_rate", 5e-4), ("outer.codec", "int8"))),),
+    attested=(Attested(20, bytes(32), bytes(32)),) * 2,
+    rollback=Rollback(3, (Root(11, bytes(32)),) * 2),
+)
 _DIRECTIVES = [
     credentials.encode(signer.directive(1, frozenset({ANNA.public_key})))
     for signer in (_OWNER, _BY_DELEGATE)
 ]
+_WITH_ORDERS = credentials.encode(_OWNER.directive(7, frozenset({ANNA.public_key}), _ORDERS))
 
 
 def _records() -> list[bytes]:
@@ -328,6 +384,26 @@ TARGETS: dict[str, Target] = {
         lambda data: read_manifest(data, fragment=0, values=_STATE.theta.size),
         BadMessage,
     ),
+    "statement": Target(
+        [encode_statement(each.statement) for each in CLAIMS], decode_statement, BadMessage
+    ),
+    "claims": Target([encode_claims(CLAIMS)], decode_claims, BadMessage),
+    "proof": Target([encode_head(each) for each in PROOFS], _proof, BadMessage),
+    "audit_request": Target(
+        [
+            msgspec.msgpack.encode(each)
+            for each in (
+                AskSources(bytes(32), 1, True),
+                AskUpload(bytes(32), 1, 2, False),
+                AskProof(bytes(32)),
+            )
+        ],
+        read_request,
+        BadMessage,
+    ),
+    "shown_upload": Target(
+        [msgspec.msgpack.encode((CLAIMS[0], bytes(64)))], read_shown, BadMessage
+    ),
     "fetch_request": Target(
         [
             msgspec.msgpack.encode(asked)
@@ -344,7 +420,7 @@ TARGETS: dict[str, Target] = {
     "signed_record": Target(_records(), _accepted(_signed), ValueError),
     "claimed_run": Target([SEALED], claimed_run),
     "credential": Target(_CREDENTIALS, _believed(read_credential, peer=ANNA.peer_id), ValueError),
-    "directive": Target(_DIRECTIVES, _believed(read_directive), ValueError),
+    "directive": Target([*_DIRECTIVES, _WITH_ORDERS], _believed(read_directive), ValueError),
     "invite_text": Target(
         [str(InviteKey(invite, _SECRET_OF_INVITE)).encode() for invite in _INVITES],
         _text(parse_invite),
@@ -420,6 +496,18 @@ TARGETS: dict[str, Target] = {
         description.read_kinds,
         ValueError,
     ),
+    "attestable": Target(
+        [attestable.encode([Kept(1, 8, bytes(32), bytes(32), bytes(32), 100)])],
+        attestable.decode,
+        ValueError,
+    ),
+    "credit_summary": Target(
+        [credit.summary(A_TALLY)], lambda data: credit.read_summary(data, CREDIT_RUN), ValueError
+    ),
+    "credit_part": Target([credit.encode(A_TALLY.part)], credit.decode, ValueError),
+    "run_page": Target(
+        [run_page.encode(a_page())], lambda data: run_page.decode(data, RunId(PAGE_RUN)), ValueError
+    ),
     "status": Target([status.encode(a_status())], status.decode, ValueError),
     "port_mapping": Target(
         [struct.pack("!BBHIHHI", 0, 130, 0, 1000, 7700, 7701, 3600)],
@@ -441,7 +529,7 @@ TARGETS: dict[str, Target] = {
         _text(parse_link),
         LinkError,
     ),
-    "run_file": Target([RunFile().canonical()], _run_file, RunFileError),
+    "run_file": Target([RunFile().canonical(), _ADAPTS.canonical()], _run_file, RunFileError),
     "run_file_text": Target(
         [b"name = 'ours'\n[model]\nlayers = 2\n[outer]\ncodec = 'int4'\n"],
         _text(parse),

@@ -7,6 +7,7 @@ targets. It adopts versions as a real one does, so tests see what a trainer woul
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from averaging.audit.proofs import Proof
 from averaging.history.adoption import Parting
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
@@ -22,6 +24,7 @@ from averaging.live.settings import AveragerSettings, Participant, RunTerms, Sur
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy
+from averaging.rules.orders import RoundOrders
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
@@ -267,6 +270,19 @@ class Peer:
     events: list[tuple[float, str, Mapping[str, Any]]] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
     training: asyncio.Task[None] | None = None
+    proofs: dict[PeerId, Proof] = field(default_factory=dict)
+    """The proofs that it keeps, by the peers that they convict."""
+    issued: Mapping[bytes, RoundOrders] = field(default_factory=dict)
+    """Directives of the run's owner, by their bytes."""
+
+    def take_directive(self, data: bytes) -> bool:
+        """Follow a directive if it is newer; ``False`` if it is older than the one followed."""
+        orders, mine = self.issued.get(data), self.averager.book.orders
+        number = 0 if orders is None or orders.stamp is None else orders.stamp.number
+        known = 0 if mine.stamp is None else mine.stamp.number
+        if orders is not None and number > known:
+            self.averager.follow(orders)
+        return number >= known
 
     @property
     def id(self) -> PeerId:
@@ -314,7 +330,9 @@ class Swarm:
         site: str | None = None,
         incarnation: int = 1,
         states: Sequence[FragmentState] | None = None,
+        proofs: Sequence[Proof] = (),
         wrap: Callable[[Host], Host] = lambda host: host,
+        issued: Mapping[bytes, RoundOrders] | None = None,
     ) -> Peer:
         """A peer that everybody else sees at once, as if presence had done its work."""
         identity: Identity = identity_of(name)
@@ -333,6 +351,15 @@ class Swarm:
         events: list[tuple[float, str, Mapping[str, Any]]] = []
         loop = asyncio.get_running_loop()
         view: dict[PeerId, PeerView] = {}
+        kept: dict[PeerId, Proof] = {}
+
+        def ban(peer: PeerId, what: str, proof: Proof) -> None:
+            view.pop(peer, None)
+            kept[peer] = proof
+
+        def take_directive(data: bytes) -> bool:
+            return peer.take_directive(data)
+
         averager = Averager(
             host,
             learner,
@@ -347,12 +374,17 @@ class Swarm:
             terms=RunTerms(RUN, self.layout, policy),
             around=Surroundings(
                 view=view,
+                take_directive=take_directive,
+                draw_bits=random.Random(f"{name} {incarnation}").getrandbits,
                 on_event=lambda event, fields: events.append((loop.time(), event, fields)),
+                proofs=proofs,
+                on_proof=ban,
             ),
             states=known,
             settings=settings or AveragerSettings(progress_s=0.1),
         )
-        peer = Peer(name, host, averager, learner, view, events)
+        peer = Peer(name, host, averager, learner, view, events, proofs=kept)
+        peer.issued = issued or {}
         for other in self.peers:
             for here, there in ((peer, other), (other, peer)):
                 here.view[there.id] = PeerView(

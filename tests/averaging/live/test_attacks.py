@@ -27,17 +27,19 @@ from averaging.live.reducing import Reducing
 from averaging.live.threads import Threads
 from averaging.live.uploading import Uploading
 from averaging.messages import Join, Message, Signatures
+from averaging.numbers.codec import Scratch
 from averaging.round import leading
 from averaging.round.machine import FragmentRounds
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.round.participation import Participation
+from averaging.round.phase import Phase
 from averaging.round.roster import Leader, compose
 from averaging.rules.peer_view import PeerView
 from averaging.rules.probation import ProbationPolicy
 from dht.identity import Identity, PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
-from tests.averaging.live.quadratic import LAYOUT, POLICY, RUN, Peer, Swarm, swarm
+from tests.averaging.live.quadratic import LAYOUT, POLICY, RUN, Peer, Swarm, check_tokens, swarm
 
 ANNA = identity_of("anna")
 MALLORY = identity_of("mallory")
@@ -258,6 +260,45 @@ def test_strangers_that_join_everything_and_never_vote_cost_no_round() -> None:
     run(main())
 
 
+def _reduce_to(monkeypatch: pytest.MonkeyPatch, value: float, who: PeerId) -> None:
+    """A member merges what it reduces to a displacement of its own making."""
+    merge = Reducing._merge_chunks
+
+    def lie(self: Reducing, given: Any, places: Any, making: Any, say: Any) -> None:
+        if self.parts.me != who:
+            return merge(self, given, places, making, say)
+        numbers, scratch = self.parts.numbers, Scratch()
+        for (chunk, _), place in zip(given, places, strict=True):
+            out = making.made.data[place]
+            base = np.full(chunk.values.stop, value, np.float32)
+            numbers.down.codec.encode(base[chunk.values], chunk.sizes, out, scratch)  # type: ignore[attr-defined]
+            making.hasher.update(out)
+            say(place.stop)
+        return None
+
+    monkeypatch.setattr(Reducing, "_merge_chunks", lie)
+
+
+@pytest.mark.parametrize("value", [1e30, 1e6])
+def test_a_reducer_that_returns_absurd_numbers_is_refused_and_replaced(
+    monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    _reduce_to(monkeypatch, value, MALLORY.peer_id)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made)
+            await made.add("mallory")
+            await made.live(90.0)
+            assert largest(peers) < 10.0
+            failed = [e["reason"] for peer in peers for e in peer.told("upload_failed")]
+            assert any("the merged slice has a norm of" in reason for reason in failed)
+            assert len(finished(peers)) >= 4
+            made.check()
+
+    run(main())
+
+
 # Claims
 
 
@@ -396,6 +437,44 @@ def test_no_member_alone_moves_another_however_it_signs(signs: str) -> None:
             assert newcomer.told("state_fetched")
             assert len({tuple(peer.versions()) for peer in peers}) <= 2, "the others go on"
             made.check()
+
+    run(main())
+
+
+def _stand_on_an_invention(liar: Peer, inventions: set[bytes]) -> None:
+    for work in liar.averager._works:
+        machine, state = work.machine, work.state
+        if state is None or machine is None or machine.phase is not Phase.IDLE:
+            continue
+        if state.lineage not in inventions:
+            lie = forged(state, ahead=1, tokens=1000, value=50.0)
+            inventions.add(lie.lineage)
+            work.set_state(lie)
+            machine.standing = machine.certificates.standing = Standing.of(lie)
+
+
+@pytest.mark.parametrize("group_size", [4, 16], ids=["melds", "one group"])
+def test_a_member_that_joins_on_an_invented_lineage_pulls_nobody(group_size: int) -> None:
+    policy = replace(POLICY, group_size=group_size)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            names = ("anna", "boris", "clara", "dora", "emil")
+            peers = [await made.add(name, policy=policy) for name in names]
+            liar = await made.add("mallory", policy=policy)
+            await made.live(16.0)
+            before, inventions = len(finished(peers)), set[bytes]()
+            for _ in range(60):
+                _stand_on_an_invention(liar, inventions)
+                await made.live(0.5)
+            assert len(inventions) > len(FRAGMENTS)
+            assert largest(peers) < 10.0
+            for peer in peers:
+                for state in peer.averager.states:
+                    assert state is not None
+                    assert inventions.isdisjoint(link.lineage for link in state.chain)
+            assert len(finished(peers)) - before >= 0.5 * before
+            check_tokens(peers)
 
     run(main())
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from averaging import messages as said
+from averaging.audit.claims import encode_statement
 from averaging.live.buffers import Growing
 from averaging.live.bulk import Bulk
 from averaging.live.exchange import Exchange
@@ -71,6 +73,16 @@ def tamper(
     monkeypatch.setattr(Uploading, "send_part", part)
 
 
+async def _send_signed(uploading: Uploading, bulk: Bulk, index: int, data: bytearray) -> None:
+    """Send a slice with a claim about it, as a liar does that answers for its bytes."""
+    evidence, pieces = uploading.parts.evidence, uploading.parts.cutting.pieces(index)
+    evidence.own.pop(index, None)
+    evidence.own_leaves[index] = [blake3(data[place]).digest() for _, place in pieces]
+    await bulk.send(data)
+    claim = evidence.claim_own(index, uploading.parts.traffic.inside or ())
+    await bulk.send_frame(encode_statement(claim.statement))
+
+
 async def _truncated(uploading: Uploading, bulk: Bulk, index: int, growing: Growing) -> None:
     await bulk.send(growing.data[: len(growing.data) // 2])
     bulk.abort()
@@ -82,14 +94,16 @@ async def _too_long(uploading: Uploading, bulk: Bulk, index: int, growing: Growi
 
 async def _not_finite(uploading: Uploading, bulk: Bulk, index: int, growing: Growing) -> None:
     data = bytearray(growing.data)
-    data[:4] = np.float32(np.nan).tobytes()  # the first block's scale
-    await bulk.send(data)
+    if data:  # a slice may be empty
+        data[:4] = np.float32(np.nan).tobytes()  # the first block's scale
+    await _send_signed(uploading, bulk, index, data)
 
 
 async def _absurd(uploading: Uploading, bulk: Bulk, index: int, growing: Growing) -> None:
     data = bytearray(growing.data)
-    data[:4] = np.float32(1e30).tobytes()
-    await bulk.send(data)
+    if data:
+        data[:4] = np.float32(1e30).tobytes()
+    await _send_signed(uploading, bulk, index, data)
 
 
 @pytest.mark.parametrize(

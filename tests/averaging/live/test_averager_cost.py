@@ -11,13 +11,16 @@ import msgspec
 import pytest
 
 from averaging import messages as said
+from averaging.live import reducing, uploading
+from averaging.live.evidence import Evidence
 from averaging.live.links import Transport
-from averaging.messages import Accepted, Message, Sealed
+from averaging.messages import Accepted, Committed, Message, Propose, Sealed
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.slices import reducers_count
 from averaging.round import participation
 from averaging.round.certificates import Certificates
+from averaging.round.parents import Parents
 from averaging.round.paxos import Coordinator
 from averaging.rules.due import DuePolicy
 from averaging.rules.quorum import QuorumPolicy
@@ -30,9 +33,10 @@ ROUNDS = 2
 CERTIFICATE_BYTES_MAX = 3_000
 CERTIFICATE_S_MAX = 10e-3
 """Cost of signatures, sent and checked, for each peer and round in a group of 16."""
-LAYOUT = Layout.build([TensorSpec(f"t{i:02}", (256, 65)) for i in range(UNITS)], 1)
+LAYOUT = Layout.build([TensorSpec(f"t{i:02}", (64, 65)) for i in range(UNITS)], 1)
 ENCODED = codec_named("f32").encoded_size(LAYOUT.fragments[0].unit_sizes)
-"""Over 16 times 256 KiB: so many that all of the largest group reduce."""
+SLICE_BYTES_MIN = 64 << 10
+"""A sixteenth of the fragment: all of the largest group reduce."""
 
 
 @pytest.mark.parametrize("members", [2, 3, 5, 8, 16])
@@ -42,6 +46,7 @@ def test_bytes_and_messages_per_peer_stay_in_bounds_as_the_group_grows(members: 
         due=DuePolicy(cycle_steps=4, fragments=1),
         quorum=QuorumPolicy(required="all", wait_s=20.0),
         codec="f32",
+        slice_bytes_min=SLICE_BYTES_MIN,
     )
 
     async def main() -> None:
@@ -60,7 +65,8 @@ def test_bytes_and_messages_per_peer_stay_in_bounds_as_the_group_grows(members: 
             made.check()
             rounds = max(stats.rounds for stats in costs)
             assert rounds >= 1
-            reducers = reducers_count(members, ENCODED)
+            reducers = reducers_count(members, ENCODED, slice_bytes_min=SLICE_BYTES_MIN)
+            assert reducers == members
             for stats in costs:
                 for each in (stats.sent_bytes / rounds, stats.received_bytes / rounds):
                     assert each <= 2.1 * ENCODED, f"{each / ENCODED:.2f} times the fragment"
@@ -104,18 +110,34 @@ def certificate_bytes(message: Message) -> int:
     head = getattr(message, "head", None)
     if head is not None:
         bare = msgspec.structs.replace(message, head=msgspec.structs.replace(head, signatures=()))
-    elif isinstance(message, Accepted):
+    elif isinstance(message, Accepted | Propose):
         bare = msgspec.structs.replace(message, signature=b"")
     elif isinstance(message, Sealed):
         bare = msgspec.structs.replace(message, votes=())
+    elif isinstance(message, Committed):
+        bare = msgspec.structs.replace(message, certificates=())
     return len(said.encode(message)) - len(said.encode(bare))
 
 
 @pytest.mark.bench
 @pytest.mark.timeout(600)
-def test_certificates_cost_little_in_a_group_of_16(monkeypatch: pytest.MonkeyPatch) -> None:
-    members, watch, sent = 16, Stopwatch(), [0]
+@pytest.mark.parametrize(
+    ("members", "quorum"),
+    [
+        (16, QuorumPolicy(required="all", wait_s=20.0)),
+        (32, QuorumPolicy(wait_s=20.0)),
+        (64, QuorumPolicy(wait_s=20.0)),
+    ],
+    ids=["one group", "two groups", "several groups"],
+)
+def test_certificates_cost_little_in_groups_of_16(
+    monkeypatch: pytest.MonkeyPatch, members: int, quorum: QuorumPolicy
+) -> None:
+    watch, sent = Stopwatch(), [0]
     for owner, name in (
+        (Parents, "beside"),
+        (Parents, "hear"),
+        (Parents, "objection"),
         (Certificates, "show"),
         (Certificates, "hear"),
         (Certificates, "is_certified"),
@@ -133,7 +155,7 @@ def test_certificates_cost_little_in_a_group_of_16(monkeypatch: pytest.MonkeyPat
     policy = replace(
         POLICY,
         due=DuePolicy(cycle_steps=8, fragments=1),
-        quorum=QuorumPolicy(required="all", wait_s=20.0),
+        quorum=quorum,
     )
 
     async def main() -> None:
@@ -148,6 +170,46 @@ def test_certificates_cost_little_in_a_group_of_16(monkeypatch: pytest.MonkeyPat
             print(  # noqa: T201
                 f"{bytes_each:.0f} bytes and {1e3 * each:.2f} ms of signatures"
                 f" for each peer and round ({members} members, {rounds} rounds)"
+            )
+            assert bytes_each <= CERTIFICATE_BYTES_MAX
+            assert each <= CERTIFICATE_S_MAX
+
+    run(main())
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(600)
+def test_claims_about_slices_cost_little_in_a_group_of_16(monkeypatch: pytest.MonkeyPatch) -> None:
+    members, watch, sent = 16, Stopwatch(), [0]
+    for name in ("claim_own", "claim_alone", "claim_merged", "check"):
+        monkeypatch.setattr(Evidence, name, watch.around(getattr(Evidence, name)))
+    encode = uploading.encode_statement
+
+    def counted(statement: Any) -> bytes:
+        sent[0] += len(data := encode(statement))
+        return data
+
+    monkeypatch.setattr(uploading, "encode_statement", counted)
+    monkeypatch.setattr(reducing, "encode_statement", counted)
+    policy = replace(
+        POLICY,
+        due=DuePolicy(cycle_steps=8, fragments=1),
+        quorum=QuorumPolicy(required="all", wait_s=20.0),
+        slice_bytes_min=1,
+    )
+
+    async def main() -> None:
+        small = Layout.build([TensorSpec(f"t{i:02}", (16, 8)) for i in range(members)], 1)
+        async with swarm(MemoryNetwork(), layout=small) as made:
+            peers = [await made.add(f"peer {i}", policy=policy) for i in range(members)]
+            await made.live(45.0)
+            made.check()
+            rounds = max(peer.averager.stats.rounds for peer in peers)
+            assert rounds >= 3
+            each, bytes_each = watch.seconds / rounds / members, sent[0] / rounds / members
+            print(  # noqa: T201
+                f"{bytes_each:.0f} bytes and {1e3 * each:.2f} ms of claims"
+                f" for each peer and round ({members} members and slices, {rounds} rounds)"
             )
             assert bytes_each <= CERTIFICATE_BYTES_MAX
             assert each <= CERTIFICATE_S_MAX

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 import pytest
@@ -34,6 +35,18 @@ POLICY = RoundPolicy()
 
 def verify(peer: PeerId, data: bytes, signature: bytes) -> bool:
     return sign(peer, data) == signature
+
+
+@dataclass(frozen=True)
+class KeysOf:
+    """The keys of one peer of a test."""
+
+    peer: PeerId
+    verify: Callable[[PeerId, bytes, bytes], bool] = verify
+
+    @property
+    def sign(self) -> Callable[[bytes], bytes]:
+        return lambda data: sign(self.peer, data)
 
 
 def commit_of(count: int) -> Commit:
@@ -84,6 +97,16 @@ def test_an_acceptor_that_forswore_accepts_a_void_seal_and_no_other() -> None:
     assert acceptor.propose(1, VOID)
 
 
+def test_an_acceptor_votes_for_one_seal_in_a_ballot_whatever_its_owner_proposes() -> None:
+    acceptor = Acceptor()
+
+    assert acceptor.propose(0, (0, 1))
+    assert not acceptor.propose(0, (0, 2))
+    assert not acceptor.propose(0, VOID)
+    assert acceptor.propose(0, (0, 1)), "a repeat changes nothing"
+    assert acceptor.accepted == (0, 1)
+
+
 def coordinator_of(commit: Commit, ballot: int, changes: Changes) -> Coordinator:
     return Coordinator(
         SignedCommit(bytes(32), commit, b"", b""),
@@ -91,7 +114,7 @@ def coordinator_of(commit: Commit, ballot: int, changes: Changes) -> Coordinator
         list(commit.reducers),
         POLICY,
         is_down=lambda peer, now: False,
-        verify=verify,
+        keys=KeysOf(owner_of(ballot, commit)),
         changes=changes,
         now=0.0,
     )
@@ -156,7 +179,7 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
                 else:
                     answer = said.Outbid(3, round_id, ballot, acceptor.promised)
                 mail.append((to, sender, answer))
-            case said.Propose(_, round_id, ballot, seal):
+            case said.Propose(_, round_id, ballot, seal, _):
                 if acceptor.propose(ballot, seal):
                     vote = sign(to, said.vote(round_id, ballot, seal))
                     mail.append((to, sender, said.Accepted(3, round_id, ballot, vote)))

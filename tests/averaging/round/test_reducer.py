@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from averaging.numbers.arrays import Float64s
-from averaging.round.reducer import Length, Reducer
+from averaging.round.reducer import MERGED_SLACK, Length, Reducer, too_long
 from averaging.rules.usual_norms import MERGES_KEPT, MERGES_MIN, UsualNorms
 
 RATIO = 50.0
@@ -128,3 +128,18 @@ def test_a_few_odd_merges_do_not_change_the_usual_norm_and_many_do() -> None:
 
     usual.merged(units(1000.0))
     assert usual.norm(slice(0, 1)) == 1000.0
+
+
+def test_a_merged_slice_is_held_to_the_bound_of_uploads_with_some_slack() -> None:
+    allowed = MERGED_SLACK * RATIO * 3.0
+
+    assert too_long(allowed, known=3.0, theta=0.0, norm_ratio_max=RATIO) is None
+    assert too_long(1.01 * allowed, known=3.0, theta=0.0, norm_ratio_max=RATIO) == (
+        "the merged slice has a norm of 303; at most 300 is plausible"
+    )
+    assert too_long(1e30, known=0.0, theta=5.0, norm_ratio_max=RATIO)
+
+
+def test_a_merged_slice_no_longer_than_theta_or_of_which_nothing_is_known_is_taken() -> None:
+    assert too_long(5.0, known=1e-3, theta=5.0, norm_ratio_max=RATIO) is None
+    assert too_long(1e30, known=0.0, theta=0.0, norm_ratio_max=RATIO) is None

@@ -149,3 +149,33 @@ def test_merged_work_that_the_new_side_lacks_is_written_off_but_for_what_is_offe
         taken = hand_over(learner, HEAVY, mine, LIFE, parting=parting)
         assert learner.calls == expected
         assert taken.since == since
+
+
+def test_who_gives_way_takes_any_other_state() -> None:
+    gives_way = Rebase(BORIS, 2, LIGHT.lineage, 1, "", gives_way=True)
+    for theirs in (LIGHT, HEAVY, state(ROOT, SHARED)):
+        mine, other = Standing.of(AHEAD), Standing.of(theirs)
+        assert is_newer(mine, other, tokens_end=None, effect=gives_way)
+    same = Standing.of(AHEAD)
+    assert not is_newer(same, same, tokens_end=None, effect=gives_way)
+
+
+@pytest.mark.parametrize(
+    ("there", "lost"), [(Mark(1, 9, 30), 70), (Mark(1, 9, 300), 70), (Mark(2, 3, 90), 10)]
+)
+def test_what_the_new_side_has_of_earlier_lives_does_not_make_up_for_what_this_one_lost(
+    there: Mark, lost: int
+) -> None:
+    """A peer came back with an old state, folded alone, and rebases on what it had left behind."""
+    learner = Recorder()
+    mine = replace(MINE, merged=MergedMap({ANNA: Mark(2, 5, 100)}))
+    theirs = replace(HEAVY, merged=MergedMap({ANNA: there}))
+    taken = hand_over(learner, theirs, mine, LIFE, earlier=30)
+
+    assert taken.written_off_tokens == lost
+
+
+def test_tokens_of_earlier_lives_are_those_of_the_last_state_without_work_of_this_one() -> None:
+    assert LIFE.earlier_tokens(MergedMap({BORIS: Mark(1, 1, 9)}), 4) == 0
+    assert LIFE.earlier_tokens(MergedMap({ANNA: Mark(1, 9, 30)}), 4) == 30
+    assert LIFE.earlier_tokens(MergedMap({ANNA: Mark(2, 1, 100)}), 30) == 30

@@ -41,6 +41,18 @@ def test_without_a_policy_everybody_counts() -> None:
     assert reason == "it has members on probation; the run has no probation"
 
 
+def test_a_peer_with_too_many_strikes_is_on_probation_until_they_have_faded() -> None:
+    out: set[PeerId] = set()
+    probation = Probation(POLICY, struck=lambda peer, now: peer in out)
+    for number in range(20):
+        probation.saw_merged(OLD, OLD, number * 20.0)
+    assert probation.is_established(ANNA, OLD, 400.0)
+    out.add(ANNA)
+    assert not probation.is_established(ANNA, OLD, 400.0)
+    out.clear()
+    assert probation.is_established(ANNA, OLD, 400.0)
+
+
 def test_everybody_counts_until_somebody_has_merged_a_few_times() -> None:
     assert seen(YOUNG_ROUNDS - 1).is_established(NEW, [*OLD, NEW], 60.0)
     assert not seen(YOUNG_ROUNDS).is_established(NEW, [*OLD, NEW], 60.0)

@@ -11,6 +11,7 @@ the others are compared with those of the six beside a seventh that crashes for 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from typing import Any
 
@@ -166,23 +167,34 @@ class SlowRow:
 SLOW_HEADER = f"{'Mbit/s':>7} {'others':>7} {'took part':>9} {'back':>6} {'changes':>8} stale"
 
 
+def seven_peers(setting: Setting, seed: int, end_s: float) -> _Watched:
+    lines = [*LINES, (FULL_MBIT, FULL_MBIT)]
+    changes = {"peers__count": len(lines), "network__lines": lines}
+    return _Watched(experiment_of(setting, end_s, **changes), seed)
+
+
+def rounds_meanwhile(swarm: _Watched, lasts_s: float) -> int:
+    """Run a swarm, and count the rounds while the line of its last peer is slow."""
+    return sum(DROPS_AT_S <= each.time_s < DROPS_AT_S + lasts_s for each in swarm.run().rounds)
+
+
+@cache
+def rounds_without(setting: Setting, seed: int, lasts_s: float) -> int:
+    """The same where the last peer is away for that time."""
+    swarm = seven_peers(setting, seed, DROPS_AT_S + lasts_s)
+    swarm.heap.call_at(DROPS_AT_S, swarm.lifecycle.crash, swarm.slow, lasts_s)
+    return rounds_meanwhile(swarm, lasts_s)
+
+
 def slow_experiment(setting: Setting, seed: int, mbit: float, *, lasts_s: float = 180.0) -> SlowRow:
     """Simulate seven peers, one of which is on a line of ``mbit`` for a while."""
     back_at = DROPS_AT_S + lasts_s
-    lines = [*LINES, (FULL_MBIT, FULL_MBIT)]
-    swarm, without = (
-        _Watched(experiment_of(setting, end_s, peers__count=len(lines), network__lines=lines), seed)
-        for end_s in (back_at + AFTERWARDS_S, back_at)
-    )
+    swarm = seven_peers(setting, seed, back_at + AFTERWARDS_S)
     experiment = swarm.experiment
     change = swarm.lifecycle.change_line
     swarm.heap.call_at(DROPS_AT_S, change, swarm.slow, mbit * BYTES_S_PER_MBIT)
     swarm.heap.call_at(back_at, change, swarm.slow, FULL_MBIT * BYTES_S_PER_MBIT)
-    without.heap.call_at(DROPS_AT_S, without.lifecycle.crash, without.slow, lasts_s)
-    rounds = [
-        sum(DROPS_AT_S <= each.time_s < back_at for each in made.run().rounds)
-        for made in (swarm, without)
-    ]
+    rounds = rounds_meanwhile(swarm, lasts_s)
     fragments = range(experiment.outer.fragments)
     back_s = [
         min((at for at, found in swarm.contained if found == each and at >= back_at), default=inf)
@@ -190,7 +202,7 @@ def slow_experiment(setting: Setting, seed: int, mbit: float, *, lasts_s: float 
     ]
     return SlowRow(
         mbit,
-        others=rounds[0] / rounds[1],
+        others=rounds / rounds_without(setting, seed, lasts_s),
         contained=sum(DROPS_AT_S <= at < back_at for at, _ in swarm.contained),
         back_cycles=(max(back_s) - back_at) / experiment.cycle_s,
         decisions=max(sum(found == each for _, found, _ in swarm.decisions) for each in fragments),

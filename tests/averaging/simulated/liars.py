@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from averaging import messages as said
+from averaging.history.chain import ChainLink
+from averaging.history.lineage import bound
+from averaging.history.merged_map import Mark
 from averaging.history.parent_maps import ParentMap
-from averaging.messages import Head, Link, Message, decode_commit, digest
-from averaging.round.effects import Enter
+from averaging.history.replay import ReplayEntry
+from averaging.history.standing import Standing
+from averaging.history.state import FragmentState
+from averaging.messages import OWN, Head, Link, Message, decode_commit, digest
+from averaging.round.effects import Apply, Enter, Fold
+from averaging.round.phase import Phase
+from averaging.round.traffic import Route
+from averaging.simulated.node import Buffers, FragmentNode
 from dht.identity import PeerId
 from tests.averaging.simulated.strangers import Chatterers
 from tests.averaging.simulated.swarm import Node, PeerPlan, Swarm
@@ -31,7 +43,11 @@ class SwarmWithLiars(Swarm):
         # Of a quorum of two a liar is half, and a larger one than most cannot do without the liars.
         policy = replace(policy, quorum=replace(policy.quorum, required=None))
         super().__init__(seed, plans, policy=policy, **rest)
+        self.forge_state: Callable[[FragmentNode, FragmentState], FragmentState] | None = None
+        self.forge_rounds: Callable[[ReplayEntry], ReplayEntry] | None = None
         self.liars = frozenset(self.names[number] for number in numbers) if count else frozenset()
+        self.lies: Counter[PeerId] = Counter()
+        """Number of lies that can be proved, by peer, where somebody counts them."""
 
     @property
     def alive(self) -> list[Node]:
@@ -40,6 +56,45 @@ class SwarmWithLiars(Swarm):
     def check_fate(self, node: Node) -> None:
         if node.name not in self.liars:
             super().check_fate(node)
+
+    # What a liar makes of a state that it invented is nobody's version.
+
+    def merged(self, node: FragmentNode, after: FragmentState, apply: Apply) -> None:
+        if not self._stands_on_an_invention(node):
+            super().merged(node, after, apply)
+
+    def folded(self, node: FragmentNode, after: FragmentState, fold: Fold) -> None:
+        if not self._stands_on_an_invention(node):
+            super().folded(node, after, fold)
+
+    # What they serve
+
+    def serves(self, node: FragmentNode, to: PeerId, state: FragmentState) -> FragmentState:
+        if self.forge_state is not None and self._may_lie(node, to):
+            return self.forge_state(node, state)
+        return state
+
+    def serves_rounds(
+        self, node: FragmentNode, to: PeerId, entries: tuple[ReplayEntry, ...]
+    ) -> tuple[ReplayEntry, ...]:
+        if self.forge_rounds is not None and self._may_lie(node, to):
+            return tuple(map(self.forge_rounds, entries))
+        return entries
+
+    def _may_lie(self, node: FragmentNode, to: PeerId) -> bool:
+        """A peer that counts nobody but the one that it asks has nothing to compare its bits
+        with."""
+        reader = self.nodes.get(to)
+        return (
+            node.name in self.liars
+            and to not in self.liars
+            and reader is not None
+            and reader.machine.catching_up.holders_min(reader.now()) > 1
+        )
+
+    def _stands_on_an_invention(self, node: FragmentNode) -> bool:
+        known = node.state is not None and node.state.lineage in self.truth.covered
+        return node.name in self.liars and not known
 
 
 Behaviour = Callable[[SwarmWithLiars, Chatterers], None]
@@ -118,7 +173,7 @@ def overstate_steps(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
             more = partial(replace, steps=INVENTED_STEPS, tokens=INVENTED_STEPS)
             node.learner.offer = lambda: more(honest())  # type: ignore[method-assign]
 
-    _on_start(swarm, lie)
+    on_start(swarm, lie)
 
 
 def invent_marks(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
@@ -141,10 +196,132 @@ def invent_marks(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
 
         part._enter = entered  # type: ignore[method-assign]
 
-    _on_start(swarm, lie)
+    on_start(swarm, lie)
 
 
-def _on_start(swarm: SwarmWithLiars, act: Callable[[Node], None]) -> None:
+def join_on_inventions(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
+    """They stand on states of their own making, with maps that fit them, and take part from there.
+
+    Each signs its invention alone: of as many as can certify a version together nobody is safe. And
+    it says nothing of it to peers that count nobody else: such a peer takes the word of one.
+    """
+    overhear = swarm.on_send
+    assert overhear is not None
+
+    def say(sender: PeerId, to: PeerId, message: Message) -> bool:
+        liar = swarm.nodes.get(sender)
+        invents = liar is not None and swarm._stands_on_an_invention(liar.part)
+        told = not invents or liar is None or swarm._may_lie(liar.part, to)
+        return overhear(sender, to, message) and told
+
+    swarm.on_send = say
+
+    def invent(liar: PeerId) -> None:
+        swarm.heap.call_in(chatter.rng.uniform(3.0, 12.0), invent, liar)
+        node = swarm.nodes.get(liar)
+        state = node.state if node is not None and node.alive else None
+        if state is None or node is None or node.machine.phase is not Phase.IDLE:
+            return
+        invention = _invented(state, chatter, liar, node.incarnation)
+        node.part.state = invention
+        node.part._restart_replay(invention)
+        node.machine.standing = node.machine.certificates.standing = Standing.of(invention)
+        swarm.truth.coverage["invented a state"] += 1
+
+    for liar in sorted(swarm.liars):
+        swarm.heap.call_at(10.0, invent, liar)
+
+
+def _invented(
+    state: FragmentState, chatter: Chatterers, liar: PeerId, incarnation: int
+) -> FragmentState:
+    """A state that grew out of a true one, with other numbers."""
+    mark = state.merged.get(liar)
+    step = 0 if mark is None or mark.incarnation != incarnation else mark.step
+    merged = state.merged.with_work(liar, incarnation, step, chatter.rng.randint(1, 10**4))
+    history = chatter.rng.randbytes(32)
+    version, lineage = state.version + 1, bound(history, merged.digest())
+    return replace(
+        state,
+        version=version,
+        lineage=lineage,
+        chain=state.chain.extended(ChainLink(version, lineage, merged.tokens)),
+        theta=state.theta + np.float32(7.0),
+        merged=merged,
+        history=history,
+    )
+
+
+def serve_forgeries(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
+    """They serve states and rounds with other bits, of lineages that all have signed, and their own
+    inventions in their place. Each forges alone: two that serve the same bits confirm each other,
+    and are believed where no more peers hold the true ones (``HOLDERS_MIN``).
+    """
+
+    def state(node: FragmentNode, true: FragmentState) -> FragmentState:
+        swarm.truth.coverage["served a forged state"] += 1
+        match chatter.rng.randrange(4):
+            case 0:
+                return replace(true, theta=true.theta + np.float32(chatter.rng.random()))
+            case 1:
+                return replace(true, momentum=np.full_like(true.momentum, np.nan))
+            case 2:
+                invented = _invented(true, chatter, node.name, node.owner.incarnation)
+                return replace(invented, theta=true.theta)
+            case _:
+                mark = true.merged.get(swarm.names[0], Mark(1, 0, 0))
+                merged = true.merged.with_work(swarm.names[0], mark.incarnation, mark.step + 5, 500)
+                return replace(true, merged=merged)
+
+    def rounds(true: ReplayEntry) -> ReplayEntry:
+        swarm.truth.coverage["served a forged round"] += 1
+        payload = bytearray(true.payload)
+        payload[chatter.rng.randrange(len(payload))] ^= 1
+        return replace(true, payload=bytes(payload))
+
+    swarm.forge_state, swarm.forge_rounds = state, rounds
+
+
+def forge_slices(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
+    """What they upload, and what they answer as reducers, is cut short or not finite.
+
+    Other numbers are not lied about here. Those of a contribution are its author's, within the
+    bound on its norm. Those of a reducer, whether wrong or different for each member, pass for a
+    merge until somebody computes it again, which is for audits: no certificate speaks of them.
+    """
+
+    def spoilt(data: bytes) -> bytes:
+        swarm.truth.coverage["forged a slice"] += 1
+        return data[: len(data) // 2] if chatter.rng.random() < 0.5 else b"\xff" * len(data)
+
+    def lie(node: Node) -> None:
+        part = node.part
+        if node.name not in swarm.liars:
+            return
+        go, answer = part._go, part._answer_one
+
+        def goes(buffers: Buffers, route: Route) -> None:
+            true = buffers.payload
+            if true is not None and route.what == OWN and chatter.rng.random() < 0.5:
+                buffers.payload = spoilt(true)
+            go(buffers, route)
+            buffers.payload = true
+
+        def answers(
+            round_id: bytes, buffers: Buffers, index: int, peer: PeerId, stream: int
+        ) -> None:
+            true = buffers.merged[index]
+            if chatter.rng.random() < 0.5:
+                buffers.merged[index] = replace(true, data=spoilt(true.data))
+            answer(round_id, buffers, index, peer, stream)
+            buffers.merged[index] = true
+
+        part._go, part._answer_one = goes, answers  # type: ignore[method-assign]
+
+    on_start(swarm, lie)
+
+
+def on_start(swarm: SwarmWithLiars, act: Callable[[Node], None]) -> None:
     before = swarm.on_start
 
     def both(node: Node) -> None:
@@ -162,4 +339,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     fall_silent_after_joining,
     overstate_steps,
     invent_marks,
+    join_on_inventions,
+    serve_forgeries,
+    forge_slices,
 )

@@ -19,24 +19,35 @@ from typing import Any
 import blake3
 import numpy as np
 
+from averaging.audit.proofs import Court, Guilty, Proof
 from averaging.history.standing import Standing, sealed_parents
 from averaging.history.state import FragmentState
-from averaging.messages import Message
+from averaging.messages import Directed, Message
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codecs import codec_names
 from averaging.round.effects import Apply, Effect, Fold, Note
 from averaging.round.identity import Circumstances, Identity
-from averaging.round.inputs import GiveWay, Offer, Progressed, StepsCounted
+from averaging.round.inputs import (
+    GiveWay,
+    LineMeasured,
+    Offer,
+    OrdersChanged,
+    Progressed,
+    StepsCounted,
+)
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.round.taking_over import Life
 from averaging.rules.due import DuePolicy
+from averaging.rules.line_levels import Level
 from averaging.rules.mixing import MixingPolicy
+from averaging.rules.orders import OrderBook, RoundOrders
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import ProbationPolicy
 from averaging.rules.quorum import QuorumPolicy
 from averaging.rules.sites import site_pass
+from averaging.simulated.auditing import Means, NodeAudits
 from averaging.simulated.node import HELD_MAX, FragmentNode, Watch
 from averaging.simulated.wires import Wires
 from dht.identity import PeerId
@@ -92,6 +103,8 @@ class Node:
         self.view: dict[PeerId, PeerView] = {}
         self.held: list[Callable[[], None]] = []
         self._offers_next = False
+        self.book = OrderBook()
+        self.book.orders = swarm.orders_known.get(name, self.book.orders)
         identity = Identity(
             me=name,
             incarnation=incarnation,
@@ -101,10 +114,11 @@ class Node:
             codecs=codec_names(),
             encoded_bytes=swarm.encoded_bytes,
             sign=lambda data: swarm.sign(name, data),
-            verify=lambda peer, data, signature: swarm.sign(peer, data) == signature,
+            verify=swarm.verify,
             founder=plan.founder,
             site=site_pass(plan.site, name),
             norm_ratio_max=swarm.wires.norm_ratio_max,
+            book=self.book,
         )
         machine = FragmentRounds(
             identity,
@@ -115,8 +129,16 @@ class Node:
         )
         if not swarm.young and plan.starts_at == 0.0 and incarnation == 1:
             machine.peers.started_at = self.now() - 1e6
+        self.audits = swarm.audits_of(self) if swarm.policy.audit_rate else None
         self.part = FragmentNode(
-            self, swarm.wires, FRAGMENT, machine, state, self.learner, replay_bytes_max=1 << 20
+            self,
+            swarm.wires,
+            FRAGMENT,
+            machine,
+            state,
+            self.learner,
+            replay_bytes_max=1 << 20,
+            audits=self.audits,
         )
 
     def __repr__(self) -> str:
@@ -154,6 +176,23 @@ class Node:
 
     def heard(self, peer: PeerId) -> None:
         return
+
+    def directed(self, node: FragmentNode, sender: PeerId, directive: bytes) -> None:
+        theirs, mine = self.swarm.orders_issued.get(directive), self.book.orders
+        if theirs is not None and self.follow(theirs):
+            return
+        if mine.stamp is not None and theirs is not mine:
+            self.swarm.wires.send(self.part, sender, Directed(0, mine.encoded))
+
+    def follow(self, orders: RoundOrders) -> bool:
+        """Follow a directive of the run's owner if it is newer than the one known."""
+        assert orders.stamp is not None
+        known = self.book.orders.stamp
+        if known is not None and known.number >= orders.stamp.number:
+            return False
+        self.book.orders = self.swarm.orders_known[self.name] = orders
+        self.part.run(self.machine.handle(OrdersChanged(), self.now()))
+        return True
 
     def silent(self, peer: PeerId, since: float) -> None:
         return  # there is no other fragment to tell
@@ -244,6 +283,10 @@ class Swarm(Watch):
         self.disk: dict[PeerId, FragmentState] = {}
         self.plans: dict[PeerId, PeerPlan] = {}
         self.lives: Counter[PeerId] = Counter()
+        self.proofs: dict[PeerId, dict[PeerId, Proof]] = {}
+        """The proofs that peers have kept, by the peer that keeps them."""
+        self.liars: frozenset[PeerId] = frozenset()
+        """Only these may be convicted."""
         self.tokens_before: Counter[PeerId] = Counter()
         """Processed by former incarnations."""
         self.crashed: dict[PeerId, dict[int, tuple[int, int]]] = {}
@@ -254,6 +297,11 @@ class Swarm(Watch):
         self.keep_events = False
         self.on_start: Callable[[Node], None] | None = None
         self.on_note: Callable[[Node, Note], None] | None = None
+        self.orders_issued: dict[bytes, RoundOrders] = {}
+        """Directives of the run's owner, by their bytes."""
+        self.orders_known: dict[PeerId, RoundOrders] = {}
+        """The directive that each peer has on its disk."""
+        self.on_apply: Callable[[Node, Apply], None] | None = None
         self.on_send: Callable[[PeerId, PeerId, Message], bool] | None = None
         self.answer_filter: Callable[[Node, bytes, int, PeerId], bool] | None = None
         self.gives_way: Callable[[Node], bool] = lambda node: False
@@ -291,6 +339,24 @@ class Swarm(Watch):
         """Stands for a signature: the round machine only asks whether it holds."""
         return blake3.blake3(peer.encode() + b"/" + data).digest()
 
+    def audits_of(self, node: Node) -> NodeAudits:
+        """The audits of a peer that begins, with the proofs that it has kept."""
+        court = Court(self.topic, LAYOUT, self.verify)
+        means = Means(
+            me=node.name,
+            court=court,
+            sign=lambda data: self.sign(node.name, data),
+            rate=self.policy.audit_rate,
+            now=node.now,
+        )
+        audits = NodeAudits(means, self.wires, FRAGMENT.index)
+        for proof in self.proofs.get(node.name, {}).values():
+            assert audits.take_proof(proof)
+        return audits
+
+    def verify(self, peer: PeerId, data: bytes, signature: bytes) -> bool:
+        return self.sign(peer, data) == signature
+
     # What happens to peers
 
     def start(self, name: PeerId) -> Node:
@@ -299,6 +365,8 @@ class Swarm(Watch):
         state = self.disk.get(name, self.origin) if plan.trains else None
         if name in self.nodes or name in self.disk:
             self.network.restart(name)
+        if (before := self.nodes.get(name)) is not None and before.audits is not None:
+            self.proofs[name] = dict(before.audits.proofs)
         node = Node(self, name, incarnation=self.lives[name], state=state, plan=plan)
         self.nodes[name] = node
         self._introduce(node)
@@ -352,6 +420,8 @@ class Swarm(Watch):
                     self._sees(other, node, since)
 
     def _sees(self, node: Node, other: Node, since: float = 0.0) -> None:
+        if node.audits is not None and other.name in node.audits.convicted:
+            return
         known = node.view.get(other.name)
         node.view[other.name] = PeerView(
             first_seen=known.first_seen if known else node.now() + since,
@@ -396,6 +466,8 @@ class Swarm(Watch):
         parts = node.merged_parts(apply.round)
         data = b"".join(part.data for part in parts)
         self.truth.applies(self._owner(node).life, apply, data, parts[0].maps)
+        if self.on_apply is not None:
+            self.on_apply(self._owner(node), apply)
 
     def merged(self, node: FragmentNode, after: FragmentState, apply: Apply) -> None:
         commit = apply.commit
@@ -418,6 +490,12 @@ class Swarm(Watch):
     def stands(self, node: FragmentNode, state: FragmentState) -> None:
         self.truth.stands(node.name, state)
         self.save(node.name, state)
+
+    def convicted(self, node: FragmentNode, guilty: Guilty) -> None:
+        if guilty.peer not in self.liars:
+            raise Broken(f"{node.name} convicts {guilty.peer}, which is honest: {guilty.what}")
+        self._owner(node).view.pop(guilty.peer, None)
+        self.truth.coverage["convicted"] += 1
 
     def discarded(self, node: FragmentNode, reason: str) -> None:
         self.truth.coverage["discarded"] += 1
@@ -531,7 +609,8 @@ class Storm:
     peers: tuple[int, int] = (2, 7)
     accidents: tuple[int, int] = (2, 7)
     rough_s: float = 110.0
-    calm_s: float = 130.0
+    calm_s: float = 250.0
+    """Forks of three, where all must join, are settled by one doubt after the other."""
     group_size: int = 16
     mixing: MixingPolicy = field(default_factory=MixingPolicy)
     tokens_end: int | None = None
@@ -541,8 +620,11 @@ class Storm:
     probation: ProbationPolicy = field(default_factory=ProbationPolicy)
     speeds: tuple[float, ...] = ()
     """Step times that peers have by chance."""
+    audit_rate: float = 0.0
     gives_way: float = 0.0
     """Chance that another fragment of the peer goes first, after every step."""
+    smaller_levels: tuple[Level, ...] = ()
+    """Levels below the first one. Lines are measured as fast or slow by chance."""
 
 
 def storm(seed: int, how: Storm | None = None) -> Swarm:
@@ -553,7 +635,7 @@ def storm(seed: int, how: Storm | None = None) -> Swarm:
 def _codecs(seed: int, drawn: str) -> dict[str, Any]:
     """Settings of the codecs: in some storms one for each way, and error feedback."""
     up, down = (drawn, None) if drawn != "int4" or seed % 2 else ("int2", "int4")
-    return {"codec": up, "codec_down": down, "feedback": up == "int2"}
+    return {"codec": up, "codec_down": down, "feedback": frozenset({"int2"})}
 
 
 def cause_storm(make: Callable[..., Any], seed: int, how: Storm) -> Any:
@@ -597,6 +679,8 @@ def cause_storm(make: Callable[..., Any], seed: int, how: Storm) -> Any:
         mixing=how.mixing,
         tokens_end=how.tokens_end,
         probation=how.probation,
+        audit_rate=how.audit_rate,
+        smaller_levels=how.smaller_levels,
     )
     if how.speeds:
         speed = random.Random(f"speeds {seed}")
@@ -615,6 +699,8 @@ def cause_storm(make: Callable[..., Any], seed: int, how: Storm) -> Any:
         swarm.gives_way = lambda node: (
             swarm.heap.now < how.rough_s and swarm.rng.random() < how.gives_way
         )
+    if how.smaller_levels:
+        _measure_lines(swarm, random.Random(f"lines {seed}"), how)
     swarm.heap.call_at(how.rough_s, _mend, swarm)
     return swarm
 
@@ -679,6 +765,17 @@ def _accident(swarm: Swarm, rng: random.Random, how: Storm) -> None:
     else:
         heap.call_at(at, swarm.faulty.__setitem__, name, "the norm is out of bound")
         heap.call_at(at + 15.0, swarm.faulty.pop, name, None)
+
+
+def _measure_lines(swarm: Swarm, rng: random.Random, how: Storm) -> None:
+    """Every few seconds, somebody's line is another one; all are fast after the storm."""
+    rough = swarm.heap.now < how.rough_s
+    names = [rng.choice(swarm.names)] if rough else swarm.names
+    for node in (swarm.nodes[name] for name in names if name in swarm.nodes):
+        measured = LineMeasured(rng.choice([0.0, 20.0, 100.0, 1e6]) if rough else 1e6)
+        if node.alive:
+            node.part.run(node.machine.handle(measured, node.now()))
+    swarm.heap.call_in(rng.uniform(1.0, 9.0), _measure_lines, swarm, rng, how)
 
 
 def _crash(swarm: Swarm, name: PeerId, lasts_s: float) -> None:

@@ -1,8 +1,9 @@
 """Storms with members that lie: the honest keep one certified history, their work, and their pace.
 
 Fewer than a third of the members are admitted, count as anybody does, and lie in one way or in all.
-They also repeat what others have said, some of it altered. Not lied about yet: the bytes of slices
-and of states that are fetched.
+They also repeat what others have said, some of it altered. Not lied about: the numbers of a merge.
+A reducer's wrong arithmetic within the bound on norms, and merged slices that differ from member to
+member, pass for a round's result until somebody computes them again (``liars.forge_slices``).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from functools import cache, partial
 import pytest
 
 from averaging.history.adoption import OwnWork
+from averaging.rules.line_levels import Level
 from averaging.rules.mixing import MixingPolicy
 from tests.averaging.simulated import breakages, truth
 from tests.averaging.simulated.several_groups import SEVERAL_GROUPS
@@ -210,6 +211,26 @@ def test_no_storm_breaks_a_promise_where_other_fragments_go_first(seed: int) -> 
     weather_out(storm(seed, how), how)
 
 
+LEVELS = (
+    Level(codec="int4", codec_down="int4", cycle_steps=10),
+    Level(codec="int2", codec_down="int4", cycle_steps=10),
+    Level(codec="int2", codec_down="int2", cycle_steps=25),
+)
+
+
+@pytest.mark.parametrize("several_groups", [False, True])
+def test_no_storm_breaks_a_promise_where_codecs_and_cycles_follow_the_lines(
+    several_groups: bool,
+) -> None:
+    how = replace(SEVERAL_GROUPS[0] if several_groups else Storm(), smaller_levels=LEVELS)
+    coverage: Counter[str] = Counter()
+    for seed in range(4 if several_groups else 16):
+        swarm = storm(seed, how)
+        weather_out(swarm, how)
+        coverage += swarm.truth.coverage
+    assert coverage["level"] and coverage["takes_part"], coverage
+
+
 SOAKS = (
     SOAK,
     replace(SOAK, peers=(9, 14), group_size=4),
@@ -221,10 +242,12 @@ SOAKS = (
     Storm(peers=(6, 10), accidents=(8, 20), group_size=3, sites=3),
     replace(SOAK, gives_way=0.15),
     replace(SOAK, peers=(6, 14), group_size=4, gives_way=0.1),
+    replace(SOAK, smaller_levels=LEVELS),
 )
 """One for each seed, in turn."""
 
 ONCE_BROKEN_IN_A_SOAK = {
+    13: (SEVERAL_GROUPS[2], "who was left at a version that all had signed took nobody's word"),
     5023: (SOAK, "everybody had passed everybody over and answered no call"),
     18: (SEVERAL_GROUPS[0], "a lighter side offered again what others went on with"),
     64: (SEVERAL_GROUPS[1], "work in doubt was offered again beside a lineage that had it"),

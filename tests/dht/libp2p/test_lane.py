@@ -15,7 +15,7 @@ from dht.errors import StreamBroken
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
 from dht.libp2p.frame_stream import HEADER, FrameStream, FrameType
-from dht.libp2p.lane import LaneSettings, parse_lane
+from dht.libp2p.lane_settings import LaneSettings, parse_lane
 from dht.libp2p.lane_wire import Offer
 from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES
 from tests.dht.libp2p.lane_ends import (
@@ -449,7 +449,7 @@ def test_a_kept_connection_whose_other_end_sleeps_holds_nobody_up_twice() -> Non
                 stream.abort()
             await until(lambda: anna.lane.idle(BORIS) == 2, timeout_s=WAIT_S)
             anna.lane.settings = LaneSettings(answer_timeout_s=0.05)
-            boris.lane._heard = lambda connection, message: None  # type: ignore[method-assign]
+            boris.lane.heard = lambda connection, message: None  # type: ignore[method-assign]
             await refused(anna)
 
     run(scenario())

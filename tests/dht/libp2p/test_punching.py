@@ -15,7 +15,9 @@ import pytest
 from dht.errors import HostClosed
 from dht.identity import PeerId
 from dht.libp2p import lane as lanes
-from dht.libp2p.lane import LaneSettings
+from dht.libp2p import observers
+from dht.libp2p.lane_connection import Path
+from dht.libp2p.lane_settings import LaneSettings
 from dht.libp2p.lane_wire import Offer, Punch, PunchOffer, decode, encode, is_outer
 from dht.libp2p.punching import Opening
 from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES
@@ -38,7 +40,8 @@ OFFER = PunchOffer("203.0.113.7", 7700, bytes(NUMBER_BYTES), bytes(KEY_BYTES), b
 
 @pytest.fixture(autouse=True)
 def _loopback_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "is_outer", with_loopback)
+    for module in (lanes, observers):
+        monkeypatch.setattr(module, "is_outer", with_loopback)
 
 
 def hidden(settings: LaneSettings = PATIENT) -> tuple[End, End, OnLoopback]:
@@ -108,12 +111,12 @@ def test_a_peer_that_dialled_out_and_lets_nobody_in_is_met_instead() -> None:
             await one_round(anna, boris, size)
         assert outside.called == 1 and anna.lane.counters["met"] == 1
         assert anna.asked == 2, "it, and a peer outside for the own outer address"
-        assert anna.lane.paths()[BORIS] is lanes.Path.PUNCHED
+        assert anna.lane.paths()[BORIS] is Path.PUNCHED
 
         anna.lane.forget(BORIS)
         anna.change = bytes
         await one_round(anna, boris, 10)
-        assert anna.lane.paths()[BORIS] is lanes.Path.DIRECT
+        assert anna.lane.paths()[BORIS] is Path.DIRECT
         await closed(anna, boris)
 
     run(scenario())

@@ -12,7 +12,9 @@ from dht.errors import PeerUnreachable, StreamBroken
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
 from dht.libp2p import lane as lanes
-from dht.libp2p.lane import LaneSettings, Path
+from dht.libp2p import observers
+from dht.libp2p.lane_connection import Path
+from dht.libp2p.lane_settings import LaneSettings
 from dht.libp2p.lane_wire import PUNCH_PROTOCOL, Circuit, Leg, Via, decode, encode
 from dht.libp2p.relaying import FairQueue, Relay, RelaySettings
 from dht.libp2p.sealing import NUMBER_BYTES
@@ -215,7 +217,8 @@ def test_a_circuit_without_a_byte_is_closed_after_a_while() -> None:
 
 @pytest.fixture(autouse=True)
 def _loopback_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "is_outer", with_loopback)
+    for module in (lanes, observers):
+        monkeypatch.setattr(module, "is_outer", with_loopback)
 
 
 class Home(End):

@@ -47,6 +47,16 @@ def test_an_open_run_admits_everybody_and_a_listed_one_its_list() -> None:
     assert "admits only the peers it lists" in why(listed, BORIS.peer_id)
 
 
+def test_a_peer_that_is_proved_to_lie_is_refused_in_every_mode_also_the_owner() -> None:
+    listed = admission("listed", owner=None, listed=frozenset([ANNA.peer_id]))
+    for door in (admission("open", owner=None), listed, admitted()):
+        assert not why(door)
+        door.convicted[ANNA.peer_id] = "merged slice 0 falsely"
+        assert why(door).endswith("is banned: it was proved that it merged slice 0 falsely")
+    door.convicted[OWNER.peer_id] = "signed two seals in ballot 0"
+    assert "two seals" in why(door, OWNER.peer_id)
+
+
 def test_an_invited_run_admits_who_shows_a_credential() -> None:
     door = admission()
     assert why(door) == NO_INVITE

@@ -231,6 +231,21 @@ def test_open_streams_of_a_banned_peer_are_cut() -> None:
     simulate(story)
 
 
+def test_a_peer_that_is_proved_to_lie_is_forgotten_and_cut_off_in_a_run_without_an_owner() -> None:
+    async def story(swarm: Swarm) -> None:
+        anna = await swarm.start("anna", run=RUN)
+        boris = await swarm.start("boris", run=RUN, seeds=await swarm.seed_addresses("anna"))
+        anna.host.directory.keeper.judge = anna.presence.door.judge
+        await until(lambda: swarm.all_see([anna, boris]), within_s=60, what="both see each other")
+        await anna.presence.door.ban(boris.id, "merged slice 0 falsely")
+        assert anna.presence.table.get(boris.id) is None
+        assert "falsely" in (await anna.presence.door.refusal(boris.id) or "")
+        await asyncio.sleep(WITHIN_S)
+        assert anna.presence.table.get(boris.id) is None, "its record is believed again"
+
+    simulate(story)
+
+
 def test_an_invite_that_ends_turns_its_peer_out() -> None:
     async def story(swarm: Swarm) -> None:
         anna = await member(swarm, "anna")

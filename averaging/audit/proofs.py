@@ -1,0 +1,450 @@
+"""Proofs that a peer has lied, which anybody can check who knows the run's layout.
+
+``FalseMerge``: a reducer, or a site's delegate, has signed a claim (``averaging.audit.claims``)
+whose bytes do not follow from its sources. The proof holds the commit, the claims, and for one
+piece of the slice the uploads and the result. ``TwoClaims``, ``TwoVotes`` and ``TwoCommits``: a
+peer has signed two different statements where an honest one makes one.
+
+``check`` trusts nobody: not the author of the proof, nor the round's leader. All that it believes
+is signed by the accused peer; the bytes are those whose digests it has signed. So a peer that
+crashes, is slow, restarts or is cut off from others can never be convicted, because it signs
+nothing false; nor can one whose disk is damaged, because rounds are in memory.
+
+On the wire a proof is a head of bounded size and, of a ``FalseMerge``, the bytes that it is about.
+``size_of_data`` tells their number from the layout, before any of them is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+import blake3
+import msgspec
+from msgspec import Meta, Struct
+
+from averaging import messages
+from averaging.audit.claims import (
+    Claim,
+    Claims,
+    Subject,
+    Verify,
+    authors,
+    digest_of_pieces,
+    hash_of,
+    is_signed,
+)
+from averaging.errors import BadPayload, NotFinite
+from averaging.messages import (
+    BadMessage,
+    Ballot,
+    Commit,
+    Digest,
+    Index,
+    Indices,
+    Peer,
+    Signature,
+)
+from averaging.numbers.arithmetic import Numbers, numbers_of
+from averaging.numbers.arrays import Buffer
+from averaging.numbers.chunks import Chunk, Cutting
+from averaging.numbers.codec import Scratch
+from averaging.numbers.layout import Layout
+from averaging.rules.sites import shares
+from averaging.rules.weights import weights_of
+from dht.identity import PeerId
+
+VERSION = 1
+HEAD_MAX_BYTES = 256 << 10
+"""Largest head: a commit, a roster's claims, and the digests of the pieces of their uploads."""
+DATA_MAX_BYTES = 512 << 20
+"""Largest number of bytes that a proof is about: a piece of 64 members in f32 is half of it."""
+MAPS_MAX_BYTES = 1 << 20
+
+EncodedCommit: TypeAlias = Annotated[bytes, Meta(max_length=messages.MESSAGE_MAX_BYTES)]
+Leaves: TypeAlias = Annotated[bytes, Meta(max_length=HEAD_MAX_BYTES)]
+"""Digests of all pieces of an upload, one after the other."""
+
+
+class BadProof(ValueError):
+    """Bytes that prove nothing against anybody."""
+
+
+class Right(BadProof):
+    """An audit's evidence, all of it in order, which shows that the merge was right."""
+
+
+class _Head(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    pass
+
+
+class FalseMerge(_Head, frozen=True, kw_only=True):
+    """A claim whose bytes do not follow from its sources."""
+
+    commit: EncodedCommit
+    slice: Index
+    merged: bool
+    """False: the claim is a delegate's, about the bundle of its site."""
+    claim: Claim
+    sources: Claims
+    piece: Index
+    leaves: Annotated[tuple[Leaves, ...], Meta(max_length=messages.ROSTER_MAX + 1)]
+    """Digests of the pieces of each source, in order; then of the bundle, if it is one."""
+    maps_bytes: Annotated[int, Meta(ge=0, le=MAPS_MAX_BYTES)] = 0
+    """Size of the merged maps behind the merged slice, where states travel."""
+
+
+class TwoClaims(_Head, frozen=True, kw_only=True):
+    """Two claims of one peer about one slice."""
+
+    commit: EncodedCommit
+    slice: Index
+    merged: bool
+    first: Claim
+    second: Claim
+
+
+class Vote(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A seal that a peer has signed for one ballot, as its proposer or as an acceptor."""
+
+    seal: Indices
+    signature: Signature
+
+
+class TwoVotes(_Head, frozen=True, kw_only=True):
+    """Two seals that one peer has signed in one ballot."""
+
+    peer: Peer
+    round: Digest
+    ballot: Ballot
+    first: Vote
+    second: Vote
+
+
+class SignedBytes(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A commit as its leader signed it."""
+
+    commit: EncodedCommit
+    signature: Signature
+
+
+class TwoCommits(_Head, frozen=True, kw_only=True):
+    """Two commits that one leader has signed under one number."""
+
+    first: SignedBytes
+    second: SignedBytes
+
+
+Head: TypeAlias = FalseMerge | TwoClaims | TwoVotes | TwoCommits
+
+_encoder = msgspec.msgpack.Encoder()
+_heads: msgspec.msgpack.Decoder[Head] = msgspec.msgpack.Decoder(Head)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A head, and the bytes that it is about: a piece of each source, then the result."""
+
+    head: Head
+    data: Buffer = b""
+
+    def encode_head(self) -> bytes:
+        return encode_head(self.head)
+
+    @property
+    def digest(self) -> bytes:
+        """The name of the proof. The head names all of the bytes by their digests."""
+        return blake3.blake3(self.encode_head()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Guilty:
+    """A peer that a proof convicts."""
+
+    peer: PeerId
+    what: str
+    """Its deed, as the rest of a sentence about the peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Court:
+    """Facts that a peer needs to check a proof."""
+
+    topic: bytes
+    layout: Layout
+    verify: Verify
+
+
+def encode_head(head: Head) -> bytes:
+    return bytes([VERSION]) + _encoder.encode(head)
+
+
+def decode_head(data: bytes) -> Head:
+    """Decode a proof's head. Raises ``BadMessage``, whatever the bytes are."""
+    if len(data) > HEAD_MAX_BYTES:
+        raise BadMessage(f"a proof's head of {len(data)} bytes; at most {HEAD_MAX_BYTES}")
+    if not data or data[0] != VERSION:
+        raise BadMessage(f"proof version {data[0] if data else None}; this peer reads {VERSION}")
+    try:
+        return _heads.decode(memoryview(data)[1:])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(f"not a proof: {error}") from error
+
+
+def size_of_data(head: Head, court: Court) -> int:
+    """Return how many bytes follow a head, once its signatures hold. Raises ``BadProof``."""
+    if not isinstance(head, FalseMerge):
+        _conflict(head, court)
+        return 0
+    case = _Case.read(head, court)
+    return 0 if case.verdict is not None else case.size
+
+
+def check(proof: Proof, court: Court, scratch: Scratch | None = None) -> Guilty:
+    """Return whom a proof convicts. Raises ``BadProof``, whatever is in it."""
+    head = proof.head
+    if not isinstance(head, FalseMerge):
+        return _conflict(head, court)
+    case = _Case.read(head, court)
+    if case.verdict is not None:
+        return case.verdict
+    return case.judge(memoryview(proof.data).cast("B"), scratch or Scratch())
+
+
+# Merges
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A ``FalseMerge`` whose accused has signed it."""
+
+    head: FalseMerge
+    accused: PeerId
+    commit: Commit
+    numbers: Numbers
+    cutting: Cutting
+    chunk: Chunk
+    verdict: Guilty | None = None
+    """The verdict, if the claim is false whatever the bytes are."""
+
+    @classmethod
+    def read(cls, head: FalseMerge, court: Court) -> _Case:
+        commit = _commit(head.commit, court)
+        try:
+            numbers = numbers_of(commit)
+            cutting = Cutting(court.layout.fragments[commit.fragment], numbers, commit.shares)
+        except ValueError as error:
+            raise BadProof(f"this peer cannot merge such a round: {error}") from error
+        if head.slice >= len(cutting.slices):
+            raise BadProof(f"slice {head.slice} of {len(cutting.slices)}")
+        if head.piece >= len(cutting.chunks[head.slice]):
+            raise BadProof(f"piece {head.piece} of {len(cutting.chunks[head.slice])}")
+        round_id = messages.digest(head.commit)
+        subject = Subject(round_id, head.slice, head.merged)
+        if not is_signed(subject, commit, head.claim, court.verify):
+            raise BadProof("the accused peer has not signed the claim")
+        if hash_of(head.sources) != head.claim.sources or not head.sources:
+            raise BadProof("the sources are not those that the claim names")
+        accused = authors(commit)[head.claim.by]
+        chunk = cutting.chunks[head.slice][head.piece]
+        deed = _deed_of_sources(head, commit, round_id, court.verify)
+        verdict = None if deed is None else Guilty(accused, deed)
+        return cls(head, accused, commit, numbers, cutting, chunk, verdict)
+
+    @property
+    def piece_size(self) -> int:
+        """Bytes of the piece in an upload."""
+        place = self.chunk.data
+        size: int = place.stop - place.start
+        return size
+
+    @property
+    def result_size(self) -> int:
+        if not self.head.merged:
+            return self.piece_size
+        place = self.cutting.merged_of(self.head.slice)
+        size: int = place.stop - place.start
+        return size + self.head.maps_bytes
+
+    @property
+    def size(self) -> int:
+        size = self.piece_size * len(self.head.sources) + self.result_size
+        if size > DATA_MAX_BYTES:
+            raise BadProof(f"it is about {size} bytes; at most {DATA_MAX_BYTES}")
+        return size
+
+    def judge(self, data: memoryview, scratch: Scratch) -> Guilty:
+        if len(data) != self.size:
+            raise BadProof(f"{len(data)} bytes; the layout says {self.size}")
+        head, chunk = self.head, self.chunk
+        piece_bytes = self.piece_size
+        count = len(head.sources)
+        if len(head.leaves) != count + (not head.merged):
+            raise BadProof(f"digests of {len(head.leaves)} uploads")
+        payloads = [data[i * piece_bytes : (i + 1) * piece_bytes] for i in range(count)]
+        for source, leaves, payload in zip(head.sources, head.leaves, payloads, strict=False):
+            self._bind(source, leaves, payload)
+        result = self._result(data[count * piece_bytes :])
+        out = memoryview(bytearray(len(result)))
+        deed = f"merged slice {head.slice} falsely"
+        try:
+            self._merge(payloads, out, scratch)
+        except NotFinite:
+            deed = "merged uploads whose sum is not finite"
+        else:
+            if out == result:
+                raise Right("the merge is right")
+        for payload in payloads:
+            try:  # only now: most audits end above, and this costs as much as they do
+                self.numbers.up.check(chunk, payload, scratch)
+            except BadPayload as error:
+                deed = f"merged an upload that nobody can decode: {error}"
+        return Guilty(self.accused, deed)
+
+    def _bind(self, claim: Claim, leaves: bytes, payload: memoryview) -> None:
+        """Raise ``BadProof`` unless these are the bytes that a claim is about."""
+        count = len(self.cutting.chunks[self.head.slice])
+        digests = [leaves[at : at + 32] for at in range(0, len(leaves), 32)]
+        if len(digests) != count or digest_of_pieces(digests) != claim.made:
+            raise BadProof("the digests of an upload's pieces are not those that were signed")
+        if blake3.blake3(payload).digest() != digests[self.head.piece]:
+            raise BadProof("a piece of an upload is not the one that was signed")
+
+    def _result(self, data: memoryview) -> memoryview:
+        """The piece of the result, if the accused has signed it."""
+        head = self.head
+        if not head.merged:
+            self._bind(head.claim, head.leaves[-1], data)
+            return data
+        if blake3.blake3(data).digest() != head.claim.made:
+            raise BadProof("the merged slice is not the one that was signed")
+        start = self.cutting.merged_of(head.slice).start
+        return data[self.chunk.merged.start - start : self.chunk.merged.stop - start]
+
+    def _merge(self, payloads: Sequence[memoryview], out: memoryview, scratch: Scratch) -> None:
+        head, commit = self.head, self.commit
+        weights = weights_of(commit, head.claim.members)
+        if not head.merged:
+            if len(payloads) == 1:
+                out[:] = payloads[0]  # a bundle of one is not encoded a second time
+            else:
+                self.numbers.merge(self.chunk, payloads, weights, out, scratch, again=True)
+            return
+        bundles = _bundles(head.sources)
+        newcomers = commit.on_probation
+        taken = shares(head.claim.members, weights, bundles, on_probation=newcomers)
+        counts = tuple(share.members for share in taken)
+        self.numbers.merge(
+            self.chunk,
+            payloads,
+            tuple(share.weight for share in taken),
+            out,
+            scratch,
+            members=counts if any(bundles.values()) or newcomers else None,
+        )
+
+
+def _deed_of_sources(
+    head: FalseMerge, commit: Commit, round_id: bytes, verify: Verify
+) -> str | None:
+    """Why no honest peer signs a claim with these sources; ``None``: one may."""
+    members, count = head.claim.members, len(commit.members)
+    if list(members) != sorted(set(members)) or not members or members[-1] >= count:
+        return "claims contributors that the round does not have"
+    if commit.kind == "mix" and set(members) - set(commit.carriers):
+        return "claims contributors that carry no state"
+    subject = Subject(round_id, head.slice, merged=False)
+    for source in head.sources:
+        named = source.by < count and source.by in source.members
+        if not named or not is_signed(subject, commit, source, verify):
+            return "claims an upload that its sender has not signed"
+        if any(
+            member != source.by
+            and (member >= count or commit.members[member].delegate != source.by)
+            for member in source.members
+        ):
+            return "claims an upload with members of other sites"
+    if head.merged:
+        bundles = _bundles(head.sources)
+        taken = shares(members, [0.0] * len(members), bundles, on_probation=commit.on_probation)
+        wanted = tuple(share.carrier for share in taken)
+        inside = sorted(member for source in head.sources for member in source.members)
+    else:
+        wanted = members
+        inside = [source.by for source in head.sources]
+        if head.claim.by not in members:
+            return "claims a bundle without its own work"
+    if head.merged and not set(members).intersection(commit.voters):
+        return "claims contributors none of whom counts"
+    if tuple(source.by for source in head.sources) != wanted or tuple(inside) != members:
+        return "claims uploads that are not those of its contributors"
+    return None
+
+
+def _bundles(sources: Sequence[Claim]) -> dict[int, tuple[int, ...]]:
+    return {
+        source.by: tuple(member for member in source.members if member != source.by)
+        for source in sources
+    }
+
+
+# Two statements where an honest peer makes one
+
+
+def _conflict(head: TwoClaims | TwoVotes | TwoCommits, court: Court) -> Guilty:
+    match head:
+        case TwoClaims():
+            return _two_claims(head, court)
+        case TwoVotes():
+            return _two_votes(head, court)
+        case TwoCommits():
+            return _two_commits(head, court)
+
+
+def _two_claims(head: TwoClaims, court: Court) -> Guilty:
+    commit = _commit(head.commit, court)
+    subject = Subject(messages.digest(head.commit), head.slice, head.merged)
+    first, second = head.first, head.second
+    if not first.same_subject(second):
+        raise BadProof("the two claims are about different uploads")
+    if (first.made, first.sources) == (second.made, second.sources):
+        raise BadProof("the two claims say the same")
+    if not all(is_signed(subject, commit, each, court.verify) for each in (first, second)):
+        raise BadProof("one of the claims is not signed by its author")
+    what = "merged slices" if head.merged else "uploads"
+    return Guilty(authors(commit)[first.by], f"signed two {what} of slice {head.slice}")
+
+
+def _two_votes(head: TwoVotes, court: Court) -> Guilty:
+    if head.first.seal == head.second.seal:
+        raise BadProof("the two votes are for the same seal")
+    for vote in (head.first, head.second):
+        said = messages.vote(head.round, head.ballot, vote.seal)
+        if not court.verify(head.peer, said, vote.signature):
+            raise BadProof("one of the votes is not signed")
+    return Guilty(head.peer, f"signed two seals in ballot {head.ballot}")
+
+
+def _two_commits(head: TwoCommits, court: Court) -> Guilty:
+    first, second = (_commit(each.commit, court) for each in (head.first, head.second))
+    if head.first.commit == head.second.commit or _attempt(first) != _attempt(second):
+        raise BadProof("the two commits are not of one attempt")
+    for each in (head.first, head.second):
+        if not court.verify(first.leader, each.commit, each.signature):
+            raise BadProof("one of the commits is not signed by its leader")
+    return Guilty(first.leader, "signed two commits for one attempt")
+
+
+def _attempt(commit: Commit) -> tuple[int, PeerId, int, int]:
+    return commit.fragment, commit.leader, commit.leader_incarnation, commit.nonce
+
+
+def _commit(encoded: bytes, court: Court) -> Commit:
+    try:
+        commit = messages.decode_commit(encoded)
+    except BadMessage as error:
+        raise BadProof(str(error)) from error
+    if commit.topic != court.topic or commit.fragment >= len(court.layout.fragments):
+        raise BadProof("the commit is of another run, layout or fragment")
+    return commit

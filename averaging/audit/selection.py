@@ -1,0 +1,46 @@
+"""Which pieces of a round a member audits: nobody else can know it beforehand.
+
+A member draws each piece of each merged slice that it did not make itself, by a hash of its own
+signature under the new lineage. The lineage hashes the commit, the seal and the merged slices, so
+it is known only when all of them are sent; and nobody but the member can compute the signature. A
+draw by the round's certificate alone would be known to the reducers before they answer: a liar
+would lie in the slices that nobody audits, or change a bit until nobody does.
+
+The chance is set so that a piece is audited by anybody at all with the run's rate. With a tenth, a
+reducer that lies in one piece of each round is found in ten rounds on average, and one that lies in
+all of a slice of k pieces k times as soon. Auditing a piece costs the uploads of that piece, so at
+that rate a twentieth of what a round moves: uploads are half of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import blake3
+
+_SCALE = float(1 << 64)
+
+
+def ticket_text(lineage: bytes) -> bytes:
+    """Return what a member signs to draw the pieces of the round that made a lineage."""
+    return b"shoal audit 1 " + lineage
+
+
+def chance(rate: float, auditors: int) -> float:
+    """Return the chance with which each auditor must draw, for this rate together."""
+    return 1.0 - float((1.0 - rate) ** (1.0 / max(1, auditors)))
+
+
+def drawn(ticket: bytes, pieces: Mapping[int, int], *, chance: float) -> list[tuple[int, int]]:
+    """Return the pieces, as (slice, piece), that the owner of a ticket audits.
+
+    ``ticket``: its signature under ``ticket_text``. ``pieces``: the number of pieces by slice.
+    """
+    found = []
+    for slice_index, count in sorted(pieces.items()):
+        for piece in range(count):
+            hasher = blake3.blake3(ticket)
+            hasher.update(slice_index.to_bytes(4, "big") + piece.to_bytes(4, "big"))
+            if int.from_bytes(hasher.digest(8), "big") < chance * _SCALE:
+                found.append((slice_index, piece))
+    return found

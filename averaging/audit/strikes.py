@@ -1,0 +1,48 @@
+"""Strikes: what a peer holds against another one although it proves nothing.
+
+A peer that does not hand out the uploads that it must still have may hide a lie, or have crashed
+in between. So each such case counts a little, at the peer that saw it and at no other, and is
+forgotten with time. A peer with too many is not trusted with power here until they have faded; it
+may still contribute.
+"""
+
+from __future__ import annotations
+
+from averaging.bounded_mapping import BoundedMapping
+from dht.identity import PeerId
+
+HALF_LIFE_S = 1800.0
+"""A strike counts half as much after this time."""
+LIMIT = 3.0
+"""Strikes with which a peer is out of favour."""
+PEERS_MAX = 1024
+
+
+class Strikes:
+    """The strikes of all peers at one of them. Times are on its own clock."""
+
+    __slots__ = ("_counted",)
+
+    def __init__(self) -> None:
+        self._counted = BoundedMapping[PeerId, tuple[float, float]](PEERS_MAX)
+        """The count of each peer, and when that was."""
+
+    def __repr__(self) -> str:
+        return f"Strikes({len(self._counted)} peers)"
+
+    def count(self, peer: PeerId, now: float) -> float:
+        """Return a peer's strikes, faded to the present."""
+        if peer not in self._counted:
+            return 0.0
+        counted, at = self._counted[peer]
+        return float(counted * 0.5 ** (max(0.0, now - at) / HALF_LIFE_S))
+
+    def add(self, peer: PeerId, now: float) -> float:
+        """Add one. Returns how many there are."""
+        total = self.count(peer, now) + 1.0
+        self._counted.pop(peer, None)
+        self._counted[peer] = total, now
+        return total
+
+    def is_out(self, peer: PeerId, now: float) -> bool:
+        return self.count(peer, now) >= LIMIT

@@ -1,0 +1,654 @@
+"""Audits by a live peer: uploads are shown to others, pieces of others' merges made again.
+
+``averaging.audit`` decides; this module moves the bytes, on streams of a protocol of its own. A
+member keeps what it has sent for a while after a round (``AuditSettings``), and shows each peer of
+the round as much as a fair audit needs. After a round it draws pieces, asks the reducer for the
+claims and the members for the bytes, and checks. What proves a lie bans its author here, is kept,
+and is shown to every peer that comes into view: each of them checks it anew.
+
+A peer that cannot be reached is not blamed. One that answers that it does not have what it must
+have costs itself a strike (``averaging.audit.strikes``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol
+
+import msgspec
+from msgspec import Meta, Struct
+from multiaddr import Multiaddr
+
+from averaging.audit import selection
+from averaging.audit.claims import Claim, authors, decode_claims, encode_claims, is_signed
+from averaging.audit.inquiry import Inquiry
+from averaging.audit.proofs import (
+    HEAD_MAX_BYTES,
+    BadProof,
+    Court,
+    FalseMerge,
+    Guilty,
+    Proof,
+    Right,
+    check,
+    decode_head,
+    size_of_data,
+)
+from averaging.audit.strikes import Strikes
+from averaging.audit.witness import Witness
+from averaging.bounded_mapping import BoundedMapping
+from averaging.live.evidence import Uploads
+from averaging.live.fair_shares import Places
+from averaging.live.parts import Parts
+from averaging.live.threads import Threads
+from averaging.messages import Accused, BadMessage, Digest, Index, Message
+from averaging.numbers.arrays import uninitialised
+from dht.errors import HostClosed, PeerUnreachable, StreamBroken
+from dht.guarded_host import REASON_MAX_BYTES, REFUSED, refuse
+from dht.host import Host, Stream
+from dht.identity import PeerId, RunId, verify
+
+DATA = b"\x01"
+FRAME_BYTES = 512 << 10
+REQUEST_MAX_BYTES = 256
+CLAIMS_MAX_BYTES = 64 << 10
+REFUSE_WITHIN_S = 5.0
+SHOWN_OF_UPLOADS = 2.0
+"""How much of a round's uploads each peer of the round is shown: a bundle is audited like the slice
+that it went into."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditSettings:
+    """Limits of auditing and of showing uploads to auditors."""
+
+    kept_s: float = 60.0
+    """Time after a round for which its uploads are kept: their memory is not used again meanwhile,
+    and fresh memory costs processor time."""
+    kept_bytes_max: int = 256 << 20
+    """They are let go sooner if those of all rounds together take more memory than this."""
+    audits_max: int = 2
+    """Audits under way at once."""
+    waiting_max: int = 32
+    """Audits that wait for their turn; those drawn beyond it are not made, ..."""
+    waiting_s: float = 20.0
+    """... nor those that have waited for so long: others may not have kept the round."""
+    served_max: int = 16
+    served_per_peer_max: int = 4
+    stall_max_s: float = 20.0
+    open_timeout_s: float = 10.0
+    spread_every_s: float = 10.0
+    tell_again_s: float = 60.0
+    """A peer that has not named a proof itself is told of it again after this."""
+    proofs_max: int = 256
+
+
+class _Request(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """A question about a round, or about a lie."""
+
+
+class AskSources(_Request, frozen=True):
+    """The claims in the slice that you have merged, or in your bundle."""
+
+    round: Digest
+    slice: Index
+    merged: bool
+
+
+class AskUpload(_Request, frozen=True):
+    """A piece of the upload that you have sent. ``alone``: of your own contribution to a bundle."""
+
+    round: Digest
+    slice: Index
+    piece: Index
+    alone: bool
+
+
+class AskProof(_Request, frozen=True):
+    proof: Digest
+
+
+Request = AskSources | AskUpload | AskProof
+
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+
+
+class _Shown(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Header ahead of a piece of an upload."""
+
+    claim: Claim
+    leaves: Annotated[bytes, Meta(max_length=HEAD_MAX_BYTES)]
+
+
+_shown = msgspec.msgpack.Decoder(_Shown)
+
+
+def read_request(frame: bytes) -> Request:
+    """Decode a request. Raises ``BadMessage``, whatever the bytes are."""
+    if len(frame) > REQUEST_MAX_BYTES:
+        raise BadMessage(f"a request of {len(frame)} bytes")
+    try:
+        return _requests.decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(f"not a request: {error}") from error
+
+
+def read_shown(frame: bytes) -> tuple[Claim, bytes]:
+    """Decode the claim and the digests ahead of a piece. Raises ``BadMessage``."""
+    if len(frame) > HEAD_MAX_BYTES:
+        raise BadMessage(f"the digests of an upload take {len(frame)} bytes")
+    try:
+        shown = _shown.decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(f"not the digests of an upload: {error}") from error
+    return shown.claim, shown.leaves
+
+
+def audit_protocol(run: RunId) -> str:
+    return f"shoal/{run}/audit/1"
+
+
+class Around(Protocol):
+    """The averager, as its audits see it."""
+
+    @property
+    def others(self) -> Sequence[PeerId]:
+        """The live peers in view."""
+        ...
+
+    def uploads_of(self, round_id: bytes) -> Uploads | None:
+        """Evidence of this peer on a round that is not over for all."""
+        ...
+
+    def send(self, peer: PeerId, message: Message) -> None: ...
+
+    def spawn(self, work: Any, name: str) -> asyncio.Task[None]: ...
+
+    def event(self, event: str, **fields: Any) -> None: ...
+
+    def addresses_of(self, peer: PeerId) -> Sequence[Multiaddr]:
+        """Addresses of a peer, if the network has forgotten it."""
+        ...
+
+    def convict(self, guilty: Guilty, proof: Proof) -> None:
+        """Have nothing to do with this peer any more, and keep the proof."""
+        ...
+
+    def moved(self, *, sent: int = 0, received: int = 0) -> None:
+        """Count bytes of audits."""
+        ...
+
+    def now(self) -> float: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """The bytes of a round that is over, for auditors."""
+
+    uploads: Uploads
+    size: int
+    until: float
+
+
+class NotHere(Exception):
+    """The peer that was asked answers that it has nothing of this."""
+
+
+class Auditing:
+    """The audits and the proofs of one peer in one run."""
+
+    def __init__(
+        self,
+        host: Host,
+        run: RunId,
+        around: Around,
+        court: Court,
+        *,
+        rate: float,
+        sign: Callable[[bytes], bytes],
+        threads: Threads,
+        settings: AuditSettings | None = None,
+    ) -> None:
+        self.settings = settings or AuditSettings()
+        self.strikes = Strikes()
+        self.convicted: dict[PeerId, str] = {}
+        """The peers that a proof convicts, and what they did."""
+        self.counters: Counter[str] = Counter()
+        self._host = host
+        self._protocol = audit_protocol(run)
+        self._around = around
+        self._court = court
+        self._rate = rate
+        self._sign = sign
+        self._threads = threads
+        self._witness = Witness(court)
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._proofs = BoundedMapping[bytes, tuple[Proof, PeerId]](self.settings.proofs_max)
+        """Proofs by their names, with the peers that they convict."""
+        self._told: dict[bytes, dict[PeerId, float]] = {}
+        """When a peer is to be told of a proof again."""
+        self._fetching: set[bytes] = set()
+        self._turn = asyncio.Semaphore(self.settings.audits_max)
+        self._waiting = 0
+        self._served = Places(
+            self.settings.served_max,
+            self.settings.served_per_peer_max,
+            grace_s=10.0,
+            slow_bytes_s=0.0,
+        )
+
+    def __repr__(self) -> str:
+        return f"Auditing({len(self.convicted)} convicted, {len(self._kept)} rounds kept)"
+
+    async def start(self) -> None:
+        await self._host.serve_streams(self._protocol, self._serve)
+
+    # What is kept of rounds
+
+    def keep(self, parts: Parts) -> None:
+        """Keep the uploads of a round that is over, as long as auditors may ask."""
+        uploads = parts.uploads
+        if not self._rate or not (uploads.size or parts.evidence.sources):
+            return
+        self._drop_old()
+        until = self._around.now() + self.settings.kept_s
+        self._kept[parts.round] = _Kept(uploads, uploads.size, until)
+        while sum(kept.size for kept in self._kept.values()) > self.settings.kept_bytes_max:
+            self._kept.popitem(last=False)
+
+    def _drop_old(self) -> None:
+        now = self._around.now()
+        for round_id in [each for each, kept in self._kept.items() if kept.until < now]:
+            del self._kept[round_id]
+
+    def _uploads_of(self, round_id: bytes, asker: PeerId) -> Uploads:
+        self._drop_old()
+        kept = self._kept.get(round_id)
+        uploads = kept.uploads if kept is not None else self._around.uploads_of(round_id)
+        if uploads is None or uploads.commit.index(asker) is None:
+            raise _Refused("no round of yours with that name is kept here")
+        return uploads
+
+    # Showing
+
+    async def _serve(self, stream: Stream) -> None:
+        peer, now = stream.remote, self._around.now()
+        if stream.relayed:
+            reason = "the connection is relayed, and relays carry no bulk"
+            await refuse(stream, reason, timeout_s=REFUSE_WITHIN_S)
+            return
+        place = self._served.take(peer, now=now, end=stream.abort)
+        if place is None:
+            await refuse(stream, "too many audits at once; ask later", timeout_s=REFUSE_WITHIN_S)
+            return
+        try:
+            while (frame := await stream.receive(timeout_s=self.settings.stall_max_s)) is not None:
+                await self._answer(stream, read_request(frame))
+        except BadMessage as error:
+            self.counters["audit_requests_refused"] += 1
+            await refuse(stream, str(error), timeout_s=REFUSE_WITHIN_S)
+        except _Refused as error:
+            await refuse(stream, str(error), timeout_s=REFUSE_WITHIN_S)
+        except (StreamBroken, HostClosed):
+            self.counters["audits_broken"] += 1
+        finally:
+            self._served.leave(place)
+
+    async def _answer(self, stream: Stream, request: Request) -> None:
+        match request:
+            case AskSources(round_id, index, merged):
+                evidence = self._uploads_of(round_id, stream.remote).evidence
+                sources = (evidence.sources if merged else evidence.sources_of_own).get(index)
+                if not sources:
+                    raise _Refused("that slice was not made here")
+                await self._tell(stream, encode_claims(sources))
+            case AskUpload():
+                await self._show(stream, request)
+            case AskProof(name):
+                if name not in self._proofs:
+                    raise _Refused("that proof is not kept here")
+                proof, _ = self._proofs[name]
+                await self._tell(stream, proof.encode_head())
+                await self._tell_all(stream, memoryview(proof.data).cast("B"))
+
+    async def _show(self, stream: Stream, request: AskUpload) -> None:
+        uploads = self._uploads_of(request.round, stream.remote)
+        found = uploads.of(request.slice, alone=request.alone)
+        pieces = uploads.cutting.pieces(request.slice) if found is not None else []
+        if found is None or request.piece >= len(pieces):
+            raise _Refused("that upload is not kept here")
+        data, said, leaves = found
+        place = pieces[request.piece][1]
+        size = place.stop - place.start
+        if uploads.shown[stream.remote] + size > SHOWN_OF_UPLOADS * uploads.size:
+            raise _Refused("you were shown as much of this round as an audit needs")
+        uploads.shown[stream.remote] += size
+        self._around.moved(sent=size)
+        await self._tell(stream, msgspec.msgpack.encode(_Shown(said, b"".join(leaves))))
+        await self._tell_all(stream, data[place])
+
+    async def _tell(self, stream: Stream, *parts: bytes | memoryview) -> None:
+        await stream.send(DATA, *parts, timeout_s=self.settings.stall_max_s)
+
+    async def _tell_all(self, stream: Stream, data: memoryview) -> None:
+        for start in range(0, len(data), FRAME_BYTES):
+            await self._tell(stream, data[start : start + FRAME_BYTES])
+
+    # Auditing
+
+    def finished(self, parts: Parts, lineage: bytes) -> None:
+        """A round is over: draw the pieces to audit, and begin."""
+        if not self._rate or parts.entry is None:
+            return
+        who = authors(parts.commit)
+        others = {
+            index: said
+            for index, said in parts.evidence.merged.items()
+            if who[said.by] != parts.me and who[said.by] not in self.convicted
+        }
+        ticket = self._sign(selection.ticket_text(lineage))
+        chance = selection.chance(self._rate, len(parts.commit.members) - 1)
+        pieces = {index: len(parts.cutting.chunks[index]) for index in others}
+        for index, piece in selection.drawn(ticket, pieces, chance=chance):
+            if self._waiting >= self.settings.waiting_max:
+                self.counters["audits_skipped"] += 1
+                return
+            self._waiting += 1
+            self._around.spawn(self._audit(parts, index, piece), f"audit {parts.round.hex()[:8]}")
+
+    async def _audit(self, parts: Parts, index: int, piece: int) -> None:
+        drawn_at = self._around.now()
+        try:
+            async with self._turn:
+                if self._around.now() - drawn_at > self.settings.waiting_s:
+                    self.counters["audits_skipped"] += 1
+                    return
+                await self._audit_merge(parts, index, piece)
+                for delegate in parts.delegates():
+                    await self._audit_bundle(parts, index, piece, delegate)
+        finally:
+            self._waiting -= 1
+
+    async def _audit_merge(self, parts: Parts, index: int, piece: int) -> None:
+        maps = parts.encoded_maps if parts.traffic.has_maps(index) else b""
+        result = bytes(parts.merged[index].data) + maps
+        head = FalseMerge(
+            commit=parts.encoded_commit,
+            slice=index,
+            merged=True,
+            claim=parts.evidence.merged[index],
+            sources=(),
+            piece=piece,
+            leaves=(),
+            maps_bytes=len(maps),
+        )
+        await self._inquire(parts, Inquiry(parts.encoded_commit, parts.commit, head, result))
+
+    async def _audit_bundle(self, parts: Parts, index: int, piece: int, delegate: int) -> None:
+        """A delegate's bundle is audited like a merged slice."""
+        peer = parts.commit.members[delegate].peer
+        try:
+            said, leaves, data = await self._upload(peer, parts, index, piece, alone=False)
+        except (NotHere, *WORLD):
+            self.counters["audits_without_answer"] += 1
+            return
+        subject = parts.evidence.subject(index, merged=False)
+        if not said.sources or not is_signed(subject, parts.commit, said, verify):
+            return  # it has no riders in it
+        head = FalseMerge(
+            commit=parts.encoded_commit,
+            slice=index,
+            merged=False,
+            claim=said,
+            sources=(),
+            piece=piece,
+            leaves=(leaves,),
+        )
+        await self._inquire(parts, Inquiry(parts.encoded_commit, parts.commit, head, data))
+
+    async def _inquire(self, parts: Parts, inquiry: Inquiry) -> None:
+        accused = inquiry.accused
+        if accused == parts.me or accused in self.convicted:
+            return
+        head = inquiry.head
+        peer = accused
+        try:
+            sources = await self._sources(accused, parts, head.slice, merged=head.merged)
+            if not inquiry.take_sources(sources):
+                raise NotHere("it lists other claims than those that it has signed")
+            if await self._try(inquiry):
+                return
+            for by, sender in inquiry.wanted():
+                peer = sender
+                found = await self._upload(
+                    sender, parts, head.slice, head.piece, alone=not head.merged
+                )
+                if not inquiry.take_upload(by, found[1], found[2]):
+                    self._compare(parts, inquiry, by, found[0])
+                    raise NotHere("it shows another upload than the one that was merged")
+        except NotHere as error:
+            self._strike(peer, str(error), parts)
+            return
+        except WORLD:
+            self.counters["audits_without_answer"] += 1
+            return
+        await self._try(inquiry)
+
+    async def _try(self, inquiry: Inquiry) -> bool:
+        """Judge what is here. ``True``: there is nothing left to ask."""
+        proof = inquiry.proof()
+        try:
+            guilty = await self._threads.run(self._check, proof)
+        except Right:
+            self.counters["audits"] += 1
+            return True
+        except BadProof:
+            return False
+        self.counters["audits"] += 1
+        self.convict(guilty, proof)
+        return True
+
+    def _check(self, proof: Proof) -> Guilty:
+        return check(proof, self._court, self._threads.scratch())
+
+    def _compare(self, parts: Parts, inquiry: Inquiry, by: int, shown: Claim) -> None:
+        """A member shows another upload than the one that was merged: perhaps it signed both."""
+        index = inquiry.head.slice
+        source = next(each for each in inquiry.sources if each.by == by)
+        if is_signed(parts.evidence.subject(index, merged=False), parts.commit, shown, verify):
+            self.sees_claim(parts.encoded_commit, index, source, False)
+            self.sees_claim(parts.encoded_commit, index, shown, False)
+
+    def _strike(self, peer: PeerId, reason: str, parts: Parts) -> None:
+        strikes = self.strikes.add(peer, self._around.now())
+        fragment = parts.commit.fragment
+        self._around.event(
+            "audit_refused", peer=peer, reason=reason, fragment=fragment, strikes=strikes
+        )
+
+    # Asking
+
+    async def _sources(
+        self, peer: PeerId, parts: Parts, index: int, *, merged: bool
+    ) -> tuple[Claim, ...]:
+        async with self._stream(peer, AskSources(parts.round, index, merged)) as stream:
+            frame = await self._next(stream)
+        if len(frame) > CLAIMS_MAX_BYTES:
+            raise NotHere("it lists too much")
+        try:
+            return decode_claims(frame)
+        except BadMessage as error:
+            raise NotHere(str(error)) from error
+
+    async def _upload(
+        self, peer: PeerId, parts: Parts, index: int, piece: int, *, alone: bool
+    ) -> tuple[Claim, bytes, memoryview]:
+        place = parts.cutting.pieces(index)[piece][1]
+        if peer == parts.me:
+            own = self._uploads_of(parts.round, peer).of(index, alone=alone)
+            if own is None:
+                raise TimeoutError("the own upload is no longer here")
+            return own[1], b"".join(own[2]), own[0][place]
+        async with self._stream(peer, AskUpload(parts.round, index, piece, alone)) as stream:
+            try:
+                said, digests = read_shown(await self._next(stream))
+            except BadMessage as error:
+                raise NotHere(str(error)) from error
+            data = await self._read(stream, place.stop - place.start)
+        self._around.moved(received=len(data))
+        return said, digests, data
+
+    async def _read(self, stream: Stream, size: int) -> memoryview:
+        data, filled = uninitialised(size), 0
+        while filled < size:
+            frame = await self._next(stream)
+            if not 0 < len(frame) <= size - filled:
+                raise NotHere("it sends another number of bytes than the layout says")
+            data[filled : filled + len(frame)] = frame
+            filled += len(frame)
+        return data
+
+    @asynccontextmanager
+    async def _stream(self, peer: PeerId, request: Request) -> AsyncIterator[Stream]:
+        stream = await self._open(peer)
+        try:
+            if stream.relayed:
+                raise StreamBroken(peer, "the connection is relayed, and relays carry no bulk")
+            await stream.send(msgspec.msgpack.encode(request), timeout_s=self.settings.stall_max_s)
+            yield stream
+        finally:
+            stream.abort()
+
+    async def _open(self, peer: PeerId) -> Stream:
+        timeout_s = self.settings.open_timeout_s
+        try:
+            return await self._host.open_stream(
+                peer, self._protocol, timeout_s=timeout_s, bulk=True
+            )
+        except PeerUnreachable:
+            if not (addresses := self._around.addresses_of(peer)):
+                raise
+            await self._host.connect(peer, addresses, timeout_s=timeout_s)
+            return await self._host.open_stream(
+                peer, self._protocol, timeout_s=timeout_s, bulk=True
+            )
+
+    async def _next(self, stream: Stream) -> bytes:
+        """The data of the next frame. Raises ``NotHere`` with the other side's reason."""
+        frame = await stream.receive(timeout_s=self.settings.stall_max_s)
+        if frame is None:
+            raise StreamBroken(stream.remote, "it ended in the middle")
+        if frame[:1] == REFUSED:
+            raise NotHere(frame[1 : 1 + REASON_MAX_BYTES].decode("utf-8", "replace"))
+        if frame[:1] != DATA:
+            raise NotHere("it answers with something else")
+        return frame[1:]
+
+    # Statements that contradict each other
+
+    def sees(self, peer: PeerId, message: Message) -> None:
+        """Look at a message before it is acted on."""
+        self._prove(self._witness.sees(peer, message))
+
+    def sees_commit(self, encoded: bytes, signature: bytes) -> None:
+        self._prove(self._witness.sees_commit(encoded, signature))
+
+    def sees_claim(self, encoded: bytes, index: int, said: Claim, merged: bool) -> None:
+        """Look at a signed claim about a slice of the round of a commit."""
+        self._prove(self._witness.sees_claim(encoded, index, said, merged=merged))
+
+    def _prove(self, proofs: Iterable[Proof]) -> None:
+        for proof in proofs:
+            self.convict(check(proof, self._court), proof)
+
+    # Proofs
+
+    def convict(self, guilty: Guilty, proof: Proof) -> None:
+        """A proof holds: ban its author, keep the proof, and show it to the others."""
+        if guilty.peer in self.convicted or guilty.peer == self._host.peer_id:
+            return
+        self.convicted[guilty.peer] = guilty.what
+        self._proofs[proof.digest] = proof, guilty.peer
+        self._around.event(
+            "convicted", peer=guilty.peer, reason=guilty.what, proof=proof.digest.hex()
+        )
+        self._around.convict(guilty, proof)
+        self.spread()
+
+    def take_kept(self, proof: Proof) -> bool:
+        """Take a proof that this peer kept. ``False``: it proves nothing any more."""
+        try:
+            guilty = check(proof, self._court)
+        except BadProof:
+            return False
+        self.convict(guilty, proof)
+        return True
+
+    def spread(self) -> None:
+        """Name the proofs to every peer in view that has not named them itself."""
+        now, others = self._around.now(), self._around.others
+        for name, (_, about) in self._proofs.items():
+            told = self._told.setdefault(name, {})
+            for peer in others:
+                if peer not in self.convicted and told.get(peer, 0.0) <= now:
+                    told[peer] = now + self.settings.tell_again_s
+                    self._around.send(peer, Accused(0, name, about))
+            for gone in told.keys() - set(others):
+                del told[gone]
+        for name in self._told.keys() - self._proofs.keys():
+            del self._told[name]
+
+    async def spread_for_ever(self) -> None:
+        """Show the proofs to peers that come, and to those whom a message did not reach."""
+        while True:
+            await asyncio.sleep(self.settings.spread_every_s)
+            self._drop_old()
+            self.spread()
+
+    def heard_of(self, peer: PeerId, message: Accused) -> None:
+        """Another peer names a proof: fetch it, if it is news."""
+        if message.proof in self._proofs:
+            self._told.setdefault(message.proof, {})[peer] = math.inf
+        known = message.proof in self._proofs or message.peer in self.convicted
+        if known or message.peer == self._host.peer_id or self._fetching:
+            return  # one after the other: who names a proof names it again
+        if self.strikes.is_out(peer, self._around.now()):
+            return
+        self._fetching.add(message.proof)
+        self._around.spawn(self._fetch_proof(peer, message.proof), "fetch a proof")
+
+    async def _fetch_proof(self, peer: PeerId, name: bytes) -> None:
+        try:
+            async with self._stream(peer, AskProof(name)) as stream:
+                frame = await self._next(stream)
+                if len(frame) > HEAD_MAX_BYTES:
+                    raise BadProof("its head is too large")
+                head = decode_head(frame)
+                size = await self._threads.run(size_of_data, head, self._court)
+                data = await self._read(stream, size)
+            proof = Proof(head, data)
+            if proof.digest != name:
+                raise BadProof("it is another one than was named")
+            guilty = await self._threads.run(self._check, proof)
+        except (BadProof, BadMessage, NotHere) as error:
+            self.strikes.add(peer, self._around.now())
+            self._around.event("proof_refused", peer=peer, reason=str(error))
+        except WORLD:
+            self.counters["proofs_not_had"] += 1
+        else:
+            self.convict(guilty, proof)
+        finally:
+            self._fetching.discard(name)
+
+
+class _Refused(Exception):
+    """Asked for something that this peer does not have, or does not show."""
+
+
+WORLD = (PeerUnreachable, StreamBroken, HostClosed, TimeoutError)
+"""The failures that the network can cause: nobody is blamed for them."""

@@ -1,0 +1,136 @@
+"""The states that a round of several lineages continues: each is certified, or the round is not for
+this peer.
+
+A mix or a meld averages what its members bring: displacement, theta and momentum. Without this a
+member could join on a state of its own invention, with a merged map that fits it, and pull the
+average. So a commit is taken only if each of its parents is the own one, or certified by peers that
+count for this one (``averaging.round.certificates``), or if the peer is stuck and takes the word of
+one (``averaging.round.catching_up``). A leader does not admit a join on another parent, its own
+included.
+
+**The way of the signatures.** Those that its round has gathered are in the join of each member that
+may stand elsewhere than its leader. The leader sends each member the ones that it needs beside the
+commit, not in it: the commit is signed, kept in replay logs, and opens every stream of an upload.
+Names are short there, and spare signatures are sent as far as they fit into a kilobyte and a half.
+A stream may bring the commit before the leader's message does. Then nothing is declined: the stream
+is refused for now, and the leader is asked again.
+
+**Cost.** Each parent costs ``parent_needed`` signatures of 77 bytes for each member that stands
+elsewhere. Lineages are new at each version, so there is nothing to cache.
+
+What is not certified is the chain that a member shows beside its parent.
+"""
+
+from __future__ import annotations
+
+from averaging import messages
+from averaging.messages import Commit, Committed, Link, ParentCertificate, Signatures
+from averaging.round.catching_up import CatchingUp
+from averaging.round.certificates import Certificates
+from averaging.round.identity import Identity
+from averaging.round.neighbourhood import Neighbourhood
+from dht.identity import PeerId
+
+SIGNATURE_BYTES = 77
+"""A signature with a short name, encoded."""
+SPARE_BYTES = 1_536
+"""While the certificates of a commit are smaller, each has a spare signature: members may count
+other peers than their leader does."""
+ENVELOPE_BYTES = 1_024
+"""Largest size of a message beside commit and certificates."""
+
+
+class Parents:
+    """One peer as a judge of the parents of commits, and as a leader that proves them to others."""
+
+    __slots__ = ("_catching_up", "_certificates", "_id", "_peers", "_shown")
+
+    def __init__(
+        self,
+        identity: Identity,
+        peers: Neighbourhood,
+        certificates: Certificates,
+        catching_up: CatchingUp,
+    ) -> None:
+        self._id = identity
+        self._peers = peers
+        self._certificates = certificates
+        self._catching_up = catching_up
+        self._shown: tuple[bytes, tuple[Signatures, ...], int] | None = None
+        """The commit that was sent last, the signatures under its parents, and how many each needs:
+        it goes to all of a roster."""
+
+    def __repr__(self) -> str:
+        return f"Parents({self._id.me})"
+
+    def objection(self, commit: Commit, now: float) -> str | None:
+        """Return why this peer is in no round that continues these states; ``None``: it may be."""
+        standing = self._certificates.standing
+        if len(commit.parents) == 1 or standing is None:
+            return None  # it is the own one, or this peer has none and only reduces
+        for place, parent in enumerate(commit.parents):
+            if parent.lineage != standing.lineage and not self._catching_up.joins(parent, now):
+                self._catching_up.met_unproven(now)
+                members = [entry.peer for entry in commit.members if entry.parent == place]
+                return (
+                    f"too few that count have signed version {parent.version} "
+                    f"({parent.lineage.hex()[:8]}), on which {', '.join(members)} stand"
+                )[:300]
+        return None
+
+    def hear(self, commit: Commit, given: tuple[ParentCertificate, ...], now: float) -> None:
+        """Keep the signatures that came beside a commit."""
+        if not given or len(commit.parents) == 1:
+            return
+        names = {messages.short_name(peer): peer for peer in self._peers.view}
+        for certificate in given[: len(commit.parents)]:
+            if certificate.parent >= len(commit.parents):
+                return
+            signatures = tuple(
+                (names[name], signature)
+                for name, signature in certificate.signatures
+                if name in names
+            )
+            self._certificates.hear(commit.parents[certificate.parent], signatures, now)
+
+    def beside(self, message: Committed, to: PeerId, now: float) -> Committed:
+        """Return the message of a commit with the certificates that its receiver needs."""
+        commit = messages.decode_commit(message.commit)
+        if len(commit.parents) == 1:
+            return message
+        index = commit.index(to)
+        own = None if index is None else commit.members[index].parent
+        if self._shown is None or self._shown[0] != message.commit:
+            under = tuple(self._certificates.under(parent, now) for parent in commit.parents)
+            self._shown = message.commit, under, self._certificates.parent_needed(now)
+        _, under, needed = self._shown
+        # Nobody counts its own signature: a member that signed a parent before needs the others'.
+        foreign = {
+            place: tuple(signed for signed in under[place] if signed[0] != to)
+            for place in range(len(under))
+            if place != own
+        }
+        room = messages.MESSAGE_MAX_BYTES - len(message.commit) - ENVELOPE_BYTES
+        spare = (needed + 1) * SIGNATURE_BYTES * len(foreign) <= SPARE_BYTES
+        each = min(needed + spare, room // (SIGNATURE_BYTES * max(1, len(foreign))))
+        certificates = tuple(
+            ParentCertificate(place, _shortened(signatures[:each]))
+            for place, signatures in foreign.items()
+        )
+        return messages.Committed(message.fragment, message.commit, message.signature, certificates)
+
+    def is_proven(self, now: float) -> bool:
+        """True if others may be in a round that continues the own state."""
+        return self._certificates.is_proven(now)
+
+    def may_join(self, parent: Link, now: float) -> bool:
+        """True if this peer, as a leader, admits a join on another state than its own."""
+        return self._catching_up.joins(parent, now)
+
+    def refused(self, now: float) -> None:
+        """This peer, as a leader, did not admit a join."""
+        self._catching_up.met_unproven(now)
+
+
+def _shortened(signatures: Signatures) -> tuple[tuple[bytes, bytes], ...]:
+    return tuple((messages.short_name(peer), signature) for peer, signature in signatures)

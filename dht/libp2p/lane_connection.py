@@ -1,0 +1,167 @@
+"""One TCP connection of a lane, which carries one stream after another.
+
+It belongs to a ``Holder``, the lane, which decides what is done with a connection that is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from enum import IntEnum
+from typing import Protocol
+
+from dht.identity import PeerId
+from dht.libp2p.frame_stream import FrameStream
+from dht.libp2p.lane_wire import (
+    PREAMBLE_MAX_BYTES,
+    Answer,
+    Begin,
+    Offer,
+    PunchOffer,
+    ViaOffer,
+    decode,
+    encode,
+)
+from dht.libp2p.sealing import NUMBER_BYTES, Ticket
+
+
+class Path(IntEnum):
+    """The ways to another peer, best first."""
+
+    DIRECT = 0
+    """One of the two could be dialled."""
+
+    PUNCHED = 1
+    """Both are behind routers, and dialled each other."""
+
+    RELAYED = 2
+    """Through a third peer, which carries ciphertext."""
+
+
+class Holder(Protocol):
+    """Owner of connections."""
+
+    def heard(self, connection: Connection, message: bytes) -> None:
+        """Take a preamble of the dialling side."""
+        ...
+
+    def keep(self, connection: Connection) -> None:
+        """Take back a connection that this side dialled: its stream is over."""
+        ...
+
+    def rest(self, connection: Connection) -> None:
+        """Take back a connection that the other side dialled: its stream is over."""
+        ...
+
+    def lost(self, connection: Connection) -> None:
+        """Forget a connection that is gone."""
+        ...
+
+
+class Connection:
+    """One connection with one peer, which carries one stream after another."""
+
+    def __init__(self, holder: Holder, path: Path, *, dialled: bool) -> None:
+        self._holder = holder
+        self.path = path
+        self._dialled = dialled
+        self.peer: PeerId | None = None
+        """The peer at the other end; ``None`` until it has proved its identity."""
+
+        self.ticket: Ticket | None = None
+        """The ticket that the dialling side has named."""
+
+        self.seen: tuple[str, int] = ("", 0)
+        """Remote address, if the dialling side may want to hear it."""
+
+        self.greeted = asyncio.Event()
+        """Set when the peer has proved its identity, or the connection is gone."""
+        self.stream = FrameStream(
+            self.on_preamble, carrier=self, preamble_max_bytes=PREAMBLE_MAX_BYTES
+        )
+        """The stream under way, or the next one."""
+
+        self.said: asyncio.Future[bytes] | None = None
+        """Receives the next preamble, if one is expected."""
+
+        self.resting: asyncio.TimerHandle | None = None
+        """Closes the connection if no stream uses it."""
+
+        self.rests_since = 0.0
+
+    def __repr__(self) -> str:
+        way = "to" if self._dialled else "from"
+        return f"Connection({way} {self.peer}, {self.path.name}, {self.stream!r})"
+
+    @property
+    def dialled(self) -> bool:
+        return self._dialled
+
+    def on_preamble(self, stream: FrameStream, message: bytes) -> None:
+        if self.said is not None and not self.said.done():
+            self.said.set_result(message)
+        elif self._dialled:
+            stream.cut()  # an answer that was not asked for
+        else:
+            self._holder.heard(self, message)
+
+    @property
+    def sent_bytes(self) -> int:
+        seals = self.stream.seals
+        return seals.mine.sealed_bytes if seals is not None else 0
+
+    def cut(self) -> None:
+        self.stream.cut()
+
+    def wake(self) -> None:
+        if self.resting is not None:
+            self.resting.cancel()
+            self.resting = None
+
+    async def next_preamble(self) -> bytes:
+        self.said = asyncio.get_running_loop().create_future()
+        try:
+            return await self.said
+        finally:
+            self.said = None
+
+    def free(self, stream: FrameStream) -> None:
+        self.stream = FrameStream(
+            self.on_preamble, carrier=self, preamble_max_bytes=PREAMBLE_MAX_BYTES
+        )
+        if self._dialled:
+            stream.pass_on(self.stream)
+            self._holder.keep(self)
+        else:
+            self._holder.rest(self)
+            stream.pass_on(self.stream)
+
+    def lost(self, reason: str) -> None:
+        if self.said is not None and not self.said.done():
+            self.said.set_exception(ConnectionError(reason))
+        self.greeted.set()
+        self._holder.lost(self)
+
+    async def show(self, dialled: socket.socket, ticket: Ticket, number: bytes) -> Answer:
+        """Show a ticket on a new connection. Raises ``OSError`` or ``ValueError``."""
+        stream, loop = self.stream, asyncio.get_running_loop()
+        try:
+            await loop.create_connection(lambda: stream, sock=dialled)
+        except BaseException:
+            dialled.close()
+            raise
+        try:
+            stream.write_raw(bytes((NUMBER_BYTES,)) + number)
+            stream.seal(ticket.seals(dialled=True))
+            stream.write_preamble(encode(Begin()))
+            answer = decode(Answer, await self.next_preamble())
+            if answer.refused:
+                raise ValueError(answer.refused)
+        except BaseException:
+            stream.cut()
+            raise
+        return answer
+
+
+def ticket_of(peer: PeerId, offer: Offer | PunchOffer | ViaOffer) -> Ticket:
+    return Ticket(peer, offer.dialler_key, offer.listener_key)

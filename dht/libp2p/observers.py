@@ -1,0 +1,156 @@
+"""Peers outside, which tell what the router in front of this machine does.
+
+A port of this machine has another address outside, which only the other end of a connection sees.
+So a connection from that port to a peer outside is opened and kept while the address is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from dht.errors import DhtError
+from dht.identity import PeerId
+from dht.libp2p.lane_connection import Connection, Holder, Path, ticket_of
+from dht.libp2p.lane_wire import KNOCK_PROTOCOL, LET_IN, Knock, Offer, decode, encode, is_outer
+from dht.libp2p.punching import Opening
+
+OBSERVERS_MAX = 2
+"""Number of peers that are asked for the outer address of a port."""
+
+ROUTER_OBSERVERS_MAX = 4
+
+Ask = Callable[[PeerId], Awaitable[bytes]]
+"""Gets a peer's ``Offer`` over the daemon. Raises ``DhtError``."""
+
+
+class Outside(Protocol):
+    """The daemon's part in connections between peers behind routers.
+
+    Each method raises ``DhtError``.
+    """
+
+    async def call(self, peer: PeerId, protocol: str, message: bytes) -> bytes:
+        """Send a message of ``dht.libp2p.lane_wire`` to a peer; returns the answer."""
+        ...
+
+    async def observers(self) -> Sequence[tuple[PeerId, str]]:
+        """Directly connected peers on the internet, and their IP addresses."""
+        ...
+
+    async def seen_by(self, peer: PeerId) -> str:
+        """The IP address at which a connected peer sees this one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RouterView:
+    """Behaviour of the router in front of this machine, as peers outside see it."""
+
+    port: int
+    """A port of this machine."""
+
+    seen: tuple[tuple[str, int], ...] = ()
+    """Its address as each of a few peers sees it."""
+
+    lets_strangers_in: bool | None = None
+    """The address is open to an IP address to which nothing was sent; ``None``: no peer could
+    try."""
+
+    lets_other_ports_in: bool | None = None
+    """The address is open to other ports of an IP address to which something was sent."""
+
+
+class Observers:
+    """Asks peers outside. ``is_shut``: this peer could not be dialled lately."""
+
+    def __init__(
+        self,
+        outside: Outside,
+        holder: Holder,
+        *,
+        ask: Ask,
+        is_shut: Callable[[PeerId], bool],
+        timeout_s: float,
+    ) -> None:
+        self._outside = outside
+        self._holder = holder
+        self._ask = ask
+        self._is_shut = is_shut
+        self._timeout_s = timeout_s
+
+    async def examine_router(self) -> RouterView:
+        """Find out with the help of peers outside what the router does. Raises ``DhtError``."""
+        opening, connections, seen = Opening(), [], []
+        strangers = others = None
+        try:
+            observers = await self._outside.observers()
+            for peer, ip in observers[:ROUTER_OBSERVERS_MAX]:
+                observed = await self._observe(opening, peer, ip)
+                if observed is None:
+                    continue
+                connections.append(observed[0])
+                seen.append(observed[1])
+                if len(seen) == 1:  # nothing was sent to any other address yet
+                    _, port = observed[1]
+                    others = await self._knocks([peer], port)
+                    elsewhere = [other for other, at in observers if at != ip]
+                    strangers = await self._knocks(elsewhere, port)
+            return RouterView(opening.port, tuple(seen), strangers, others)
+        finally:
+            for connection in connections:
+                connection.cut()
+            opening.close()
+
+    @asynccontextmanager
+    async def outer_address(self, opening: Opening) -> AsyncIterator[tuple[str, int]]:
+        """The outer address of a port, kept open by a connection to a peer that sees it.
+
+        Where no peer outside has a lane, the router is taken to keep the port's number. Peers that
+        could not be dialled lately are asked last: they are behind routers themselves.
+        """
+        observers = sorted(await self._outside.observers(), key=lambda each: self._is_shut(each[0]))
+        for peer, host in observers[:OBSERVERS_MAX]:
+            observed = await self._observe(opening, peer, host)
+            if observed is None:
+                continue
+            connection, seen = observed
+            try:
+                yield seen
+            finally:
+                connection.cut()
+            return
+        for peer, _ in observers[:OBSERVERS_MAX]:
+            with contextlib.suppress(DhtError):
+                if is_outer(ip := await self._outside.seen_by(peer)):
+                    yield ip, opening.port
+                    return
+        raise OSError("no connected peer can tell this peer's outer address")
+
+    async def _observe(
+        self, opening: Opening, peer: PeerId, host: str
+    ) -> tuple[Connection, tuple[str, int]] | None:
+        """Connect from a port to a peer outside, which tells the port's outer address."""
+        connection = Connection(self._holder, Path.DIRECT, dialled=True)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                offer = decode(Offer, await self._ask(peer))
+                dialled = await opening.dial(host, offer.port)
+                answer = await connection.show(dialled, ticket_of(peer, offer), offer.number)
+        except (OSError, TimeoutError, ValueError, DhtError):
+            return None
+        if is_outer(answer.seen_ip) and answer.seen_port:
+            return connection, (answer.seen_ip, answer.seen_port)
+        connection.cut()
+        return None
+
+    async def _knocks(self, peers: Sequence[PeerId], port: int) -> bool | None:
+        """Let one of these peers dial an outer port of this one; ``None``: none of them can."""
+        for peer in peers[:OBSERVERS_MAX]:
+            with contextlib.suppress(DhtError):
+                return await self._outside.call(peer, KNOCK_PROTOCOL, encode(Knock(port))) == LET_IN
+        return None

@@ -1,0 +1,239 @@
+"""Small rounds with real signatures, and the evidence that an audit of them collects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import blake3
+import msgspec
+import numpy as np
+
+from averaging import messages
+from averaging.audit.claims import Claim, Subject, claim, digest_of_pieces
+from averaging.audit.inquiry import Inquiry
+from averaging.audit.proofs import (
+    Court,
+    FalseMerge,
+    Head,
+    Proof,
+    SignedBytes,
+    TwoClaims,
+    TwoCommits,
+    TwoVotes,
+    Vote,
+)
+from averaging.messages import Commit
+from averaging.numbers.arithmetic import MeldNumbers, Numbers, numbers_of
+from averaging.numbers.chunks import Cutting
+from averaging.numbers.codec import Scratch
+from averaging.rules.sites import shares
+from averaging.rules.weights import weights_of
+from dht.identity import Identity, verify
+from tests.averaging.history.replayed_rounds import FRAGMENT, LAYOUT, commit_after, founded
+
+WHO = [Identity.from_seed(bytes([number]) * 32) for number in range(4)]
+COURT = Court(bytes(16), LAYOUT, verify)
+SLICE, PIECE = 0, 0
+REDUCER = 0
+_scratch = Scratch()
+
+
+def commit_of(kind: str = "merge", *, codec: str = "int8", merge: str = "mean") -> Commit:
+    """A round of four. Its third and fourth members may be of one site."""
+    plain = commit_after(founded(), codec=codec, kind="mix" if kind == "mix" else "merge")
+    entry = plain.members[0]
+    members = tuple(
+        msgspec.structs.replace(entry, peer=each.peer_id, tokens=1000 * (number + 1))
+        for number, each in enumerate(WHO)
+    )
+    changed = msgspec.structs.replace(
+        plain,
+        leader=WHO[0].peer_id,
+        members=members,
+        reducers=(WHO[REDUCER].peer_id, WHO[1].peer_id),
+        merge=merge,
+        contributors_min=2,
+    )
+    if kind == "meld":
+        changed = msgspec.structs.replace(
+            changed, kind="meld", ancestors=((plain.parents[0],),), codec=f"{codec}/f32/f16"
+        )
+    return changed
+
+
+def of_a_site(commit: Commit) -> Commit:
+    """The same round, in which the third member carries the fourth one's contribution."""
+    *others, last = commit.members
+    return msgspec.structs.replace(
+        commit, members=(*others, msgspec.structs.replace(last, delegate=2))
+    )
+
+
+@dataclass(eq=False)
+class Round:
+    """A round of which everything is known."""
+
+    commit: Commit
+    uploads: dict[int, bytes] = field(default_factory=dict)
+    """Uploads of the audited slice, by the roster index of who made them."""
+    claims: dict[int, Claim] = field(default_factory=dict)
+    alone: dict[int, tuple[bytes, Claim]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.encoded = messages.encode_commit(self.commit)
+        self.name = messages.digest(self.encoded)
+        self.numbers: Numbers = numbers_of(self.commit)
+        self.cutting = Cutting(FRAGMENT, self.numbers, self.commit.shares)
+        rng = np.random.default_rng(1)
+        inside = self.commit.carriers or range(len(self.commit.members))
+        for number in inside:
+            values, theta, momentum = (
+                rng.standard_normal(FRAGMENT.size).astype(np.float32) for _ in range(3)
+            )
+            if isinstance(self.numbers, MeldNumbers):
+                self.numbers.carry(theta, momentum)
+            out = bytearray(self.cutting.upload_size(SLICE))
+            for chunk, place in self.cutting.pieces(SLICE):
+                self.numbers.encode(chunk, theta, values, memoryview(out)[place], _scratch)
+            self._upload(number, [number], bytes(out))
+        for number, entry in enumerate(self.commit.members):
+            if entry.delegate is not None:
+                self._bundle(entry.delegate, number)
+
+    def leaves(self, data: bytes) -> list[bytes]:
+        pieces = self.cutting.pieces(SLICE)
+        return [blake3.blake3(data[place]).digest() for _, place in pieces]
+
+    def _upload(
+        self, number: int, members: Sequence[int], data: bytes, sources: Sequence[Claim] = ()
+    ) -> None:
+        made = digest_of_pieces(self.leaves(data))
+        self.uploads[number] = data
+        self.claims[number] = self.signed(number, members, made, sources, merged=False)
+
+    def signed(
+        self,
+        number: int,
+        members: Sequence[int],
+        made: bytes,
+        sources: Sequence[Claim] = (),
+        *,
+        merged: bool,
+    ) -> Claim:
+        me, subject = WHO[number], Subject(self.name, SLICE, merged)
+        return claim(subject, self.commit, me.peer_id, members, made, sources=sources, sign=me.sign)
+
+    def _bundle(self, delegate: int, rider: int) -> None:
+        self.alone[delegate] = self.uploads[delegate], self.claims[delegate]
+        self.alone[rider] = self.uploads.pop(rider), self.claims.pop(rider)
+        inside = sorted((delegate, rider))
+        data = self.merged([self.alone[each][0] for each in inside], inside, again=True)
+        self._upload(delegate, inside, data, [self.alone[each][1] for each in inside])
+
+    def merged(
+        self,
+        payloads: Sequence[bytes],
+        members: Sequence[int],
+        *,
+        again: bool = False,
+        bundles: Mapping[int, Sequence[int]] | None = None,
+    ) -> bytes:
+        weights, heads = weights_of(self.commit, members), None
+        if bundles:
+            taken = shares(members, weights, bundles)
+            weights = tuple(share.weight for share in taken)
+            heads = tuple(share.members for share in taken)
+        places = self.cutting.pieces(SLICE, merged=not again)
+        out = bytearray(places[-1][1].stop)
+        for (chunk, piece), (_, place) in zip(self.cutting.pieces(SLICE), places, strict=True):
+            self.numbers.merge(
+                chunk,
+                [memoryview(data)[piece] for data in payloads],
+                weights,
+                memoryview(out)[place],
+                _scratch,
+                members=heads,
+                again=again,
+            )
+        return bytes(out)
+
+    @property
+    def contributors(self) -> list[int]:
+        return sorted(member for each in self.claims.values() for member in each.members)
+
+    def right(self) -> bytes:
+        """The slice as an honest reducer merges it."""
+        bundles = {number: each.members[1:] for number, each in sorted(self.claims.items())}
+        return self.merged(
+            [data for _, data in sorted(self.uploads.items())],
+            self.contributors,
+            bundles=bundles if any(bundles.values()) else None,
+        )
+
+    def audit(
+        self,
+        result: bytes,
+        *,
+        sources: Sequence[Claim] | None = None,
+        members: Sequence[int] | None = None,
+        reducer: int = REDUCER,
+    ) -> Inquiry:
+        """The audit of a reducer that has signed this result."""
+        sources = [each for _, each in sorted(self.claims.items())] if sources is None else sources
+        made = blake3.blake3(result).digest()
+        members = self.contributors if members is None else members
+        said = self.signed(reducer, members, made, sources, merged=True)
+        inquiry = Inquiry(self.encoded, self.commit, self.head(said, merged=True), result)
+        assert inquiry.take_sources(sources)
+        return inquiry
+
+    def head(self, said: Claim, *, merged: bool, leaves: tuple[bytes, ...] = ()) -> FalseMerge:
+        return FalseMerge(
+            commit=self.encoded,
+            slice=SLICE,
+            merged=merged,
+            claim=said,
+            sources=(),
+            piece=PIECE,
+            leaves=leaves,
+        )
+
+    def proof(self, inquiry: Inquiry, *, alone: bool = False) -> Proof:
+        """The evidence, with all uploads as their senders show them."""
+        place = self.cutting.pieces(SLICE)[PIECE][1]
+        for by, _ in inquiry.wanted():
+            data = self.alone[by][0] if alone else self.uploads[by]
+            assert inquiry.take_upload(by, b"".join(self.leaves(data)), data[place])
+        assert inquiry.is_complete
+        return inquiry.proof()
+
+    def audit_of_bundle(self, delegate: int, data: bytes) -> Inquiry:
+        """The audit of a delegate that has signed this bundle."""
+        inside = self.claims[delegate].members
+        sources = [self.alone[each][1] for each in inside]
+        leaves = self.leaves(data)
+        said = self.signed(delegate, inside, digest_of_pieces(leaves), sources, merged=False)
+        head = self.head(said, merged=False, leaves=(b"".join(leaves),))
+        place = self.cutting.pieces(SLICE)[PIECE][1]
+        inquiry = Inquiry(self.encoded, self.commit, head, data[place])
+        assert inquiry.take_sources(sources)
+        return inquiry
+
+
+def two_votes(second: tuple[int, ...], *, forged: bool = False) -> TwoVotes:
+    sign, name = WHO[1].sign, bytes(32)
+    votes = [Vote(seal, sign(messages.vote(name, 0, seal))) for seal in ((0, 1), second)]
+    if forged:
+        votes[1] = Vote(second, WHO[2].sign(messages.vote(name, 0, second)))
+    return TwoVotes(peer=WHO[1].peer_id, round=name, ballot=0, first=votes[0], second=votes[1])
+
+
+def heads_of_proofs() -> list[Head]:
+    round_ = Round(of_a_site(commit_of()))
+    merge = round_.proof(round_.audit(round_.right())).head
+    first = round_.claims[2]
+    other = round_.signed(2, [2], bytes(32), merged=False)
+    claims = TwoClaims(commit=round_.encoded, slice=0, merged=False, first=first, second=other)
+    signed = SignedBytes(round_.encoded, bytes(64))
+    return [merge, claims, two_votes((0, 2)), TwoCommits(first=signed, second=signed)]

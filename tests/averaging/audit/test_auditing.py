@@ -1,0 +1,116 @@
+"""Drawing pieces, striking peers, and noticing contradictions."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from averaging import messages as said
+from averaging.audit import selection
+from averaging.audit.claims import (
+    decode_claims,
+    decode_statement,
+    encode_claims,
+    encode_statement,
+)
+from averaging.audit.strikes import HALF_LIFE_S, LIMIT, PEERS_MAX, Strikes
+from averaging.audit.witness import Witness
+from averaging.messages import BadMessage
+from dht.identity import PeerId
+from tests.averaging.audit.audited_rounds import COURT, WHO, Round, commit_of
+
+ANNA = PeerId("anna")
+
+
+@pytest.mark.parametrize("auditors", [1, 3, 15])
+def test_a_piece_is_drawn_by_somebody_as_often_as_the_rate_says(auditors: int) -> None:
+    rng, rate, found, tries = random.Random(auditors), 0.1, 0, 4000
+    chance = selection.chance(rate, auditors)
+    for _ in range(tries):
+        tickets = [rng.randbytes(64) for _ in range(auditors)]
+        found += any(selection.drawn(each, {0: 1}, chance=chance) for each in tickets)
+    assert 0.8 * rate < found / tries < 1.2 * rate
+
+
+def test_a_draw_follows_from_the_ticket_and_names_pieces_that_exist() -> None:
+    drawn = selection.drawn(bytes(64), {0: 3, 2: 1}, chance=1.0)
+
+    assert drawn == [(0, 0), (0, 1), (0, 2), (2, 0)]
+    assert selection.drawn(bytes(64), {0: 3, 2: 1}, chance=0.0) == []
+    half = selection.drawn(b"a", {0: 100}, chance=0.5)
+    assert half == selection.drawn(b"a", {0: 100}, chance=0.5)
+    assert half != selection.drawn(b"b", {0: 100}, chance=0.5)
+
+
+def test_strikes_fade_and_add_up() -> None:
+    strikes = Strikes()
+    for _ in range(3):
+        strikes.add(ANNA, 0.0)
+
+    assert strikes.is_out(ANNA, 0.0)
+    assert strikes.count(ANNA, HALF_LIFE_S) == LIMIT / 2
+    assert not strikes.is_out(ANNA, 1.0)
+    assert strikes.add(ANNA, HALF_LIFE_S) == LIMIT / 2 + 1
+    for number in range(PEERS_MAX):
+        strikes.add(PeerId(f"p{number}"), 0.0)
+    assert strikes.count(ANNA, 0.0) == 0.0, "the oldest ones are forgotten"
+
+
+def test_a_witness_proves_two_votes_of_a_voter_and_two_proposals_of_a_coordinator() -> None:
+    round_, sign = Round(commit_of()), WHO[1].sign
+    witness = Witness(COURT)
+    assert witness.sees_commit(round_.encoded, WHO[0].sign(round_.encoded)) == []
+
+    def sealed(seal: tuple[int, ...]) -> said.Sealed:
+        vote = sign(said.vote(round_.name, 0, seal))
+        return said.Sealed(0, round_.name, 0, seal, ((1, vote),))
+
+    def proposed(seal: tuple[int, ...]) -> said.Propose:
+        return said.Propose(0, round_.name, 0, seal, sign(said.vote(round_.name, 0, seal)))
+
+    assert witness.sees(ANNA, sealed((0, 1))) == []
+    assert witness.sees(ANNA, sealed((0, 1))) == []
+    assert len(witness.sees(ANNA, sealed((0, 1, 2)))) == 1
+    assert len(witness.sees(WHO[1].peer_id, proposed((0, 2)))) == 1
+    assert Witness(COURT).sees(ANNA, sealed((0, 1))) == [], "of unknown rounds nothing is known"
+
+
+def test_a_forged_statement_neither_proves_anything_nor_hides_what_comes_later() -> None:
+    witness, name, sign = Witness(COURT), bytes(32), WHO[1].sign
+
+    def proposed(seal: tuple[int, ...], signature: bytes = b"") -> said.Propose:
+        signature = signature or sign(said.vote(name, 0, seal))
+        return said.Propose(0, name, 0, seal, signature)
+
+    me = WHO[1].peer_id
+    assert witness.sees(me, proposed((0, 1), bytes(64))) == []
+    assert witness.sees(me, proposed((0, 2))) == []
+    assert witness.sees(me, proposed((0, 3), bytes(64))) == []
+    assert len(witness.sees(me, proposed((0, 3)))) == 1
+
+
+def test_a_witness_proves_two_commits_of_one_attempt() -> None:
+    witness, first = Witness(COURT), commit_of()
+    other = msgspec.structs.replace(first, upload_s=first.upload_s + 1.0)
+    later = msgspec.structs.replace(first, nonce=first.nonce + 1)
+
+    def sees(commit: said.Commit) -> int:
+        encoded = said.encode_commit(commit)
+        return len(witness.sees_commit(encoded, WHO[0].sign(encoded)))
+
+    assert [sees(first), sees(first), sees(later), sees(other)] == [0, 0, 0, 1]
+
+
+def test_claims_and_statements_are_read_as_they_were_written_and_others_are_refused() -> None:
+    claims = [each for _, each in sorted(Round(commit_of()).claims.items())]
+
+    assert list(decode_claims(encode_claims(claims))) == claims
+    assert decode_statement(encode_statement(claims[0].statement)) == claims[0].statement
+    for data in (b"", b"\x91", encode_claims(claims)[:-1]):
+        with pytest.raises(BadMessage):
+            decode_claims(data)
+    for data in (b"", bytes(600), encode_statement(claims[0].statement) + b"\0"):
+        with pytest.raises(BadMessage):
+            decode_statement(data)

@@ -1,0 +1,224 @@
+"""What convicts a peer, and what does not."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import numpy as np
+import pytest
+
+from averaging import messages
+from averaging.audit.claims import Claim, digest_of_pieces
+from averaging.audit.proofs import (
+    BadProof,
+    FalseMerge,
+    Guilty,
+    Proof,
+    Right,
+    SignedBytes,
+    TwoClaims,
+    TwoCommits,
+    check,
+    decode_head,
+    encode_head,
+    size_of_data,
+)
+from averaging.messages import BadMessage
+from averaging.numbers.codecs import codec_names
+from averaging.numbers.merge import rule_names
+from tests.averaging.audit.audited_rounds import (
+    COURT,
+    REDUCER,
+    SLICE,
+    WHO,
+    Round,
+    commit_of,
+    heads_of_proofs,
+    of_a_site,
+    two_votes,
+)
+from tests.fuzz.inputs import hostile
+
+ACCUSED = WHO[REDUCER].peer_id
+ROUNDS = {
+    **{f"{codec}": commit_of(codec=codec) for codec in sorted(codec_names())},
+    **{rule: commit_of(merge=rule, codec="int4") for rule in rule_names()},
+    "mix": commit_of("mix"),
+    "meld": commit_of("meld"),
+    "meld with rda": commit_of("meld", merge="rda"),
+    "a site": of_a_site(commit_of()),
+    "a site in a meld": of_a_site(commit_of("meld", codec="f32")),
+}
+
+
+def altered(data: bytes) -> bytes:
+    """The same with one code changed, which decodes as well."""
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_a_right_merge_convicts_nobody_and_a_false_one_its_reducer(name: str) -> None:
+    round_ = Round(ROUNDS[name])
+    right = round_.right()
+
+    with pytest.raises(Right):
+        check(round_.proof(round_.audit(right)), COURT)
+    first = altered(right[:40]) + right[40:]  # within the audited piece
+    proof = round_.proof(round_.audit(first))
+    assert check(proof, COURT) == Guilty(ACCUSED, "merged slice 0 falsely")
+    assert size_of_data(proof.head, COURT) == len(proof.data)
+
+
+@pytest.mark.parametrize("kind", ["merge", "meld"])
+def test_a_delegate_that_bundles_falsely_is_convicted_like_a_reducer(kind: str) -> None:
+    round_ = Round(of_a_site(commit_of(kind)))
+    bundle = round_.uploads[2]
+
+    with pytest.raises(Right):
+        check(round_.proof(round_.audit_of_bundle(2, bundle), alone=True), COURT)
+    false = altered(bundle[:40]) + bundle[40:]
+    proof = round_.proof(round_.audit_of_bundle(2, false), alone=True)
+    assert check(proof, COURT) == Guilty(WHO[2].peer_id, "merged slice 0 falsely")
+
+
+def test_a_forged_source_convicts_before_any_byte_is_fetched() -> None:
+    round_ = Round(commit_of())
+    sources = [round_.claims[number] for number in range(4)]
+    forged = [*sources[:3], msgspec.structs.replace(sources[3], made=bytes(32))]
+
+    proof = round_.audit(round_.right(), sources=forged).proof()
+
+    assert check(proof, COURT) == Guilty(ACCUSED, "claims an upload that its sender has not signed")
+    assert size_of_data(proof.head, COURT) == 0
+
+
+def test_sources_that_are_not_those_of_the_contributors_convict() -> None:
+    round_ = Round(commit_of())
+    sources = [round_.claims[number] for number in range(4)]
+    result = round_.right()
+
+    for fewer, members in ((sources[:3], range(4)), (sources, range(3)), (sources[::-1], range(4))):
+        proof = round_.audit(result, sources=fewer, members=list(members)).proof()
+        assert check(proof, COURT).peer == ACCUSED
+    proof = round_.audit(result, members=[0, 1, 2, 3, 9]).proof()
+    assert check(proof, COURT).what == "claims contributors that the round does not have"
+
+
+@pytest.mark.parametrize("codec", ["int4", "f32"])
+def test_an_upload_that_nobody_can_decode_convicts_who_merges_it(codec: str) -> None:
+    round_ = Round(commit_of(codec=codec))
+    bad = np.float32(np.nan).tobytes() + round_.uploads[3][4:]
+    round_.uploads[3] = bad
+    made = digest_of_pieces(round_.leaves(bad))
+    round_.claims[3] = round_.signed(3, [3], made, merged=False)
+
+    what = check(round_.proof(round_.audit(bytes(len(bad)))), COURT).what
+    assert what.startswith("merged an upload that nobody can decode")
+
+
+def test_only_the_run_s_own_rounds_are_judged() -> None:
+    round_ = Round(commit_of())
+    proof = round_.proof(round_.audit(altered(round_.right())))
+    other = msgspec.structs.replace(commit_of(), topic=bytes([1]) * 16)
+    elsewhere = Round(other)
+
+    with pytest.raises(BadProof, match="another run"):
+        check(elsewhere.proof(elsewhere.audit(altered(elsewhere.right()))), COURT)
+    unsigned = msgspec.structs.replace(proof.head.claim, made=bytes(32))  # type: ignore[union-attr]
+    with pytest.raises(BadProof, match="has not signed"):
+        check(Proof(msgspec.structs.replace(proof.head, claim=unsigned), proof.data), COURT)
+
+
+def honest_evidence() -> list[Proof]:
+    made = []
+    for name in ("int8", "rda", "mix", "meld", "a site"):
+        round_ = Round(ROUNDS[name])
+        made.append(round_.proof(round_.audit(round_.right())))
+    return made
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_change_of_honest_evidence_convicts_anybody(seed: int) -> None:
+    rng = random.Random(seed)
+    for proof in honest_evidence():
+        encoded = encode_head(proof.head)
+        for _ in range(60):
+            data = bytearray(proof.data)
+            try:
+                head = decode_head(hostile(encoded, rng)) if rng.random() < 0.7 else proof.head
+            except BadMessage:
+                continue
+            if rng.random() < 0.5:
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            with pytest.raises(BadProof):
+                print(seed, check(Proof(head, data), COURT))  # noqa: T201
+
+
+# Two statements where an honest peer makes one
+
+
+def test_two_votes_in_one_ballot_convict_and_a_vote_repeated_or_forged_does_not() -> None:
+    assert check(Proof(two_votes((0, 2))), COURT).peer == WHO[1].peer_id
+    assert check(Proof(two_votes(())), COURT).what == "signed two seals in ballot 0"
+    for head in (two_votes((0, 1)), two_votes((0, 2), forged=True)):
+        with pytest.raises(BadProof):
+            check(Proof(head), COURT)
+
+
+def test_two_commits_under_one_number_convict_and_under_two_do_not() -> None:
+    first = commit_of()
+    other = msgspec.structs.replace(first, round_s=first.round_s + 1.0)
+
+    def signed(commit: messages.Commit, by: int = 0) -> SignedBytes:
+        encoded = messages.encode_commit(commit)
+        return SignedBytes(encoded, WHO[by].sign(encoded))
+
+    def verdict(second: SignedBytes) -> Guilty:
+        return check(Proof(TwoCommits(first=signed(first), second=second)), COURT)
+
+    assert verdict(signed(other)) == Guilty(ACCUSED, "signed two commits for one attempt")
+    later = msgspec.structs.replace(other, nonce=other.nonce + 1)
+    restarted = msgspec.structs.replace(other, leader_incarnation=2)
+    for harmless in (signed(first), signed(other, by=1), signed(later), signed(restarted)):
+        with pytest.raises(BadProof):
+            verdict(harmless)
+
+
+def test_two_uploads_of_one_slice_convict_their_sender() -> None:
+    round_ = Round(commit_of())
+    first = round_.claims[2]
+
+    def verdict(second: Claim) -> Guilty:
+        head = TwoClaims(
+            commit=round_.encoded, slice=SLICE, merged=False, first=first, second=second
+        )
+        return check(Proof(head), COURT)
+
+    other = round_.signed(2, [2], bytes(32), merged=False)
+    assert verdict(other) == Guilty(WHO[2].peer_id, "signed two uploads of slice 0")
+    bundle = round_.signed(2, [2, 3], bytes(32), merged=False)
+    for harmless in (first, round_.claims[1], bundle):
+        with pytest.raises(BadProof):
+            verdict(harmless)
+
+
+# Bytes
+
+
+def test_heads_are_read_as_they_were_written_and_other_bytes_are_refused() -> None:
+    for head in heads_of_proofs():
+        assert decode_head(encode_head(head)) == head
+    for data in (b"", b"\x01", b"\x02" + encode_head(heads_of_proofs()[0])[1:], bytes(300 << 10)):
+        with pytest.raises(BadMessage):
+            decode_head(data)
+
+
+def test_a_proof_of_another_length_than_the_layout_says_proves_nothing() -> None:
+    round_ = Round(commit_of())
+    proof = round_.proof(round_.audit(altered(round_.right()[:40]) + round_.right()[40:]))
+    assert isinstance(proof.head, FalseMerge)
+
+    for data in (b"", bytes(proof.data)[:-1], bytes(proof.data) + b"\0"):
+        with pytest.raises(BadProof, match="the layout says"):
+            check(Proof(proof.head, data), COURT)

@@ -1,0 +1,39 @@
+"""Digests of attested states, and the roots that a rollback makes of them."""
+
+from __future__ import annotations
+
+from averaging.history.attested import digest_of_pieces, numbers_digest, rolled_back, root_lineage
+from averaging.history.manifest import describe, read_manifest
+from averaging.history.standing import Apart, Standing, TheyAreBehind, relate
+from tests.averaging.live.served_states import state_of
+
+
+def test_a_manifest_tells_the_digest_of_its_numbers() -> None:
+    state = state_of(3, 200_000)
+    manifest = read_manifest(describe(state), fragment=state.fragment, values=state.theta.size)
+    assert digest_of_pieces(manifest.digests) == numbers_digest(state)
+    state.theta[7] += 1
+    assert digest_of_pieces(manifest.digests) != numbers_digest(state)
+
+
+def test_a_root_has_the_numbers_of_its_state_and_a_lineage_of_its_own() -> None:
+    state = state_of(3, 1000)
+    root = rolled_back(state, 7)
+    assert root.version == state.version + 1
+    assert root.theta is state.theta and root.momentum is state.momentum
+    assert root.merged == state.merged
+    assert root.lineage == root_lineage(state.lineage, state.merged.digest(), 7)
+    assert root.lineage != rolled_back(state, 8).lineage
+    assert root.chain.find(state.version, state.lineage) is not None
+    assert numbers_digest(root) == numbers_digest(state)
+    read = read_manifest(describe(root), fragment=root.fragment, values=root.theta.size)
+    assert read.lineage == root.lineage, "it binds the merged map as any lineage does"
+
+
+def test_a_history_after_the_state_is_apart_from_the_root() -> None:
+    state = state_of(3, 1000)
+    after, root = Standing.of(rolled_back(state, 1)), Standing.of(rolled_back(state, 2))
+    assert isinstance(relate(root.head(), root.chain, after.head()), Apart)
+    assert isinstance(relate(root.head(), root.chain, Standing.of(state).head()), TheyAreBehind), (
+        "the state itself is history of the root"
+    )

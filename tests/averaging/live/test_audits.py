@@ -1,0 +1,246 @@
+"""Live peers audit each other's merges: who lies is banned by all, and nobody else is."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from averaging import messages as said
+from averaging.audit.proofs import Proof, TwoVotes, Vote
+from averaging.live import bundling
+from averaging.live.evidence import Uploads
+from averaging.live.reducing import Making, Reducing
+from averaging.rules.mixing import MixingPolicy
+from averaging.rules.policy import RoundPolicy
+from dht.identity import PeerId
+from dht.memory.host import MemoryNetwork, identity_of
+from dht.memory.virtual_loop import run
+from tests.averaging.live.quadratic import POLICY, Peer, Swarm, swarm
+
+MALLORY = identity_of("mallory").peer_id
+EVERYTHING = replace(POLICY, audit_rate=1.0)
+HALF = replace(POLICY, audit_rate=0.5)
+
+
+async def honest(made: Swarm, policy: RoundPolicy, **facts: Any) -> list[Peer]:
+    return [await made.add(name, policy=policy, **facts) for name in ("anna", "boris", "clara")]
+
+
+def convicts(peers: list[Peer]) -> list[set[PeerId]]:
+    return [set(peer.averager.audits.convicted) for peer in peers]
+
+
+def audits_of(peers: list[Peer]) -> int:
+    return sum(peer.averager.audits.counters["audits"] for peer in peers)
+
+
+def reduce_falsely(monkeypatch: pytest.MonkeyPatch, who: PeerId) -> None:
+    """A member takes the first contribution for the mean: within any bound of norms."""
+    honestly = Reducing._merge_chunks
+
+    def lie(self: Reducing, given: Any, places: Any, making: Making, say: Any) -> None:
+        if self.parts.me == who:
+            first = 1.0, *[0.0] * (len(making.sources) - 1)
+            making = replace(making, weights=first)
+        honestly(self, given, places, making, say)
+
+    monkeypatch.setattr(Reducing, "_merge_chunks", lie)
+
+
+@pytest.mark.parametrize("codec", ["int8", "f32"])
+@pytest.mark.parametrize("merge", ["mean", "centered_clip"])
+def test_a_reducer_that_lies_within_all_bounds_is_banned_by_everybody(
+    monkeypatch: pytest.MonkeyPatch, codec: str, merge: str
+) -> None:
+    if merge == "mean":
+        reduce_falsely(monkeypatch, MALLORY)
+    else:
+        honestly = Reducing._merge_chunks
+
+        def lie(self: Reducing, given: Any, places: Any, making: Making, say: Any) -> None:
+            if self.parts.me == MALLORY:
+                making = replace(making, sources=making.sources[:1] * len(making.sources))
+            honestly(self, given, places, making, say)
+
+        monkeypatch.setattr(Reducing, "_merge_chunks", lie)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            policy = replace(HALF, codec=codec, merge=merge)
+            peers = await honest(made, policy)
+            await made.add("mallory", policy=policy)
+            await made.live(60.0)
+            assert convicts(peers) == [{MALLORY}] * 3
+            (event, *more) = peers[0].told("convicted")
+            assert event["reason"].startswith("merged slice") and not more
+            before = [peer.versions() for peer in peers]
+            at = asyncio.get_running_loop().time()
+            await made.live(60.0)
+            assert [peer.versions() for peer in peers] > before
+            later = [e for p in peers for t, n, e in p.events if n == "round" and t > at + 30.0]
+            assert later and not any(MALLORY in each["members"] for each in later)
+            made.check()
+
+    run(main())
+
+
+WAYS = {
+    "one group": EVERYTHING,
+    "other codec down, with feedback": replace(
+        EVERYTHING, codec="int2", codec_down="int4", feedback=frozenset({"int2"})
+    ),
+    "melds": replace(EVERYTHING, group_size=2, mixing=MixingPolicy(every=1)),
+    "mixes": replace(EVERYTHING, group_size=2, mixing=MixingPolicy(every=3)),
+    "rda": replace(EVERYTHING, merge="rda", codec="f32"),
+    "centered clip": replace(EVERYTHING, merge="centered_clip", codec="int4"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_honest_peers_that_audit_everything_find_nothing(way: str) -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            names = ("anna", "boris", "clara", "dora")
+            peers = [await made.add(name, policy=WAYS[way]) for name in names]
+            await made.live(60.0)
+            assert audits_of(peers) > 20
+            assert convicts(peers) == [set()] * 4
+            assert not any(peer.told("audit_refused") for peer in peers)
+            made.check()
+
+    run(main())
+
+
+def test_bundles_of_a_site_are_audited_and_a_delegate_that_lies_is_banned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> list[set[PeerId]]:
+        async with swarm(MemoryNetwork()) as made:
+            peers = [await made.add(name, policy=EVERYTHING) for name in ("anna", "boris")]
+            for name in ("mallory", "nora"):
+                peers.append(await made.add(name, policy=EVERYTHING, site="attic"))
+            await made.live(90.0)
+            assert audits_of(peers) > 20
+            delegates = {
+                d for p in peers for e in p.told("round") for d in e.get("delegates", {}).values()
+            }
+            assert delegates
+            made.check()
+            return convicts(peers)
+
+    assert run(main()) == [set()] * 4
+    honestly = bundling._merge
+
+    def lie(*args: Any) -> bytes:
+        numbers, chunk, pieces, weights, out, scratch = args
+        return honestly(numbers, chunk, [pieces[0]] * len(pieces), weights, out, scratch)
+
+    monkeypatch.setattr(bundling, "_merge", lie)
+    # Whoever is the delegate lies; riders and the other site find it.
+    *others, liar = sorted(run(main()), key=len, reverse=True)
+    assert others[0] in ({MALLORY}, {identity_of("nora").peer_id})
+    assert others == [others[0]] * 3 and not liar
+
+
+def test_a_peer_that_comes_later_is_shown_the_proof_and_one_that_restarts_has_kept_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reduce_falsely(monkeypatch, MALLORY)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made, HALF)
+            await made.add("mallory", policy=HALF)
+            await made.live(60.0)
+            assert convicts(peers) == [{MALLORY}] * 3
+            late = await made.add("late", policy=HALF)
+            await made.live(100.0)
+            assert convicts([late]) == [{MALLORY}]
+            proof = late.proofs[MALLORY]
+            again = await made.add("again", policy=HALF, proofs=[proof])
+            await asyncio.sleep(0.1)
+            assert convicts([again]) == [{MALLORY}]
+
+    run(main())
+
+
+def test_a_proof_that_proves_nothing_convicts_nobody_and_costs_who_shows_it() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made, EVERYTHING)
+            liar = await made.add("mallory", policy=EVERYTHING)
+            await made.live(30.0)
+            victim = peers[0].id
+            vote = Vote((0, 1), bytes(64))
+            head = TwoVotes(
+                peer=victim, round=bytes(32), ballot=1, first=vote, second=Vote((0,), bytes(64))
+            )
+            invented = Proof(head)
+            liar.averager.audits._proofs[invented.digest] = invented, victim
+            liar.averager.audits.spread()
+            await made.live(20.0)
+            assert convicts(peers) == [set()] * 3
+            told = [fields for peer in peers for fields in peer.told("proof_refused")]
+            assert told and all(fields["peer"] == liar.id for fields in told)
+            now = asyncio.get_running_loop().time()
+            assert peers[1].averager.audits.strikes.count(liar.id, now) > 0.9
+
+    run(main())
+
+
+def test_who_shows_auditors_nothing_is_not_banned_and_counts_for_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = Uploads.of
+
+    def nothing(self: Uploads, index: int, *, alone: bool) -> Any:
+        mine = self.evidence._me == MALLORY
+        return None if mine else shown(self, index, alone=alone)
+
+    monkeypatch.setattr(Uploads, "of", nothing)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made, EVERYTHING)
+            await made.add("mallory", policy=EVERYTHING)
+            await made.live(40.0)
+            assert convicts(peers) == [set()] * 3
+            now = asyncio.get_running_loop().time()
+            assert any(peer.averager.audits.strikes.is_out(MALLORY, now) for peer in peers)
+            refused = [fields for peer in peers for fields in peer.told("audit_refused")]
+            assert {fields["peer"] for fields in refused} == {MALLORY}
+
+    run(main())
+
+
+def test_a_coordinator_that_proposes_two_seals_is_banned(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made, EVERYTHING)
+            liar = await made.add("mallory", policy=EVERYTHING)
+            transport, sign, count = liar.averager.transport, liar.averager.me.identity.sign, [0]
+            honestly = transport.send
+
+            def twice(peer: PeerId, data: bytes) -> None:
+                message = said.decode(data)
+                count[0] += isinstance(message, said.Propose)
+                if isinstance(message, said.Propose) and count[0] % 2 and len(message.seal) > 2:
+                    seal = message.seal[:-1]
+                    vote = said.vote(message.round, message.ballot, seal)
+                    data = said.encode(
+                        said.Propose(
+                            message.fragment, message.round, message.ballot, seal, sign(vote)
+                        )
+                    )
+                honestly(peer, data)
+
+            transport.send = twice  # type: ignore[method-assign]
+            await made.live(90.0)
+            assert convicts(peers) == [{MALLORY}] * 3
+            assert any("two seals" in each["reason"] for each in peers[0].told("convicted"))
+            made.check()
+
+    run(main())

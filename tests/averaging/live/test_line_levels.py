@@ -1,0 +1,84 @@
+"""Rounds whose codec and cycle follow the lines of their members, on the virtual loop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from averaging.live.settings import AveragerSettings
+from averaging.numbers.layout import Layout, TensorSpec
+from averaging.rules.line_levels import Level, ladder
+from dht.memory.host import MemoryNetwork
+from dht.memory.virtual_loop import run
+from dht.throttled_host import Gate, ThrottledHost
+from tests.averaging.live.quadratic import POLICY, Swarm, swarm
+
+LAYOUT: Final = Layout.build([TensorSpec(f"block.{i}", (25, 1000)) for i in range(64)], 1)
+"""1.6 MB in int8: even an eighth of it tells the speed of a line."""
+
+CYCLE_S: Final = 30.0
+FAST, SLOW = 4_000_000.0, 80_000.0
+
+LONGEST: Final = 12
+"""Steps of the longest cycle."""
+
+FIRST: Final = Level(codec="f16", codec_down="f16", cycle_steps=3)
+POLICY_HERE = replace(
+    POLICY,
+    codec="f16",
+    due=replace(POLICY.due, fragments=1, cycle_steps=3),
+    smaller_levels=tuple(ladder(FIRST, [("int8", "int8")], cycle_max=LONGEST)[1:]),
+)
+
+
+async def four_peers(made: Swarm) -> list[Gate]:
+    """Add four peers. Returns the gates of their lines, two of each."""
+    gates = [Gate() for _ in range(8)]
+    for number in range(4):
+        up, down = gates[2 * number : 2 * number + 2]
+        await made.add(
+            f"peer {number}",
+            policy=POLICY_HERE,
+            settings=AveragerSettings(progress_s=0.5),
+            step_time_s=CYCLE_S / 3,
+            wrap=lambda host, up=up, down=down: ThrottledHost(host, up=up, down=down),  # type: ignore[misc]
+        )
+    return gates
+
+
+def cycles(made: Swarm) -> list[int]:
+    """The cycle that each peer goes by now."""
+    levels = [peer.averager.level() for peer in made.peers]
+    return [level[0].cycle_steps for level in levels if level is not None]
+
+
+def test_peers_change_over_together_when_lines_become_slow_and_back_when_they_recover() -> None:
+    found: dict[str, list[int]] = {}
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
+            gates = await four_peers(made)
+
+            def all_lines(rate: float) -> None:
+                for gate in gates:
+                    gate.set_rate(rate)
+
+            all_lines(FAST)
+            await made.live(10 * CYCLE_S)
+            found["fast"] = cycles(made)
+            all_lines(SLOW)
+            await made.live(60 * CYCLE_S)
+            found["slow"] = cycles(made)
+            versions = made.peers[0].versions()
+            all_lines(FAST)
+            await made.live(3 * CYCLE_S * LONGEST / FIRST.cycle_steps)
+            found["again"] = cycles(made)
+            assert made.peers[0].versions() > versions
+            for peer in made.peers:  # what follows from a measurement is told
+                assert peer.told("line_needs") and peer.told("level")
+            made.check()
+
+    run(main())
+    assert set(found["fast"]) == {3}
+    assert len(set(found["slow"])) == 1 and found["slow"][0] > 3
+    assert set(found["again"]) == {3}, found

@@ -1,0 +1,171 @@
+"""Amendments, pauses and ends in storms: no round mixes settings, and no promise is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from averaging.messages import Stamp
+from averaging.round.effects import Apply, Effect, Enter
+from averaging.rules.orders import RoundOrders
+from averaging.rules.policy import RoundPolicy
+from averaging.simulated.node import FragmentNode
+from tests.averaging.simulated.swarm import Broken, Node, PeerPlan, Storm, Swarm, storm
+from tests.averaging.simulated.swarm import weather_out as survive
+
+ISSUED_AT = (20.0, 45.0, 70.0)
+SEEDS = range(40)
+
+
+def issue(swarm: Swarm, number: int, **orders: object) -> RoundOrders:
+    """A directive of the run's owner, which nobody knows yet."""
+    stamp = Stamp(number, number.to_bytes(16, "big"))
+    made = RoundOrders(stamp=stamp, encoded=b"directive %d" % number, **orders)  # type: ignore[arg-type]
+    swarm.orders_issued[made.encoded] = made
+    return made
+
+
+def tell_one(swarm: Swarm, orders: RoundOrders) -> Callable[[], None]:
+    """The owner's command reaches one peer. The others hear of it in rounds alone."""
+
+    def tell() -> None:
+        up = swarm.trainers()  # a peer that is in no round passes nothing on in rounds
+        if up:
+            swarm.rng.choice(up).follow(orders)
+        else:
+            swarm.heap.call_in(1.0, tell)
+
+    return tell
+
+
+def watch_settings(swarm: Swarm) -> dict[str, int]:
+    """Count the rounds under each setting, and hold each of them against its directive."""
+    seen: dict[str, int] = {}
+    of_version: dict[bytes, tuple[Stamp | None, str]] = {}
+
+    def applied(node: Node, apply: Apply) -> None:
+        commit = apply.commit
+        named = commit.directive
+        orders = RoundOrders()
+        if named is not None:
+            orders = swarm.orders_issued[b"directive %d" % named.number]
+        policy: RoundPolicy = orders.policy_at(commit.version, swarm.policy)
+        if commit.kind == "merge" and commit.codec not in (policy.codec, "f32"):
+            raise Broken(f"version {commit.version} by {named} in {commit.codec}")
+        was = of_version.setdefault(apply.standing.lineage, (named, commit.codec))
+        if was != (named, commit.codec):
+            raise Broken(f"one version by {was} and by {named}, {commit.codec}")
+        seen[commit.codec] = seen.get(commit.codec, 0) + 1
+
+    def carried_out(node: FragmentNode, effect: Effect) -> None:
+        owner = node.owner
+        assert isinstance(owner, Node)
+        if isinstance(effect, Enter) and effect.commit.directive != owner.book.orders.stamp:
+            raise Broken(
+                f"{node.name} entered a round under {effect.commit.directive}, and follows "
+                f"{owner.book.orders.stamp}"
+            )
+
+    swarm.on_apply = applied
+    swarm.effect = carried_out  # type: ignore[method-assign]
+    return seen
+
+
+def with_amendments(seed: int, how: Storm) -> tuple[Swarm, dict[str, int]]:
+    swarm = storm(seed, how)
+    policies: tuple[tuple[int, RoundPolicy], ...] = ()
+    for number, at in enumerate(ISSUED_AT, start=1):
+        codec = ("f16", "int8", "f32")[number - 1]
+        policies = (*policies, (3 * number, replace(swarm.policy, codec=codec, codec_down=None)))
+        paused = "the owner has paused it" if number == 2 else None
+        orders = issue(swarm, number, policies=policies, paused=paused)
+        swarm.heap.call_at(at, tell_one(swarm, orders))
+    return swarm, watch_settings(swarm)
+
+
+@pytest.mark.parametrize("first", range(0, len(SEEDS), 10))
+def test_no_storm_of_orders_breaks_a_promise_or_mixes_settings(first: int) -> None:
+    rounds: dict[str, int] = {}
+    for seed in SEEDS[first : first + 10]:
+        how = Storm()
+        swarm, seen = with_amendments(seed, how)
+        try:
+            survive(swarm, how)
+        except Exception as error:
+            error.add_note(f"seed {seed}, at {swarm.heap.now:.3f} s")
+            raise
+        swarm.run(swarm.heap.now + 60.0)
+        known = {node.book.orders.stamp for node in swarm.trainers()}
+        assert known == {Stamp(3, (3).to_bytes(16, "big"))}, f"seed {seed}: {known}"
+        for codec, count in seen.items():
+            rounds[codec] = rounds.get(codec, 0) + count
+    assert rounds.get("f32", 0) > 100, rounds
+
+
+def test_members_that_do_not_ask_for_the_directive_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("averaging.rules.orders.OrderBook.objection", lambda book, theirs: None)
+    with pytest.raises(Broken, match="entered a round under"):
+        for seed in SEEDS:
+            swarm, _ = with_amendments(seed, Storm())
+            survive(swarm, Storm())
+
+
+def test_a_partition_during_an_amendment_leaves_one_history_with_the_newer_settings() -> None:
+    swarm = Swarm(5, [PeerPlan(founder=True)] + [PeerPlan()] * 4)
+    seen = watch_settings(swarm)
+    left, right = swarm.names[:3], swarm.names[3:]
+    swarm.run(30.0)
+    amended = replace(swarm.policy, codec="f16")
+    orders = issue(swarm, 1, policies=((swarm.versions()[0] + 2, amended),))
+    swarm.network.partition([left, right])
+    swarm.nodes[right[0]].follow(orders)
+    swarm.run(90.0)
+    assert all(swarm.nodes[name].book.orders.stamp is None for name in left)
+    swarm.network.heal()
+    swarm.run(240.0)
+    assert {node.book.orders.stamp for node in swarm.alive} == {orders.stamp}
+    assert len(swarm.lineages()) == 1
+    assert seen.get("f16", 0) > 0 and seen.get("int8", 0) > 0
+
+
+def test_a_paused_swarm_makes_no_version_and_goes_on_with_the_work_of_the_pause() -> None:
+    swarm = Swarm(3, [PeerPlan(founder=True)] + [PeerPlan()] * 3)
+    swarm.run(40.0)
+    swarm.nodes[swarm.names[2]].follow(issue(swarm, 1, paused="the owner has paused it"))
+    swarm.run(60.0)
+    before = swarm.versions()
+    swarm.run(120.0)
+    assert swarm.versions() == before
+    for name in swarm.names:
+        swarm.nodes[name].follow(issue(swarm, 2))
+    swarm.run(180.0)
+    assert min(swarm.versions()) > max(before)
+
+
+def test_a_run_that_is_ended_at_a_version_ends_there_everywhere() -> None:
+    swarm = Swarm(4, [PeerPlan(founder=True)] + [PeerPlan()] * 4)
+    swarm.run(30.0)
+    last = max(swarm.versions()) + 3
+    swarm.nodes[swarm.names[1]].follow(issue(swarm, 1, last_version=last))
+    swarm.run(300.0)
+    assert set(swarm.versions()) == {last}
+    assert all(node.machine.is_final(node.now()) for node in swarm.alive)
+    assert len(swarm.lineages()) == 1
+
+
+def test_a_peer_that_invents_a_directive_stops_nobody() -> None:
+    swarm = Swarm(6, [PeerPlan(founder=True)] + [PeerPlan()] * 4)
+    swarm.run(30.0)
+    before = max(swarm.versions())
+    invented = RoundOrders(stamp=Stamp(99, bytes(16)), encoded=b"signed by nobody")
+    liar = swarm.nodes[swarm.names[1]]
+    liar.book.orders = invented
+    swarm.run(330.0)
+    honest = [node for node in swarm.trainers() if node is not liar]
+    assert all(node.book.orders.stamp is None for node in honest)
+    made = min(node.state.version for node in honest if node.state is not None) - before
+    assert made >= 10, f"{made} versions in 300 s"
