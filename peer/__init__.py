@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from peer.data.base_models import fetch_base
     from peer.errors import (
         LeftEarly,
         LoopMistake,
@@ -48,6 +49,7 @@ __all__ = [
     "build_model",
     "build_optimizer",
     "clip_gradients",
+    "fetch_base",
     "held_out_loss",
     "join",
     "load_weights",
@@ -72,6 +74,7 @@ _HOMES = {
     "build_model": "peer.model.recipes",
     "build_optimizer": "peer.model.recipes",
     "clip_gradients": "peer.model.recipes",
+    "fetch_base": "peer.data.base_models",
     "held_out_loss": "peer.model.recipes",
     "join": "peer.trainer.session",
     "load_weights": "peer.model.weights",

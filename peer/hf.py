@@ -37,6 +37,7 @@ from peer.island import join
 from peer.island.follower import Follower
 from peer.model.naming import unwrapped
 from peer.model.recipes import held_out_loss
+from peer.model.recipes.chunked_loss import IGNORED
 from peer.run_file.sections import RunFile
 from peer.trainer.measuring import MeasureModel, in_evaluation, of_batches
 from peer.trainer.observed_run import Fields
@@ -266,7 +267,11 @@ class RunDataset(IterableDataset[dict[str, torch.Tensor]]):
         for tokens in self._callback.run.data(batch_size=1):
             # transformers shifts the labels itself; the last token begins the next sequence.
             sequence = tokens[0, :-1]
-            yield {"input_ids": sequence, "labels": sequence}
+            # Tokens that are read and not predicted are complements.
+            yield {
+                "input_ids": torch.where(sequence < 0, ~sequence, sequence),
+                "labels": torch.where(sequence < 0, IGNORED, sequence),
+            }
 
 
 class _SeenByModel:

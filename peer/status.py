@@ -21,6 +21,7 @@ STATUS_MAX_BYTES = 64 << 10
 REQUEST_MAX_BYTES = 256
 
 TEXT_MAX = 64
+BANNED_MAX = 64
 Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_MAX)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=2**62)]
 Number: TypeAlias = Annotated[float, Meta(ge=-1e18, le=1e18)]
@@ -84,6 +85,14 @@ class Status(Struct, frozen=True, array_like=True, kw_only=True):
     """Bulk data passed on between other peers."""
     frozen: Text = ""
     """Hash of the parameters that are not exchanged; empty if they are not known."""
+    merging: Text = ""
+    """Codecs and cycle of its rounds, where the run lets them follow the line, and why."""
+    cycle_steps: Count = 0
+    """The cycle in steps of the median peer, where it may change; else 0."""
+    banned: Annotated[tuple[Text, ...], Meta(max_length=BANNED_MAX)] = ()
+    """Peers of which this one has seen it proved that they lied."""
+    directive: Count = 0
+    """Number of the owner's directive that the peer follows; 0: none."""
 
 
 def state_in_words(role: str, phase: str, *, rests: bool = False) -> str:
@@ -112,8 +121,8 @@ def decode(data: bytes) -> Status:
         status = _decoder.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"not a status: {error}") from error
-    shown = (status.peer, status.name, status.role, status.phase, status.rest or "")
-    for text in (*shown, *status.fates, *status.limits, *status.paths):
+    shown = (status.peer, status.name, status.role, status.phase, status.rest or "", status.merging)
+    for text in (*shown, *status.fates, *status.limits, *status.paths, *status.banned):
         if not text.isprintable():  # it is shown on terminals
             raise ValueError("a status contains characters that cannot be printed")
     return status

@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from averaging.history.attested import grew_from
 from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
 from dht.identity import PeerId
+from dht.membership.orders import Root
 from peer.agent.slots import Adopted
 from peer.bridge.shared_memory import Base, SharedTensors
-from peer.rules.ledger import APART, LOST, STALE, Fate, Ledger
+from peer.rules.ledger import APART, LOST, ROLLED_BACK, STALE, Fate, Ledger
 
 TokensAt = Callable[[int, int], int | None]
 """Function of (fragment, own step): this incarnation's tokens, if that was offered lately."""
@@ -31,6 +33,10 @@ class Account:
     sizes: Sequence[int]
     tokens_at: TokensAt
     ledger: Ledger = field(init=False)
+    roots: Callable[[], Sequence[Root]] = lambda: ()
+    """The states that the run goes on from after a rollback, one for each fragment."""
+    _came_back: dict[int, Root] = field(default_factory=dict)
+    """The root that each fragment was last accounted for with."""
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.sizes)
@@ -53,7 +59,7 @@ class Account:
         """Note that the trainer's own work was overwritten by what it adopted."""
         self.ledger.process(self.memory.tokens)
         pending = int(self.ledger.fate(adopted.fragment).pending)
-        known = (each for each in (STALE, APART) if adopted.reason.startswith(each))
+        known = (each for each in (STALE, APART, ROLLED_BACK) if adopted.reason.startswith(each))
         reason = next(known, LOST)
         self.ledger.discard(adopted.fragment, min(pending, adopted.lost_tokens), reason)
 
@@ -83,8 +89,20 @@ class Account:
                 fragment,
                 merged_tokens=0 if mark is None else mark.tokens,
                 settled_tokens=min(settled, memory.tokens),
+                given_up=self._fate_of_lost(state),
             )
         return self.ledger.total()
+
+    def _fate_of_lost(self, state: FragmentState) -> str:
+        """The fate of own tokens that were merged before and are not in this state."""
+        fragment, roots = state.fragment, self.roots()
+        root = roots[fragment] if fragment < len(roots) else None
+        if root is None or self._came_back.get(fragment) == root:
+            return APART
+        if not grew_from(state.chain, root.version, root.lineage):
+            return APART
+        self._came_back[fragment] = root
+        return ROLLED_BACK
 
 
 def _reaches(state: FragmentState, held: Base) -> bool:

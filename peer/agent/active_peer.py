@@ -15,6 +15,7 @@ from averaging.live.averager import Averager
 from averaging.live.fetcher import FetchProgress
 from averaging.live.learner_port import LearnerPort
 from averaging.live.settings import Participant, RunTerms, Surroundings
+from averaging.rules.orders import OrderBook
 from dht.errors import DhtError
 from dht.identity import PeerId
 from dht.throttled_host import ThrottledHost
@@ -26,11 +27,12 @@ from peer.errors import DiskFull, PeerError
 from peer.guest.enforcement import trim_log
 from peer.rules.ending import Ending, LastRounds, who_differs
 from peer.rules.foundings import Founding, founding_of
-from peer.rules.ledger import APART
+from peer.rules.ledger import APART, ROLLED_BACK
 from peer.status import Status
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.last_seen import NAMES_MAX, LastSeen, save_last_seen
 from peer.storage.outer_state import export, founding_name, save_outer
+from peer.storage.proofs import kept_proofs
 
 SAVE_EVERY_S = 60.0
 """Time between two checkpoints; more where saving takes long. Other peers have the state, too."""
@@ -104,10 +106,15 @@ class ActivePeer:
             "save": self._save_for_ever(),
             "ask others": self._online.ask_others(),
             "meet": self._online.meet_for_ever(),
+            "turn out": self._online.turn_out_for_ever(),
             "watch presence": self._online.presence.watch(),
             "look at the end": self._look_at_the_end(),
             "settle foundings": self._settle_foundings(),
+            "follow orders": self._follow_orders(),
             "keep house": self._keep_house(),
+            "credit": self._online.credit.run(
+                averager, self._online.ask_credit, self._online.followers
+            ),
             **also,
         }
         if local.settings.page is not None:
@@ -133,6 +140,7 @@ class ActivePeer:
                 task.cancel()
         await asyncio.wait(work)
         await self._save()
+        await self._online.credit.save()
         if ending.finished:
             await self._export()
         with contextlib.suppress(DhtError):
@@ -188,6 +196,7 @@ class ActivePeer:
                     layout=local.layout,
                     states=states,
                     ledger=ledger,
+                    directives=self._online.directives(),
                 )
         except DiskFull as error:
             self._tell_not_saved("disk_full", str(error), needed_bytes=error.needed_bytes)
@@ -303,6 +312,36 @@ class ActivePeer:
         )
         await self._save()
 
+    async def _follow_orders(self) -> None:
+        """Keep what the run's owner attests, and go back where it takes the run."""
+        local, good = self._local, self._local.good
+        followed = None
+        while good is not None:
+            if local.directive != followed:
+                followed = local.directive
+                await asyncio.to_thread(good.pin, local.orders.attested)
+            if local.are_taken_back(self._averager.states):
+                await self._go_back()
+            await asyncio.sleep(LOOK_AT_END_EVERY_S)
+
+    async def _go_back(self) -> None:
+        """Go on from the states that the run's owner has taken the run back to."""
+        local, began = self._local, time.monotonic()
+        number = local.rollback
+        assert local.good is not None
+        roots = await asyncio.to_thread(local.roots)
+        await self._averager.begin_again(roots, rollback=number, reason=ROLLED_BACK)
+        await asyncio.to_thread(local.good.forget_recent)
+        local.came_back()
+        local.event(
+            "rolled_back",
+            number=number,
+            versions=[0 if root is None else root.version for root in roots],
+            missing=sum(root is None for root in roots),
+            seconds=time.monotonic() - began,
+        )
+        await self._save()
+
     async def _make_last_rounds(self, rounds: LastRounds) -> None:
         """Average every fragment once more with all live peers, and offer nothing after that."""
         loop, local, averager = asyncio.get_running_loop(), self._local, self._averager
@@ -415,6 +454,8 @@ def make_averager(
     """
     local = online.local
     run, guest = local.run_file, local.guest
+    book = OrderBook()
+    book.orders = local.round_orders()
     return Averager(
         ThrottledHost(online.guarded, up=guest.up, down=guest.down, closed=closed),
         port,
@@ -428,6 +469,7 @@ def make_averager(
             local.run_id,
             local.layout,
             round_policy(run, fragments=len(local.layout.fragments)),
+            book,
         ),
         around=Surroundings(
             view=local.view,
@@ -436,8 +478,13 @@ def make_averager(
             may_train=online.may_train,
             trusted=online.is_vouched_for,
             begins_from=local.is_followed,
+            rollback=local.rollback,
+            take_directive=online.take_directive,
+            keep_state=None if local.good is None else local.good.keep,
             on_event=local.averager_event,
             on_fetched=on_fetched,
+            proofs=kept_proofs(local.directory),
+            on_proof=online.ban,
         ),
         states=states,
         settings=averager_settings(run, local.layout),

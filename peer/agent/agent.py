@@ -146,7 +146,13 @@ class Agent(Delegate):
         self._memory = memory
         self._bell = bell
         self._sizes = [fragment.size for fragment in layout.fragments]
-        self._account = Account(self.local.me, memory, self._sizes, self.port.tokens_at)
+        self._account = Account(
+            self.local.me,
+            memory,
+            self._sizes,
+            self.port.tokens_at,
+            roots=lambda: self.local.root_links,
+        )
         self._trainer = IdleTrainer(self.local, memory, line)
         self._rest = OwnersRest(self.local)
         self._fetched: dict[int, float] = {}

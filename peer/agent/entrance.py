@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from multiaddr import Multiaddr
@@ -106,6 +106,8 @@ class Entrance:
         """A checkpoint's states, a founder's own parameters, or nothing if others have a state."""
         local = self._local
         outer = await asyncio.to_thread(self._load)
+        if outer is not None:
+            self._online.presence.door.take(outer.directives)
         self._account.open(
             None if outer is None else outer.ledger,
             earlier_tokens=self._begin.earlier_tokens,
@@ -115,6 +117,10 @@ class Entrance:
         settled = tuple(self._account.ledger.settled(fragment) for fragment in fragments)
         for fragment in fragments:
             self._port.resume(fragment, self._known_base(outer, fragment))
+        if outer is not None and local.are_taken_back(outer.states):
+            roots = await asyncio.to_thread(local.roots)
+            states = tuple(root for root in roots if root is not None)
+            outer = replace(outer, states=states) if len(states) == len(roots) else None
         if outer is not None:
             local.enter_phase("fetching", "going on from the last checkpoint", 0.0)
             return FirstStates(outer.states, settled=settled)
@@ -184,7 +190,9 @@ class Entrance:
         Raises ``RunOver`` if the run has ended.
         """
         local = self._local
-        over = ended(local.run_file.end, answers, now=datetime.now(UTC))
+        over = ended(
+            local.run_now.end, answers, now=datetime.now(UTC), ordered=local.orders.end is not None
+        )
         if over is not None:
             at, tokens = over
             raise RunOver(local.run_file.name, date_text(at), tokens)
@@ -231,7 +239,7 @@ class Entrance:
         local = self._local
         left_s = self._online.seconds_left()
         if left_s is not None and left_s <= 0:
-            date = local.run_file.end.date
+            date = local.run_now.end.date
             raise RunEnded(local.run_file.name, f"{date:%Y-%m-%d %H:%M} UTC")
         local.enter_phase("founding", "nobody else is here: founding the run", 0.0)
         nonce = secrets.token_bytes(NONCE_BYTES)

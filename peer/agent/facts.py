@@ -35,6 +35,8 @@ def facts_of(online: OnlinePeer, trainer: TrainerStatus) -> Facts:
         bytes_received=stats.received_bytes,
         synchronous=local.phase == "ready" and any(seen.trains for seen in live),
         rest=trainer.rest,
+        amended=local.amended,
+        gone_back=local.gone_back,
         cpu_share=guest.limits.share(accelerated=False),
         accelerator_share=guest.limits.share(accelerated=True),
         threads=guest.limits.threads,

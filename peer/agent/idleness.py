@@ -18,7 +18,7 @@ IDLE_AFTER_STEPS = 20
 
 
 class OwnersRest:
-    """Obeys the machine's owner: no steps while the owner's limits say so."""
+    """No steps while the limits of the machine's owner, or the orders of the run's, say so."""
 
     def __init__(self, local: LocalPeer) -> None:
         self._local = local
@@ -27,9 +27,10 @@ class OwnersRest:
         self._since = 0.0
 
     def obey(self) -> bool:
-        """Look at the owner's limits. Returns whether ``reason`` has changed."""
+        """Look at limits and orders. Returns whether ``reason`` has changed."""
         local, verdict = self._local, self._local.guest.look()
         reason = verdict.reason if isinstance(verdict, Rest) else None
+        reason = local.paused or reason
         if reason == self.reason:
             return False
         if self.reason is None:

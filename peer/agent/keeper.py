@@ -33,14 +33,16 @@ from peer.agent.local_peer import (
     TrainerStatus,
 )
 from peer.agent.online_peer import OnlinePeer, go_online
+from peer.agent.run_page import Showing, ShownRun
 from peer.errors import INTERRUPTED
 from peer.guest.enforcement import Guest
 from peer.joining.link import is_news, only_from
+from peer.publishing.publisher import Publisher, Publishing
 from peer.rules.ending import Ending
 from peer.rules.foundings import heaviest
 from peer.rules.limits import Go, Rest
 from peer.storage.home import peer_folder
-from peer.storage.outer_state import load_outer
+from peer.storage.outer_state import OuterState, load_outer
 from peer.storage.progress import begin_without_trainer
 
 DRAIN_S = 10.0
@@ -55,10 +57,13 @@ async def keep(
     on_event: Callable[[str, Fields], None] = lambda name, fields: None,
     *,
     until: datetime | None = None,
+    publishing: Publishing | None = None,
+    showing: Showing | None = None,
 ) -> Ending:
     """Keep a run's state until ``stop`` is set or the machine's owner asks to leave.
 
-    It ends with the run unless ``settings.stays``, and at ``until`` in any case.
+    It ends with the run unless ``settings.stays``, and at ``until`` in any case. ``publishing``:
+    where to publish its model meanwhile; ``showing``: where to serve its public page.
     ``on_event(name, fields)`` hears of events for people. Raises ``PeerError`` or ``DhtError``.
     """
     guest = Guest(settings.directory, trains=False)
@@ -71,6 +76,7 @@ async def keep(
                 code = INTERRUPTED if stop.is_set() else 0
                 return Ending("asked to end", code, finished=False, timeout_s=0.0)
             keeper = Keeper(settings, layout, guest, on_event, until=until)
+            keeper.publishing, keeper.showing = publishing, showing
             ending = await keeper.run(stop)
             if not keeper.rests:
                 return ending
@@ -120,6 +126,11 @@ class Keeper(Delegate):
                 settings.directory / "progress", wall_time_s=time.time()
             )
         self.local = LocalPeer(settings, layout, self, guest)
+        self.publishing: Publishing | None = None
+        """Folder in which to publish the run's model; ``None``: nowhere."""
+        self.showing: Showing | None = None
+        """Address at which to serve the run's public page; ``None``: nowhere."""
+        self._shown: ShownRun | None = None
         self.rests = False
         """True if it went off line only to rest, and comes back."""
         self._on_event = on_event
@@ -137,12 +148,18 @@ class Keeper(Delegate):
             stack.callback(local.log.close)
             check_subnormals()
             online = await stack.enter_async_context(go_online(local))
+            if self.showing is not None:
+                self._shown = ShownRun(online, self.showing)
+                await self._shown.open(stack)
             local.enter_phase("fetching", "looking for the run's state", 0.0)
+            outer = await asyncio.to_thread(self._load)
+            if outer is not None:
+                online.presence.door.take(outer.directives)
             averager = make_averager(
                 online,
                 None,
                 incarnation=self.incarnation,
-                states=await asyncio.to_thread(self._saved_states),
+                states=() if outer is None else await self._after_rollbacks(outer.states),
             )
             async with asyncio.TaskGroup() as tasks:
                 wishes = [
@@ -156,6 +173,11 @@ class Keeper(Delegate):
                         "follow": self._follow(online),
                         "watch machine": local.guest.watch_machine(),
                     }
+                    if self.publishing is not None:
+                        publisher = Publisher(self.publishing, local.directory, self.on_published)
+                        own["publish"] = publisher.run(lambda: local.ended_at is not None)
+                    if self._shown is not None:
+                        own["show"] = self._shown.run()
                     return await ActivePeer(online, averager).run(tasks, own)
                 finally:
                     for wish in wishes:
@@ -172,10 +194,16 @@ class Keeper(Delegate):
                 return
             await asyncio.sleep(0.1)
 
-    def _saved_states(self) -> tuple[FragmentState, ...]:
+    async def _after_rollbacks(self, states: Sequence[FragmentState]) -> Sequence[FragmentState]:
+        """The saved states, or those that the run's owner has taken the run back to."""
+        if not self.local.are_taken_back(states):
+            return states
+        roots = await asyncio.to_thread(self.local.roots)
+        return [root for root in roots if root is not None]
+
+    def _load(self) -> OuterState | None:
         local = self.local
-        outer = load_outer(local.folder, run_id=local.run_id, layout_hash=local.layout.hash)
-        return () if outer is None else outer.states
+        return load_outer(local.folder, run_id=local.run_id, layout_hash=local.layout.hash)
 
     async def _stop_when(self, stop: asyncio.Event) -> None:
         await stop.wait()
@@ -238,7 +266,13 @@ class Keeper(Delegate):
         return TrainerStatus(staleness=self._behind)
 
     def on_event(self, name: str, fields: Fields) -> None:
+        if self._shown is not None:
+            self._shown.note(name, fields)
         self._on_event(name, fields)
+
+    def on_published(self, name: str, fields: Fields) -> None:
+        """A process that publishes the model reports an event."""
+        self.local.event(name, **fields)
 
     def on_phase(self, name: PhaseName, text: str, done: float) -> None:
         self._on_event("phase", {"name": name, "text": text, "done": done})

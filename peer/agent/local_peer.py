@@ -16,15 +16,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from averaging.history.attested import grew_from
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from averaging.live.settings import AveragerStats
 from averaging.numbers.layout import Layout
 from averaging.round.phase import Phase as RoundPhase
+from averaging.rules.orders import RoundOrders
 from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
+from dht.membership.credentials import Directive
+from dht.membership.orders import NONE, Orders, Root, Value, settings_at
 from dht.records import Role
 from peer.agent.account import global_tokens
+from peer.agent.policies import round_orders
 from peer.bridge.messages import Device
 from peer.description import Described, Description, Kinds
 from peer.events.board import Board
@@ -32,6 +37,7 @@ from peer.events.names import Names
 from peer.events.table import REPORTED, audience_of
 from peer.events.telling import in_story
 from peer.guest.enforcement import Guest
+from peer.rules.amendments import effective
 from peer.rules.ending import Ending, LastRounds
 from peer.rules.foundings import Founding
 from peer.rules.held_out import HeldOutLoss
@@ -39,7 +45,8 @@ from peer.rules.reach import Reach, Untested
 from peer.run_file.sections import RunFile
 from peer.status import HeldOut
 from peer.storage.checkpoint import CheckpointFolder
-from peer.storage.home import OUTER
+from peer.storage.good_states import GoodStates
+from peer.storage.home import GOOD, OUTER
 from peer.storage.last_seen import State, load_last_seen, save_state
 from peer.storage.outer_state import founding_name, model_name
 from peer.views.event_log import EventLog
@@ -91,7 +98,7 @@ class PeerSettings:
     site: str | None = None
     """Peers with the same site are near each other (``averaging.rules.sites``)."""
     lane: str = "auto"
-    """TCP port for direct bulk transfers (``dht.libp2p.lane.parse_lane``)."""
+    """TCP port for direct bulk transfers (``dht.libp2p.lane_settings.parse_lane``)."""
     credential: bytes = b""
     """Proof that the run admits this peer (``dht.membership.credentials``)."""
     stays: bool = False
@@ -155,9 +162,13 @@ class NotAveraging:
 
     def look(self) -> None: ...
 
+    def level(self) -> None: ...
+
     def make_due(self, fragments: Iterable[int]) -> None: ...
 
     def set_reachable(self, reachable: bool) -> None: ...
+
+    def follow(self, orders: RoundOrders) -> None: ...
 
 
 class LocalPeer:
@@ -175,6 +186,13 @@ class LocalPeer:
         self.run_file = settings.run
         self.run_id = settings.run.run_id
         self.directory = settings.directory
+        self.directive: Directive | None = None
+        """The directive of the run's owner that this peer follows."""
+        self.gone_back = 0
+        """The directive that took this peer back last, while it was running; 0: none."""
+        self.paused: str | None = None
+        """Reason why its owner has paused the run; ``None``: it goes on."""
+        self._amended: tuple[tuple[Directive | None, int], RunFile] = (None, 0), settings.run
         self.me = settings.identity.peer_id
         self.board = Board(Names({self.me: settings.name}))
         self.log = EventLog(
@@ -188,8 +206,14 @@ class LocalPeer:
                 "run_name": self.run_file.name,
             },
         )
+        self.good: GoodStates | None = None
+        """Earlier states, in a run whose owner may take it back to them."""
+        if settings.run.policy.owner is not None:
+            self.good = GoodStates(
+                settings.directory / GOOD, layout, allowed_bytes=lambda: guest.disk.outer
+            )
         self.folder = CheckpointFolder(
-            settings.directory / OUTER, allowed_bytes=lambda: guest.disk.outer
+            settings.directory / OUTER, allowed_bytes=self._checkpoint_bytes
         )
         self.view: dict[PeerId, PeerView] = {}
         """The live peers as averaging sees them. It stays the same object."""
@@ -232,7 +256,8 @@ class LocalPeer:
             return
         self.closed |= self.averaging.final_fragments
         if self.last_rounds is None and len(self.closed) == len(self.layout.fragments):
-            self.finish("the run has used its tokens")
+            ordered = self.orders.end is not None and self.orders.end.version is not None
+            self.finish("its owner has ended it" if ordered else "the run has used its tokens")
 
     def finish(self, reason: str) -> None:
         """The run is over: leave it, or stay and serve what it ended with."""
@@ -259,6 +284,78 @@ class LocalPeer:
         finally:
             working.cancel()
             await asyncio.wait((working,))
+
+    # --- the orders of the run's owner -----------------------------------------------------------
+
+    @property
+    def orders(self) -> Orders:
+        return NONE if self.directive is None else self.directive.orders
+
+    @property
+    def run_now(self) -> RunFile:
+        """The run file with the amendments that every fragment of this peer has come to."""
+        key = self.directive, self._next_version
+        if key != self._amended[0]:
+            self._amended = key, effective(self.run_file, self.orders, key[1])
+        return self._amended[1]
+
+    @property
+    def amended(self) -> dict[str, Value]:
+        """The settings that differ from the run file's for this peer's trainer."""
+        return settings_at(self.orders, self._next_version)
+
+    @property
+    def _next_version(self) -> int:
+        """The version that the fragment which is least far makes next."""
+        return 1 + min(self.versions(), default=0)
+
+    @property
+    def rollback(self) -> int:
+        """The directive that took the run back to the states it goes on from; 0: none."""
+        return 0 if self.orders.rollback is None else self.orders.rollback.number
+
+    @property
+    def root_links(self) -> tuple[Root, ...]:
+        """The states that every history grows out of after a rollback, one for each fragment."""
+        return () if self.orders.rollback is None else self.orders.rollback.roots
+
+    def are_taken_back(self, states: Iterable[FragmentState | None]) -> bool:
+        """True if the run's owner has taken back the history of one of these states."""
+        roots = dict(enumerate(self.root_links))
+        return any(
+            state is not None
+            and (root := roots.get(state.fragment)) is not None
+            and not grew_from(state.chain, root.version, root.lineage)
+            for state in states
+        )
+
+    def roots(self) -> list[FragmentState | None]:
+        """The states that a rollback goes on from, as far as they are kept here."""
+        assert self.good is not None, "a run without an owner is never taken back"
+        return self.good.roots(self.orders)
+
+    def came_back(self) -> None:
+        """The run was taken back: what ended it, and what is counted to its end, is over."""
+        self.closed.clear()
+        self._merged_tokens = 0
+        self.gone_back = self.rollback
+
+    def _checkpoint_bytes(self) -> float | None:
+        allowed = self.guest.disk.outer
+        if allowed is None or self.good is None:
+            return allowed
+        return allowed - self.good.used_bytes
+
+    def round_orders(self) -> RoundOrders:
+        return round_orders(self.run_file, self.directive, fragments=len(self.layout.fragments))
+
+    def follow_directive(self, directive: Directive | None) -> None:
+        """Follow the newest directive of the run's owner from now on."""
+        if directive != self.directive:
+            self.directive = directive
+            orders = self.round_orders()
+            self.paused = orders.paused
+            self.averaging.follow(orders)
 
     # --- events ---------------------------------------------------------------------------------
 

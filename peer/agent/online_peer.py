@@ -17,6 +17,8 @@ from typing import Any
 
 from multiaddr import Multiaddr
 
+from averaging.audit.proofs import Proof
+from averaging.bounded_mapping import BoundedMapping
 from averaging.rules.peer_view import PeerView
 from averaging.rules.sites import site_name
 from dht import addresses as address_rules
@@ -25,29 +27,35 @@ from dht.guarded_host import GuardedHost
 from dht.identity import PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.lane import parse_lane
+from dht.libp2p.lane_settings import parse_lane
+from dht.membership.orders import words
 from dht.membership.table import Member
 from dht.presence.events import PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from dht.records import ContributionCounters, KeeperLimits, RecordKeeper
-from peer import description
+from peer import attestable, description
 from peer.agent.account import merged_of
+from peer.agent.crediting import Crediting
 from peer.agent.local_peer import LocalPeer, PeerSettings, TrainerStatus
 from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
+from peer.credit.wire import PROTOCOL as CREDIT_PROTOCOL
+from peer.credit.wire import SUMMARY_MAX_BYTES
 from peer.description import Difference
 from peer.errors import ModelMismatch, NotAdmitted
 from peer.joining.link import short_link
+from peer.joining.nickname import is_default
 from peer.rules.ending import seconds_left
 from peer.rules.reach import Untested
+from peer.status import BANNED_MAX, REQUEST_MAX_BYTES, TEXT_MAX, Status, read_request
 from peer.status import PROTOCOL as STATUS_PROTOCOL
-from peer.status import REQUEST_MAX_BYTES, TEXT_MAX, Status, read_request
 from peer.status import ask as ask_status
 from peer.status import encode as encode_status
 from peer.storage.address import keep_link, keep_port, kept_port, listen_briefly, with_port
 from peer.storage.credentials import DIRECTIVES_FILE, check_admitted
 from peer.storage.home import PEERS
+from peer.storage.proofs import keep_proof
 from peer.trainer.speed import time_left_s
 from peer.views import agent_page
 from peer.views.pages import Content, PageAddress, PageError, parse_page, serve_pages
@@ -58,6 +66,7 @@ ASK_EVERY_S = 10.0
 SAMPLE_EVERY_S = 1.0
 STATUS_WITHIN_S = 5.0
 DIALLED_WITHIN_S = 10.0
+LOSSES_MAX = 1024
 ASKED_FOR_OTHERS_S = 2.0
 ASKED_FOR_OTHERS_MAX = 16
 """Limit of members that are asked for their status at once, on behalf of other peers."""
@@ -99,6 +108,8 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
                 if member is not None:
                     fields["name"] = member.record.name
             local.event(event.name, text=event.text, **fields)
+            if event.name == "directive":
+                local.follow_directive(admission.owners_directive)
             if event.name == "not_admitted":
                 local.end(event.text, NotAdmitted.exit_code, finished=False, timeout_s=0.0)
 
@@ -133,6 +144,15 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
             description.PROTOCOL,
             online.answer_description,
             request_max_bytes=description.REQUEST_MAX_BYTES,
+        )
+        if local.good is not None:
+            await online.guarded.serve_calls(
+                attestable.PROTOCOL,
+                online.answer_attestable,
+                request_max_bytes=attestable.REQUEST_MAX_BYTES,
+            )
+        await online.guarded.serve_calls(
+            CREDIT_PROTOCOL, online.credit.answer, request_max_bytes=SUMMARY_MAX_BYTES
         )
         await presence.start()
         stack.push_async_callback(presence.close)
@@ -214,6 +234,18 @@ class OnlinePeer:
         self._kept_link = ""
         self._told_frozen = False
         """A peer with other frozen parameters was reported."""
+        self._banned: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue()
+        name = local.settings.name
+        self.credit = Crediting(
+            local.settings.identity,
+            local.run_id,
+            local.directory,
+            fragments=len(local.layout.fragments),
+            name="" if is_default(name, local.me) else name,
+            wall_time=self.swarm_time,
+        )
+        self.losses = BoundedMapping[PeerId, tuple[float, float]](LOSSES_MAX)
+        """The newest training loss that each other peer told of, and when."""
         self._meetings = Meetings(presence, me=local.me, members=self._dialable_members)
         if host.lane is not None:
             host.lane.relay.judge = self._judge_circuit
@@ -228,6 +260,11 @@ class OnlinePeer:
             self.local.enter_phase(self.local.phase, str(Untested()), 0.0)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._dialled.wait(), DIALLED_WITHIN_S)
+
+    def swarm_time(self) -> float:
+        """Unix time by the clocks of the swarm, as far as they are known."""
+        clock = self.presence.clock
+        return self.host.wall_time() + (0.0 if clock is None else clock.offset_s)
 
     # --- being reached --------------------------------------------------------------------------
 
@@ -284,6 +321,32 @@ class OnlinePeer:
         admission = self.presence.door.admission
         return admission.refusal(peer, now=self.host.wall_time(), role="learner") is None
 
+    def ban(self, peer: PeerId, what: str, proof: Proof) -> None:
+        """Have nothing to do with a peer that is proved to have lied, also after a restart."""
+        self.presence.door.admission.convicted[peer] = what
+        self.local.view.pop(peer, None)
+        try:
+            keep_proof(self.local.directory, peer, proof)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            self.local.event("proof_not_kept", peer=peer, reason=reason)
+        self._banned.put_nowait((peer, what))
+
+    async def turn_out_for_ever(self) -> None:
+        """Cut off the peers that ``ban`` names."""
+        while True:
+            peer, what = await self._banned.get()
+            await self.presence.door.ban(peer, what)
+
+    def take_directive(self, data: bytes) -> bool:
+        """Take a directive from another peer. ``False``: this peer follows a newer one."""
+        refused = self.presence.door.take([data]) if data else "it knows none"
+        return not refused or not self.presence.door.admission.is_outdated(data)
+
+    def directives(self) -> tuple[bytes, ...]:
+        """The directives in force, for the checkpoint."""
+        return self.presence.door.admission.to_pass_on(self.host.wall_time())
+
     def is_vouched_for(self, peer: PeerId) -> bool:
         """True if a peer is the run's owner or one of its delegates."""
         return self.presence.door.admission.vouches_for(peer, now=self.host.wall_time())
@@ -314,6 +377,17 @@ class OnlinePeer:
         mine = [address_rules.with_peer(address, self.local.me) for address in own]
         return str(short_link(self.local.run_id, seeds=seeds, own=mine))
 
+    def public_link(self) -> str:
+        """The link with addresses of hosts alone: of this peer, and of bootstrap peers and keepers.
+
+        Those of learners are nobody's to publish. Empty until this peer knows an own address.
+        """
+        own = self.presence.addresses
+        hosts = [m.peer for m in self.live_members() if m.record.role in ("bootstrap", "keeper")]
+        known = [address for host in hosts for address in self.addresses_of(host)[:1]]
+        mine = [address_rules.with_peer(address, self.local.me) for address in own]
+        return str(short_link(self.local.run_id, seeds=known, own=mine)) if own else ""
+
     def _keep_link(self) -> None:
         """Keep the link for ``shoal link``."""
         link = self.link()
@@ -323,7 +397,7 @@ class OnlinePeer:
 
     def seconds_left(self) -> float | None:
         """Time until the run's date by the swarm's clock; ``None`` for a run without a date."""
-        return seconds_left(self.local.run_file.end, self.presence.clock, now=datetime.now(UTC))
+        return seconds_left(self.local.run_now.end, self.presence.clock, now=datetime.now(UTC))
 
     def update_record(self, *, trains: bool, step_time_s: float | None, merged: float) -> None:
         """Publish what other peers read of this one."""
@@ -346,6 +420,8 @@ class OnlinePeer:
     def status(self) -> Status:
         local, part = self.local, self.local.delegate.trainer_status()
         stats, lane = local.averaging.stats, self.host.lane
+        directive = local.directive
+        level = local.averaging.level()
         return Status(
             peer=local.me,
             name=local.settings.name,
@@ -370,6 +446,9 @@ class OnlinePeer:
             reachable=self.presence.reachable,
             layout=local.layout.hash.hex(),
             frozen=local.description.frozen_hash,
+            directive=0 if directive is None else directive.number,
+            merging="" if level is None else f"{level[0]}: {level[1].reason}"[:TEXT_MAX],
+            cycle_steps=0 if level is None else level[0].cycle_steps,
             model=local.model,
             founding=local.founding.name,
             ended_at=local.ended_at,
@@ -377,6 +456,7 @@ class OnlinePeer:
             limits=tuple(words[:TEXT_MAX] for words in local.guest.words()),
             paths=lane.paths_by_name() if lane is not None else {},
             relayed_bytes=lane.relay.counters["bytes"] if lane is not None else 0,
+            banned=tuple(sorted(self.presence.door.admission.convicted)[:BANNED_MAX]),
         )
 
     async def answer_status(self, peer: PeerId, request: bytes) -> bytes:
@@ -434,13 +514,32 @@ class OnlinePeer:
             turn += len(chosen)
             for answer in await self.statuses(chosen):
                 self.local.take_held_out(answer.held_out)
+                self._take_loss(answer)
                 await self._tell_frozen_difference(answer)
+
+    async def ask_credit(self, peer: PeerId, summary: bytes) -> bytes:
+        """Ask a peer for what it knows of contributions. Raises ``DhtError``."""
+        await self.presence.connect(peer, timeout_s=STATUS_WITHIN_S)
+        return await self.host.call(peer, CREDIT_PROTOCOL, summary, timeout_s=STATUS_WITHIN_S)
+
+    def _take_loss(self, answer: Status) -> None:
+        """Note the training loss that a peer tells of."""
+        self.losses.pop(PeerId(answer.peer), None)
+        if answer.loss is not None:
+            self.losses[PeerId(answer.peer)] = asyncio.get_running_loop().time(), answer.loss
 
     # --- the model -----------------------------------------------------------------------------
 
     async def answer_description(self, peer: PeerId, request: bytes) -> bytes:
         """Answer another peer's call of ``peer.description``."""
         return description.answer(self.local.description, self.local.run_id, request)
+
+    async def answer_attestable(self, peer: PeerId, request: bytes) -> bytes:
+        """Answer a call of ``peer.attestable``."""
+        good = self.local.good
+        if bytes(request) != self.local.run_id.encode() or good is None:
+            raise ValueError(f"this peer is in run {self.local.run_id}, and keeps states of it")
+        return attestable.encode(await asyncio.to_thread(good.kept))
 
     async def differences_to(self, peer: PeerId) -> tuple[Difference, ...]:
         """The tensors that differ here and at ``peer``; empty if it does not say."""
@@ -479,12 +578,13 @@ class OnlinePeer:
     def page_state(self) -> Mapping[str, Any]:
         """The content of ``/state.json``."""
         local = self.local
-        goal, part = local.run_file.end.tokens, local.delegate.trainer_status()
+        goal, part = local.run_now.end.tokens, local.delegate.trainer_status()
         own = agent_page.OwnState(
             link=self.link(),
             tokens_goal=goal if isinstance(goal, int) else None,
             rest=part.rest,
             limits=local.guest.words(),
+            orders=words(local.orders),
             in_flight=local.in_flight(),
             processor_share=local.guest.processor_share,
             device=part.device,
@@ -502,7 +602,7 @@ class OnlinePeer:
 
     def _time_left_s(self, part: TrainerStatus) -> float | None:
         """Time until the run ends at the present speed of all peers; ``None`` if it has no end."""
-        goal, merged = self.local.run_file.end.tokens, self.local.merged_tokens()
+        goal, merged = self.local.run_now.end.tokens, self.local.merged_tokens()
         times = [member.record.step_time_s for member in self.live_members()]
         return time_left_s(
             tokens_left=goal - merged if isinstance(goal, int) else None,

@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import math
 
+from blake3 import blake3
+
+from averaging.live.auditing import AuditSettings
 from averaging.live.settings import AveragerSettings
+from averaging.messages import Stamp
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout
 from averaging.rules.due import DuePolicy
+from averaging.rules.line_levels import Level, ladder
 from averaging.rules.mixing import MixingPolicy
+from averaging.rules.orders import Place, RoundOrders
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import ProbationPolicy
 from averaging.rules.quorum import ALL, QuorumPolicy, Required
+from dht.membership.credentials import Directive, encode
+from dht.membership.orders import Orders
 from dht.membership.table import MembershipSettings
 from dht.presence.settings import PresenceSettings
-from peer.run_file.sections import Mixing, Policy, Quorum, RunFile
+from peer.rules.amendments import effective
+from peer.run_file.sections import Mixing, Outer, Policy, Quorum, RunFile
 
 
 def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
@@ -43,10 +52,13 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
         ),
         mixing=_mixing_policy(run.mixing),
         probation=_probation_policy(run.policy),
+        audit_rate=run.policy.audit_rate,
         group_size=rounds.group_size,
         codec=outer.codecs[0],
         codec_down=outer.codecs[1],
-        feedback=outer.feeds_back,
+        smaller_levels=_smaller_levels(outer),
+        line_share=outer.line_share,
+        feedback=outer.fed_back,
         merge=outer.merge,
         eta=outer.learning_rate,
         mu=outer.momentum,
@@ -57,6 +69,47 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
         round_s=rounds.round_deadline_s,
         alone_s=rounds.alone_s,
     )
+
+
+def round_orders(run: RunFile, directive: Directive | None, *, fragments: int) -> RoundOrders:
+    """The part of the owner's last directive that rounds follow."""
+    if directive is None:
+        return RoundOrders()
+    orders, encoded = directive.orders, encode(directive)
+    paused = f"the run is paused by directive {directive.number} of its owner"
+    return RoundOrders(
+        stamp=Stamp(directive.number, blake3(encoded).digest(16)),
+        encoded=encoded,
+        paused=paused if orders.paused else None,
+        last_version=None if orders.end is None else orders.end.version,
+        policies=tuple(
+            (each.version, round_policy(effective(run, orders, each.version), fragments=fragments))
+            for each in orders.amendments
+        ),
+        attested=_attested(orders),
+    )
+
+
+def _attested(orders: Orders) -> dict[Place, bytes]:
+    """The attested states, and the roots that a rollback to them has made, by their links."""
+    found = {
+        (fragment, each.version, each.lineage): each.digest
+        for fragment, each in enumerate(orders.attested)
+    }
+    if orders.rollback is not None:
+        for fragment, (root, each) in enumerate(
+            zip(orders.rollback.roots, orders.attested, strict=False)
+        ):
+            if root.version == each.version + 1:
+                found[fragment, root.version, root.lineage] = each.digest
+    return found
+
+
+def _smaller_levels(outer: Outer) -> tuple[Level, ...]:
+    up, down = outer.codecs
+    first = Level(codec=up, codec_down=down, cycle_steps=outer.steps_per_cycle)
+    cycle_max = outer.steps_per_cycle_max or outer.steps_per_cycle
+    return tuple(ladder(first, outer.smaller_pairs, cycle_max=cycle_max)[1:])
 
 
 REPLAY_OF_MODEL = 0.5
@@ -75,17 +128,25 @@ SPARE_OF_MODEL = 0.25
 """Buffers kept for the next round. From ten fragments on these are all buffers of a round."""
 
 
+UPLOADS_OF_MODEL = 0.25
+"""Uploads kept for auditors, relative to the model's fp32 size: two cycles at 4 bits."""
+
+UPLOADS_MAX_BYTES = 256 << 20
+
+
 def averager_settings(run: RunFile, layout: Layout) -> AveragerSettings:
     """The averager's settings that depend on the run file or on the model's size."""
     ratio = run.rounds.norm_max_ratio
     model_bytes = 4 * layout.size
     replay_bytes = int(REPLAY_OF_MODEL * model_bytes)
+    uploads_bytes = max(int(UPLOADS_OF_MODEL * model_bytes), REPLAY_MIN_BYTES)
     return AveragerSettings(
         in_flight_max=_rounds_at_once(run, layout),
         replay_bytes_max=min(max(replay_bytes, REPLAY_MIN_BYTES), REPLAY_MAX_BYTES),
         spare_bytes_max=max(int(SPARE_OF_MODEL * model_bytes), REPLAY_MIN_BYTES),
         progress_s=0.01 if run.synchronous else 0.1,
         norm_ratio_max=math.inf if ratio == "off" else ratio,
+        audit=AuditSettings(kept_bytes_max=min(uploads_bytes, UPLOADS_MAX_BYTES)),
     )
 
 

@@ -62,7 +62,7 @@ class Begin(_Message, frozen=True, kw_only=True):
     listen: tuple[str, ...]
     announce: tuple[str, ...]
     lane: str = "auto"
-    """TCP port for direct bulk transfers (``dht.libp2p.lane.parse_lane``)."""
+    """TCP port for direct bulk transfers (``dht.libp2p.lane_settings.parse_lane``)."""
     credential: bytes = b""
     """Proof that the run admits this peer (``dht.membership.credentials``)."""
     found_after_s: float | None
@@ -162,6 +162,10 @@ class Facts(_Message, frozen=True, kw_only=True):
     """True if a round with others is possible, for which a synchronous trainer should wait."""
     rest: str | None = None
     """Reason why the trainer should make no steps for now."""
+    amended: dict[str, int | float | str] = {}
+    """Settings of the run that its owner has changed, as the trainer should follow them now."""
+    gone_back: int = 0
+    """Number of the directive with which the run's owner took it back last; tokens fall then."""
     cpu_share: float = 1.0
     """Part of the time that the trainer may work on a CPU."""
     accelerator_share: float = 1.0

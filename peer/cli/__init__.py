@@ -5,13 +5,15 @@ In: a command line. Out: text or JSON on stdout, errors as one line on stderr, a
 
 Start with ``run`` below. Every command is one small function (load, run, report) in the module of
 its family: ``taking_part`` (start, join), ``keeping`` (keep), ``owning`` (invite, run sign, run
-delegate, run ban), ``steering`` (status, ps, link, explain, pause, resume, leave, limits),
-``run_files`` (run new, run check), ``models`` (export), ``using`` (say, eval), ``preparing`` (data
-prepare), ``hosting`` (bootstrap, doctor), ``trying`` (demo, bench, chaos) and ``simulating``
-(simulate). ``application`` has the Typer application, logging and what errors become, ``options``
-the options that commands share, ``learner_options`` those of peers, ``finding`` the run behind an
-argument, ``found_models`` the parameters that commands about models use, ``showing`` the output of
-experiments, ``training`` the training of start and join.
+delegate, run ban), ``directing`` (run amend, end, pause, resume, attest, rollback), ``steering``
+(status, ps, link, explain, pause, resume, leave, limits), ``crediting`` (credit), ``run_files``
+(run new, run check), ``models`` (export), ``using`` (say, eval), ``preparing`` (data prepare),
+``hosting`` (bootstrap, doctor), ``trying`` (demo, bench, chaos) and ``simulating`` (simulate).
+``application`` has the Typer application, logging and what errors become, ``options`` the options
+that commands share, ``learner_options`` those of peers, ``finding`` the run behind an argument,
+``found_models`` the parameters that commands about models use, ``showing`` the output of
+experiments, ``training`` the training of start and join, ``directives`` the signing of an owner's
+orders.
 
 Commands import what they need inside the function, so that ``shoal --help`` does not load torch.
 An expected error becomes one line on stderr here and nowhere else; a bug keeps its traceback.
@@ -29,6 +31,7 @@ from typing import Any, NoReturn, TextIO
 import typer
 
 from peer.cli import (
+    crediting,
     hosting,
     keeping,
     models,
@@ -46,7 +49,17 @@ from peer.cli.application import EXIT_USAGE, app, complain, reported
 # Since 0.16 typer has its own copy of click and exports only a subclass of this class.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
-for family in (taking_part, keeping, owning, steering, models, using, hosting, trying):
+for family in (
+    taking_part,
+    keeping,
+    owning,
+    steering,
+    crediting,
+    models,
+    using,
+    hosting,
+    trying,
+):
     app.add_typer(family.commands)  # the help lists them in this order
 app.add_typer(run_files.runs, name="run")
 app.add_typer(preparing.data, name="data")

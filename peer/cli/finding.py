@@ -13,7 +13,7 @@ import typer
 from peer.cli.application import complain, report_if_slow
 
 if TYPE_CHECKING:
-    from peer.joining.link import FoundRun
+    from peer.joining.link import FoundRun, Link
 
 SEARCHING = "still searching for the run file (Ctrl-C to stop)"
 ASK_AGAIN_S = (5, 10, 20, 40, 80, 160, 300)
@@ -38,6 +38,16 @@ def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
             return FoundRun(run, link.seeds, source, invite=link.invite, by_link=True)
     with report_if_slow(SEARCHING):
         return find_run(where, ask_peers=ask_peers)
+
+
+def link_of(where: str) -> Link:
+    """The link of a run; from its file or address, with the seeds that stand in it."""
+    from peer.joining.link import Link, parse_link
+
+    if not (Path(where).is_file() or where.strip().lower().startswith("https://")):
+        return parse_link(where)
+    found = find_known_run(where)
+    return Link(found.run.run_id, found.seeds, found.invite)
 
 
 def find_patiently(where: str, directory: Path | None) -> FoundRun:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peer.cli.application import start_logging
+from peer.cli.application import complain, start_logging
 from peer.cli.showing import progress
 
 if TYPE_CHECKING:
@@ -36,6 +36,13 @@ class FoundModel:
         from peer.model.export.tokenizer import tokenizer_of
 
         return tokenizer_of(self.outer.run, cache_dir=data_cache(), data_dir=self.data_dir)
+
+    def base(self, *, quiet: bool) -> Path | None:
+        """The weights below the run's adapters; ``None`` if it trains a whole model.
+
+        Raises ``BaseUnavailable`` or ``ExtraMissing``.
+        """
+        return fetched_base(self.outer.run, founds=False, data_dir=self.data_dir, quiet=quiet)
 
 
 def data_cache() -> Path:
@@ -142,7 +149,9 @@ def find_ready(where: str, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
     parts = data_home(os.environ) / "model"
     parts.parent.mkdir(parents=True, exist_ok=True)
     found = find_model(where, parts, data_dir=data_dir, quiet=quiet, check=check_buildable)
-    ready = ready_of_run(found.outer, found.tokenizer(), data_dir=found.data_dir)
+    ready = ready_of_run(
+        found.outer, found.tokenizer(), data_dir=found.data_dir, base=found.base(quiet=quiet)
+    )
     shutil.rmtree(parts_of(found.outer.run, parts), ignore_errors=True)
     return ready
 
@@ -150,3 +159,26 @@ def find_ready(where: str, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
 def parts_of(run: RunFile, parts: Path) -> Path:
     """The folder for what has arrived of a download of this run."""
     return parts.with_name(f".{parts.name}.{run.run_id[:16]}.parts")
+
+
+def fetched_base(run: RunFile, *, founds: bool, data_dir: Path, quiet: bool) -> Path | None:
+    """The weights of the run's base, verified; ``None`` if this peer does not need them.
+
+    Raises ``BaseUnavailable`` or ``ExtraMissing``.
+    """
+    from peer.data.base_models import base_folder, missing_files
+    from peer.model.recipes import needs_base
+    from peer.run_file.base import base_of
+
+    base = base_of(run.model)
+    if base is None or not needs_base(run, founds=founds):
+        return None
+    if missing := missing_files(run, cache_dir=data_cache()):
+        complain(f"fetching {base.text} into {data_cache()}: {len(missing)} files")
+    with progress("fetching the base, file by file", quiet=quiet) as show:
+        return base_folder(
+            run,
+            cache_dir=data_cache(),
+            data_dir=data_dir,
+            tell=lambda name, share: show(share),
+        )

@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from peer.cli.application import complain, start_logging
-from peer.cli.options import Json, RelayBulk
+from peer.cli.options import Json, RelayBulk, RunPageAt
 from peer.storage.home import data_home
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def bootstrap(
         str,
         Option(help="HOST:PORT of a web page with /healthz, /readyz and /metrics; or 'off'."),
     ] = "127.0.0.1:9100",
+    run_page: RunPageAt = None,
     relay_bulk: RelayBulk = None,
     lane: Annotated[
         int | None,
@@ -67,6 +68,7 @@ def bootstrap(
     from peer.event_loop import run_until_stopped
     from peer.hosting import bootstrap as seeding
     from peer.rules.limits import parse_relay_rate
+    from peer.run_page.server import parse_run_page
     from peer.views.pages import parse_page
 
     start_logging()
@@ -78,6 +80,7 @@ def bootstrap(
         data_directory=data_dir or data_home(os.environ) / "bootstrap",
         seeds=tuple(addresses.parse_seed(text) for text in seed or ()),
         page=None if page == "off" else parse_page(page),
+        run_page=None if run_page is None else parse_run_page(run_page),
         relay_bytes_s=parse_relay_rate(relay_bulk),
         lane_port=lane,
         notify_socket=os.environ.get("NOTIFY_SOCKET"),
@@ -95,6 +98,7 @@ def bootstrap(
                         "address": str(started.address),
                         "addresses": [str(address) for address in started.addresses],
                         "page": started.page_url,
+                        "run_page": started.run_page_url,
                         "data_dir": str(settings.data_directory),
                     }
                 ),
@@ -104,6 +108,8 @@ def bootstrap(
             print(started.address, flush=True)
             if started.page_url is not None:
                 print(f"page: {started.page_url}", file=sys.stderr, flush=True)
+            if started.run_page_url is not None:
+                print(f"pages of runs: {started.run_page_url}", file=sys.stderr, flush=True)
 
     run_until_stopped(lambda stop: seeding.serve(settings, stop=stop, on_ready=show))
 

@@ -14,6 +14,7 @@ from typer import Argument, Option
 
 from peer.cli.application import complain, log_to, start_logging
 from peer.cli.finding import find_patiently
+from peer.cli.found_models import data_cache
 from peer.cli.learner_options import (
     Announce,
     Directory,
@@ -26,11 +27,15 @@ from peer.cli.learner_options import (
     page_of,
     seeds_of,
 )
-from peer.cli.options import JsonLines, RelayBulk
+from peer.cli.models import Dtype
+from peer.cli.options import JsonLines, RelayBulk, RunPageAt
+from peer.cli.showing import seconds
 
 if TYPE_CHECKING:
     from averaging.numbers.layout import Layout
+    from peer.agent.run_page import Showing
     from peer.joining.link import FoundRun
+    from peer.publishing.publisher import Publishing
 
 commands = typer.Typer()
 
@@ -42,6 +47,34 @@ Until = Annotated[
         help="How long to keep the run: 'forever', 'end' (of the run), or a date and time such as "
         "2027-01-31T18:00.",
         metavar="forever|end|DATE",
+    ),
+]
+
+Publish = Annotated[
+    Path | None,
+    Option(
+        help="Write the run's model to this folder from time to time, each time complete or not at "
+        "all, with a link 'latest' and a feed, for any web server to serve.",
+        metavar="FOLDER",
+        show_default=False,
+    ),
+]
+Every = Annotated[
+    str, Option(help="With --publish: time between two exports, such as 30m, 6h or 1d.")
+]
+KeepExports = Annotated[
+    int, Option(help="With --publish: number of exports that stay; older ones are removed.", min=1)
+]
+ExportDtype = Annotated[
+    Dtype, Option("--dtype", help="With --publish: type of the exported parameters.")
+]
+Push = Annotated[
+    str | None,
+    Option(
+        help="With --publish: upload each export to this repository on the hub of Hugging Face, "
+        "too. The token is that of `hf auth login`.",
+        metavar="OWNER/NAME",
+        show_default=False,
     ),
 ]
 
@@ -60,6 +93,12 @@ def keep(
     relay_bulk: RelayBulk = None,
     page: Page = "auto",
     until: Until = "forever",
+    publish: Publish = None,
+    every: Every = "1h",
+    keep_exports: KeepExports = 3,
+    dtype: ExportDtype = Dtype.BF16,
+    push: Push = None,
+    run_page: RunPageAt = None,
     as_json: JsonLines = False,
 ) -> int:
     """Keep the state of a run without training, so that it survives while no learner is online.
@@ -69,6 +108,8 @@ def keep(
     Example: shoal keep 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
     ends = _date(until)  # before libraries that take seconds to import
+    publishing = _publishing(publish, every, keep_exports, dtype, push)
+    showing = _showing(run_page, publishing)
 
     import msgspec
 
@@ -78,6 +119,7 @@ def keep(
     from peer.event_loop import run_until_stopped
     from peer.guest.enforcement import read_limits, write_limits
     from peer.joining.nickname import default_name
+    from peer.publishing.publisher import check_publishing
     from peer.rules.limits import parse_relay_rate
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.credentials import own_credential
@@ -92,6 +134,8 @@ def keep(
     where = directory or keeper_directory(found.run.run_id)
     told = _told_layout(found, seeds_of(seed), where)
     check_keeper(found.run, where, told)
+    if publishing is not None:
+        check_publishing(publishing, found.run)
     for text in look_at_checkpoints(where).told:
         complain(text)
     layout = told or recipe_layout(found.run)
@@ -123,7 +167,9 @@ def keep(
             **{"listen": ANY_PORT, "announce": (), **addresses_of(listen, announce)},
         )
         ending = run_until_stopped(
-            lambda stop: keeper.keep(settings, layout, stop, show, until=ends)
+            lambda stop: keeper.keep(
+                settings, layout, stop, show, until=ends, publishing=publishing, showing=showing
+            )
         )
     if not as_json:
         saved = CheckpointFolder(where / OUTER).numbers()
@@ -134,6 +180,49 @@ def keep(
         )
         print(f"{ending.reason}; {kept}", flush=True)
     return ending.exit_code
+
+
+def _publishing(
+    folder: Path | None, every: str, keep: int, dtype: Dtype, push: str | None
+) -> Publishing | None:
+    """Settings of ``--publish`` and its companions. Raises ``BadParameter`` or ``PeerError``."""
+    from peer.publishing.publisher import EVERY_MIN_S, Publishing
+
+    if folder is None:
+        if push is not None:
+            raise typer.BadParameter("--push uploads what --publish writes; name a folder with it")
+        return None
+    every_s = seconds(every)
+    if not every_s >= EVERY_MIN_S:
+        raise typer.BadParameter(f"--every is {every!r}; the shortest time is {EVERY_MIN_S:g}s")
+    if push is not None:
+        from peer.publishing.hub import check_repository
+
+        check_repository(push)
+    return Publishing(
+        folder=folder,
+        every_s=every_s,
+        keep=keep,
+        repository=push,
+        cache=data_cache(),
+        dtype=dtype.value,
+    )
+
+
+def _showing(address: str | None, publishing: Publishing | None) -> Showing | None:
+    """Address at which the run's public page is served. Raises ``PageError``."""
+    if address is None and publishing is None:
+        return None
+    from peer.agent.run_page import Showing
+    from peer.publishing.hub import address_of
+    from peer.run_page.server import parse_run_page
+
+    hub = "" if publishing is None or publishing.repository is None else publishing.repository
+    return Showing(
+        address=None if address is None else parse_run_page(address),
+        exports=None if publishing is None else publishing.folder,
+        hub=address_of(hub) if hub else "",
+    )
 
 
 def _told_layout(found: FoundRun, seeds: Sequence[str], where: Path) -> Layout | None:

@@ -41,7 +41,7 @@ def _site(name: str | None) -> str | None:
 def _lane(text: str) -> str:
     from multiaddr import Multiaddr
 
-    from dht.libp2p.lane import parse_lane
+    from dht.libp2p.lane_settings import parse_lane
     from peer.hosting.listening import try_to_listen
 
     try:

@@ -22,6 +22,7 @@ class Form(StrEnum):
 
     SAFETENSORS = "safetensors"
     HF = "hf"
+    PEFT = "peft"
 
 
 class Dtype(StrEnum):
@@ -45,7 +46,7 @@ def export(
         Option(
             help="'safetensors': one file of named parameters, for peer.load_weights and --weights;"
             " 'hf': a folder with configuration, tokenizer and model card, which transformers loads"
-            " with from_pretrained.",
+            " with from_pretrained, adapters added to their base; 'peft': a folder of adapters.",
         ),
     ] = Form.SAFETENSORS,
     dtype: Annotated[Dtype, Option(help="Type of the parameters.")] = Dtype.FP32,
@@ -69,11 +70,13 @@ def export(
     """
     check_link(where)
     from peer.errors import NotWritten
+    from peer.model.export.adapter import check_adapters, write_adapter
     from peer.model.export.folder import Export, check_exportable, check_free, write_folder
     from peer.model.export.tensors import in_bf16
     from peer.storage.outer_state import write_model
 
-    if to is Form.HF:
+    checks = {Form.HF: check_exportable, Form.PEFT: check_adapters}
+    if to in checks:
         check_free(out)
     elif out.is_dir() or not out.absolute().parent.is_dir():
         why = "it is a folder" if out.is_dir() else "its folder does not exist"
@@ -83,14 +86,18 @@ def export(
         out,
         data_dir=data,
         quiet=as_json,
-        check=check_exportable if to is Form.HF else lambda run: None,
+        check=checks.get(to, lambda run: None),
     )
     outer = found.outer
-    if to is Form.HF:
+    if to in checks:
         whole = Export(
-            outer=outer, facts=found.facts, tokenizer=found.tokenizer(), dtype=dtype.value
+            outer=outer,
+            facts=found.facts,
+            tokenizer=found.tokenizer(),
+            dtype=dtype.value,
+            base=found.base(quiet=as_json) if to is Form.HF else None,
         )
-        write_folder(whole, out)
+        (write_folder if to is Form.HF else write_adapter)(whole, out)
     elif dtype is Dtype.BF16:
         write_model(outer, out, cast=in_bf16)
     else:

@@ -18,4 +18,14 @@ RelayBulk = Annotated[
         metavar="RATE",
     ),
 ]
+RunPageAt = Annotated[
+    str | None,
+    Option(
+        "--run-page",
+        help="HOST:PORT of a public page of the run, for anybody to read; without addresses of "
+        "peers, and safe behind a proxy.",
+        metavar="HOST:PORT",
+        show_default=False,
+    ),
+]
 Plain = Annotated[bool, Option("--plain", help="Print one line per event instead of a screen.")]

@@ -11,40 +11,28 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import complain, report_if_slow, start_logging
+from peer.cli.application import complain, start_logging
+from peer.cli.directives import (
+    Before,
+    DelegationText,
+    KeyFile,
+    Seeds,
+    Where,
+    direct,
+    find,
+    signer_for,
+)
 from peer.cli.options import Json
 from peer.cli.showing import usage_errors
 
 if TYPE_CHECKING:
     from dht.identity import Identity, PeerId
-    from dht.membership.credentials import Delegation, Directive, Signer
-    from peer.joining.link import FoundRun
+    from dht.membership.orders import Orders
 
 commands = typer.Typer()
 runs = typer.Typer()
 
 DAY_S = 86_400
-FIND_WITHIN_S = 20.0
-
-Where = Annotated[str, Argument(help="Run file or shoal:// link of the run.", metavar="RUN")]
-KeyFile = Annotated[
-    Path | None,
-    Option(
-        "--key",
-        help="File of the key to sign with; by default your owner's key, which "
-        "`shoal run sign` made.",
-        show_default=False,
-    ),
-]
-DelegationText = Annotated[
-    str | None,
-    Option(
-        "--delegation", help="Text that `shoal run delegate` printed for your key.", metavar="TEXT"
-    ),
-]
-Seeds = Annotated[
-    list[str] | None, Option("--seed", help="Multiaddr of a peer of the run; repeatable.")
-]
 
 
 @commands.command()
@@ -71,8 +59,8 @@ def invite(
     from dht.membership.credentials import InviteKey
     from peer.joining.link import Link, only_from
 
-    found = _find(where)
-    signer = _signer(found, key, delegation)
+    found = find(where)
+    signer = signer_for(found, key, delegation)
     if found.run.policy.admission != "invited":
         complain("nobody needs this invite: the run's policy.admission is not 'invited'")
     until = int(time.time()) + days * DAY_S
@@ -203,7 +191,7 @@ def delegate(
     from peer.storage.last_seen import date_text
 
     name = _keys([peer])[0]
-    signer = _signer(_find(where), key, None)
+    signer = signer_for(find(where), key, None)
     until = int(time.time()) + days * DAY_S
     text = delegation_text(signer.delegate(public_key_of(name), until))
     complain(
@@ -232,82 +220,16 @@ def ban(
 
     Example: shoal run ban 'shoal://RUN_ID?seed=...' 12D3KooW...
     """
-    from dht import addresses
     from dht.identity import public_key_of
-    from dht.membership.credentials import encode
-    from dht.presence.kept_peers import write_whole
-    from peer.event_loop import run_until_stopped, unless_stopped
-    from peer.joining.link import Link
-    from peer.joining.visit import visit
-    from peer.storage.credentials import own_directive_path, owner_key_path
 
     start_logging(logging.ERROR)
     keys = frozenset(public_key_of(name) for name in _keys(names))
-    found = _find(where)
-    signer = _signer(found, key, delegation)
-    seeds = (*found.seeds, *(addresses.parse_seed(text) for text in seed or ()))
-    copy = own_directive_path(key or owner_key_path(), found.run.run_id)
 
-    async def spread() -> tuple[Directive, dict[PeerId, str]]:
-        async with visit(Link(found.run.run_id, seeds)) as visitor:
-            seen = await visitor.look(timeout_s=FIND_WITHIN_S)
-            last = _last(copy, signer, found, seen.directives.get(signer.key.peer_id))
-            bans = frozenset(last.bans) if last is not None else frozenset()
-            number = 1 if last is None else last.number + 1
-            with usage_errors():
-                directive = signer.directive(number, bans - keys if lift else bans | keys)
-            write_whole(copy, encode(directive))
-            return directive, await visitor.deliver(encode(directive))
+    def change(before: Before) -> tuple[frozenset[bytes], Orders]:
+        return (before.bans - keys if lift else before.bans | keys), before.orders
 
-    with report_if_slow("still searching for peers of the run (Ctrl-C to stop)"):
-        directive, told = run_until_stopped(lambda stop: unless_stopped(stop, spread()))
-    taken = [peer for peer, reason in told.items() if not reason]
-    refused = {peer: reason for peer, reason in told.items() if reason}
-    if as_json:
-        record = {"number": directive.number, "bans": len(directive.bans), "taken": taken}
-        print(json.dumps({**record, "refused": refused}))
-    else:
-        print(
-            f"directive {directive.number} with {len(directive.bans)} bans: taken by {len(taken)} "
-            f"of {len(told)} peers, who pass it on"
-        )
-        for peer, reason in refused.items():
-            complain(f"{peer} did not take it: {reason}")
-    return 0 if taken else 3
-
-
-def _last(copy: Path, signer: Signer, found: FoundRun, told: Directive | None) -> Directive | None:
-    """The last directive of this key: the copy beside the key, or what the peers know."""
-    from dht.identity import PeerId
-    from dht.membership.credentials import Directive, read_directive
-    from dht.records import DIRECTIVE_MAX_BYTES
-
-    kept = copy.read_bytes()[: DIRECTIVE_MAX_BYTES + 1] if copy.exists() else b""
-    owner = PeerId(found.run.policy.owner or "")
-    read = read_directive(kept, run=signer.run, owner=owner)
-    own = [each for each in (read, told) if isinstance(each, Directive)]
-    return max(own, key=lambda each: each.number, default=None)
-
-
-def _find(where: str) -> FoundRun:
-    from peer.joining.find import ask_peers
-    from peer.joining.link import find_run
-
-    with report_if_slow("still searching for the run file (Ctrl-C to stop)"):
-        return find_run(where, ask_peers=ask_peers)
-
-
-def _signer(found: FoundRun, key: Path | None, delegation: str | None) -> Signer:
-    from peer.storage.credentials import load_signer, owner_key_path
-
-    return load_signer(found.run, key or owner_key_path(), _delegation(delegation))
-
-
-def _delegation(text: str | None) -> Delegation | None:
-    from dht.membership.credentials import parse_delegation
-
-    with usage_errors():
-        return None if text is None else parse_delegation(text.strip())
+    delivered = direct(where, change, key=key, seeds=seed, delegation=delegation)
+    return delivered.report(as_json=as_json)
 
 
 def _keys(names: list[str]) -> list[PeerId]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from peer.cli import owning
+from peer.cli import directing, owning
 from peer.cli.application import complain, report_if_slow
+from peer.cli.bases import run_from_base, show_new
 from peer.cli.finding import check_new, no_peers
 from peer.cli.options import Json
 from peer.cli.showing import usage_errors
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 runs = typer.Typer(help="Write, check and own run files.", no_args_is_help=True)
 runs.add_typer(owning.runs)
+runs.add_typer(directing.runs)
 
 
 @runs.command("new")
@@ -39,6 +40,25 @@ def run_new(
             show_default=False,
         ),
     ] = None,
+    base: Annotated[
+        str | None,
+        Option(
+            help="Published model that the run begins from: owner/name or owner/name@COMMIT on the "
+            "Hugging Face hub, an https URL, or a folder.",
+            metavar="MODEL",
+            show_default=False,
+        ),
+    ] = None,
+    lora: Annotated[
+        int | None,
+        Option(
+            help="With --base: train adapters of this rank instead of all parameters.",
+            min=1,
+            max=1024,
+            metavar="RANK",
+            show_default=False,
+        ),
+    ] = None,
     every: Annotated[
         bool,
         Option("--all", help="Also show the settings of the other recipes, as comments."),
@@ -46,29 +66,32 @@ def run_new(
 ) -> None:
     """Print a run file with every setting, its value and its meaning.
 
-    Without --size every setting has its default. With it the link and the memory that the run needs
-    are in a comment at the top, and on stderr.
+    Without --size and --base every setting has its default. With them the link and the memory that
+    the run needs are in a comment at the top, and on stderr. --base writes the commit and the
+    hashes of the model.
 
     Example: shoal run new --size 124m --data fineweb-edu > my.run.toml
     """
-    from peer.run_file.writing import template, to_toml
+    from peer.run_file.presets import STDLIB, preset
+    from peer.run_file.writing import template
 
-    if size is None:
+    if base is not None and size is not None:
+        raise typer.BadParameter("--base and --size: a published model has its own size")
+    if base is None and lora is not None:
+        raise typer.BadParameter("--lora needs --base")
+    if base is None and size is None:
         if data is not None:
-            raise typer.BadParameter("--data needs --size")
+            raise typer.BadParameter("--data needs --size or --base")
         print(template(every_recipe=every), end="")
         return
-    from peer.run_file.presets import STDLIB, preset
-    from peer.run_file.reading import parse
-
     with usage_errors():
-        run = _with_commit(preset(size, STDLIB if data is None else data))
-    parse(to_toml(run), source="--data")  # the name of a dataset may be none
-    from peer.trainer.needs import needs_of  # with torch: mistakes are told without it
-
-    notes = needs_of(run).lines
-    print("\n".join(notes), file=sys.stderr)
-    print(to_toml(run, notes=notes, every_recipe=every), end="")
+        if base is not None:
+            run = run_from_base(base, rank=lora, data=data)
+        else:
+            assert size is not None
+            run = preset(size, STDLIB if data is None else data)
+        run = _with_commit(run)
+    show_new(run, every=every)
 
 
 def _with_commit(run: RunFile) -> RunFile:

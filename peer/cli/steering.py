@@ -8,18 +8,16 @@ import logging
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from dht.identity import RunId
 from peer.cli.application import complain, report_if_slow, start_logging
+from peer.cli.finding import link_of
 from peer.cli.options import Json, JsonLines
 from peer.storage.home import data_home
-
-if TYPE_CHECKING:
-    from peer.joining.link import Link
 
 commands = typer.Typer()
 
@@ -56,7 +54,7 @@ def show_status(
     start_logging(logging.ERROR)
     if link is None:
         return _show_own_peers(watch=watch, as_json=as_json)
-    wanted = _link_of(link)
+    wanted = link_of(link)
 
     async def look() -> None:
         async with visit(wanted) as visitor:
@@ -83,17 +81,6 @@ def show_status(
         record = {"run_id": wanted.run_id, "ended_at": known.ended_at, "peers": []}
         print(json.dumps(record) if as_json else over)
     return 0
-
-
-def _link_of(where: str) -> Link:
-    """The link of a run; from its file or address, with the seeds that stand in it."""
-    from peer.cli.finding import find_known_run
-    from peer.joining.link import Link, parse_link
-
-    if not (Path(where).is_file() or where.strip().lower().startswith("https://")):
-        return parse_link(where)
-    found = find_known_run(where)
-    return Link(found.run.run_id, found.seeds, found.invite)
 
 
 def _show_own_peers(*, watch: bool, as_json: bool) -> int:

@@ -17,6 +17,7 @@ from typer import Argument
 from dht.errors import DhtError
 from peer.cli.application import EXIT_REFUSED, complain, log_to, report_if_slow, start_logging
 from peer.cli.finding import check_new, find_patiently, no_peers
+from peer.cli.found_models import fetched_base
 from peer.cli.learner_options import (
     Options,
     trains,
@@ -194,7 +195,14 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
             own_credential(where, identity, found.run, role="learner", invite=own.invite)
     if options.weights is not None:
         check_there(options.weights)
-    check_data(found.run, own.data_directory or where / "data")
+    data_directory = own.data_directory or where / "data"
+    check_data(found.run, data_directory)
+    settings = replace(
+        settings,
+        base=fetched_base(
+            found.run, founds=settings.founds, data_dir=data_directory, quiet=options.as_json
+        ),
+    )
     asks = not options.as_json and bool(own.seeds) and not own.found  # there are peers to ask
     seen = _look_at_run(found, own.seeds) if asks else None
     with report_if_slow("still building the model"):

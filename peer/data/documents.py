@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from typing import Any, Protocol
 
@@ -12,14 +12,18 @@ from numpy.typing import NDArray
 
 from dht.identity import PeerId, RunId
 from peer.data.corpus import SEPARATOR
+from peer.data.examples import packed
 from peer.data.held_out import is_held_out
 from peer.data.kept_documents import BLOCK_DOCUMENTS, KeptDocuments
 from peer.data.order import Order
-from peer.data.sequences import Sequences, evenly_spaced
+from peer.data.sequences import Sequences, evenly_chosen, evenly_spaced
 from peer.errors import DataUnavailable
 
 _PARTS_MIN = 16
 """A dataset in fewer files is divided by document as well (see ``DocumentStream``)."""
+
+DROPPED_MAX = 10_000
+"""Examples in a row that are too long for a sequence, after which the data is refused."""
 
 GROUP_DOCUMENTS_MAX = 32
 GROUP_CHARACTERS = 1 << 18
@@ -47,6 +51,25 @@ class Tokenizer(Protocol):
     def __call__(self, texts: Sequence[str]) -> Sequence[NDArray[np.int64]]: ...
 
 
+TextOf = Callable[[Mapping[str, Any]], str]
+"""Returns the text of a row. Raises ``DataUnavailable``."""
+
+
+def text_in(field: str) -> TextOf:
+    """The text in a column."""
+
+    def text_of(row: Mapping[str, Any]) -> str:
+        text = row.get(field)
+        if not isinstance(text, str):
+            known = ", ".join(sorted(row))
+            raise DataUnavailable(
+                "hf", f"column {field!r} has no text; the columns are {known}: set data.text_field"
+            )
+        return text
+
+    return text_of
+
+
 class DocumentStream:
     """One peer's stream of sequences of a dataset of documents.
 
@@ -61,17 +84,22 @@ class DocumentStream:
         documents: ShardedDocuments,
         tokenize: Tokenizer,
         *,
-        text_field: str,
+        text_of: TextOf,
         held_out: float,
         sequence_length: int,
         run_id: RunId,
         peer_id: PeerId,
         kept: KeptDocuments | None = None,
+        fill: int | None = None,
     ) -> None:
-        """``kept``: where tokens are kept for further passes, of datasets in many files."""
+        """``kept``: where tokens are kept for further passes, of datasets in many files.
+
+        ``fill``: the token to fill up sequences with, which then hold whole examples.
+        """
         self._documents = documents
         self._tokenize = tokenize
-        self._text_field = text_field
+        self._text_of = text_of
+        self._fill = fill
         self._held_out = held_out
         self._length = sequence_length
         self._files = Order(documents.num_shards, run_id=run_id, peer_id=peer_id)
@@ -108,6 +136,32 @@ class DocumentStream:
         self._source = self._read(self._pass, self._document)
 
     def _next_one(self) -> NDArray[np.int64]:
+        return self._next_window() if self._fill is None else self._next_examples(self._fill)
+
+    def _next_examples(self, fill: int) -> NDArray[np.int64]:
+        """A sequence of whole examples, up to the first one that it has no room for."""
+        size = self._length + 1
+        parts, room, dropped = [], size, 0
+        while True:
+            if not self._pending:
+                self._pending.append(next(self._source))
+            example = self._pending[0][2][:size]
+            if not (example[1:] >= 0).any():
+                dropped += 1
+                if dropped > DROPPED_MAX:
+                    raise DataUnavailable(
+                        "hf", f"{dropped} examples in a row have no answer in {size} tokens"
+                    )
+            elif example.size > room:
+                break
+            else:
+                parts.append(example)
+                room -= example.size
+            self._pending.pop(0)
+        self._pass, self._document = self._pending[0][:2]
+        return np.concatenate([*parts, np.full(room, ~fill, np.int64)])
+
+    def _next_window(self) -> NDArray[np.int64]:
         # Consecutive sequences share a token: the last target of one begins the next.
         have = sum(tokens.size for _, _, tokens in self._pending) - self._used
         while have < self._length + 1:
@@ -185,15 +239,6 @@ class DocumentStream:
             if self._is_in_part(passes, index) and not self._is_held_out(text):
                 yield index, text
 
-    def _text_of(self, row: Mapping[str, Any]) -> str:
-        text = row.get(self._text_field)
-        if not isinstance(text, str):
-            known = ", ".join(sorted(row))
-            raise DataUnavailable(
-                "hf", f"column {self._text_field!r} has no text; the columns are {known}"
-            )
-        return text
-
     def _is_held_out(self, text: str) -> bool:
         return is_held_out(text.encode(), self._held_out)
 
@@ -229,16 +274,17 @@ def held_out_documents(
     documents: Iterable[Mapping[str, Any]],
     tokenize: Tokenizer,
     *,
-    text_field: str,
+    text_of: TextOf,
     held_out: float,
     sequences: int,
     sequence_length: int,
+    fill: int | None = None,
 ) -> Sequences:
     """The first held-out sequences of a dataset, the same at every peer."""
     wanted = sequences * sequence_length + 1
     parts: list[NDArray[np.int64]] = []
     for row in documents:
-        text = row[text_field]
+        text = text_of(row)
         if is_held_out(text.encode(), held_out):
             parts += tokenize([text])
             wanted -= parts[-1].size
@@ -249,4 +295,11 @@ def held_out_documents(
         raise DataUnavailable(
             "hf", f"the held-out part has {tokens.size} tokens; raise data.held_out"
         )
+    if fill is not None:
+        rows = packed((each.astype(np.int32) for each in parts), sequence_length + 1, end=fill)
+        if not rows.size:
+            raise DataUnavailable(
+                "hf", f"no held-out example has its answer in {sequence_length} tokens"
+            )
+        return evenly_chosen(rows, sequences, sequence_length=sequence_length)
     return evenly_spaced(tokens, sequences, sequence_length=sequence_length)

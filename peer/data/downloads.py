@@ -6,6 +6,7 @@ that hash. It continues where it was interrupted. Any number of processes may sh
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -16,8 +17,9 @@ import shutil
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from blake3 import blake3
@@ -36,54 +38,124 @@ PAUSES_S = (1.0, 4.0, 15.0, 60.0)
 """Pauses before the next attempt, after attempts that brought nothing."""
 
 
+PART = ".part"
+
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""Errors of a disk, or of a user's share of it, that has no room for more."""
+
+Tell = Callable[[int, int], None]
+"""Gets the bytes that have arrived of a file, and those of the whole file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A host that this machine's user is known to, and not only the author of a run file."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers of requests to it, which no redirect passes on to another host."""
+    remedies: Mapping[int, str] = field(default_factory=dict)
+    """Remedy for an answer with this status."""
+    is_chosen: bool = False
+    """True if the user has set its address, which may then be http and of any network."""
+
+
 class Downloads:
-    """The folder of downloaded files. ``opener`` and ``pause`` are for tests."""
+    """The folder of downloaded files. ``opener`` and ``pause`` are for tests.
+
+    ``folder_bytes_max``: the least recently used files are removed to keep the folder below it;
+    ``None``: none is removed, and none is larger than the disk.
+    """
 
     def __init__(
         self,
         folder: Path,
         *,
         file_bytes_max: int = FOLDER_MAX_BYTES,
+        folder_bytes_max: int | None = FOLDER_MAX_BYTES,
+        host: Host | None = None,
         opener: urllib.request.OpenerDirector | None = None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._folder = folder
         self._file_bytes_max = file_bytes_max
+        self._folder_bytes_max = folder_bytes_max
+        self._host = host or Host()
+        if opener is None and self._host.is_chosen:
+            opener = urllib.request.build_opener()
         self._opener = opener or https_opener(allowed=is_public)
         self._pause = pause
 
-    def fetch(self, place: Place) -> Path:
+    def fetch(self, place: Place, *, tell: Tell = lambda done, whole: None) -> Path:
         """The file at an address, downloaded unless it is there. Raises ``DataUnavailable``."""
-        assert place.is_url and place.sha256 is not None
+        assert place.sha256 is not None
         path = self._folder / place.sha256
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with path.with_suffix(".part").open("a+b") as file:
+            with path.with_suffix(PART).open("a+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)  # another process may be downloading it
                 partial = Path(file.name)
                 if path.exists():
                     partial.unlink(missing_ok=True)
                 else:
-                    keep_below(self._folder, FOLDER_MAX_BYTES)
-                    self._complete(place, partial)
+                    if self._folder_bytes_max is not None:
+                        keep_below(self._folder, self._folder_bytes_max)
+                    self._complete(place, partial, tell)
                     partial.rename(path)
             stat = path.stat()
             os.utime(path, ns=(time.time_ns(), stat.st_mtime_ns))  # KnownHashes go by the change
         except OSError as error:
-            reason = str(getattr(error, "reason", None) or error)
-            raise _unusable(
-                place, f"{reason}; check the address and this machine's connection"
-            ) from error
+            raise self._failed(place, error) from error
         return path
+
+    def fetch_new(self, url: str, *, tell: Tell = lambda done, whole: None) -> tuple[Path, Place]:
+        """Download a file whose hash is not known yet, for the author of a run.
+
+        Raises ``DataUnavailable``.
+        """
+        place = Place(url)
+        partial = self._folder / f"{blake3(url.encode()).hexdigest()}{PART}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with partial.open("a+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                digest = self._complete(place, partial, tell)
+                path = partial.rename(self._folder / digest)
+        except OSError as error:
+            raise self._failed(place, error) from error
+        return path, Place(url, digest)
+
+    def _failed(self, place: Place, error: OSError) -> DataUnavailable:
+        if error.errno in FULL:
+            reason = f"{self._folder} takes no more of it ({error.strerror}); free some space, and "
+            return _unusable(place, reason + "try again: what has arrived is kept")
+        reason = str(getattr(error, "reason", None) or error)
+        return _unusable(place, f"{reason}; check the address and this machine's connection")
+
+    def fetch_checked(
+        self, place: Place, hashes: KnownHashes, *, tell: Tell = lambda done, whole: None
+    ) -> tuple[Path, str]:
+        """The file at an address and its hash, downloaded again if it has changed on the disk.
+
+        Raises ``DataUnavailable``.
+        """
+        path = self.fetch(place, tell=tell)
+        with suppress(DataUnavailable):
+            return path, hashes.of([(path, place)])
+        self.remove(place)
+        path = self.fetch(place, tell=tell)
+        return path, hashes.of([(path, place)])
 
     def remove(self, place: Place) -> None:
         """Remove a file whose content has changed on the disk."""
         assert place.sha256 is not None
         (self._folder / place.sha256).unlink(missing_ok=True)
 
-    def _complete(self, place: Place, partial: Path) -> None:
-        """Download until all is there, or no attempt brings anything more; then check the hash."""
-        content = _Content(partial)
+    def _complete(self, place: Place, partial: Path, tell: Tell) -> str:
+        """Download until all is there, or no attempt brings anything more; then check the hash.
+
+        Returns it.
+        """
+        content = _Content(partial, tell)
         resumed = content.size > 0
         pauses = iter(PAUSES_S)
         while True:
@@ -93,6 +165,8 @@ class Downloads:
             except _Refused as refused:
                 raise _unusable(place, f"{refused}; ask the author of the run") from refused
             except OSError as error:
+                if error.errno in FULL:
+                    raise
                 if content.size > before:
                     pauses = iter(PAUSES_S)
                 elif (pause_s := next(pauses, None)) is None:
@@ -101,9 +175,9 @@ class Downloads:
                     self._pause(pause_s)
                 logger.info("download_continues url=%s reason=%s", place, error)
                 continue
-            if content.sha256 == place.sha256:
-                return
             found = content.sha256
+            if place.sha256 in (found, None):
+                return found
             content.cut()
             if not resumed:
                 raise _unusable(
@@ -115,6 +189,8 @@ class Downloads:
 
     def _attempt(self, place: Place, content: _Content) -> None:
         request = urllib.request.Request(place.name, headers={"User-Agent": "shoal"})
+        for name, value in self._host.headers.items():
+            request.add_unredirected_header(name, value)
         if content.size:
             request.add_header("Range", f"bytes={content.size}-")
         try:
@@ -123,6 +199,9 @@ class Downloads:
             with error:
                 if content.size and error.code == 416:  # there is no more; the hash decides
                     return
+                if (remedy := self._host.remedies.get(error.code)) is not None:
+                    text = f"the server answered {error.code} {error.reason}; {remedy}"
+                    raise _unusable(place, text) from error
                 if error.code < 500 and error.code != 429:
                     raise _Refused(f"the server answered {error.code} {error.reason}") from error
                 raise OSError(f"the server answered {error.code} {error.reason}") from error
@@ -132,10 +211,14 @@ class Downloads:
             rest = int(response.headers.get("Content-Length") or 0)
             whole = content.size + rest
             self._check_room(place, whole, rest)
-            with content.path.open("ab") as file:
+            # Without a buffer: what the disk refuses must not be counted as written.
+            with content.path.open("ab", buffering=0) as file:
                 while piece := response.read(READ_BYTES):
-                    file.write(piece)
-                    content.add(piece)
+                    unwritten = memoryview(piece)
+                    while unwritten:
+                        written = file.write(unwritten)
+                        content.add(unwritten[:written], whole)
+                        unwritten = unwritten[written:]
                     self._check_room(place, content.size, 0)
             if content.size < whole:
                 raise TimeoutError(f"the connection ended after {content.size} of {whole} bytes")
@@ -161,8 +244,9 @@ class _Refused(Exception):
 class _Content:
     """The part of a file that is there, with the hash that it has so far."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tell: Tell) -> None:
         self.path = path
+        self._tell = tell
         with path.open("rb") as file:
             self._hash = hashlib.file_digest(file, "sha256")
         self.size = path.stat().st_size
@@ -171,9 +255,10 @@ class _Content:
     def sha256(self) -> str:
         return self._hash.hexdigest()
 
-    def add(self, piece: bytes) -> None:
+    def add(self, piece: memoryview, whole: int) -> None:
         self._hash.update(piece)
         self.size += len(piece)
+        self._tell(self.size, whole)
 
     def cut(self) -> None:
         """Begin anew."""

@@ -22,11 +22,19 @@ from peer.data.formats import PIECE_BYTES, DataFile, piece_count
 from peer.data.hub import hub_tokenizer_file
 from peer.data.order import Order
 from peer.data.pieces import Bundle, Pieces, Preparation
-from peer.data.sequences import Data, Sequences, Shard, evenly_spaced
+from peer.data.sequences import (
+    Data,
+    Examples,
+    Sequences,
+    Shard,
+    evenly_chosen,
+    evenly_spaced,
+)
 from peer.data.token_cache import TokenCache
 from peer.data.tokenizing import ByteTokenizer, FileTokenizer, Tokenizer
 from peer.data.workers import Workers
 from peer.errors import DataUnavailable, ExtraMissing
+from peer.run_file.base import base_of
 from peer.run_file.places import (
     LIST_FORMAT,
     TEXT_FORMATS,
@@ -61,13 +69,15 @@ def open_files(
     if reads_text and size is not None and tokenizer.vocabulary > size:
         raise _unusable(
             f"the tokenizer {recipe.tokenizer!r} has {tokenizer.vocabulary} tokens, the model has "
-            f"{size}: set model.vocabulary to at least the tokenizer's"
+            f"{size}: {_remedy(run)}"
         )
     preparation = Preparation(
         tokenizer=tokenizer,
         tokenizer_path=path,
         end_token=end_token,
         held_out=recipe.held_out,
+        sequence_length=recipe.sequence_length,
+        form=recipe.examples,
         vocabulary=size,
         cache_dir=cache_dir / "tokens",
         cache=TokenCache(cache_dir / "tokens"),
@@ -95,6 +105,12 @@ def open_files(
     return Data(stream, held_out, described)
 
 
+def _remedy(run: RunFile) -> str:
+    if (base := base_of(run.model)) is not None:
+        return f"use the tokenizer of its base, {base.text}"
+    return "set model.vocabulary to at least the tokenizer's"
+
+
 def check_files_there(recipe: FilesData, data_dir: Path) -> None:
     """Check packages, and local files without reading them.
 
@@ -108,7 +124,15 @@ def check_files_there(recipe: FilesData, data_dir: Path) -> None:
                 raise ExtraMissing(f"the file {place}", "pyarrow", "hf")
             if path is not None and place.suffix in FORMATS:
                 try:
-                    piece_count(DataFile(str(path), place.name, source.text_field, source.dtype))
+                    piece_count(
+                        DataFile(
+                            str(path),
+                            place.name,
+                            source.text_field,
+                            source.dtype,
+                            form=recipe.examples,
+                        )
+                    )
                 except OSError as error:
                     raise _unusable(f"{path}: {error.strerror}") from error
     place = place_of(recipe.tokenizer)
@@ -308,7 +332,7 @@ class SourceStream:
         """Number of pieces of the current bundle that have been read to the end."""
         self._window = 0
         """Number of sequences read of the current piece."""
-        self._shard: Shard | None = None
+        self._shard: Shard | Examples | None = None
 
     def next(self, sequences: int) -> Sequences:
         parts: list[Sequences] = []
@@ -335,7 +359,7 @@ class SourceStream:
             )
         self._visit, self._place, self._window, self._shard = visit, place, window, None
 
-    def _current(self) -> Shard:
+    def _current(self) -> Shard | Examples:
         """The piece at the position, or the next one that is long enough for a sequence."""
         length, empty_visits = self._reader.sequence_length, 0
         while self._shard is None:
@@ -351,10 +375,12 @@ class SourceStream:
                     )
                 continue
             tokens = self._pieces.get(bundle, self._piece(self._visit, self._place, count)).train
-            if tokens.size < 2 * length:
+            too_short = 1 if self._pieces.in_examples else 2 * length
+            if tokens.size < too_short:
                 self._place, self._window = self._place + 1, 0
                 continue
-            self._shard = Shard(
+            kind = Examples if self._pieces.in_examples else Shard
+            self._shard = kind(
                 tokens,
                 sequence_length=length,
                 run_id=self._reader.run_id,
@@ -440,9 +466,12 @@ def _held_out(
     parts = []
     for source, weight in zip(sources, weights, strict=True):
         wanted = max(1, round(sequences * weight / sum(weights)))
-        tokens = _held_out_tokens(source, wanted * length + 1)
+        # Sequences of whole examples share no token with the next one.
+        count = wanted * (length + 1) if source.in_examples else wanted * length + 1
+        tokens = _held_out_tokens(source, count)
         if tokens.size > length:
-            parts.append(evenly_spaced(tokens, wanted, sequence_length=length))
+            spread = evenly_chosen if source.in_examples else evenly_spaced
+            parts.append(spread(tokens, wanted, sequence_length=length))
     if not parts:
         raise _unusable(
             f"the held-out part has no sequence of {length} tokens; raise data.held_out, add data "

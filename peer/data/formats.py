@@ -7,7 +7,7 @@ its content alone. A damaged file is an error that names the file, the place in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.errors import DataUnavailable, ExtraMissing
+from peer.run_file.forms import Form
 from peer.run_file.places import TEXT_FORMATS, TOKEN_FORMATS
 
 PIECE_BYTES = 1 << 22
@@ -39,6 +40,12 @@ class DataFile:
     """Name in the run file, for messages."""
     text_field: str = "text"
     dtype: str = "uint16"
+    form: Form | None = None
+    """The form of examples; ``None``: text."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.text_field,) if self.form is None else self.form.columns
 
     @property
     def path(self) -> Path:
@@ -64,6 +71,10 @@ class Item:
 
 def piece_count(file: DataFile) -> int:
     """Number of pieces; 0 for a file without text. Raises ``DataUnavailable``."""
+    if file.form is not None and file.suffix not in (".jsonl", ".parquet"):
+        raise _unusable(
+            f"{file.name} has no columns; data.form = {file.form.kind!r} reads .jsonl and .parquet"
+        )
     if file.is_tokens:
         return -(-_shard(file).size // PIECE_TOKENS)
     if file.suffix == ".parquet":
@@ -193,7 +204,7 @@ def _jsonl_items(file: DataFile, piece: int) -> Iterator[Item]:
         while at < stop and (line := _line(opened)):
             if line.strip():
                 try:
-                    yield Item(_text_of(line, file.text_field), is_end=True)
+                    yield Item(_text_of(line, file), is_end=True)
                 except _Refused as refused:
                     number = _newlines_before(file.path, at) + 1
                     raise _unusable(f"{file.name}, line {number}: {refused}") from None
@@ -209,21 +220,41 @@ def _line(opened: Any) -> bytes:
     return line
 
 
-def _text_of(line: bytes, field: str) -> str:
+def _text_of(line: bytes, file: DataFile) -> str:
     if len(line) == LINE_MAX_BYTES:
         raise _Refused(f"is longer than {LINE_MAX_BYTES >> 20} MiB; divide the document")
     try:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _Refused(f"is not JSON ({error}); remove the line or {AGAIN}") from None
+    has = f"the fields {', '.join(map(str, row))}" if isinstance(row, dict) else "no fields"
+    if file.form is not None:
+        for column in file.columns:
+            if not isinstance(row, dict) or column not in row:
+                raise _Refused(
+                    f"has no field {column!r}, but {has[:300]}; set data.columns, or remove the "
+                    "line"
+                )
+        return _example(file.form, [row[column] for column in file.columns])
+    field = file.text_field
     text = row.get(field) if isinstance(row, dict) else None
     if not isinstance(text, str):
-        has = f"the fields {', '.join(map(str, row))}" if isinstance(row, dict) else "no fields"
         raise _Refused(
             f"has no text in the field {field!r}, but {has[:300]}; set text_field in its "
             "[[data.sources]], or remove the line"
         )
     return text
+
+
+def _example(form: Form, values: list[Any]) -> str:
+    if (fault := form.fault(values)) is not None:
+        raise _Refused(fault)
+    return text_of(values)
+
+
+def text_of(values: Sequence[Any]) -> str:
+    """The columns of an example as one text, for the caches and hashes of texts."""
+    return msgspec.json.encode(values).decode()
 
 
 def _newlines_before(path: Path, at: int) -> int:
@@ -247,6 +278,13 @@ def _parquet(file: DataFile) -> Any:
             f"{file.name} is no whole parquet file: {_one_line(error)}; {AGAIN}"
         ) from error
     names = opened.schema_arrow.names
+    if file.form is not None:
+        if missing := [column for column in file.columns if column not in names]:
+            raise _unusable(
+                f"{file.name} has no column {missing[0]!r}; its columns are "
+                f"{', '.join(names)[:300]}: set data.columns"
+            )
+        return opened
     kind = opened.schema_arrow.field(file.text_field).type if file.text_field in names else None
     if kind is None or not (
         pyarrow.types.is_string(kind)
@@ -269,7 +307,7 @@ def _row_groups(file: DataFile, opened: Any) -> list[range]:
         size += sum(
             column.total_uncompressed_size
             for column in map(columns.column, range(columns.num_columns))
-            if column.path_in_schema == file.text_field
+            if column.path_in_schema.partition(".")[0] in file.columns
         )
         if size >= PIECE_BYTES or group == metadata.num_row_groups - 1:
             pieces.append(range(first, group + 1))
@@ -284,11 +322,21 @@ def _parquet_items(file: DataFile, piece: int) -> Iterator[Item]:
     groups = _row_groups(file, opened)[piece]
     try:
         for batch in opened.iter_batches(
-            batch_size=1024, row_groups=list(groups), columns=[file.text_field]
+            batch_size=1024, row_groups=list(groups), columns=list(file.columns)
         ):
-            for text in batch.column(0).to_pylist():
-                if text is not None:
-                    yield Item(text, is_end=True)
+            if file.form is None:
+                for text in batch.column(0).to_pylist():
+                    if text is not None:
+                        yield Item(text, is_end=True)
+                continue
+            for row in batch.to_pylist():
+                yield Item(
+                    _example(file.form, [row[column] for column in file.columns]), is_end=True
+                )
+    except _Refused as refused:
+        raise _unusable(
+            f"{file.name}, row groups {groups.start} to {groups.stop - 1}: a row {refused}"
+        ) from None
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _unusable(
             f"{file.name}, row groups {groups.start} to {groups.stop - 1}: {_one_line(error)}; "

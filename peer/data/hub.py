@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,22 @@ from peer.data.documents import (
     ShardedDocuments,
     Tokenizer,
     held_out_documents,
+    text_in,
     tokenize_bytes,
 )
+from peer.data.downloads import Host
+from peer.data.examples import example_tokens
+from peer.data.formats import text_of as text_of_example
 from peer.data.kept_documents import KeptDocuments
 from peer.data.sequences import Data
 from peer.data.token_cache import TokenCache
+from peer.data.tokenizing import ByteTokenizer, FileTokenizer
+from peer.data.tokenizing import Tokenizer as EncodingTokenizer
 from peer.errors import DataUnavailable, ExtraMissing
+from peer.run_file.forms import Form
 from peer.run_file.sections import HfData, RunFile, vocabulary
+
+HUB = "https://huggingface.co"
 
 _HF_FORMS = ("arrow", "csv", "json", "parquet", "text")
 """Readers of plain columns. Others unpack archives and decode images or sound."""
@@ -37,7 +47,14 @@ def open_hub(run: RunFile, recipe: HfData, peer_id: PeerId, *, cache_dir: Path) 
     check_hub(recipe)
     tokenize: Tokenizer = tokenize_bytes
     digest: str | None = "bytes"
-    if recipe.tokenizer != "bytes":
+    form = recipe.examples
+    text_of, fill = text_in(recipe.text_field), None
+    if form is not None:
+        encoder = _encoder(recipe, cache_dir, vocabulary=vocabulary(run.model))
+        tokenize = partial(_tokenize_examples, form, encoder)
+        digest, fill = f"{encoder.digest}/{form}", encoder.end
+        text_of = partial(_example_of, form)
+    elif recipe.tokenizer != "bytes":
         tokenizer = _loaded_tokenizer(recipe.tokenizer)
         tokenize = _tokenize_with(tokenizer, recipe.tokenizer, vocabulary=vocabulary(run.model))
         digest = _digest(tokenizer)
@@ -51,24 +68,55 @@ def open_hub(run: RunFile, recipe: HfData, peer_id: PeerId, *, cache_dir: Path) 
         held_out = held_out_documents(
             documents,
             tokenize,
-            text_field=recipe.text_field,
+            text_of=text_of,
             held_out=recipe.held_out,
             sequences=run.evaluation.sequences,
             sequence_length=recipe.sequence_length,
+            fill=fill,
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise DataUnavailable("hf", f"{recipe.dataset}: {error}") from error
     stream = DocumentStream(
         documents,
         tokenize,
-        text_field=recipe.text_field,
+        text_of=text_of,
         held_out=recipe.held_out,
         sequence_length=recipe.sequence_length,
         run_id=run.run_id,
         peer_id=peer_id,
+        fill=fill,
         kept=_kept(recipe, commit, digest, documents.num_shards, cache_dir),
     )
     return Data(stream, held_out, f"hf: {recipe.dataset}, streamed, {documents.num_shards} files")
+
+
+def _encoder(recipe: HfData, cache_dir: Path, *, vocabulary: int | None) -> EncodingTokenizer:
+    """The tokenizer of examples, which tells where a token is in its text."""
+    if recipe.tokenizer == "bytes":
+        return ByteTokenizer()
+    path, end_token = hub_tokenizer_file(recipe.tokenizer, cache_dir / "tokenizers")
+    found = FileTokenizer(path, end_token)
+    _check_size(recipe.tokenizer, found.vocabulary, vocabulary)
+    return found
+
+
+def _tokenize_examples(
+    form: Form, encoder: EncodingTokenizer, texts: Sequence[str]
+) -> list[NDArray[np.int64]]:
+    return [example_tokens(form, text, encoder).astype(np.int64) for text in texts]
+
+
+def _example_of(form: Form, row: Mapping[str, Any]) -> str:
+    for column in form.columns:
+        if column not in row:
+            known = ", ".join(sorted(row))
+            raise DataUnavailable(
+                "hf", f"there is no column {column!r}; the columns are {known}: set data.columns"
+            )
+    values = [row[column] for column in form.columns]
+    if (fault := form.fault(values)) is not None:
+        raise DataUnavailable("hf", f"an example {fault}")
+    return text_of_example(values)
 
 
 def _kept(
@@ -173,6 +221,33 @@ def commit_of(dataset: str) -> str:
         raise DataUnavailable("hf", text) from error
 
 
+def hub_address(name: str, commit: str, file: str) -> str:
+    """The address of a file of a model. Raises ``ExtraMissing``."""
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ExtraMissing(f"the model {name}", "huggingface_hub", "hf") from error
+    return str(huggingface_hub.hf_hub_url(name, file, revision=commit))
+
+
+def hub_host(name: str) -> Host:
+    """The hub, as the user of this machine is known to it (``hf auth login``, ``HF_ENDPOINT``).
+
+    Raises ``ExtraMissing``.
+    """
+    try:
+        from huggingface_hub import constants, utils
+    except ImportError as error:
+        raise ExtraMissing(f"the model {name}", "huggingface_hub", "hf") from error
+    log_in = f"accept its licence at {constants.ENDPOINT}/{name} and log in with `hf auth login`"
+    sent = utils.build_hf_headers()
+    return Host(
+        headers={name: sent[name] for name in ("authorization",) if name in sent},
+        remedies={401: log_in, 403: log_in},
+        is_chosen=constants.ENDPOINT != HUB,
+    )
+
+
 def _loaded_tokenizer(named: str) -> Any:
     """The tokenizer ``owner/name@commit``; without a commit, the newest."""
     name, _, commit = named.partition("@")
@@ -231,11 +306,17 @@ def _digest(tokenizer: Any) -> str | None:
     return blake3(content.encode()).hexdigest()
 
 
-def _tokenize_with(tokenizer: Any, name: str, *, vocabulary: int | None) -> Tokenizer:
-    if vocabulary is not None and len(tokenizer) > vocabulary:
+def _check_size(name: str, size: int, vocabulary: int | None) -> None:
+    if vocabulary is not None and size > vocabulary:
         raise DataUnavailable(
-            "hf", f"tokenizer {name!r} has {len(tokenizer)} tokens, the model has {vocabulary}"
+            "hf",
+            f"tokenizer {name!r} has {size} tokens, the model has {vocabulary}: use that of the "
+            "model",
         )
+
+
+def _tokenize_with(tokenizer: Any, name: str, *, vocabulary: int | None) -> Tokenizer:
+    _check_size(name, len(tokenizer), vocabulary)
 
     def tokenize(texts: Sequence[str]) -> list[NDArray[np.int64]]:
         encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]

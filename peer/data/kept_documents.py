@@ -33,11 +33,13 @@ class KeptDocuments:
         found = self._cache.read(self._key(file, block))
         if found is None:
             return None
-        tokens, lengths = found.train.astype(np.int64), found.held_out
+        # Kept as unsigned numbers; those that are not predicted are negative.
+        tokens, lengths = found.train.view("<i4").astype(np.int64), found.held_out
         return np.split(tokens, np.cumsum(lengths)[:-1]) if lengths.size else []
 
     def write(self, file: int, block: int, documents: Sequence[NDArray[np.int64]]) -> None:
-        tokens = np.concatenate([np.empty(0, np.int64), *documents]).astype(np.uint32)
+        tokens = np.concatenate([np.empty(0, np.int64), *documents]).astype(np.int32)
+        tokens = tokens.view(np.uint32)
         lengths = np.array([each.size for each in documents], np.uint32)
         self._cache.write(self._key(file, block), tokens, lengths)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 from blake3 import blake3
 
 from peer.data.downloads import Downloads, KnownHashes
+from peer.data.examples import signed
 from peer.data.formats import DataFile, piece_count, shard_piece
 from peer.data.held_out import is_held_out
 from peer.data.prefetch import in_background
@@ -20,6 +20,7 @@ from peer.data.token_cache import PieceTokens, TokenCache
 from peer.data.tokenizing import FileTokenizer, Tokenizer
 from peer.data.workers import Job, Workers, carry_out
 from peer.errors import DataUnavailable
+from peer.run_file.forms import Form
 from peer.run_file.places import Place
 from peer.run_file.sections import FileSource
 
@@ -59,6 +60,9 @@ class Preparation:
     tokenizer_path: Path | None
     end_token: str
     held_out: float
+    sequence_length: int
+    form: Form | None
+    """The form of examples; ``None``: text."""
     vocabulary: int | None
     cache_dir: Path
     cache: TokenCache
@@ -85,6 +89,11 @@ class Pieces:
     @property
     def bundles(self) -> int:
         return len(self._bundles)
+
+    @property
+    def in_examples(self) -> bool:
+        """True if the pieces are sequences of whole examples."""
+        return self._preparation.form is not None
 
     @property
     def ahead(self) -> int:
@@ -135,7 +144,9 @@ class Pieces:
         try:
             paths = bundle.paths
             if paths is None:
-                paths, identity = self._downloaded(bundle.places[0])
+                place, preparation = bundle.places[0], self._preparation
+                path, identity = preparation.downloads.fetch_checked(place, preparation.hashes)
+                paths = (path,)
             else:
                 known = list(zip(paths, bundle.places, strict=True))
                 identity = self._preparation.hashes.of(known)
@@ -145,6 +156,7 @@ class Pieces:
                     name=_with_suffix(place),
                     text_field=self._source.text_field,
                     dtype=self._source.dtype,
+                    form=self._preparation.form,
                 )
                 for path, place in zip(paths, bundle.places, strict=True)
             )
@@ -153,21 +165,14 @@ class Pieces:
             raise DataUnavailable("files", f"{error.filename}: {error.strerror}") from error
         return Opened(files, identity, counts[0] if len(counts) == 1 else min(1, sum(counts)))
 
-    def _downloaded(self, place: Place) -> tuple[tuple[Path], str]:
-        preparation = self._preparation
-        path = preparation.downloads.fetch(place)
-        with suppress(DataUnavailable):
-            return (path,), preparation.hashes.of([(path, place)])
-        preparation.downloads.remove(place)  # it has changed on the disk
-        path = preparation.downloads.fetch(place)
-        return (path,), preparation.hashes.of([(path, place)])
-
     def _piece(self, opened: Opened, piece: int) -> PieceTokens:
         preparation = self._preparation
         if opened.files[0].is_tokens:
             return self._shard_piece(opened, piece)
         parts = [CACHE_VERSION, opened.identity, len(opened.files), piece, self._source.text_field]
         parts += [opened.files[0].suffix, preparation.tokenizer.digest, preparation.held_out]
+        if preparation.form is not None:
+            parts += [preparation.form, preparation.sequence_length]
         key = blake3(repr(parts).encode()).hexdigest()
         tokens = preparation.cache.read(key)
         if tokens is None:
@@ -179,6 +184,7 @@ class Pieces:
                 else str(preparation.tokenizer_path),
                 end_token=preparation.end_token,
                 held_out=preparation.held_out,
+                sequence_length=preparation.sequence_length,
                 cache=str(preparation.cache_dir),
                 key=key,
             )
@@ -195,7 +201,7 @@ class Pieces:
                 "files",
                 f"{preparation.cache.path(key)} cannot be read back after writing; check the disk",
             )
-        return tokens
+        return tokens if preparation.form is None else signed(tokens)
 
     def _shard_piece(self, opened: Opened, piece: int) -> PieceTokens:
         preparation = self._preparation

@@ -95,6 +95,48 @@ class Shard:
         self._position = position
 
 
+class Examples:
+    """One peer's stream of sequences that hold whole examples; each epoch reads all of them once.
+
+    ``tokens``: the sequences, one after the other.
+    """
+
+    def __init__(
+        self,
+        tokens: NDArray[np.generic],
+        *,
+        sequence_length: int,
+        run_id: RunId,
+        peer_id: PeerId,
+    ) -> None:
+        self._rows = tokens.reshape(-1, sequence_length + 1)
+        self._order = Order(len(self._rows), run_id=run_id, peer_id=peer_id)
+        self._position = 0
+
+    @property
+    def windows(self) -> int:
+        """Number of sequences in an epoch."""
+        return self._order.count
+
+    def next(self, sequences: int) -> Sequences:
+        chosen: Sequences = self._rows[self._order.at(self._position, sequences)].astype(np.int64)
+        self._position += sequences
+        return chosen
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        self._position = state["position"]
+
+
+def evenly_chosen(
+    tokens: NDArray[np.generic], sequences: int, *, sequence_length: int
+) -> Sequences:
+    """Return at most ``sequences`` of those that hold whole examples, spread evenly."""
+    rows = tokens.reshape(-1, sequence_length + 1)
+    sequences = min(sequences, len(rows))
+    chosen: Sequences = rows[np.arange(sequences) * len(rows) // max(1, sequences)].astype(np.int64)
+    return chosen
+
+
 def evenly_spaced(
     tokens: NDArray[np.generic], sequences: int, *, sequence_length: int
 ) -> Sequences:

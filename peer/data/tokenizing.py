@@ -40,6 +40,12 @@ class Tokenizer:
     def encode(self, texts: Sequence[str]) -> Iterable[NDArray[Any]]:
         raise NotImplementedError
 
+    def encode_from(
+        self, texts: Sequence[str], starts: Sequence[int]
+    ) -> Iterable[tuple[NDArray[Any], int]]:
+        """The tokens of each text, and how many of them begin before its character ``start``."""
+        raise NotImplementedError
+
 
 class ByteTokenizer(Tokenizer):
     """One token for each byte of UTF-8."""
@@ -51,6 +57,12 @@ class ByteTokenizer(Tokenizer):
     def encode(self, texts: Sequence[str]) -> Iterable[NDArray[Any]]:
         for text in texts:
             yield np.frombuffer(text.encode().replace(b"\0", b" "), np.uint8)
+
+    def encode_from(
+        self, texts: Sequence[str], starts: Sequence[int]
+    ) -> Iterable[tuple[NDArray[Any], int]]:
+        for text, tokens, start in zip(texts, self.encode(texts), starts, strict=True):
+            yield tokens, len(text[:start].encode())
 
 
 class FileTokenizer(Tokenizer):
@@ -85,6 +97,14 @@ class FileTokenizer(Tokenizer):
         # Several texts at once: the package encodes them in parallel, without the lock of Python.
         for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False):
             yield np.array(encoding.ids, self.dtype)
+
+    def encode_from(
+        self, texts: Sequence[str], starts: Sequence[int]
+    ) -> Iterable[tuple[NDArray[Any], int]]:
+        encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        for encoding, start in zip(encoded, starts, strict=True):
+            known = sum(first < start for first, _ in encoding.offsets)
+            yield np.array(encoding.ids, self.dtype), known
 
 
 def tokens_of(items: Iterable[Item], tokenizer: Tokenizer, *, held_out: float) -> PieceTokens:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from peer.data.examples import sequences_of
 from peer.data.formats import DataFile, items, piece_count
 from peer.data.token_cache import TokenCache
 from peer.data.tokenizing import ByteTokenizer, FileTokenizer, Tokenizer, tokens_of
@@ -40,6 +41,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Path of a tokenizer.json; ``None``: bytes."""
     end_token: str
     held_out: float
+    sequence_length: int
+    """Length of sequences that hold whole examples."""
     cache: str
     key: str
     """Name of the entry in the cache."""
@@ -59,7 +62,13 @@ def carry_out(job: Job) -> None:
             items(file, piece) for file in job.files for piece in range(piece_count(file))
         )
     try:
-        tokens = tokens_of(text, tokenizer, held_out=job.held_out)
+        form = job.files[0].form
+        if form is None:
+            tokens = tokens_of(text, tokenizer, held_out=job.held_out)
+        else:
+            tokens = sequences_of(
+                text, tokenizer, form, held_out=job.held_out, size=job.sequence_length + 1
+            )
     except OSError as error:
         raise DataUnavailable("files", f"{error.filename}: {error.strerror}") from error
     _cache(job.cache).write(job.key, tokens.train, tokens.held_out)

@@ -66,7 +66,8 @@ TYPES: Mapping[str, str] = {
     for kind, fields in {
         "int": "addresses agent_restarts ballot bans contributors exit_code fragment from_version "
         "group in_flight live members number parted_at peers pid promised promises restarts "
-        "missed port rounds rounds_missed schema since slice slices step steps version with_me",
+        "missed missing port rounds rounds_missed schema since slice slices step steps version "
+        "with_me",
         "text": "codec codec_down how kind left_out link model name ours outcome phase reason role "
         "run run_name stage text theirs url",
         "s": "blocked_s encoded_s lasts_s merged_s offset_s restart_in_s seconds silent_s "
@@ -176,6 +177,14 @@ _REST_OF_A_ROUND = _rows(
         "withdrawn": ("peer", "{peer} withdrew its join"),
         "mutual_join": ("peer", "leads {peer}: each had joined the other"),
         "strange_join": ("peer, reason", "refused the join of {peer}: {reason}"),
+        "unproven_join": (
+            "peer, version",
+            "refused the join of {peer}: too few have signed its version {version}",
+        ),
+        "asks_for_signatures": (
+            "peers:int",
+            "asks {peers} members of its last round to sign the version that they made",
+        ),
         "implausible": ("peer, reason", "did not believe {peer}: {reason}"),
         "turned_away": ("by, reason", "{by} refused its join: {reason}"),
         "next_leader": ("leader", "turned to {leader}, the next leader in rank"),
@@ -203,6 +212,11 @@ _REST_OF_A_ROUND = _rows(
         "no_majority_left": ("ballot, reason", "ended the round: {reason}"),
         "sealed_void": ("ballot, contributors, reason", "sealed the round as void: {reason}"),
         "skipped": ("in_flight", "skipped fragment {fragment}: rounds under way: {in_flight}"),
+        "line_needs": ("level:text, reason", "its line needs {level}: {reason}"),
+        "level": (
+            "before:text, level:text",
+            "merges fragment {fragment} with {level} from now on; it was {before}",
+        ),
         "takes_part": ("every:int, reason", "takes part in one version of {every}: {reason}"),
         "stale": ("versions:int", "its work began {versions} versions ago, which is too long"),
         "closed_ranks": (
@@ -271,11 +285,41 @@ _SHOWN_PROBLEMS_OF_A_ROUND = _rows(
         "fetch_failed": ("reason", "{reason}; trying again"),
         "discarded": ("reason", "discarded its work: {reason}"),
         "not_finite": ("reason", "kept its work out: it has values that are not finite ({reason})"),
+        "stays_apart": (
+            "peer, mine:tokens, theirs:tokens",
+            "stays apart from the side of {peer}, with {theirs} tokens since the two parted and "
+            "{mine} here: too few peers that count here have signed its version of fragment "
+            "{fragment}; see 'Two sides that cannot judge each other' in GUIDE.md",
+        ),
         "work_lost": ("tokens, reason", "lost {tokens} tokens of work: {reason}"),
     },
 )
 
 _ROUNDS = (
+    _row(
+        PROBLEM | Audience.NAMED,
+        "convicted",
+        "peer, reason, proof:hex",
+        "banned {peer} for good: it is proved that it {reason}",
+    ),
+    _row(
+        ROUND | Audience.NAMED,
+        "audit_refused",
+        "fragment, peer, reason, strikes:float",
+        "could not audit a merge, because of {peer}: {reason} (strikes: {strikes:.1f})",
+    ),
+    _row(
+        PEER | Audience.NAMED,
+        "proof_refused",
+        "peer, reason",
+        "refused a proof that {peer} named: {reason}",
+    ),
+    _row(
+        PROBLEM | Audience.NAMED,
+        "proof_not_kept",
+        "peer, reason",
+        "could not write the proof against {peer}, which is banned until a restart: {reason}",
+    ),
     _row(
         ROUND | Audience.SCREEN | Audience.TROUBLE | Audience.NAMED,
         "founded_apart",
@@ -403,6 +447,10 @@ _OTHER_PEERS = (
             "identity_in_use": ("", "{text}"),
             "directive": ("signer, number, bans", "{text}"),
             "not_admitted": ("", "{text}"),
+            "rolled_back": (
+                "number, versions, missing, seconds",
+                "went back to versions {versions}, as directive {number} of the run's owner says",
+            ),
             "frozen_differs": (
                 "peer, name, parameters:text",
                 "{name} trains with other frozen parameters than this peer: {parameters}",
@@ -460,6 +508,12 @@ _THIS_PEER = (
             "drain_cut_short": ("in_flight", "left with rounds under way: {in_flight}"),
             "exported": ("path, versions, model", "wrote {path}, model {model}"),
             "export_failed": ("text", "could not write the model: {text}"),
+            "published": (
+                "model, path, tokens",
+                "published {path}: {tokens} tokens, model {model}",
+            ),
+            "publish_failed": ("text", "could not publish the model: {text}"),
+            "pushed": ("url", "uploaded the model: {url}"),
             "page_not_served": ("text", "{text}"),
             "loop_mistake": ("kind, text", "{text}"),
             "port_taken": (
@@ -493,6 +547,7 @@ _TRAINING_PROCESS = (
             "link": ("link, limit:text", "others join with: shoal join '{link}'"),
             "link_limited": ("text", "{text}"),
             "page": ("url", "web page: {url}"),
+            "run_page": ("url", "public page of the run: {url}"),
             "over": ("reason, finished", "{reason}"),
             "agent_died": (
                 "exit_code, restart_in_s",

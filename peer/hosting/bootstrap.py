@@ -16,7 +16,7 @@ import resource
 import shutil
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from dht.errors import AddressError
 from dht.identity import Identity, PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.lane import LaneSettings
+from dht.libp2p.lane_settings import LaneSettings
 from dht.libp2p.relaying import Relay
 from dht.presence.events import PresenceEvent
 from dht.presence.presence import Presence
@@ -40,6 +40,7 @@ from peer.errors import PathError
 from peer.events.board import Board
 from peer.events.names import Names
 from peer.hosting.listening import USUAL_PORT, SettingError, try_to_listen
+from peer.hosting.run_pages import RunPages, served_run_pages
 from peer.hosting.service import ServiceNotifier
 from peer.storage.home import PEERS
 from peer.views.pages import Check, Content, PageAddress, serve_pages
@@ -99,6 +100,9 @@ class BootstrapSettings:
     """TCP port for that; ``None``: the one after ``port``."""
 
     page: PageAddress | None = None
+    run_page: PageAddress | None = None
+    """Address of the public pages of runs; ``None``: there are none."""
+
     notify_socket: str | None = None
     """Socket for notifications to systemd."""
 
@@ -128,6 +132,7 @@ class BootstrapSettings:
             *(word for address in self.announce for word in ("--announce", str(address))),
             *(word for address in self.seeds for word in ("--seed", str(address))),
             *("--page", "off" if self.page is None else str(self.page)),
+            *(() if self.run_page is None else ("--run-page", str(self.run_page))),
             *(() if self.relay_bytes_s is None else ("--relay-bulk", f"{self.relay_bytes_s:.0f}")),
             *(() if self.lane_port is None else ("--lane", str(self.lane_port))),
         )
@@ -175,6 +180,9 @@ class Bootstrap:
 
     page_url: str | None = None
     """URL of the page, with the token if it has one."""
+
+    run_page_url: str | None = None
+    """URL of the public pages of runs."""
 
     @property
     def address(self) -> Multiaddr:
@@ -382,21 +390,26 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
             host.lane.relay.set_rate(settings.relay_bytes_s)
         try:
             bootstrap = Bootstrap(settings, host, presence, board, await host.addresses())
-            if settings.page is None:
+            async with AsyncExitStack() as stack:
+                if settings.page is not None:
+                    bootstrap.page_url = await stack.enter_async_context(
+                        serve_pages(
+                            settings.page,
+                            checks=bootstrap.checks,
+                            metrics=bootstrap.metrics,
+                            content=Content(
+                                state=bootstrap.content,
+                                events=board.search,
+                                token_file=settings.data_directory / "page.token",
+                            ),
+                        )
+                    )
+                if settings.run_page is not None:
+                    pages = RunPages(host, presence, bootstrap.addresses)
+                    bootstrap.run_page_url = await stack.enter_async_context(
+                        served_run_pages(settings.run_page, pages)
+                    )
                 yield bootstrap
-            else:
-                content = Content(
-                    state=bootstrap.content,
-                    events=board.search,
-                    token_file=settings.data_directory / "page.token",
-                )
-                async with serve_pages(
-                    settings.page,
-                    checks=bootstrap.checks,
-                    metrics=bootstrap.metrics,
-                    content=content,
-                ) as bootstrap.page_url:
-                    yield bootstrap
         finally:
             await presence.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,11 +128,12 @@ class Follower(Rank):
         while True:
             kind, arguments = self._channel.receive_command()
             if kind is Command.GO:
-                over, finished, tokens, peers, measure = arguments[:5]
+                over, finished, tokens, peers, measure, rate = arguments[:6]
                 self._agreed = Agreed(
                     over=bool(over),
                     finished=bool(finished),
                     global_tokens=int(tokens),
+                    rate=None if math.isnan(rate) else rate,
                     peers=int(peers),
                     measure=bool(measure),
                 )

@@ -66,6 +66,7 @@ class Lead:
         self._channel.command(
             *(Command.GO, agreed.over, agreed.finished, agreed.global_tokens, agreed.peers),
             agreed.measure,
+            float("nan") if agreed.rate is None else agreed.rate,
         )
 
     def end(self, failure: str | None) -> None:

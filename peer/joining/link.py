@@ -24,7 +24,7 @@ from dht.identity import PeerId, RunId
 from dht.membership.credentials import InviteKey, parse_invite
 from peer.errors import LinkError, RunFileUnreadable, RunNotFound
 from peer.https import https_opener
-from peer.run_file.reading import RUN_FILE_MAX_BYTES, from_canonical, parse
+from peer.run_file.reading import TEXT_MAX_BYTES, from_canonical, parse
 from peer.run_file.sections import SEEDS_MAX, RunFile
 
 SCHEME = "shoal://"
@@ -212,13 +212,13 @@ def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             # One byte more than allowed shows that it is too long; a device or pipe may be endless.
-            data = file.read(RUN_FILE_MAX_BYTES + 1)
+            data = file.read(TEXT_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         told = f"{reason}; pass a file, an https URL or a link"
         raise RunFileUnreadable(str(path), told) from error
-    if len(data) > RUN_FILE_MAX_BYTES:
-        raise RunFileUnreadable(str(path), f"it is longer than {RUN_FILE_MAX_BYTES} bytes")
+    if len(data) > TEXT_MAX_BYTES:
+        raise RunFileUnreadable(str(path), f"it is longer than {TEXT_MAX_BYTES} bytes")
     return data
 
 
@@ -231,7 +231,7 @@ def _download(url: str, *, timeout_s: float, tls: ssl.SSLContext | None) -> byte
         with opener.open(url, timeout=timeout_s) as response:
             # The socket's timeout is per read; a slow server needs a deadline for all reads.
             data = b""
-            while piece := response.read1(RUN_FILE_MAX_BYTES + 1 - len(data)):
+            while piece := response.read1(TEXT_MAX_BYTES + 1 - len(data)):
                 data += piece
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"not complete after {timeout_s:g} s")
@@ -240,6 +240,6 @@ def _download(url: str, *, timeout_s: float, tls: ssl.SSLContext | None) -> byte
     except (OSError, ValueError) as error:  # URLError and timeouts are OSErrors
         reason = getattr(error, "reason", error)
         raise RunNotFound(url, str(reason)) from error
-    if len(data) > RUN_FILE_MAX_BYTES:
-        raise RunNotFound(url, f"it is longer than {RUN_FILE_MAX_BYTES} bytes")
+    if len(data) > TEXT_MAX_BYTES:
+        raise RunNotFound(url, f"it is longer than {TEXT_MAX_BYTES} bytes")
     return data

@@ -33,11 +33,19 @@ from dht.libp2p.hivemind_host import HivemindHost
 from dht.membership.admission import Admission, Terms, banned_names
 from dht.membership.credentials import Directive, admit, encode
 from dht.membership.hello import Papers
+from dht.membership.orders import words
 from dht.membership.reachability import in_words
 from dht.membership.table import Member
 from dht.presence.door import exchange_papers
 from dht.presence.presence import Presence
-from peer import status
+from peer import attestable, status
+from peer.attestable import Kept
+from peer.credit import wire
+from peer.credit.contributors import Contributor, contributors, plain, sentence
+from peer.credit.reading import confirmed, everything, unproven
+from peer.credit.reports import day_of
+from peer.credit.tally import Part, Tally
+from peer.credit.wire import PROTOCOL as CREDIT_PROTOCOL
 from peer.description import read_layout
 from peer.errors import NobodyMet
 from peer.events.printable import printable
@@ -53,7 +61,10 @@ LEARNER = "learner"
 
 ASKED_AT_ONCE = 16
 OTHERS_ASKED_MAX = 3
-"""Number of peers that are asked for the status of one that is out of reach."""
+"""Number of peers that are asked for the status of one that is out of reach, and for credit."""
+
+CREDIT_ANSWERS_MAX = 8
+"""Answers to ask each peer for until the tally is complete."""
 
 ASK_TIMEOUT_S = 3.0
 FILE_TIMEOUT_S = 10.0
@@ -85,6 +96,8 @@ class RunStatus:
     """Members whose status nobody could give."""
     directives: Mapping[PeerId, Directive] = field(default_factory=dict)
     """The directives in force, by signer."""
+    contributors: tuple[Contributor, ...] = ()
+    """All whose work is merged, the largest first."""
 
     @property
     def step_times_s(self) -> list[float]:
@@ -121,8 +134,14 @@ class RunStatus:
                 for peer in self.peers
             ],
             "silent": {peer: silent.reason for peer, silent in self.silent.items()},
+            "contributors": plain(self.contributors),
             "directives": [
-                {"signer": signer, "number": each.number, "bans": list(banned_names(each))}
+                {
+                    "signer": signer,
+                    "number": each.number,
+                    "bans": list(banned_names(each)),
+                    "orders": words(each.orders),
+                }
                 for signer, each in self.directives.items()
             ],
         }
@@ -178,7 +197,27 @@ class Visitor:
             silent[peer] = Silent(record.name, record.role, record.step_time_s, reason)
         found.sort(key=lambda answer: (answer.name, answer.peer))
         in_force = await self._directives_in_force()
-        return RunStatus(self._link.run_id, tuple(found), silent, in_force)
+        rows = contributors(await self._credit([PeerId(a.peer) for a in able]))
+        return RunStatus(self._link.run_id, tuple(found), silent, in_force, tuple(rows))
+
+    async def _credit(self, peers: Sequence[PeerId]) -> Tally:
+        """The tally of contributions, as a few peers that answered have it."""
+        made = unproven(self._link.run_id)
+
+        async def ask(peer: PeerId) -> Part:
+            with suppress(DhtError, ValueError):
+                answer = await self._host.call(
+                    peer, CREDIT_PROTOCOL, wire.summary(made), timeout_s=ASK_TIMEOUT_S
+                )
+                return wire.decode(answer)
+            return Part()
+
+        for _ in range(CREDIT_ANSWERS_MAX):  # one is enough, unless there are thousands
+            parts = await _each(peers[:OTHERS_ASKED_MAX], ask)
+            told = [part for part in parts.values() if part != Part()]
+            if not made.unite(confirmed(told), today=day_of(time.time()), believes=everything):
+                break
+        return made
 
     def fetcher(self, threads: Threads, on_progress: Callable[[FetchProgress], None]) -> Fetcher:
         """Fetches parameters from peers that ``look`` has found, as one that catches up does."""
@@ -189,6 +228,20 @@ class Visitor:
         """The layout that a peer describes. Raises ``DhtError`` or ``ValueError``."""
         run_id = self._link.run_id
         return await read_layout(self._host, peer, run_id, fragments, timeout_s=FILE_TIMEOUT_S)
+
+    async def attestable(self) -> dict[PeerId, tuple[Kept, ...]]:
+        """The states that each member found keeps for the owner to attest; none if it is silent."""
+
+        async def ask(peer: PeerId) -> tuple[Kept, ...]:
+            try:
+                await self._presence.connect(peer, timeout_s=ASK_TIMEOUT_S)
+                return await attestable.ask(
+                    self._host, peer, self._link.run_id, timeout_s=ASK_TIMEOUT_S
+                )
+            except (DhtError, ValueError):
+                return ()
+
+        return await _each([member.peer for member in await self._members(0.0)], ask)
 
     async def deliver(self, directive: bytes) -> dict[PeerId, str]:
         """Give a directive to every member found: the reason of each, empty if it was taken."""
@@ -322,6 +375,10 @@ def status_lines(seen: RunStatus) -> list[str]:
             resting = [] if peer.rest is None else [f"resting: {peer.rest}"]
             allowed = [f"limits: {', '.join(peer.limits)}"] if peer.limits else []
             lines.append("  " + "; ".join(resting + allowed))
+        if peer.banned:
+            lines.append(f"  banned by proof: {', '.join(peer.banned)}")
+        if peer.merging:
+            lines.append(f"  merges {peer.merging}")
         if peer.paths:
             paths = ", ".join(f"{count} {name}" for name, count in peer.paths.items())
             passed = f"; passed on {bytes_text(peer.relayed_bytes)}" * bool(peer.relayed_bytes)
@@ -330,9 +387,17 @@ def status_lines(seen: RunStatus) -> list[str]:
         if trains:
             online += f", blocked {peer.blocked_s:.1f} s; tokens: {fates_text(peer.fates)}"
         lines.append(online)
+    if seen.contributors:
+        lines.append(printable(sentence(seen.contributors)))
     for peer_id, silent in seen.silent.items():
         lines.append(f"{silent.name[:18] or peer_id}: no answer: {printable(silent.reason)}")
     for signer, directive in seen.directives.items():
-        banned = ", ".join(banned_names(directive)) or "nobody"
-        lines.append(f"directive {directive.number} of {signer}: banned: {banned}")
+        banned = ", ".join(banned_names(directive))
+        orders = words(directive.orders)
+        told = [f"banned: {banned or 'nobody'}"] if banned or not orders else []
+        lines.append(f"directive {directive.number} of {signer}: {'; '.join(told + orders)}")
+        for peer in seen.peers if directive.delegation is None else ():
+            if peer.directive != directive.number:
+                known = f"directive {peer.directive}" if peer.directive else "none"
+                lines.append(f"  {peer.name} follows {known} yet")
     return lines

@@ -1,9 +1,10 @@
 """Rules of one peer, apart from those of averaging. Pure.
 
-    limits    what the owner of a machine allows, and whether the peer may train now
-    ledger    the fate of every token that this peer processed: merged, pending or discarded
-    ending    when a run is over, and when a peer may leave
-    held_out  which peer measures the held-out loss
+    limits      what the owner of a machine allows, and whether the peer may train now
+    ledger      the fate of every token that this peer processed: merged, pending or discarded
+    amendments  the settings of the run after its owner's orders
+    ending      when a run is over, and when a peer may leave
+    held_out    which peer measures the held-out loss
 
 In come facts and the time, out go verdicts and sums. The effects are elsewhere: ``peer.guest``
 enforces limits, ``peer.agent`` keeps the ledger and ends a run. No module here may use a clock, a

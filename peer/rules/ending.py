@@ -48,10 +48,13 @@ def seconds_left(end: End, clock: ClockEstimate | None, *, now: datetime) -> flo
     return (end.date - now - timedelta(seconds=offset_s)).total_seconds()
 
 
-def ended(end: End, answers: Iterable[Status], *, now: datetime) -> tuple[float, int] | None:
+def ended(
+    end: End, answers: Iterable[Status], *, now: datetime, ordered: bool = False
+) -> tuple[float, int] | None:
     """When the run has ended, and at how many tokens; ``None`` while it goes on.
 
-    It has ended if all peers with a state say so, and their tokens or the date bear it out.
+    It has ended if all peers with a state say so, and their tokens, the date, or an order of the
+    run's owner (``ordered``) bear it out.
     """
     holders = [answer for answer in answers if answer.versions]
     times = [answer.ended_at for answer in holders if answer.ended_at is not None]
@@ -59,7 +62,11 @@ def ended(end: End, answers: Iterable[Status], *, now: datetime) -> tuple[float,
         return None
     tokens = max(answer.global_tokens for answer in holders)
     used = isinstance(end.tokens, int) and tokens >= end.tokens
-    return (min(times), tokens) if used or (end.date is not None and now >= end.date) else None
+    return (
+        (min(times), tokens)
+        if used or ordered or (end.date is not None and now >= end.date)
+        else None
+    )
 
 
 @dataclass(slots=True)

@@ -31,6 +31,9 @@ LOST = "lost"
 APART = "apart"
 """Merged on a side of a fork that was given up later."""
 
+ROLLED_BACK = "rolled back"
+"""Merged into, or offered to, versions that the run's owner has taken back."""
+
 # Order in which tokens that were merged after all are taken back: those in doubt come first.
 _IN_DOUBT_FIRST = (CRASH, LEFT, APART, LOST, STALE)
 
@@ -119,12 +122,15 @@ class Ledger:
         """Set the number of tokens that this incarnation has processed."""
         self._current = max(self._current, tokens)
 
-    def observe(self, fragment: int, *, merged_tokens: int, settled_tokens: int) -> None:
+    def observe(
+        self, fragment: int, *, merged_tokens: int, settled_tokens: int, given_up: str = APART
+    ) -> None:
         """Take note of a state in which ``merged_tokens`` of this peer are merged.
 
         ``settled_tokens`` is this incarnation's count at the step up to which the state contains
         its work; later tokens are pending. Both may fall, when the peer moves to another side of a
-        fork and offers its work again there.
+        fork and offers its work again there. ``given_up``: the fate of tokens that were merged
+        and are not any more.
         """
         account = self._accounts[fragment]
         gained = merged_tokens - account.merged
@@ -138,7 +144,7 @@ class Ledger:
             else:
                 account.recalled += unexplained
         else:
-            account.discard(settled - gained, APART)
+            account.discard(settled - gained, given_up)
         account.merged = merged_tokens
         account.settled = settled_tokens
         account.observed = True

@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 from dht import addresses
 from dht.identity import parse_peer_id
+from peer.run_file.base import base_problems
+from peer.run_file.forms import TEMPLATES, template_problems
 from peer.run_file.hf_config import config_problems
 from peer.run_file.places import (
     LIST_FORMAT,
@@ -27,6 +29,7 @@ from peer.run_file.sections import (
     GptModel,
     HfData,
     HfModel,
+    Outer,
     RunFile,
     TextData,
     vocabulary,
@@ -39,6 +42,7 @@ Contradiction: TypeAlias = tuple[str, str]
 def contradictions(run: RunFile) -> Iterator[Contradiction]:
     yield from _of_model(run)
     yield from _of_data_files(run)
+    yield from _of_examples(run)
     yield from _without_commit(run)
     yield from _of_thresholds(run)
     yield from _of_token_counts(run)
@@ -87,6 +91,9 @@ def _of_model(run: RunFile) -> Iterator[Contradiction]:
     if isinstance(model, HfModel):
         for problem in config_problems(model.config):
             yield "model.config", problem
+        for key in sorted(set(model.config_unset or ()) & (model.config.keys() | {"model_type"})):
+            yield "model.config_unset", f"has {key!r}, which has a value in model.config"
+        yield from base_problems(model)
 
 
 def _is_in_bytes(run: RunFile) -> bool:
@@ -114,6 +121,30 @@ def _of_data_files(run: RunFile) -> Iterator[Contradiction]:
                 if fault := fault_of_place(place_of(text), formats):
                     yield f"data.sources.{index}.files", f"has {text!r}: {fault}"
         yield from _of_tokenizer(run.data)
+
+
+def _of_examples(run: RunFile) -> Iterator[Contradiction]:
+    data = run.data
+    if not isinstance(data, HfData | FilesData):
+        return
+    if data.form == "text":
+        for name in ("columns", "template"):
+            if getattr(data, name) is not None:
+                yield f"data.{name}", "is for data.form = 'chat' or 'completion'; form is 'text'"
+        return
+    count = 1 if data.form == "chat" else 2
+    if data.columns is not None and len(data.columns) != count:
+        yield "data.columns", f"names {len(data.columns)}; form = {data.form!r} has {count}"
+    for problem in template_problems(data.form, data.template or TEMPLATES[data.form]):
+        yield "data.template", problem
+    for index, source in enumerate(data.sources if isinstance(data, FilesData) else ()):
+        for text in source.files:
+            if place_of(text).suffix in (".txt", *TOKEN_FORMATS):
+                yield (
+                    f"data.sources.{index}.files",
+                    f"has {text!r}, which has no columns; form = {data.form!r} reads .jsonl and "
+                    ".parquet",
+                )
 
 
 def _of_tokenizer(data: FilesData) -> Iterator[Contradiction]:
@@ -188,6 +219,28 @@ def _of_token_counts(run: RunFile) -> Iterator[Contradiction]:
         )
 
 
+_BITS = {"f32": 32, "f16": 16, "int8": 8, "int4": 4, "int2": 2}
+
+
+def _of_levels(outer: Outer) -> Iterator[Contradiction]:
+    longest = outer.steps_per_cycle_max
+    if longest is not None and longest < outer.steps_per_cycle:
+        yield (
+            "outer.steps_per_cycle_max",
+            f"is {longest}; it must be at least outer.steps_per_cycle, {outer.steps_per_cycle}",
+        )
+    before, (up, down) = outer.codecs_text, outer.codecs
+    bits = _BITS[up] + _BITS[down]
+    for name, (up, down) in zip(outer.smaller_codecs, outer.smaller_pairs, strict=True):
+        if _BITS[up] + _BITS[down] >= bits:
+            yield (
+                "outer.smaller_codecs",
+                f"{name!r} has more bytes than {before}, or as many; each must have fewer than "
+                "the one before it",
+            )
+        before, bits = name, _BITS[up] + _BITS[down]
+
+
 def _of_rounds(run: RunFile) -> Iterator[Contradiction]:
     rounds, membership = run.rounds, run.membership
     if membership.expiry_s < 2 * membership.heartbeat_s:
@@ -202,6 +255,7 @@ def _of_rounds(run: RunFile) -> Iterator[Contradiction]:
             f"is {rounds.round_deadline_s:g}; it must be at least "
             f"rounds.quorum_deadline_s, {rounds.quorum_deadline_s:g}",
         )
+    yield from _of_levels(run.outer)
     if run.outer.feedback == "on" and run.outer.adoption != "carry":
         yield (
             "outer.feedback",

@@ -54,6 +54,20 @@ EXPERTS_MAX = 1 << 16
 """Upper bound on layers times experts. The largest known models have a third of it."""
 
 
+NOT_SETTINGS = frozenset(
+    ("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "use_cache")
+)
+"""Keys of a published configuration that say how it was made or used, and not what it is."""
+
+
+def published_settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A published configuration for a run file: its settings, and the keys that are null."""
+    names = {"_name_or_path", "name_or_path"} | NOT_SETTINGS
+    kept = {key: value for key, value in config.items() if key not in names}
+    unset = sorted(key for key, value in kept.items() if value is None)
+    return {key: value for key, value in kept.items() if value is not None}, unset
+
+
 def config_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """The reasons to refuse a configuration; none if it is acceptable."""
     model_type = config.get("model_type")

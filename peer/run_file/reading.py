@@ -6,7 +6,7 @@ Nothing in a run file is executed, and reading one opens no file and no connecti
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +20,11 @@ from peer.run_file.setting_rules import check_table
 from peer.run_file.toml_lines import TomlLines
 
 RUN_FILE_MAX_BYTES = 16 * 1024
-"""Upper bound on a run file, as TOML and in canonical form. Checked before anything is parsed."""
+"""Upper bound on the canonical form, which peers send to each other."""
+
+TEXT_MAX_BYTES = 4 * RUN_FILE_MAX_BYTES
+"""Upper bound on a run file as people write it, which comments make twice as long. Both are checked
+before anything is parsed."""
 
 
 def parse(text: str, *, source: str = "run file") -> RunFile:
@@ -29,8 +33,8 @@ def parse(text: str, *, source: str = "run file") -> RunFile:
     Raises ``RunFileError``, which lists every fault with its line and the rule it breaks.
     """
     size = len(text.encode())
-    if size > RUN_FILE_MAX_BYTES:
-        raise RunFileError(source, [_too_large(size)])
+    if size > TEXT_MAX_BYTES:
+        raise RunFileError(source, [_too_large(size, TEXT_MAX_BYTES)])
     try:
         settings = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -62,6 +66,25 @@ def from_canonical(data: bytes, run_id: str, *, source: str = "run file from pee
     return run
 
 
+def with_settings(
+    run: RunFile, settings: Mapping[str, Any], *, source: str = "amendment"
+) -> RunFile:
+    """The run with some settings changed, named as ``inner.learning_rate``.
+
+    Raises ``RunFileError`` for a setting that breaks a rule. The run's id follows from its file: it
+    is not that of the result.
+    """
+    plain = msgspec.json.decode(run.canonical())
+    for name, value in settings.items():
+        section, _, setting = name.partition(".")
+        if not isinstance(plain.get(section), dict):
+            problem = f"{name} is not a setting: there is no section {section}"
+            raise RunFileError(source, [Fault(name, problem)])
+        plain[section][setting] = value
+    changed = _checked(plain, source=source, lines=None)
+    return msgspec.structs.replace(changed, seeds=run.seeds)
+
+
 def faults_of_new(run: RunFile, *, now: datetime, text: str | None = None) -> list[Fault]:
     """The faults of a run that is still to begin, by ``obstacles``. ``text``: its TOML."""
     lines = None if text is None else TomlLines(text)
@@ -69,8 +92,8 @@ def faults_of_new(run: RunFile, *, now: datetime, text: str | None = None) -> li
     return sorted(found, key=lambda fault: fault.line or 0)
 
 
-def _too_large(size: int) -> Fault:
-    return Fault("", f"it has {size} bytes; a run file has at most {RUN_FILE_MAX_BYTES}")
+def _too_large(size: int, most: int = RUN_FILE_MAX_BYTES) -> Fault:
+    return Fault("", f"it has {size} bytes; a run file has at most {most}")
 
 
 def _syntax_fault(text: str, error: tomllib.TOMLDecodeError) -> Fault:

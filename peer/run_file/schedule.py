@@ -37,6 +37,8 @@ class Rates:
 
     def __init__(self, run: RunFile) -> None:
         self._run = run
+        self._now = run
+        """The run with the amendments of its owner."""
         self._followers: list[tuple[Any, list[float]]] = []
 
     def follow(self, optimizer: Any, *, peak: float | None = None) -> None:
@@ -52,8 +54,17 @@ class Rates:
             raise ValueError(f"the first group's rate is {initial[0]}; it must be above 0")
         self._followers.append((optimizer, [scale * rate / initial[0] for rate in initial]))
 
-    def set(self, global_tokens: int) -> None:
-        rate = learning_rate(self._run, global_tokens)
+    def amend(self, run: RunFile) -> None:
+        """Follow the schedule of ``run``, which is this run with other settings, from now on."""
+        self._now = run
+
+    def rate(self, global_tokens: int) -> float:
+        """The rate of the first group of an optimizer that has the run's own peak."""
+        return learning_rate(self._now, global_tokens)
+
+    def set(self, global_tokens: int, *, rate: float | None = None) -> None:
+        """Set all rates. ``rate``: as another process of the same learner computed it."""
+        rate = self.rate(global_tokens) if rate is None else rate
         for optimizer, scales in self._followers:
             for group, scale in zip(optimizer.param_groups, scales, strict=True):
                 fill = getattr(group["lr"], "fill_", None)

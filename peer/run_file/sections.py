@@ -9,9 +9,9 @@ Descriptions are not part of the id.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 from blake3 import blake3
@@ -20,6 +20,8 @@ from multiaddr import Multiaddr
 
 from dht import addresses
 from dht.identity import RunId
+from peer.run_file.adapters import Lora
+from peer.run_file.forms import Form, form_of
 
 SCHEMA = 1
 """The only value of ``schema`` that this version reads."""
@@ -159,6 +161,36 @@ class HfModel(_Model, frozen=True, kw_only=True, tag_field="recipe", tag="hf"):
             "code is never executed."
         ),
     ]
+    config_unset: Annotated[
+        Annotated[
+            list[Annotated[str, _text(_PRINTABLE, "a printable text", "", length_max=64)]],
+            Meta(max_length=64),
+        ]
+        | None,
+        _later("Keys of the configuration that are null, for which TOML has no value."),
+    ] = None
+    base: Annotated[
+        Annotated[str, _text(_PRINTABLE, "a printable text", "", length_max=1024)] | None,
+        _later(
+            "Published model that the run begins from: 'owner/name@' and a commit on the hub, an "
+            "https URL that ends in '/', or a folder in the data folder. Unset: weights are drawn."
+        ),
+    ] = None
+    base_files: Annotated[
+        Annotated[
+            list[Annotated[str, _text(_PRINTABLE, "a printable text", "", length_max=256)]],
+            Meta(min_length=1, max_length=64),
+        ]
+        | None,
+        _later(
+            "Its .safetensors files, each with '#sha256=...', which every peer verifies; `shoal "
+            "run new --base` writes them."
+        ),
+    ] = None
+    lora: Annotated[
+        Lora | None,
+        _later("Adapters that are trained and exchanged instead of the whole model."),
+    ] = None
 
 
 class CustomModel(_Model, frozen=True, kw_only=True, tag_field="recipe", tag="custom"):
@@ -203,7 +235,40 @@ class TextData(_Data, frozen=True, kw_only=True, tag_field="recipe", tag="text")
     ]
 
 
-class HfData(_Data, frozen=True, kw_only=True, tag_field="recipe", tag="hf"):
+class _FormedData(_Data, frozen=True, kw_only=True):
+    form: Annotated[
+        Literal["text", "chat", "completion"],
+        _later(
+            "'text': every token is predicted. 'chat' and 'completion': examples, of which only "
+            "the answers are; a sequence holds whole examples."
+        ),
+    ] = "text"
+    columns: Annotated[
+        Annotated[
+            list[Annotated[str, _text(_PRINTABLE, "a printable text", "", length_max=64)]],
+            Meta(min_length=1, max_length=2),
+        ]
+        | None,
+        _later(
+            "Columns of an example: of a chat one with messages of role and content, unset: "
+            "'messages'; of a completion two, unset: 'prompt' and 'completion'."
+        ),
+    ] = None
+    template: Annotated[
+        Annotated[dict[str, str], Meta(max_length=8)] | None,
+        _later(
+            "Text of each role (user, assistant; prompt, answer) with {content} for what it says; "
+            "unset: 'User: ...' and 'Assistant: ...', or prompt and answer alone."
+        ),
+    ] = None
+
+    @property
+    def examples(self) -> Form | None:
+        """The form of the examples; ``None`` for text."""
+        return None if self.form == "text" else form_of(self.form, self.columns, self.template)
+
+
+class HfData(_FormedData, frozen=True, kw_only=True, tag_field="recipe", tag="hf"):
     """A dataset of the Hugging Face hub, streamed."""
 
     dataset: Annotated[
@@ -276,7 +341,7 @@ class FileSource(_Section, frozen=True, kw_only=True):
     ] = "uint16"
 
 
-class FilesData(_Data, frozen=True, kw_only=True, tag_field="recipe", tag="files"):
+class FilesData(_FormedData, frozen=True, kw_only=True, tag_field="recipe", tag="files"):
     """Files of text or tokens, in the folder given with --data or downloaded over https."""
 
     tokenizer: Annotated[
@@ -409,6 +474,22 @@ class Schedule(_Section, frozen=True, kw_only=True):
 
 Codec: TypeAlias = Literal["f32", "f16", "int8", "int4", "int2"]
 
+_CODEC = "|".join(get_args(Codec))
+CodecPair: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=f"^({_CODEC})(/({_CODEC}))?$",
+        extra={"rule": "an encoding, or two for up/down, such as 'int2/int4'"},
+    ),
+]
+"""The encodings of both ways, as in ``int2/int4``, or one for both."""
+
+
+def codec_pairs(codecs: Sequence[str]) -> list[tuple[str, str]]:
+    """The encodings of the way up and of the way down, from names such as ``int2/int4``."""
+    parts = (codec.partition("/") for codec in codecs)
+    return [(up, down or up) for up, _, down in parts]
+
 
 class Outer(_Section, frozen=True, kw_only=True):
     """How the updates of all peers are merged into the shared model."""
@@ -454,6 +535,24 @@ class Outer(_Section, frozen=True, kw_only=True):
     codec_down: Annotated[
         Codec | None, _later("Encoding of merged updates on their way back; unset: as `codec`.")
     ] = None
+    smaller_codecs: Annotated[
+        Annotated[list[CodecPair], Meta(max_length=8)],
+        _later(
+            "Encodings for lines that do not carry the preferred ones, each smaller than the one "
+            "before it, such as `int2/int4` (up/down). Peers change over together."
+        ),
+    ] = []
+    steps_per_cycle_max: Annotated[
+        Annotated[int, Meta(ge=1, le=100_000)] | None,
+        _later(
+            "The longest cycle, for lines that do not carry the smallest encodings either; unset: "
+            "cycles keep the length of steps_per_cycle."
+        ),
+    ] = None
+    line_share: Annotated[
+        Annotated[float, Meta(gt=0.0, le=1.0)],
+        _later("Share of a line that merging may take before encodings and cycles adapt to it."),
+    ] = 0.7
     feedback: Annotated[
         Literal["auto", "on", "off"],
         _later(
@@ -490,10 +589,17 @@ class Outer(_Section, frozen=True, kw_only=True):
         return up if up == down else f"{up} up, {down} down"
 
     @property
-    def feeds_back(self) -> bool:
+    def smaller_pairs(self) -> list[tuple[str, str]]:
+        """The smaller encodings of the way up and of the way down."""
+        return codec_pairs(self.smaller_codecs)
+
+    @property
+    def fed_back(self) -> frozenset[str]:
+        """Encodings of uploads whose loss is part of the peer's next update."""
+        used = {self.codecs[0], *(up for up, _ in self.smaller_pairs)}
         if self.feedback == "auto":
-            return self.codecs[0] == "int2" and self.adoption == "carry"
-        return self.feedback == "on"
+            return frozenset(used & {"int2"} if self.adoption == "carry" else ())
+        return frozenset(used if self.feedback == "on" else ())
 
 
 Quorum: TypeAlias = (
@@ -689,6 +795,14 @@ class Policy(_Section, frozen=True, kw_only=True):
         Annotated[float, Meta(ge=0.0, le=1e5)],
         _later("Minutes over which a newcomer contributes to them: see `probation_rounds`."),
     ] = 10.0
+    audit_rate: Annotated[
+        Annotated[float, Meta(ge=0.0, le=1.0)],
+        _later(
+            "Chance that a piece of a merged slice is merged again by another member, to find "
+            "peers that merge falsely: 0.1 finds one after ten lies on average, and costs 5% of "
+            "a round's bytes. 0: no audits."
+        ),
+    ] = 0.1
 
 
 class RunFile(_Section, frozen=True, kw_only=True):
@@ -814,8 +928,12 @@ class RunFile(_Section, frozen=True, kw_only=True):
 
 def _leave_out_younger(table: Struct, plain: dict[str, Any]) -> None:
     for field in msgspec.structs.fields(table):
-        if _is_later(field.type) and getattr(table, field.name) == field.default:
+        if _is_later(field.type) and getattr(table, field.name) == _default_of(field):
             del plain[field.name]
+
+
+def _default_of(field: msgspec.structs.FieldInfo) -> Any:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def _is_later(annotation: Any) -> bool:

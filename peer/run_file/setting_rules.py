@@ -73,11 +73,16 @@ def check_table(
 
 
 def sections_of(annotation: Any) -> tuple[type[Struct], ...]:
-    """The section types of a field: one, one for each recipe, or none for a plain value."""
+    """The section types of a field: one, one for each recipe, or none for a plain value.
+
+    A section that may be left out has one type, like one that is always there.
+    """
+    while typing.get_origin(annotation) is Annotated:
+        annotation = typing.get_args(annotation)[0]
     if isinstance(annotation, type) and issubclass(annotation, Struct):
         return (annotation,)
     if typing.get_origin(annotation) in (types.UnionType, typing.Union):
-        members = typing.get_args(annotation)
+        members = tuple(m for m in typing.get_args(annotation) if m is not types.NoneType)
         if all(isinstance(member, type) and issubclass(member, Struct) for member in members):
             return members
     return ()

@@ -86,13 +86,17 @@ def to_toml(run: RunFile, *, notes: Sequence[str] = (), every_recipe: bool = Fal
             out.append(f'{tag_field} = "{section.__struct_config__.tag}"')
         settings = msgspec.structs.fields(section)
         for inner in settings:
-            if section_in_list(inner.type) is None:
+            if section_in_list(inner.type) is None and not sections_of(inner.type):
                 out += _setting_lines(inner, plain[field.name][inner.name])
         if every_recipe:
             for recipe in recipes:
                 if not isinstance(section, recipe):
                     out += _recipe_lines(field.name, recipe, settings)
         for inner in settings:  # after the plain settings, which would belong to the last table
+            for part in sections_of(inner.type):
+                out += _part_lines(
+                    f"{field.name}.{inner.name}", inner, part, plain[field.name][inner.name]
+                )
             if (listed := section_in_list(inner.type)) is not None:
                 name = f"{field.name}.{inner.name}"
                 out += _list_lines(name, inner, listed, plain[field.name][inner.name])
@@ -110,10 +114,12 @@ def _recipe_lines(
         if known.get(field.name, ...) == field.default:
             continue
         listed = section_in_list(field.type)
+        part = listed or next(iter(sections_of(field.type)), None)
         out += _comment(f"{description_of(field.type)} ({rule_of(field.type)})")
-        if listed is not None:
-            out.append(f"#   [[{section}.{field.name}]]")
-            for inner in msgspec.structs.fields(listed):
+        if part is not None:
+            head = f"{section}.{field.name}"
+            out.append(f"#   [[{head}]]" if listed else f"#   [{head}]")
+            for inner in msgspec.structs.fields(part):
                 out += _comment(f"  {description_of(inner.type)} ({rule_of(inner.type)})")
                 out.append(f"#   {_default_line(inner)}")
         else:
@@ -160,6 +166,26 @@ def _list_lines(
         lines += ["", f"[[{name}]]"]
         for inner in msgspec.structs.fields(listed):
             lines += _setting_lines(inner, table[inner.name])
+    return lines
+
+
+def _part_lines(
+    name: str,
+    field: msgspec.structs.FieldInfo,
+    part: type[msgspec.Struct],
+    values: dict[str, Any] | None,
+) -> list[str]:
+    """A section inside a section, in comments if it is left out."""
+    lines = ["", *_comment(f"{description_of(field.type)} (a table)")]
+    if values is None:
+        lines.append(f"# [{name}]")
+        for inner in msgspec.structs.fields(part):
+            lines += _comment(f"{description_of(inner.type)} ({rule_of(inner.type)})")
+            lines.append(f"# {_default_line(inner)}")
+        return lines
+    lines.append(f"[{name}]")
+    for inner in msgspec.structs.fields(part):
+        lines += _setting_lines(inner, values[inner.name])
     return lines
 
 

@@ -218,6 +218,21 @@ class CheckpointFolder:
                 allowed -= path.stat().st_size
         return allowed
 
+    def clear(self) -> None:
+        """Remove all checkpoints."""
+        with self._saving:
+            for number in self.numbers():
+                _remove(self.path_of(number))
+
+    def take_over(self, path: Path) -> None:
+        """Move a checkpoint of another folder on this file system here; it is the newest then."""
+        with self._saving:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path.rename(self.path_of(self._next_number()))
+            _sync_folder(self.folder)
+            for number in self.numbers()[: -self.keep]:
+                _remove(self.path_of(number))
+
     def set_aside(self, path: Path) -> Path:
         """Rename a checkpoint that cannot be used, so that it is not tried again."""
         if self._reads_only:
@@ -239,6 +254,12 @@ class CheckpointFolder:
         for path in self.folder.iterdir():
             if path.name.startswith(_TEMPORARY):
                 _remove(path)
+
+
+def read_meta(path: Path) -> Mapping[str, Any]:
+    """The ``meta`` of a checkpoint; its tensors are not verified. Raises ``CheckpointDamaged``."""
+    meta: Mapping[str, Any] = _read_meta(path)["meta"]
+    return meta
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

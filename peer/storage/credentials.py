@@ -19,6 +19,7 @@ from dht.membership.credentials import (
 from dht.presence.kept_peers import write_whole
 from dht.records import CREDENTIAL_MAX_BYTES
 from peer.errors import NotAdmitted, NotOwner
+from peer.rules.amendments import objection
 from peer.run_file.sections import RunFile
 from peer.storage.home import data_home
 
@@ -68,7 +69,8 @@ def own_credential(
 
 def check_admitted(run: RunFile, peer: PeerId, credential: bytes, role: str) -> Admission:
     """The admission of a run. Raises ``NotAdmitted`` if it does not admit ``peer``."""
-    admission, now = Admission(admission_terms(run)), time.time()
+    admission = Admission(admission_terms(run), lambda orders: objection(run, orders))
+    now = time.time()
     refusal = admission.show(peer, credential, now=now)
     refusal = refusal or admission.refusal(peer, now=now, role=role)
     if refusal is not None:

@@ -7,6 +7,7 @@ is missing, as long as the run stands where it stood.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -169,11 +170,17 @@ async def _fetch(
     return tuple(states)
 
 
+PAUSES_S = 0.0, 1.5, 3.0
+"""Pauses before the attempts to fetch a fragment; pieces that have arrived are kept. A source keeps
+few states for readers, and a small model's are read so fast that it has yet to let go of them."""
+
+
 async def _fetch_one(
     fetcher: Fetcher, index: int, size: int, sources: Sequence[PeerId], run: RunFile
 ) -> FragmentState:
     reason = ""
-    for _ in range(2):  # pieces that have arrived are kept for the second attempt
+    for pause_s in PAUSES_S:
+        await asyncio.sleep(pause_s)
         try:
             return await fetcher.state(
                 index, size, sources, trust=_Agreement(len(sources)), timeout_s=FETCH_FRAGMENT_S
@@ -192,8 +199,7 @@ class _Agreement:
 
     sources: int
 
-    @property
-    def holders_min(self) -> int:
+    def holders_min(self, manifest: Manifest) -> int:
         return min(2, self.sources)
 
     def counts(self, peer: PeerId) -> bool:

@@ -30,6 +30,7 @@ LEARNERS_MAX = 64
 """Number of learners of one run on one machine that find a folder by themselves."""
 
 OUTER = "outer"
+GOOD = "good"
 """The folder of the checkpoints of the run's state, inside a peer's folder."""
 
 PEERS = "peers.json"
@@ -174,6 +175,12 @@ def running_peers() -> dict[Path, Occupant]:
         else:  # its process was killed
             link.unlink(missing_ok=True)
     return found
+
+
+def run_of(folder: Path) -> RunId | None:
+    """The run of the peer of a folder; ``None`` if no peer has held it."""
+    occupant = _read_occupant(folder)
+    return None if occupant is None else RunId(occupant.run_id)
 
 
 @contextmanager

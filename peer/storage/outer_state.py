@@ -59,6 +59,8 @@ class OuterState:
     ledger: Mapping[str, Any] | None
     """Argument for ``Ledger.from_plain``."""
     path: Path
+    directives: tuple[bytes, ...] = ()
+    """The directives that the peer knew; each of them proves itself."""
 
     @property
     def global_tokens(self) -> int:
@@ -80,6 +82,7 @@ def save_outer(
     layout: Layout,
     states: Sequence[FragmentState],
     ledger: Mapping[str, Any] | None = None,
+    directives: Sequence[bytes] = (),
 ) -> Path:
     """Save every fragment. Fragments may be of different versions: each is whole in itself.
 
@@ -90,39 +93,44 @@ def save_outer(
         raise ValueError("a checkpoint needs every fragment of the layout once, in order")
     tensors: dict[str, Tensor] = {}
     for state in states:
-        index = state.fragment
-        tensors[f"theta.{index}"] = Tensor.of(state.theta)
-        tensors[f"momentum.{index}"] = Tensor.of(state.momentum)
-        links = list(state.chain)
-        lineages = np.frombuffer(b"".join(link.lineage for link in links), np.uint8)
-        tensors[f"chain.{index}.versions"] = Tensor.of(
-            np.array([link.version for link in links], np.int64)
-        )
-        tensors[f"chain.{index}.tokens"] = Tensor.of(
-            np.array([link.tokens for link in links], np.int64)
-        )
-        tensors[f"chain.{index}.lineages"] = Tensor.of(lineages.reshape(-1, _LINEAGE_BYTES))
+        tensors |= state_tensors(state)
     meta = {
         "kind": "outer",
         "run_id": run.run_id,
         "run": run.canonical().decode(),
         "layout_hash": layout.hash.hex(),
         "layout": _describe(layout, fragments=run.outer.fragments),
-        "fragments": [
-            {
-                "version": state.version,
-                "lineage": state.lineage.hex(),
-                "history": state.history.hex(),
-                "merged": {
-                    peer: [mark.incarnation, mark.step, mark.tokens]
-                    for peer, mark in sorted(state.merged.items())
-                },
-            }
-            for state in states
-        ],
+        "fragments": [described(state) for state in states],
         "ledger": ledger,
+        "directives": [data.hex() for data in directives],
     }
     return folder.save(tensors, meta)
+
+
+def state_tensors(state: FragmentState) -> dict[str, Tensor]:
+    """The numbers of one fragment and its chain, as a checkpoint holds them."""
+    index, links = state.fragment, list(state.chain)
+    lineages = np.frombuffer(b"".join(link.lineage for link in links), np.uint8)
+    return {
+        f"theta.{index}": Tensor.of(state.theta),
+        f"momentum.{index}": Tensor.of(state.momentum),
+        f"chain.{index}.versions": Tensor.of(np.array([link.version for link in links], np.int64)),
+        f"chain.{index}.tokens": Tensor.of(np.array([link.tokens for link in links], np.int64)),
+        f"chain.{index}.lineages": Tensor.of(lineages.reshape(-1, _LINEAGE_BYTES)),
+    }
+
+
+def described(state: FragmentState) -> dict[str, Any]:
+    """The rest of a fragment's state, for the meta of a checkpoint."""
+    return {
+        "version": state.version,
+        "lineage": state.lineage.hex(),
+        "history": state.history.hex(),
+        "merged": {
+            peer: [mark.incarnation, mark.step, mark.tokens]
+            for peer, mark in sorted(state.merged.items())
+        },
+    }
 
 
 def load_outer(
@@ -265,26 +273,28 @@ def _describe(layout: Layout, *, fragments: int) -> dict[str, Any]:
 def _read(checkpoint: Checkpoint) -> OuterState:
     meta = checkpoint.meta
     run = from_canonical(meta["run"].encode(), meta["run_id"])
-    described = meta["layout"]
+    shapes = meta["layout"]
     layout = Layout.build(
-        [TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in described["specs"]],
-        described["fragments"],
-        embeddings=described["embeddings"],
-        heads=described["heads"],
-        statistics=described.get("statistics", ()),  # added after the first format
+        [TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in shapes["specs"]],
+        shapes["fragments"],
+        embeddings=shapes["embeddings"],
+        heads=shapes["heads"],
+        statistics=shapes.get("statistics", ()),  # added after the first format
     )
     if layout.hash.hex() != meta["layout_hash"]:
         raise CheckpointDamaged(str(checkpoint.path), "its layout does not have its hash")
     states = tuple(
-        _read_state(checkpoint, index, fragment.size, meta["fragments"][index])
+        read_state(checkpoint, index, fragment.size, meta["fragments"][index])
         for index, fragment in enumerate(layout.fragments)
     )
-    return OuterState(run, layout, states, meta["ledger"], checkpoint.path)
+    directives = tuple(map(bytes.fromhex, meta.get("directives", ())))
+    return OuterState(run, layout, states, meta["ledger"], checkpoint.path, directives)
 
 
-def _read_state(
+def read_state(
     checkpoint: Checkpoint, index: int, size: int, described: Mapping[str, Any]
 ) -> FragmentState:
+    """One fragment's state. Raises ``CheckpointDamaged``, or for invalid content ``ValueError``."""
     theta, momentum = checkpoint.array(f"theta.{index}"), checkpoint.array(f"momentum.{index}")
     for array in (theta, momentum):
         if array.dtype != np.float32 or array.shape != (size,):

@@ -121,6 +121,7 @@ class Engine:
         self.combine: Combination | None = None
         self.tuning: Tuning = Settled()
         """A context manager to enter before the first step and to leave after the last one."""
+        self._predicts_answers = getattr(run.data, "form", "text") != "text"
         self._loss_of = loss
         self._backend = backend
         self._codes: dict[tuple[bool, bool], Loss] = {}
@@ -215,14 +216,22 @@ class Engine:
             last = done == len(batch)
             with self.tuning.around(len(part), last=last):
                 with self.autocast():
-                    # The mean over a part counts as often as the part has sequences.
-                    loss = self._loss(part) * (len(part) / len(batch))
+                    loss = self._share_of_loss(part, batch)
                 if self.combine is not None:
                     self.combine.begin_pass(last=last)
                 torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "a batch has at least one sequence"
         return total
+
+    def _share_of_loss(self, part: Tensor, batch: Tensor) -> Tensor:
+        """The part's share of the mean loss of a batch."""
+        if not self._predicts_answers:
+            # The mean over a part counts as often as the part has sequences.
+            return self._loss(part) * (len(part) / len(batch))
+        # ... as it has tokens that are predicted. There may be none, and the mean of none is NaN.
+        count, whole = (each[:, 1:].ge(0).sum() for each in (part, batch))
+        return torch.where(count > 0, self._loss(part), 0.0) * (count / whole.clamp(min=1))
 
     def _parts(self, batch: Tensor) -> Iterator[Tensor]:
         """The micro-batches of a batch; the rest is divided anew when the choices change."""
@@ -272,7 +281,11 @@ class Engine:
 
     def use(self) -> DeviceUse:
         """State of the device, for people."""
-        model, parameters = self.run.model, sum(p.numel() for p in self.model.parameters())
+        model = self.run.model
+        # Of frozen parameters no gradients are computed, which is a third of the operations.
+        parameters = round(
+            sum(p.numel() * (1 if p.requires_grad else 2 / 3) for p in self.model.parameters())
+        )
         # Attention adds operations that no parameter stands for; other models may differ.
         shape = (model.layers, model.width) if isinstance(model, GptModel) else (0, 0)
         return DeviceUse(

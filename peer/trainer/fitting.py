@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 from peer.errors import MachineTooSmall
+from peer.model.recipes import trained_parameters
 from peer.quantities import bytes_text
 from peer.run_file.sections import GptModel, RunFile
 from peer.trainer.choices import (
@@ -160,12 +161,16 @@ def room_bytes(engine: Engine, *, others_bytes: float) -> float:
 
     ``others_bytes``: memory that is still to be taken, beside the optimizer's two moments.
     """
-    parameters = sum(p.numel() for p in engine.model.parameters())
+    parameters = _trained(engine)
     moments = 8.0 * parameters
     # On CUDA the gradients are part of what is measured.
     gradients = 0.0 if engine.device.type == "cuda" else 4.0 * parameters
     free = (1.0 - FREE_FRACTION) * free_bytes(engine.device)
     return free - moments - gradients - others_bytes
+
+
+def _trained(engine: Engine) -> int:
+    return sum(p.numel() for p in trained_parameters(engine.model).values())
 
 
 def begin(
@@ -240,7 +245,7 @@ def _in_short(engine: Engine) -> Probe:
 def _first_size(engine: Engine, goal: Goal, one: Probe) -> int:
     """The first micro-batch: one that certainly fits."""
     on_cuda = engine.device.type == "cuda"
-    gradients = 4.0 * sum(p.numel() for p in engine.model.parameters()) if on_cuda else 0.0
+    gradients = 4.0 * _trained(engine) if on_cuda else 0.0
     fitting = (goal.room_bytes - gradients) / max(1.0, one.peak_bytes - gradients)
     most = goal.choices.micro_batch
     if goal.wished and not goal.choices.compile:  # compiled code needs less memory

@@ -50,6 +50,9 @@ class TrainerSettings:
     weights: Path | None = None
     """First weights of a founder instead of the recipe's: a safetensors file, or the folder of a
     transformers checkpoint. A peer that joins gets the parameters of the run."""
+    base: Path | None = None
+    """Folder with the weights of the published model that the run begins from, where this peer
+    needs them."""
 
 
 class Stop:
@@ -123,7 +126,7 @@ def open_engine(
     device = prepare_torch(settings)
     facts = facts_of(device)
     choices = choose(facts, settings.wishes, batch_size=run_file.inner.batch_size)
-    model = build_model(run_file, draw=settings.founds)
+    model = build_model(run_file, draw=settings.founds, base=settings.base)
     if settings.weights is not None:
         load_weights(model, settings.weights)
     model = model.to(device)

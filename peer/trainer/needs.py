@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout
 from peer.model.recipes import build_model, build_optimizer
+from peer.model.recipes.counting import measured
 from peer.quantities import bytes_text, count_text
-from peer.run_file.sections import GptModel, RunFile
+from peer.run_file.base import base_of
+from peer.run_file.sections import GptModel, HfModel, RunFile
 from peer.trainer.parameters import recipe_layout, statistics_of
 from peer.trainer.speed import flops_per_token, peak_flops
 
@@ -34,12 +36,16 @@ class Needs:
     run: RunFile
     layout: Layout
     parameters: int
+    """Number of trained parameters."""
+    frozen: int
+    """Number of parameters of the base below adapters."""
+    frozen_bytes: int
     buffers: int
     """Values of buffers that are saved with the model."""
     cycle_bytes: int
     """Upper bound on what is sent in a cycle, and on what is received."""
     device_bytes: int
-    """Weights, gradients and the state of the optimizer."""
+    """Weights, gradients and the state of the optimizer; the base below adapters."""
     agent_bytes: float
     disk_bytes: float
 
@@ -54,20 +60,55 @@ class Needs:
         return 8.0 * self.cycle_bytes * tokens_per_s / self.cycle_tokens
 
     @property
+    def least_share(self) -> float:
+        """Share of those bytes per step that is left on lines which carry no more."""
+        outer = self.run.outer
+        up, down = outer.smaller_pairs[-1] if outer.smaller_pairs else outer.codecs
+        cycle_max = outer.steps_per_cycle_max or outer.steps_per_cycle
+        least = sum(coded_bytes(codec, self.layout) for codec in (up, down))
+        return least / self.cycle_bytes * outer.steps_per_cycle / cycle_max
+
+    @property
     def lines(self) -> tuple[str, ...]:
         """A summary for the author of the run."""
         outer = self.run.outer
         return (
             f"Model    {self.parameters / 1e6:.1f} M parameters in {outer.fragments} fragments",
+            *self._base_lines,
             *self._buffer_lines,
             f"Link     at most {bytes_text(self.cycle_bytes)} up and as much down "
             f"({outer.codecs_text}) in {outer.steps_per_cycle} steps",
             *self._link_lines,
+            *self._slow_line_lines,
             f"Device   {bytes_text(self.device_bytes)} of memory, and the activations of one "
             "sequence or more",
             f"Machine  {bytes_text(self.agent_bytes)} of memory beside that, "
             f"{bytes_text(self.disk_bytes)} of disk",
         )
+
+    @property
+    def _base_lines(self) -> list[str]:
+        base = base_of(self.run.model)
+        if base is None:
+            return []
+        if not self.frozen:
+            return [f"Base     {base.text}, which the founder alone fetches"]
+        assert isinstance(self.run.model, HfModel)
+        assert self.run.model.lora is not None
+        return [
+            f"Base     {base.text}, {count_text(self.frozen)} parameters, frozen in "
+            f"{self.run.model.lora.base_dtype}: {bytes_text(self.frozen_bytes)} of the device, "
+            "and its files on the disk"
+        ]
+
+    @property
+    def _slow_line_lines(self) -> list[str]:
+        if self.least_share == 1.0:
+            return []
+        return [
+            f"         down to {self.least_share:.0%} of that on lines that carry no more "
+            "(outer.smaller_codecs)"
+        ]
 
     @property
     def _buffer_lines(self) -> list[str]:
@@ -81,7 +122,7 @@ class Needs:
     def _link_lines(self) -> list[str]:
         found = []
         for device in EXAMPLES:
-            speed = expected_tokens_per_s(self.run, self.parameters, device)
+            speed = expected_tokens_per_s(self.run, self.parameters, device, frozen=self.frozen)
             if speed is not None:
                 bits = self.link_bits_per_s(speed)
                 found.append(
@@ -99,14 +140,18 @@ def _speed_text(bits_per_s: float) -> str:
 def needs_of(run: RunFile) -> Needs:
     """The needs of a run whose file describes its model. Raises ``LayoutUnknown``."""
     layout = recipe_layout(run)
-    buffers = statistics_of(build_model(run, weights=False), "mean")
+    model = build_model(run, weights=False)
+    buffers = statistics_of(model, "mean")
+    size = measured(run.model, model)
     return Needs(
         run=run,
         layout=layout,
         parameters=sum(part.size for part in layout.fragments if not part.has_statistics),
+        frozen=size.frozen,
+        frozen_bytes=size.frozen_bytes,
         buffers=sum(buffer.numel() for buffer in buffers.values()),
         cycle_bytes=cycle_bytes(run, layout),
-        device_bytes=8 * layout.size + optimizer_bytes(run),
+        device_bytes=8 * layout.size + optimizer_bytes(run) + size.frozen_bytes,
         agent_bytes=agent_bytes(layout.size),
         disk_bytes=disk_bytes(layout.size),
     )
@@ -114,9 +159,13 @@ def needs_of(run: RunFile) -> Needs:
 
 def cycle_bytes(run: RunFile, layout: Layout) -> int:
     """An exchange sends every value at most twice: own work, and the merged slice."""
+    return sum(coded_bytes(codec, layout) for codec in run.outer.codecs)
+
+
+def coded_bytes(codec: str, layout: Layout) -> int:
+    """All fragments in this encoding, statistics in f32."""
     return sum(
         codec_named("f32" if fragment.has_statistics else codec).encoded_size(fragment.unit_sizes)
-        for codec in run.outer.codecs
         for fragment in layout.fragments
     )
 
@@ -144,10 +193,20 @@ def optimizer_bytes(run: RunFile) -> int:
     return total
 
 
-def expected_tokens_per_s(run: RunFile, parameters: int, device: str) -> float | None:
-    """Speed of a device by its peak in bf16; ``None`` if device or model are not known."""
+def expected_tokens_per_s(
+    run: RunFile, parameters: int, device: str, *, frozen: int = 0
+) -> float | None:
+    """Speed of a device by its peak in bf16; ``None`` if device or model are not known.
+
+    Of frozen parameters the backward pass computes no gradients: two thirds of the work remain.
+    """
     peak = peak_flops(device, "bf16")
-    if peak is None or not isinstance(run.model, GptModel):
+    if peak is None:
+        return None
+    if frozen:
+        work = round(parameters + 2 / 3 * frozen)
+        return USUAL_SHARE * peak / flops_per_token(work, layers=0, width=0, length=0)
+    if not isinstance(run.model, GptModel):
         return None
     flops = flops_per_token(
         parameters,

@@ -72,9 +72,11 @@ class News:
         """``facts`` with counters that never run backwards, whatever becomes of agents and forks.
 
         A new agent counts from 0. Tokens fall where the lighter side of a fork is given up: the
-        learning rate that follows them does not.
+        learning rate that follows them does not. It does where the run's owner takes the run back.
         """
         counted = {name: n + getattr(facts, name) for name, n in self._earlier_agents.items()}
+        if facts.gone_back > self.facts.gone_back:
+            return msgspec.structs.replace(facts, **counted)
         tokens = {name: max(getattr(self.facts, name), getattr(facts, name)) for name in TOKENS}
         return msgspec.structs.replace(facts, **counted, **tokens)
 

@@ -146,10 +146,12 @@ def check_layout(layout: Layout, run: RunFile) -> None:
 def frozen_parameters(model: torch.nn.Module) -> tuple[Described, ...] | None:
     """Parameters that are not exchanged, tied ones once, with digests of their values.
 
-    ``None`` if a process has only a part of some (DTensor). They are hashed at about 1 GB/s.
+    ``None`` if a process has only a part of some (DTensor), or if some are held in 4 or 8 bits
+    (bitsandbytes), which devices round differently. They are hashed at about 1 GB/s.
     """
     frozen = {name: p for name, p in named_parameters(model) if not p.requires_grad}
-    if any(hasattr(p, "to_local") or p.is_meta for p in frozen.values()):
+    partly = ("to_local", "quant_state", "CB")
+    if any(p.is_meta or any(hasattr(p, mark) for mark in partly) for p in frozen.values()):
         return None
     return tuple(Described(name, tuple(p.shape), _digest(p.detach())) for name, p in frozen.items())
 

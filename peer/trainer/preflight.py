@@ -23,11 +23,13 @@ from peer.errors import MachineTooSmall, OwnProgramNeeded
 from peer.guest.enforcement import folder_bytes
 from peer.model.recipes.counting import size_of
 from peer.quantities import bytes_text, count_text, duration_text
+from peer.run_file.base import base_of
 from peer.run_file.sections import (
     CustomData,
     CustomInner,
     CustomModel,
     FilesData,
+    HfModel,
     RunFile,
 )
 from peer.trainer.choices import DeviceFacts
@@ -54,6 +56,8 @@ class Preflight:
     key: str
     """Key of the measurements in ``Remembered``."""
     devices: int
+    frozen_bytes: float
+    """Memory of the base below adapters, on each device."""
     step_bytes: float
     """Memory of gradients and activations, beside parameters and moments."""
     step_time_s: float
@@ -78,8 +82,8 @@ class Preflight:
         return (
             f"Run      {run.name}   id {run.run_id[:16]}...   licence {licence}",
             *about_lines(run),
-            f"Trains   {model}, {count_text(self.parameters)} parameters; data: {data}; "
-            "nothing from the network is executed",
+            f"Trains   {model}, {count_text(self.parameters)} parameters{_of_base(run)}; data: "
+            f"{data}; nothing from the network is executed",
             f"Device   {self._device_text}",
             f"Machine  {about}{count_text(step_tokens / self.step_time_s)} tokens/s   "
             f"memory {bytes_text(self.memory_needed)} of {bytes_text(self.memory_free)} free   "
@@ -95,8 +99,17 @@ class Preflight:
         text = f"{count}{self.facts.name}   {self.goal.text}"
         if self.facts.kind != "cuda":
             return text
-        used = 12.0 * self.parameters + self.step_bytes  # parameters and two moments
+        # Parameters and two moments.
+        used = 12.0 * self.parameters + self.frozen_bytes + self.step_bytes
         return f"{text}   {bytes_text(used)} of {bytes_text(self.facts.memory_bytes)}"
+
+
+def _of_base(run: RunFile) -> str:
+    base = base_of(run.model)
+    if base is None:
+        return ""
+    adapts = isinstance(run.model, HfModel) and run.model.lora is not None
+    return f" of adapters on {base.text}" if adapts else f", which begin as {base.text}"
 
 
 def about_lines(run: RunFile) -> tuple[str, ...]:
@@ -155,10 +168,11 @@ def examine(
     size = size_of(run)
     count = size.parameters
     on_cpu = device.type == "cpu"
-    training = devices * least_bytes(run, count) if on_cpu else 0.0
+    least = least_bytes(run, count) + size.frozen_bytes
+    training = devices * least if on_cpu else 0.0
     room = _room(run, count, training_bytes=training + size.buffer_bytes, directory=directory)
     if not on_cpu:
-        _check_device(run, device, least_bytes(run, count) + size.buffer_bytes)
+        _check_device(run, device, least + size.buffer_bytes)
     engine = open_engine(run, settings)
     facts = facts_of(device)
     key = key_of(run, facts, settings.wishes, devices=devices)
@@ -183,6 +197,7 @@ def examine(
         goal=goal,
         key=key,
         devices=devices,
+        frozen_bytes=size.frozen_bytes,
         step_bytes=found.step_bytes,
         step_time_s=step_time_s,
         upload_per_hour=cycle_bytes(run, layout) * cycles_per_hour,

@@ -44,6 +44,8 @@ class Agreed:
     over: bool = False
     finished: bool = False
     global_tokens: int = 0
+    rate: float | None = None
+    """The learning rate at so many tokens, which the run's owner may have changed."""
     peers: int = 1
     measure: bool = False
     """True if to measure the held-out loss now."""
@@ -269,7 +271,7 @@ class Rank(abc.ABC):
 
     def set_rates(self) -> None:
         """Set the scheduled rates again, after something else has changed them."""
-        self._parts.rates.set(self.global_tokens)
+        self._parts.rates.set(self.global_tokens, rate=self._agreed.rate)
 
     def measure_with(self, measure: Callable[[], tuple[float, int]]) -> None:
         """Set the function that measures the held-out loss.

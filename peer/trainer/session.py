@@ -39,6 +39,7 @@ from peer.data.sequences import Data
 from peer.errors import INTERRUPTED, LeftEarly, RunLost
 from peer.events.telling import on_screen
 from peer.joining.link import is_news, only_from
+from peer.run_file.reading import with_settings
 from peer.run_file.sections import RunFile
 from peer.storage.inner_state import Optimizers, several
 from peer.trainer.late import LateValue
@@ -103,6 +104,8 @@ class Run(Rank):
         self._link_told: str | None = None
         self._tell_device_at = 0.0
         self._merged_at: list[int] = []
+        self._amended: dict[str, int | float | str] = {}
+        """Settings of the run that its owner has changed, as they were followed last."""
         """The step of the last merge of each fragment."""
         if not plan.settings.quiet:
             for event in ("page", "link", "link_limited"):
@@ -265,14 +268,23 @@ class Run(Rank):
             if self._checks is not None:
                 self._checks.rested()
 
+    def _amend(self) -> None:
+        """Follow the amendments of the run's owner."""
+        amended = self._news.facts.amended
+        if amended != self._amended:
+            self._amended = amended
+            self._parts.rates.amend(with_settings(self._parts.run_file, amended))
+
     def _agree(self, *, measure: bool = False) -> None:
         """Give the other processes the news that hold for all of them from this safe point on."""
+        self._amend()
         if self._ranks is not None:
             news = self._news
             self._agreed = Agreed(
                 over=news.over is not None or self._leaving(),
                 finished=news.finished,
                 global_tokens=news.facts.global_tokens,
+                rate=self._parts.rates.rate(news.facts.global_tokens),
                 peers=self.peers,
                 measure=measure,
             )

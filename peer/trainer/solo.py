@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from dht.identity import PeerId
+from peer.data.base_models import base_folder
 from peer.data.sources import open_data
 from peer.model.recipes import (
     build_model,
@@ -88,7 +89,7 @@ def train_alone(
         open_data(run, peer_id=peer, cache_dir=cache_dir, data_dir=data_dir) for peer in peers
     ]
     held_out = opened[0].held_out
-    model = build_model(run)
+    model = build_model(run, base=base_folder(run, cache_dir=cache_dir, data_dir=data_dir))
     optimizer = build_optimizer(run, model)
     step_tokens = count * run.inner.batch_size * run.data.sequence_length
     follow = (schedule_learners or count) * step_tokens // count

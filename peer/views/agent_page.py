@@ -54,6 +54,9 @@ def figures(status: Status) -> Iterator[Metric]:
             yield GaugeMetricFamily(f"shoal_{name}", text, value=float(value))
     resting = float(status.rest is not None)
     yield GaugeMetricFamily("shoal_resting", "1: training rests, by the limits", value=resting)
+    if status.cycle_steps:
+        text = "Steps in which every fragment is merged once"
+        yield GaugeMetricFamily("shoal_cycle_steps", text, value=float(status.cycle_steps))
     for name, count, text in (
         ("steps", status.steps, "Optimizer steps since the trainer started"),
         ("rounds", status.rounds, "Finished rounds"),
@@ -113,6 +116,8 @@ class OwnState:
     rest: str | None
     """The reason why training rests; ``None`` if it does not."""
     limits: Sequence[str]
+    orders: Sequence[str]
+    """Orders of the run's owner, in words."""
     in_flight: Sequence[str]
     """Fragments with the current activity, in words."""
     processor_share: float | None
@@ -145,6 +150,8 @@ def content(
         "state": _own_state(status),
         "resting": own.rest is not None,
         "limits": list(own.limits),
+        "orders": list(own.orders),
+        "merging": status.merging,
         "who": f"{status.name}, {status.role}"
         + (f", step {status.steps}" if status.role == "learner" else ""),
         "link": own.link or None,

@@ -94,15 +94,16 @@ class PageError(PeerError):
 
     exit_code = 2
 
-    def __init__(self, address: str, reason: str) -> None:
-        super().__init__(address, reason)
+    def __init__(self, address: str, reason: str, option: str = "--page") -> None:
+        super().__init__(address, reason, option)
         self.address = address
         self.reason = reason
+        self.option = option
 
     def __str__(self) -> str:
         return (
             f"the page cannot be served at {self.address}: {self.reason}; "
-            "choose another address with --page HOST:PORT, or none with --page off"
+            f"choose another address with {self.option} HOST:PORT, or none with {self.option} off"
         )
 
 
@@ -188,13 +189,14 @@ async def serve_pages(
     runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        served = await _listen(runner, address)
+        served = await listen(runner, address)
         yield f"http://{served}/" + ("" if token is None else f"?token={token}")
     finally:
         await runner.cleanup()
 
 
-async def _listen(runner: web.AppRunner, address: PageAddress) -> PageAddress:
+async def listen(runner: web.AppRunner, address: PageAddress) -> PageAddress:
+    """Listen at the first free port of an address. Raises ``PageError``."""
     for number in range(address.tries):
         tried = replace(address, port=address.port + number)
         try:

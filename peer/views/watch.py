@@ -90,7 +90,7 @@ class Watch:
             name=f"you ({run.peer_id[-6:]})",
             state="training" if run.rest is None else "resting",
             step_time_s=stats.step_time_s,
-            version=min(run.versions),
+            version=min(run.versions, default=None),
             behind=run.staleness,
             last=run.last_offer,
             share=run.share,

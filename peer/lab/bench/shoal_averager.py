@@ -33,7 +33,7 @@ from dht.addresses import peer_of
 from dht.host import Stream
 from dht.identity import Identity, PeerId, RunId
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.lane import LaneSettings
+from dht.libp2p.lane_settings import LaneSettings
 from peer.lab.bench.participant import Participant, Reply, Setup, contribution
 
 _R = TypeVar("_R")
@@ -209,7 +209,7 @@ class _Peer:
         policy = RoundPolicy(
             codec=up,
             codec_down=down,
-            feedback=up == "int2",
+            feedback=frozenset({"int2"}),
             eta=1.0,
             mu=0.0,
             due=DuePolicy(cycle_steps=1, fragments=1, scale_by_speed=False),
@@ -219,7 +219,7 @@ class _Peer:
             codec=up, codec_down=down, merge=policy.merge, eta=policy.eta, mu=policy.mu
         )
         state = FragmentState.founded(layout.hash, 0, np.zeros(setup.values, np.float32))
-        self.port = _ConstantPort(contribution(setup), state, feedback=policy.feedback)
+        self.port = _ConstantPort(contribution(setup), state, feedback=up in policy.feedback)
         self._averager = Averager(
             host,
             self.port,

@@ -22,6 +22,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from dht.identity import PeerId, RunId
+from peer.data.base_models import fetch_base
 from peer.data.feed import Feed
 from peer.model.recipes import build_model, build_optimizer, clip_gradients, next_token_loss
 from peer.run_file.reading import from_canonical
@@ -187,7 +188,7 @@ def by_hand(setup: Setup, result: dict[str, Any]) -> Stopwatch:
     """A plain loop for this device: bf16 where it is in hardware, compiled, fused optimizer."""
     run, device = setup.run_file, prepare_torch(setup.trainer)
     facts = facts_of(device)
-    model = build_model(run).to(device)
+    model = build_model(run, base=fetch_base(run)).to(device)
     optimizer = build_optimizer(run, model)
     torch.set_float32_matmul_precision("high")
     loss_of: Callable[[Tensor], Tensor] = partial(next_token_loss, model)
@@ -257,7 +258,7 @@ def partner(setup: Setup) -> None:
     """
     parent = os.getppid()
     run_file = setup.run_file
-    model = build_model(run_file)
+    model = build_model(run_file, base=fetch_base(run_file))
     idle = torch.optim.SGD(model.parameters(), lr=1e-3)
     tokens = run_file.inner.batch_size * run_file.data.sequence_length
     joined = join(run_file, model=model, optimizer=idle, auto=False, settings=setup.joining())

@@ -29,7 +29,7 @@ from dht.identity import Identity, PeerId, RunId
 from dht.libp2p.frame_stream import HEADER, FrameType
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.libp2p.lane import LaneSettings
+from dht.libp2p.lane_settings import LaneSettings
 from dht.libp2p.lane_wire import LANE_PROTOCOL, Offer
 from dht.membership.hello import (
     CONFIRM_PROTOCOL,

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 from peer.data.files import hosts_of
 from peer.model.export.facts import Facts, spread
-from peer.quantities import count_text, peers_text, plural
-from peer.run_file.sections import FilesData, HfData, RunFile
+from peer.quantities import peers_text, plural
+from peer.run_file.base import base_of
+from peer.run_file.sections import FilesData, HfData, HfModel, RunFile
 from peer.storage.outer_state import OuterState
 
 LICENCES = frozenset(
@@ -26,9 +27,12 @@ LICENCES = frozenset(
 )
 """Licences that the hub knows by these names; any other is 'other' with a name."""
 
+LISTED_MAX = 100
+"""Contributors that the card lists; the others are one line."""
+
 
 def card(outer: OuterState, facts: Facts, *, tokenizer: str | None, dtype: str, kind: str) -> str:
-    """The text of the card. ``kind``: what transformers calls the architecture."""
+    """The text of the card. ``kind``: the architecture and the number of parameters."""
     run = outer.run
     rows = "\n".join(f"| {name} | {value} |" for name, value in _rows(outer, facts, dtype, kind))
     parts = [
@@ -38,6 +42,7 @@ def card(outer: OuterState, facts: Facts, *, tokenizer: str | None, dtype: str, 
         "Many peers trained this model together with Shoal, without a server: each trains on its "
         "own machine, and they merge their progress.",
         f"| | |\n|---|---|\n{rows}",
+        *_contributors(facts),
         *_history(facts, in_bytes=tokenizer == "bytes"),
         *_use(tokenizer),
     ]
@@ -58,7 +63,10 @@ def _rows(outer: OuterState, facts: Facts, dtype: str, kind: str) -> Iterator[tu
     run = outer.run
     yield "run", f"`{run.run_id}`"
     yield "model", f"`{outer.model}` (exports with the same name have the same parameters)"
-    yield "architecture", f"{kind}, {count_text(outer.layout.size)} parameters, {dtype}"
+    yield "architecture", f"{kind}, {dtype}"
+    if (base := base_of(run.model)) is not None:
+        adapts = isinstance(run.model, HfModel) and run.model.lora is not None
+        yield "base", f"{plain_text(base.source)}{', adapted' if adapts else ', trained on'}"
     yield "tokens", f"{outer.global_tokens:,} in sequences of {run.data.sequence_length}"
     yield "data", _data(run)
     yield "peers", _peers(facts)
@@ -83,10 +91,25 @@ def _data(run: RunFile) -> str:
 
 
 def _peers(facts: Facts) -> str:
+    if facts.contributors:
+        return f"{peers_text(sum(len(row.peers) for row in facts.contributors))}, listed below"
     names = [plain_text(name) for name in facts.names]
     if not names:
         return peers_text(facts.others)
     return ", ".join(names) + (f" and {plural(facts.others, 'other')}" if facts.others else "")
+
+
+def _contributors(facts: Facts) -> Iterator[str]:
+    if not facts.contributors:
+        return
+    yield "## Contributors"
+    lines = ["| contributor | tokens | share |", "|---|---|---|"]
+    for row in facts.contributors[:LISTED_MAX]:
+        lines.append(f"| {plain_text(row.shown)} | {row.tokens:,} | {row.share} |")
+    if more := facts.contributors[LISTED_MAX:]:
+        tokens, share = sum(row.tokens for row in more), sum(row.per_mille for row in more)
+        lines.append(f"| {plural(len(more), 'other')} | {tokens:,} | {share / 10:.1f}% |")
+    yield "\n".join(lines)
 
 
 def _history(facts: Facts, *, in_bytes: bool) -> Iterator[str]:

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from averaging.history.merged_map import MergedMap
 from dht.identity import PeerId
+from peer.credit.contributors import Contributor, contributors
 from peer.joining.nickname import is_default
 from peer.joining.visit import RunStatus
+from peer.storage.credit import load_tally
 from peer.storage.outer_state import OuterState
 from peer.views.event_log import read_events
 
@@ -41,6 +43,8 @@ class Facts:
     """Number of such peers without a chosen name that is known."""
     measured: tuple[Measured, ...] = ()
     """Held-out losses, oldest first."""
+    contributors: tuple[Contributor, ...] = ()
+    """All whose work is merged, the largest first; empty if no tally is known."""
 
 
 def facts_in_folder(folder: Path, outer: OuterState) -> Facts:
@@ -53,7 +57,9 @@ def facts_in_folder(folder: Path, outer: OuterState) -> Facts:
             names[peer] = name
         if event.get("event") == "measured" and (one := _measured(event)) is not None:
             measured[one.version] = one
-    return _facts(outer, names, [measured[version] for version in sorted(measured)])
+    tally = load_tally(folder, outer.run.run_id, None, len(outer.states))
+    rows = contributors(tally)
+    return _facts(outer, names, [measured[version] for version in sorted(measured)], rows)
 
 
 def _measured(event: Mapping[str, object]) -> Measured | None:
@@ -68,10 +74,16 @@ def facts_of_peers(seen: RunStatus, outer: OuterState) -> Facts:
     names = {peer.peer: peer.name for peer in seen.peers}
     names |= {peer: silent.name for peer, silent in seen.silent.items()}
     newest = seen.held_out
-    return _facts(outer, names, [] if newest is None else [Measured(newest.version, newest.loss)])
+    measured = [] if newest is None else [Measured(newest.version, newest.loss)]
+    return _facts(outer, names, measured, seen.contributors)
 
 
-def _facts(outer: OuterState, names: Mapping[str, str], measured: Iterable[Measured]) -> Facts:
+def _facts(
+    outer: OuterState,
+    names: Mapping[str, str],
+    measured: Iterable[Measured],
+    rows: Iterable[Contributor],
+) -> Facts:
     merged = MergedMap()
     for state in outer.states:
         merged = merged.united(state.merged)
@@ -79,7 +91,10 @@ def _facts(outer: OuterState, names: Mapping[str, str], measured: Iterable[Measu
     chosen = {peer: name for peer, name in names.items() if not is_default(name, PeerId(peer))}
     known = sorted(peer for peer in worked if peer in chosen)
     return Facts(
-        tuple(sorted(chosen[peer] for peer in known)), len(worked) - len(known), tuple(measured)
+        tuple(sorted(chosen[peer] for peer in known)),
+        len(worked) - len(known),
+        tuple(measured),
+        tuple(rows),
     )
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,11 @@ from peer.model.export.architecture import (
 )
 from peer.model.export.card import card
 from peer.model.export.facts import Facts
-from peer.model.export.loading import filled
+from peer.model.export.loading import model_of
 from peer.model.export.tensors import in_bf16
 from peer.model.export.tokenizer import TokenizerFiles
-from peer.model.recipes.hf import build_hf
+from peer.model.recipes.lora import merged
+from peer.quantities import count_text
 from peer.run_file.sections import CustomModel, GptModel, HfModel, RunFile
 from peer.storage.outer_state import OuterState, export_metadata, named_tensors
 from peer.storage.tensor_file import write_safetensors
@@ -66,6 +67,8 @@ class Export:
     facts: Facts = field(default_factory=Facts)
     tokenizer: TokenizerFiles | None = None
     dtype: Dtype = "fp32"
+    base: Path | None = None
+    """Folder with the weights below the run's adapters."""
 
 
 def check_exportable(run: RunFile) -> None:
@@ -82,12 +85,21 @@ def write_folder(export: Export, out: Path) -> None:
     Raises ``NotWritten`` and leaves nothing under the name if something cannot be written.
     """
     check_exportable(export.outer.run)
+    write_whole(export, out, lambda folder: _write_model(export, folder))
+
+
+def write_whole(export: Export, out: Path, fill: Callable[[Path], tuple[str, int]]) -> None:
+    """Write a folder with what ``fill`` writes, tokenizer, model card and run file.
+
+    ``fill`` returns the name of the architecture and the number of parameters. Raises
+    ``NotWritten`` and leaves nothing under the name if something cannot be written.
+    """
     check_free(out)
     temporary = out.with_name(f".{out.name}.{secrets.token_hex(8)}")
     try:
         temporary.mkdir()
-        kind = _write_model(export, temporary)
-        for name, content in _other_files(export, kind).items():
+        kind, parameters = fill(temporary)
+        for name, content in _other_files(export, kind, parameters).items():
             (temporary / name).write_bytes(content)
         for path in (*temporary.iterdir(), temporary):
             _flush(path)
@@ -119,8 +131,8 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _write_model(export: Export, folder: Path) -> str:
-    """Write configuration and weights; returns the name of the architecture's class."""
+def _write_model(export: Export, folder: Path) -> tuple[str, int]:
+    """Write configuration and weights; returns the architecture's class and its parameters."""
     run = export.outer.run
     if isinstance(run.model, HfModel):
         return _write_hf(export, run.model, folder)
@@ -131,33 +143,34 @@ def _write_model(export: Export, folder: Path) -> str:
     made = converted(run.model, tensors, dtype=export.dtype)
     if export.dtype == "bf16":
         made = {name: in_bf16(tensor) for name, tensor in made.items()}
-    (folder / "config.json").write_bytes(_json(config))
+    (folder / "config.json").write_bytes(json_bytes(config))
     generation = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": end}
-    (folder / "generation_config.json").write_bytes(_json({**generation, "do_sample": True}))
+    (folder / "generation_config.json").write_bytes(json_bytes({**generation, "do_sample": True}))
     with (folder / WEIGHTS).open("xb") as file:
         write_safetensors(file, made, metadata=export_metadata(export.outer))
-    return architecture_of(run.model).class_name
+    return architecture_of(run.model).class_name, export.outer.layout.size
 
 
-def _write_hf(export: Export, recipe: HfModel, folder: Path) -> str:
-    model: Any = build_hf(recipe, random_seed=export.outer.run.random_seed)
-    filled(model, export.outer)
+def _write_hf(export: Export, recipe: HfModel, folder: Path) -> tuple[str, int]:
+    model: Any = model_of(export.outer, export.base)
+    if recipe.lora is not None:
+        model = merged(model)
     model.to(getattr(torch, TORCH_NAMES[export.dtype]))
     if export.tokenizer is not None:
         for config in (model.config, model.generation_config):
             config.eos_token_id = export.tokenizer.end
     model.save_pretrained(folder)
-    return type(model).__name__
+    return type(model).__name__, sum(p.numel() for p in model.parameters())
 
 
-def _other_files(export: Export, kind: str) -> Mapping[str, bytes]:
+def _other_files(export: Export, kind: str, parameters: int) -> Mapping[str, bytes]:
     tokenizer = export.tokenizer
     text = card(
         export.outer,
         export.facts,
         tokenizer=None if tokenizer is None else tokenizer.name,
         dtype=export.dtype,
-        kind=kind,
+        kind=f"{kind}, {count_text(parameters)} parameters",
     )
     return {
         **({} if tokenizer is None else tokenizer.files),
@@ -166,5 +179,5 @@ def _other_files(export: Export, kind: str) -> Mapping[str, bytes]:
     }
 
 
-def _json(content: Any) -> bytes:
+def json_bytes(content: Any) -> bytes:
     return json.dumps(content, indent=2).encode() + b"\n"

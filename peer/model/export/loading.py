@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
 
 from peer.model.naming import named_parameters
 from peer.model.recipes import build_model
+from peer.run_file.sections import HfModel, RunFile
 from peer.storage.outer_state import OuterState, named_tensors
 
 M = TypeVar("M", bound=nn.Module)
 
 
-def model_of(outer: OuterState) -> nn.Module:
-    """The run's own model with these parameters. Raises what ``build_model`` raises."""
-    return filled(build_model(outer.run), outer).eval()
+def model_of(outer: OuterState, base: Path | None = None) -> nn.Module:
+    """The run's own model with these parameters, in fp32. Raises what ``build_model`` raises.
+
+    ``base``: folder with the weights below the run's adapters.
+    """
+    model = build_model(_in_fp32(outer.run), draw=False, base=base)
+    return filled(model, outer).eval()
+
+
+def _in_fp32(run: RunFile) -> RunFile:
+    """The run with a base in fp32, in which processors compute and adapters are added exactly."""
+    if not isinstance(run.model, HfModel) or run.model.lora is None:
+        return run
+    lora = msgspec.structs.replace(run.model.lora, base_dtype="fp32")
+    return msgspec.structs.replace(run, model=msgspec.structs.replace(run.model, lora=lora))
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from peer.run_file.places import TOKEN_FORMATS, place_of
 from peer.run_file.sections import CustomData, FilesData, HfData, RunFile, vocabulary
 
 BYTES = "bytes"
+
+TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +49,30 @@ def tokenizer_of(run: RunFile, *, cache_dir: Path, data_dir: Path) -> TokenizerF
     if isinstance(data, CustomData) or _is_unnamed(run):
         return None
     named = data.tokenizer if isinstance(data, HfData | FilesData) else BYTES
+    template = None
+    if isinstance(data, HfData | FilesData) and data.form == "chat" and data.examples is not None:
+        template = data.examples.chat_template()
     if named == BYTES:
-        return bytes_tokenizer(context)
+        return _templated(bytes_tokenizer(context), template)
     if isinstance(data, FilesData) and place_of(named).sha256 is not None:
         path, end_token = tokenizer_file(data, data_dir=data_dir, cache_dir=cache_dir)
         end = FileTokenizer(path, end_token).end
         config = {**_config(context), "eos_token": end_token}
         files = {"tokenizer.json": path.read_bytes(), "tokenizer_config.json": _json(config)}
-        return TokenizerFiles(place_of(named).name, files, end)
+        return _templated(TokenizerFiles(place_of(named).name, files, end), template)
     with tempfile.TemporaryDirectory() as folder:
         end = save_hub_tokenizer(named, Path(folder))
         written = {p.name: p.read_bytes() for p in Path(folder).iterdir() if p.is_file()}
-    return TokenizerFiles(named, written, end)
+    return _templated(TokenizerFiles(named, written, end), template)
+
+
+def _templated(found: TokenizerFiles, template: str | None) -> TokenizerFiles:
+    """The tokenizer with the run's chat template in place of its own."""
+    if template is None:
+        return found
+    files = {name: each for name, each in found.files.items() if name != CHAT_TEMPLATE}
+    config = json.loads(files[TOKENIZER_CONFIG]) | {"chat_template": template}
+    return replace(found, files=files | {TOKENIZER_CONFIG: _json(config)})
 
 
 def _is_unnamed(run: RunFile) -> bool:

@@ -4,14 +4,16 @@ In: a ``RunFile``. Out: a module with the same parameter names and shapes at eve
 the same first weights at every founder; its optimizer; its loss on token sequences.
 
 A recipe is data. The code behind it belongs to this package or to the installed transformers:
-``gpt`` is the built-in decoder, ``hf`` builds a model of transformers, ``first_weights`` draws
-weights that are the same bits on every machine, ``chunked_loss`` is the loss in little memory.
-No code, weights or configuration is downloaded.
+``gpt`` is the built-in decoder, ``hf`` builds a model of transformers or loads a published one,
+``lora`` adds adapters to it, ``first_weights`` draws weights that are the same bits on every
+machine, ``chunked_loss`` is the loss in little memory. No code, weights or configuration is
+downloaded: ``peer.data.base_models`` has fetched and verified what a published model needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,10 @@ from torch import Tensor, nn
 
 from peer.model.muon import Muon
 from peer.model.naming import named_parameters, unwrapped
+from peer.model.recipes.chunked_loss import inputs_and_targets
 from peer.model.recipes.gpt import Gpt
 from peer.model.recipes.hf import build_hf
+from peer.run_file.base import base_of
 from peer.run_file.sections import (
     AdamwInner,
     CustomInner,
@@ -42,18 +46,23 @@ __all__ = [
     "embedding_names",
     "head_names",
     "held_out_loss",
+    "needs_base",
     "next_token_loss",
     "trained_parameters",
 ]
 
 
-def build_model(run: RunFile, *, weights: bool = True, draw: bool = True) -> nn.Module:
-    """The run's model in fp32 on the CPU, with its first weights.
+def build_model(
+    run: RunFile, *, weights: bool = True, draw: bool = True, base: Path | None = None
+) -> nn.Module:
+    """The run's model on the CPU, with its first weights: fp32, but for a base below adapters.
 
     With ``weights=False`` the parameters are on torch's meta device: names and shapes, but no
     memory. ``draw=False``: the weights are about to be replaced, and may be zeros, which is faster.
-    Raises ``ValueError`` for a custom model, ``ExtraMissing`` for a package that is not
-    installed, ``RunFileError`` for a configuration that transformers refuses.
+    ``base``: folder with the published weights that the run begins from (``peer.fetch_base``).
+    Raises ``ValueError`` for a custom model or if it needs a ``base``, ``ExtraMissing`` for a
+    package that is not installed, ``RunFileError`` for a configuration that transformers refuses,
+    ``BaseUnfit`` for weights that are not those of the configuration.
     """
     if isinstance(run.model, GptModel):
         with torch.device("meta"):  # where torch draws no weights of its own
@@ -64,12 +73,26 @@ def build_model(run: RunFile, *, weights: bool = True, draw: bool = True) -> nn.
             model.draw_weights(run.random_seed) if draw else model.clear_weights()
         return model
     if isinstance(run.model, HfModel):
-        return build_hf(run.model, random_seed=run.random_seed, weights=weights)
+        if weights and base is None and needs_base(run, founds=draw):
+            raise ValueError(
+                f"the run begins from {run.model.base}: pass base=peer.fetch_base(run)"
+            )
+        return build_hf(run.model, random_seed=run.random_seed, weights=weights, base=base)
     assert isinstance(run.model, CustomModel)
     raise ValueError(
         "the run's model is 'custom': pass it to peer.join(..., model=model); "
         "there is no recipe to build it from"
     )
+
+
+def needs_base(run: RunFile, *, founds: bool) -> bool:
+    """Return whether a peer needs the published model that the run begins from.
+
+    The founder does. All others get the parameters of the run from its peers, and need the base
+    only below adapters.
+    """
+    adapts = isinstance(run.model, HfModel) and run.model.lora is not None
+    return base_of(run.model) is not None and (founds or adapts)
 
 
 def build_optimizer(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
@@ -157,10 +180,14 @@ def head_names(model: nn.Module) -> frozenset[str]:
 
 
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Mean cross-entropy, in nats, of predicting each of ``tokens[:, 1:]`` from those before it."""
-    output = model(tokens[:, :-1])
+    """Mean cross-entropy, in nats, of predicting each of ``tokens[:, 1:]`` from those before it.
+
+    A token that is read and not predicted is given as its complement, a negative number.
+    """
+    inputs, targets = inputs_and_targets(tokens)
+    output = model(inputs)
     logits = output if isinstance(output, Tensor) else output.logits
-    return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 @torch.no_grad()
@@ -172,11 +199,17 @@ def held_out_loss(model: nn.Module, sequences: NDArray[np.int64], *, at_once: in
     device = next(model.parameters()).device
     training = model.training
     model.eval()
+    # Sequences of examples are predicted in part: each token that is counts once.
+    partly = bool((sequences < 0).any())
+    total, weights = 0.0, 0
     try:
-        total = 0.0
         for start in range(0, len(sequences), at_once):
-            batch = torch.from_numpy(sequences[start : start + at_once]).to(device)
-            total += next_token_loss(model, batch).item() * len(batch)
+            part = sequences[start : start + at_once]
+            weight = int((part[:, 1:] >= 0).sum()) if partly else len(part)
+            if weight:
+                batch = torch.from_numpy(part).to(device)
+                total += next_token_loss(model, batch).item() * weight
+                weights += weight
     finally:
         model.train(training)
-    return total / len(sequences)
+    return total / weights

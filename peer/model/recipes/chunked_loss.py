@@ -20,14 +20,24 @@ LOGITS_AT_ONCE = 1 << 24
 COMPARED_TOKENS = 8
 
 
+IGNORED = -100
+"""The target of a token that is not predicted, by the convention of torch."""
+
+
+def inputs_and_targets(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens to read and those to predict; negative ones are complements and not predicted."""
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    return torch.where(inputs < 0, ~inputs, inputs), torch.where(targets < 0, IGNORED, targets)
+
+
 def loss_in_chunks(model: nn.Module, tokens: Tensor) -> Tensor:
     """The loss of ``next_token_loss``; each chunk's logits are computed twice.
 
     ``torch.nn.functional.linear_cross_entropy`` of torch 2.13 does the same for a plain linear
     head; it is not used because it ends the compiled graph, and earlier releases lack it.
     """
-    hidden = _hidden(model, tokens[:, :-1]).flatten(0, 1)
-    targets = tokens[:, 1:].flatten()
+    inputs, targets = inputs_and_targets(tokens)
+    hidden, targets = _hidden(model, inputs).flatten(0, 1), targets.flatten()
     rows = max(1, LOGITS_AT_ONCE // len(_head(model).weight))
 
     def chunk_loss(part: Tensor, wanted: Tensor) -> Tensor:
@@ -35,7 +45,7 @@ def loss_in_chunks(model: nn.Module, tokens: Tensor) -> Tensor:
 
     parts = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
     losses = [checkpoint(chunk_loss, *part, use_reentrant=False) for part in parts]
-    return torch.stack(losses).sum() / targets.numel()
+    return torch.stack(losses).sum() / (targets != IGNORED).sum()
 
 
 def can_chunk(model: nn.Module) -> bool:

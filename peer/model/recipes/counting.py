@@ -25,7 +25,9 @@ from torch import nn
 from peer.errors import Fault, RunFileError
 from peer.model.recipes import build_model, trained_parameters
 from peer.model.recipes.hf import build_hf, check_installed
-from peer.run_file.sections import HfModel, RunFile
+from peer.model.recipes.lora import check_installed as check_peft
+from peer.model.recipes.lora import frozen_bytes
+from peer.run_file.sections import HfModel, Model, RunFile
 
 MEMORY_MAX_BYTES = 2 << 30
 """Memory for building the modules, without their weights. One of 1000 layers takes 0.1 GB."""
@@ -41,16 +43,21 @@ _NETWORK_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Number of parameters of a model, and the memory of its buffers."""
+    """Number of trained parameters of a model, and the memory of what is not trained."""
 
     parameters: int
     buffer_bytes: int
     """Size of its buffers, such as a mask."""
+    frozen: int = 0
+    """Number of parameters of the base below adapters."""
+    frozen_bytes: int = 0
 
 
 class _Answer(msgspec.Struct, frozen=True):
     parameters: int = 0
     buffer_bytes: int = 0
+    frozen: int = 0
+    frozen_bytes: int = 0
     problem: str | None = None
 
 
@@ -61,8 +68,10 @@ def size_of(run: RunFile) -> Size:
     refuses, and ``ExtraMissing``.
     """
     if not isinstance(run.model, HfModel):
-        return _measured(build_model(run, weights=False))
+        return measured(run.model, build_model(run, weights=False))
     check_installed()
+    if run.model.lora is not None:
+        check_peft()
     command = [sys.executable, "-P", "-m", "peer.model.recipes.counting"]
     try:
         child = subprocess.run(
@@ -85,7 +94,7 @@ def size_of(run: RunFile) -> Size:
         raise _refused(f"it ended with status {child.returncode}: {last[:300]}") from None
     if answer.problem is not None:
         raise RunFileError("run file", [Fault("model.config", answer.problem)])
-    return Size(answer.parameters, answer.buffer_bytes)
+    return Size(answer.parameters, answer.buffer_bytes, answer.frozen, answer.frozen_bytes)
 
 
 def _refused(reason: str) -> RunFileError:
@@ -93,9 +102,19 @@ def _refused(reason: str) -> RunFileError:
     return RunFileError("run file", [Fault("model.config", problem)])
 
 
-def _measured(model: nn.Module) -> Size:
+def measured(recipe: Model, model: nn.Module) -> Size:
+    """The size of a run's model, which may be on the meta device."""
     parameters = sum(p.numel() for p in trained_parameters(model).values())
-    return Size(parameters, sum(buffer.nbytes for buffer in model.buffers()))
+    buffer_bytes = sum(buffer.nbytes for buffer in model.buffers())
+    if not isinstance(recipe, HfModel) or recipe.lora is None:
+        return Size(parameters, buffer_bytes)
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    return Size(
+        parameters,
+        buffer_bytes,
+        sum(p.numel() for p in frozen),
+        frozen_bytes(model, recipe.lora),
+    )
 
 
 # The child
@@ -106,13 +125,16 @@ def _count(recipe: HfModel) -> _Answer:
 
     # Loaded before the limits: the size of libraries depends on the machine.
     _ = transformers.AutoConfig, transformers.AutoModelForCausalLM
+    if recipe.lora is not None:
+        with contextlib.suppress(ImportError):
+            import peft  # noqa: F401
     sys.addaudithook(_refuse_network)
     memory = psutil.Process().memory_info()
     used = getattr(memory, "data", memory.vms)
     _limit(resource.RLIMIT_DATA, used + MEMORY_MAX_BYTES)
     _limit(resource.RLIMIT_CPU, PROCESSOR_MAX_S)
     try:
-        size = _measured(build_hf(recipe, random_seed=0, weights=False))
+        size = measured(recipe, build_hf(recipe, random_seed=0, weights=False))
     except RunFileError as error:
         return _Answer(problem=error.faults[0].problem)
     except (MemoryError, SystemError, OSError) as error:
@@ -121,7 +143,7 @@ def _count(recipe: HfModel) -> _Answer:
         return _Answer(
             problem=f"model.config takes more than {MEMORY_MAX_BYTES >> 20} MB to be counted"
         )
-    return _Answer(size.parameters, size.buffer_bytes)
+    return _Answer(size.parameters, size.buffer_bytes, size.frozen, size.frozen_bytes)
 
 
 def ran_out_of_memory(error: Exception) -> bool:

@@ -1,18 +1,36 @@
 """A causal language model of the transformers package, built from its configuration.
 
-Nothing is downloaded and no remote code is executed: the model class must be part of the
-installed transformers.
+Its weights are drawn, or read from the files of a published model that are on this machine. Nothing
+is downloaded and no remote code is executed: the model class must be part of the installed
+transformers.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
-from peer.errors import ExtraMissing, Fault, RunFileError
+from peer.errors import ExtraMissing, Fault, PathError, RunFileError
+from peer.model.recipes.lora import check_quantizer, quantization, with_adapters
+from peer.run_file.adapters import Lora
 from peer.run_file.sections import HfModel
+
+NAMES_MAX = 5
+"""Number of names that an error lists."""
+
+
+class BaseUnfit(PathError):
+    """The weights of a published model are not those of the model in the run file."""
+
+    exit_code = 2
+
+    def __str__(self) -> str:
+        return f"the base model is not the model of the run file ({self.path}): {self.reason}"
 
 
 def check_installed() -> None:
@@ -22,13 +40,24 @@ def check_installed() -> None:
             raise ExtraMissing("the model recipe 'hf'", "transformers", "hf")
 
 
-def build_hf(recipe: HfModel, *, random_seed: int, weights: bool = True) -> nn.Module:
-    """The model in fp32 on the CPU, with weights that transformers draws from the run's seed.
+def build_hf(
+    recipe: HfModel, *, random_seed: int, weights: bool = True, base: Path | None = None
+) -> nn.Module:
+    """The model on the CPU, in fp32 except for the frozen base of adapters.
 
-    Unlike those of ``gpt``, these weights come from torch's generator: two founders with different
-    processors or versions may differ in the last bits. Peers that join take the weights of the run.
+    ``base``: the folder with the weights of the recipe's base (``peer.data.base_models``); without
+    it they are drawn from the run's seed. Unlike those of ``gpt``, these come from torch's
+    generator: two founders with different processors or versions may differ in the last bits. Peers
+    that join take the weights of the run. Raises ``ExtraMissing``, ``RunFileError``, ``BaseUnfit``.
     """
     check_installed()
+    model = _built(recipe, random_seed=random_seed, weights=weights, base=base)
+    if recipe.lora is None:
+        return model.float()
+    return with_adapters(model, recipe.lora, random_seed=random_seed)
+
+
+def _built(recipe: HfModel, *, random_seed: int, weights: bool, base: Path | None) -> nn.Module:
     import transformers
     from huggingface_hub import errors as hub_errors
 
@@ -39,10 +68,12 @@ def build_hf(recipe: HfModel, *, random_seed: int, weights: bool = True) -> nn.M
         *(ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError),
         *(AssertionError, ImportError, strict),
     )
-    settings = dict(recipe.config)
+    settings = {**recipe.config, **dict.fromkeys(recipe.config_unset or ())}
     model_type = settings.pop("model_type")
     try:
         config = transformers.AutoConfig.for_model(model_type, **settings)
+        if weights and base is not None:
+            return _loaded(recipe.lora, config, base)
         with torch.random.fork_rng(devices=[]), torch.device("cpu" if weights else "meta"):
             torch.manual_seed(random_seed)
             model: nn.Module = transformers.AutoModelForCausalLM.from_config(
@@ -52,4 +83,38 @@ def build_hf(recipe: HfModel, *, random_seed: int, weights: bool = True) -> nn.M
         reason = " ".join(str(error).split())[:300]
         problem = f"model.config is refused by transformers {transformers.__version__}: {reason}"
         raise RunFileError("run file", [Fault("model.config", problem)]) from error
-    return model.float()
+    return model
+
+
+def _loaded(lora: Lora | None, config: Any, base: Path) -> nn.Module:
+    """The published weights. They must be those of the configuration, all of them."""
+    import transformers
+
+    options: dict[str, Any] = {"dtype": torch.float32}
+    if lora is not None and lora.base_dtype != "fp32":
+        options["dtype"] = torch.bfloat16
+        if lora.base_dtype != "bf16":
+            check_quantizer(lora)
+            options |= {"quantization_config": quantization(lora), "device_map": {"": 0}}
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model, told = transformers.AutoModelForCausalLM.from_pretrained(
+            base,
+            config=config,
+            trust_remote_code=False,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            **options,
+        )
+    except (OSError, SafetensorError, RuntimeError, ValueError, TypeError) as error:
+        raise BaseUnfit(str(base), " ".join(str(error).split())[:300]) from error
+    if missing := sorted(told["missing_keys"]):
+        raise BaseUnfit(
+            str(base),
+            f"{', '.join(missing[:NAMES_MAX])} "
+            + (f"and {len(missing) - NAMES_MAX} more are" if missing[NAMES_MAX:] else "is")
+            + " not in its files; write the run file with `shoal run new --base`",
+        )
+    loaded: nn.Module = model
+    return loaded

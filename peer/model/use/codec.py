@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from peer.data.tokenizing import BYTES_END, ByteTokenizer
 from peer.errors import DataUnavailable, ExtraMissing
 from peer.model.export.tokenizer import TokenizerFiles
+from peer.run_file.forms import Form
 
 Message = Mapping[str, str]
 """``role`` and ``content`` of a message in a chat."""
@@ -74,6 +75,32 @@ class ByteCodec:
 
     def size_bytes(self, tokens: Sequence[int]) -> int:
         return sum(token != self.end for token in tokens)
+
+
+class FormCodec:
+    """Puts what is said into the form in which a run's examples were, as in its training."""
+
+    is_chat = True
+
+    def __init__(self, codec: Codec, form: Form) -> None:
+        self._codec = codec
+        self._form = form
+        self.end = codec.end
+
+    def encode(self, text: str) -> list[int]:
+        return self._codec.encode(text)
+
+    def messages(self, messages: Sequence[Message]) -> list[int]:
+        turns, opening = self._form.opening(messages)
+        end = [] if self.end is None else [self.end]
+        tokens = [token for turn in turns for token in (*self.encode(turn.text), *end)]
+        return tokens + self.encode(opening)
+
+    def decoder(self, before: Sequence[int] = ()) -> tuple[Decode, Callable[[], str]]:
+        return self._codec.decoder(before)
+
+    def size_bytes(self, tokens: Sequence[int]) -> int:
+        return self._codec.size_bytes(tokens)
 
 
 class TokenizerCodec:

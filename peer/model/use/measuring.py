@@ -81,10 +81,10 @@ def held_out_of_run(ready: ReadyModel, *, cache_dir: Path) -> Loss:
     return Loss(
         f"held-out data of the run, {data.description}",
         _mean(ready, sequences),
-        sequences[:, 1:].size,
+        int((sequences[:, 1:] >= 0).sum()),
         None
         if codec is None
-        else sum(codec.size_bytes(each.tolist()) for each in sequences[:, 1:]),
+        else sum(codec.size_bytes(each[each >= 0].tolist()) for each in sequences[:, 1:]),
     )
 
 

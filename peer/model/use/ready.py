@@ -14,7 +14,7 @@ from peer.errors import ExtraMissing, PathError, PeerError, RunFileError
 from peer.model.export.folder import RUN_FILE
 from peer.model.export.loading import model_of
 from peer.model.export.tokenizer import TokenizerFiles, bytes_tokenizer
-from peer.model.use.codec import ByteCodec, Codec, Message, codec_in, codec_of
+from peer.model.use.codec import ByteCodec, Codec, FormCodec, Message, codec_in, codec_of
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import CustomModel, RunFile
 from peer.storage.outer_state import OuterState
@@ -104,15 +104,26 @@ def check_buildable(run: RunFile) -> None:
 
 
 def ready_of_run(
-    outer: OuterState, tokenizer: TokenizerFiles | None, *, data_dir: Path
+    outer: OuterState,
+    tokenizer: TokenizerFiles | None,
+    *,
+    data_dir: Path,
+    base: Path | None = None,
 ) -> ReadyModel:
-    """The run's own model with its parameters. Raises what ``check_buildable`` does."""
+    """The run's own model with its parameters. Raises what ``check_buildable`` does.
+
+    ``base``: folder with the weights below the run's adapters.
+    """
     check_buildable(outer.run)
-    model = model_of(outer)
+    model = model_of(outer, base)
+    codec = None if tokenizer is None else codec_of(tokenizer)
+    form = getattr(outer.run.data, "examples", None)
+    if codec is not None and form is not None:
+        codec = FormCodec(codec, form)
     return ReadyModel(
         model=model,
         context=_context(model, outer.run.data.sequence_length),
-        codec=None if tokenizer is None else codec_of(tokenizer),
+        codec=codec,
         run=outer.run,
         data_dir=data_dir,
         name=f"run {outer.run.name}",
@@ -159,10 +170,11 @@ def _codec(folder: Path) -> Codec | None:
     if not (folder / "tokenizer_config.json").is_file():
         return None
     # Text of bytes is cut exactly without transformers, whose part are chat templates.
-    return ByteCodec() if _is_of_bytes(folder) and not _has_template(folder) else codec_in(folder)
+    return ByteCodec() if is_of_bytes(folder) and not _has_template(folder) else codec_in(folder)
 
 
-def _is_of_bytes(folder: Path) -> bool:
+def is_of_bytes(folder: Path) -> bool:
+    """Return whether the tokenizer in a folder is the one whose tokens are bytes."""
     try:
         found = (folder / "tokenizer.json").read_bytes()
     except OSError:

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
+from averaging.history.chain import Chain, ChainLink
 from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import RunId
+from dht.membership.orders import Root
 from dht.records import PeerRecord
 from peer import status
 from peer.agent import agent
@@ -98,6 +100,38 @@ def test_work_that_was_overwritten_stays_discarded() -> None:
     assert kept.ledger.fate(0).discarded == {"lost": 90}
     assert kept.ledger.fate(0).pending == 0
     assert kept.ledger.fate(1).pending == 90
+
+
+def test_work_that_is_lost_with_what_the_owner_takes_back_is_counted_as_that_once() -> None:
+    made = memory()
+    kept = account(made, {(0, 4): 40, (0, 12): 120})
+    processed(made, 90)
+    kept.update([state(0, MergedMap().with_work(ME, INCARNATION, 4, 40)), None])
+    root = Root(3, b"r" * 32)
+    kept.roots = lambda: [root]
+
+    def after(lineage: bytes, version: int, merged: MergedMap) -> FragmentState:
+        links = {ChainLink(3, root.lineage, 0), ChainLink(version, lineage, merged.tokens)}
+        return replace(state(0, merged), version=version, lineage=lineage, chain=Chain(links))
+
+    made.note_adoption(
+        0, AdoptionOrder(Adoption.SET, 0.0, 3, root.lineage, None, 0), step=9, tokens=90
+    )
+    kept.lost(Adopted(0, 3, 50, "rolled back"))
+    kept.update([after(root.lineage, 3, MergedMap()), None])
+    assert kept.ledger.fate(0).discarded == {"rolled back": 90}
+
+    processed(made, 150)
+    made.note_adoption(
+        0, AdoptionOrder(Adoption.ADD, 0.0, 4, b"a" * 32, 12, 120), step=15, tokens=150
+    )
+    kept.update([after(b"a" * 32, 4, MergedMap().with_work(ME, INCARNATION, 12, 30)), None])
+    assert kept.ledger.fate(0).merged == 30
+    made.note_adoption(
+        0, AdoptionOrder(Adoption.ADD, 0.0, 5, b"b" * 32, None, 120), step=15, tokens=150
+    )
+    kept.update([after(b"b" * 32, 5, MergedMap()), None])  # the heavier side of a later fork
+    assert kept.ledger.fate(0).discarded == {"rolled back": 90, "apart": 30}
 
 
 def test_nothing_counts_as_given_up_while_a_new_agent_is_behind_its_trainer() -> None:

@@ -16,6 +16,7 @@ import pytest
 from averaging.history.state import FragmentState
 from averaging.round.phase import Phase
 from dht.identity import PeerId, RunId
+from dht.membership.orders import NONE
 from dht.membership.table import Member
 from dht.memory.virtual_loop import run
 from dht.presence.intake import Misfit
@@ -90,10 +91,15 @@ class Lobby:
     def __init__(self, *, holders_until: float) -> None:
         self.phase = "fetching"
         self.run_file = RunFile()
+        self.orders = NONE
         self.states: tuple[object, ...] = (None, None)
         self.local = self
         self.ended: list[tuple[float, int]] = []
         self._holders_until = holders_until
+
+    @property
+    def run_now(self) -> RunFile:
+        return self.run_file
 
     def seconds_left(self) -> float | None:
         return seconds_left(self.run_file.end, None, now=datetime.now(UTC))

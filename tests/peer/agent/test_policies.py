@@ -50,7 +50,7 @@ def test_newcomers_are_on_probation_in_open_runs_alone() -> None:
 
 def test_each_way_has_its_codec_and_statistics_are_exact_both_ways() -> None:
     policy = round_policy(parse("[outer]\ncodec_up = 'int2'"), fragments=8)
-    assert (policy.codecs, policy.feedback) == (("int2", "int4"), True)
+    assert (policy.codecs, policy.feedback) == (("int2", "int4"), {"int2"})
 
     exact = policy.of_statistics()
-    assert (exact.codecs, exact.feedback) == (("f32", "f32"), False)
+    assert (exact.codecs, exact.feedback) == (("f32", "f32"), frozenset())

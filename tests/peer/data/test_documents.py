@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dht.identity import PeerId, RunId
-from peer.data.documents import DocumentStream, held_out_documents, tokenize_bytes
+from peer.data.documents import DocumentStream, held_out_documents, text_in, tokenize_bytes
 from peer.data.held_out import is_held_out
 from peer.data.kept_documents import KeptDocuments
 from peer.data.token_cache import TokenCache
@@ -58,7 +58,7 @@ def stream(
     return DocumentStream(
         source,
         tokenize,
-        text_field="text",
+        text_of=text_in("text"),
         held_out=held_out,
         sequence_length=length,
         run_id=RUN,
@@ -120,7 +120,7 @@ def test_a_stream_without_text_is_reported() -> None:
     missing = DocumentStream(
         documents(1, 1),
         tokenize_bytes,
-        text_field="content",
+        text_of=text_in("content"),
         held_out=0.1,
         sequence_length=4,
         run_id=RUN,
@@ -133,7 +133,12 @@ def test_a_stream_without_text_is_reported() -> None:
 def test_the_held_out_part_of_a_stream_is_documents_nobody_trains_on() -> None:
     source = documents(3, 200)
     chosen = held_out_documents(
-        source, tokenize_bytes, text_field="text", held_out=0.1, sequences=8, sequence_length=16
+        source,
+        tokenize_bytes,
+        text_of=text_in("text"),
+        held_out=0.1,
+        sequences=8,
+        sequence_length=16,
     )
     assert chosen.shape == (8, 17)
     pieces = bytes(chosen[:, :-1].astype(np.uint8).ravel().tolist()).decode().split("\0")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import resource
 import socket
 import socketserver
 import ssl
@@ -130,6 +131,30 @@ def test_a_download_continues_in_another_process(
     (tmp_path / "downloads" / f"{SHA256}.part").write_bytes(CONTENT[:1000])
     assert downloads.fetch(Place(server.url, SHA256)).read_bytes() == CONTENT
     assert server.asked == ["bytes=1000-"]
+
+
+def test_what_a_disk_took_of_a_piece_is_not_in_the_file_twice(
+    server: Server, tmp_path: Path, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    """A write may end in the middle; the rest was then appended to a part with more than known."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def room_again(seconds: float = 0.0) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    downloads = Downloads(
+        tmp_path / "downloads", opener=https_opener(contexts[1]), pause=room_again
+    )
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 19, hard))
+    try:
+        path = downloads.fetch(Place(server.url, SHA256))
+    except DataUnavailable as error:
+        assert "takes no more of it (File too large); free some space" in str(error)
+        room_again()
+        path = downloads.fetch(Place(server.url, SHA256))
+    finally:
+        room_again()
+    assert path.read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("there", [b"damaged", CONTENT + b"too much", CONTENT])

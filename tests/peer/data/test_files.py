@@ -13,7 +13,7 @@ import pytest
 
 from dht.identity import PeerId
 from peer.data import files, formats, pieces, token_cache
-from peer.data.downloads import Downloads
+from peer.data.downloads import Downloads, Tell
 from peer.data.files import hosts_of
 from peer.data.held_out import is_held_out
 from peer.data.prefetch import Prefetched
@@ -420,7 +420,7 @@ class Copied(Downloads):
         self.asked: list[str] = []
         self._from, self._into = folder, into
 
-    def fetch(self, place: Place) -> Path:
+    def fetch(self, place: Place, *, tell: Tell = lambda done, whole: None) -> Path:
         assert place.sha256 is not None
         self._into.mkdir(exist_ok=True)
         path = self._into / place.sha256

@@ -180,7 +180,7 @@ from peer.data.formats import DataFile
 workers = Workers(1)
 file = DataFile(location=sys.argv[1], name="a.jsonl")
 workers.do(Job(files=(file,), piece=0, tokenizer=sys.argv[2], end_token="<e>", held_out=0.1,
-               cache=sys.argv[3], key="00"))
+               cache=sys.argv[3], key="00", sequence_length=64))
 print("ready", flush=True)
 sys.stdin.read()
 """

@@ -16,8 +16,8 @@ import pytest
 from multiaddr import Multiaddr
 
 from dht.identity import PeerId, RunId
-from dht.libp2p.lane import Path as LanePath
-from dht.libp2p.lane import RouterView
+from dht.libp2p.lane_connection import Path as LanePath
+from dht.libp2p.observers import RouterView
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.events import PresenceEvent

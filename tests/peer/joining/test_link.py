@@ -16,7 +16,7 @@ from multiaddr import Multiaddr
 from dht.identity import Identity
 from peer.errors import LinkError, RunFileError, RunNotFound
 from peer.joining.link import Link, find_run, is_news, only_from, parse_link, short_link
-from peer.run_file.reading import RUN_FILE_MAX_BYTES
+from peer.run_file.reading import TEXT_MAX_BYTES
 from peer.run_file.sections import RunFile
 from peer.run_file.writing import template, to_toml
 from tests.peer.certificates import tls_contexts
@@ -199,7 +199,7 @@ def test_a_run_from_peers_with_another_id_is_refused() -> None:
     ("name", "content", "reason"),
     [
         ("missing.toml", None, "No such file"),
-        ("large.toml", b"#" * (RUN_FILE_MAX_BYTES + 1), "longer than 16384 bytes"),
+        ("large.toml", b"#" * (TEXT_MAX_BYTES + 1), "longer than 65536 bytes"),
         ("binary.toml", b"\xff\xfe", "not UTF-8 text"),
     ],
 )
@@ -213,7 +213,7 @@ def test_a_file_that_cannot_be_a_run_file_is_refused_with_the_reason(
 
 
 def test_an_endless_file_is_not_read_to_its_end() -> None:
-    with pytest.raises(RunNotFound, match="longer than 16384 bytes"):
+    with pytest.raises(RunNotFound, match="longer than 65536 bytes"):
         find_run("/dev/zero", ask_peers=nobody)
 
 
@@ -274,7 +274,7 @@ def test_failures_of_an_https_address_are_reported(server: tuple[str, ssl.SSLCon
     url, tls = server
     for path, reason in [
         ("/missing", "the server answered 404"),
-        ("/large", "longer than 16384 bytes"),
+        ("/large", "longer than 65536 bytes"),
         ("/to/http://127.0.0.1:9/run.toml", "which is not https"),
         ("/to/file:///etc/passwd", "Redirection to url 'file:///etc/passwd' is not allowed"),
     ]:

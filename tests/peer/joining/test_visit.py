@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from dht.identity import Identity
+from dht.identity import Identity, RunId
+from dht.membership.credentials import Signer
+from dht.membership.orders import Orders
 from dht.membership.reachability import in_words
 from peer import status
+from peer.credit.contributors import contributors
 from peer.joining.visit import RunStatus, Silent, status_lines
+from tests.peer.credit.books import a_tally
 from tests.peer.statuses import BORIS, CLARA, a_status
 
 
@@ -42,6 +46,18 @@ def test_members_that_do_not_answer_are_named_in_words_and_count_as_training() -
     assert not any("dial tcp" in line for line in lines)
 
 
+def test_the_owners_orders_are_shown_with_the_peers_that_do_not_follow_them_yet() -> None:
+    signer = Signer(Identity.from_seed(bytes(32)), RunId("ab" * 32))
+    directive = signer.directive(5, frozenset(), Orders(paused=True))
+    told = a_status(name="anna", directive=5), a_status(name="boris")
+    seen = RunStatus("ab" * 32, told, {}, {BORIS: directive})
+    assert status_lines(seen)[-2:] == [
+        f"directive 5 of {BORIS}: paused",
+        "  boris follows none yet",
+    ]
+    assert seen.plain()["directives"][0]["orders"] == ["paused"]
+
+
 def test_a_request_for_a_status_may_be_about_a_third_peer() -> None:
     run, peer = "ab" * 32, Identity.from_seed(bytes(32)).peer_id
     assert status.read_request(run.encode()) == (run, None)
@@ -65,3 +81,13 @@ def test_control_characters_in_a_status_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match="status"):
         status.decode(status.encode(a_status(**changes)))
+
+
+def test_the_largest_contributors_are_named_with_their_share() -> None:
+    rows = tuple(contributors(a_tally(fragments=1)))
+    seen = RunStatus("ab" * 32, (a_status(name="anna"),), {}, contributors=rows)
+    assert "contributors: anna 66.7%, boris 33.3%" in status_lines(seen)
+    told = seen.plain()["contributors"]
+    assert [(row["name"], row["tokens"]) for row in told] == [("anna", 10), ("boris", 5)]
+    alone = RunStatus("ab" * 32, (a_status(name="anna"),), {})
+    assert not any(line.startswith("contributors") for line in status_lines(alone))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.rules.ledger import APART, CRASH, LEFT, LOST, STALE, Fate, Ledger
+from peer.rules.ledger import APART, CRASH, LEFT, LOST, ROLLED_BACK, STALE, Fate, Ledger
 
 
 def begun(*sizes: int) -> Ledger:
@@ -32,6 +32,19 @@ def test_stale_work_is_discarded_with_its_reason() -> None:
     assert ledger.fate(0) == Fate(100, 0, 70, {STALE: 30})
     with pytest.raises(ValueError, match="70 are pending"):
         ledger.discard(0, 71, STALE)
+
+
+def test_what_was_merged_or_pending_when_the_run_is_taken_back_is_discarded_for_that() -> None:
+    ledger = begun()
+    ledger.process(100)
+    ledger.observe(0, merged_tokens=80, settled_tokens=80)
+    ledger.discard(0, 20, ROLLED_BACK)  # the parameters become those of the attested state
+    ledger.observe(0, merged_tokens=30, settled_tokens=100, given_up=ROLLED_BACK)
+    assert ledger.fate(0) == Fate(100, 30, 0, {ROLLED_BACK: 70})
+    ledger.process(130)
+    ledger.observe(0, merged_tokens=60, settled_tokens=130)
+    assert ledger.fate(0) == Fate(130, 60, 0, {ROLLED_BACK: 70})
+    assert ledger.total().imbalance == 0
 
 
 @pytest.mark.parametrize(("clean", "reason"), [(False, CRASH), (True, LEFT)])

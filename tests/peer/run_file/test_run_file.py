@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.errors import RunFileError
-from peer.run_file.reading import RUN_FILE_MAX_BYTES, from_canonical, parse
+from peer.run_file.reading import RUN_FILE_MAX_BYTES, TEXT_MAX_BYTES, from_canonical, parse
 from peer.run_file.sections import (
     SIZES,
     AdamwInner,
@@ -214,13 +214,29 @@ def test_one_codec_is_a_short_form_for_both_ways() -> None:
 
 
 def test_what_int2_loses_is_fed_back_unless_the_file_says_otherwise() -> None:
-    assert not RunFile().outer.feeds_back
-    assert parse("[outer]\ncodec_up = 'int2'").outer.feeds_back
-    assert not parse("[outer]\ncodec = 'int2'\nfeedback = 'off'").outer.feeds_back
-    assert parse("[outer]\nfeedback = 'on'").outer.feeds_back
-    assert not parse("[outer]\ncodec = 'int2'\nadoption = 'replace'").outer.feeds_back
+    def fed_back(text: str) -> set[str]:
+        return set(parse(f"[outer]\n{text}").outer.fed_back)
+
+    assert fed_back("") == set()
+    assert fed_back("codec_up = 'int2'") == {"int2"}
+    assert fed_back("smaller_codecs = ['int2/int4']") == {"int2"}
+    assert fed_back("codec = 'int2'\nfeedback = 'off'") == set()
+    assert fed_back("feedback = 'on'\nsmaller_codecs = ['int2']") == {"int4", "int2"}
+    assert fed_back("codec = 'int2'\nadoption = 'replace'") == set()
     with pytest.raises(RunFileError, match="only 'carry' keeps it"):
         parse("[outer]\nfeedback = 'on'\nadoption = 'replace'")
+
+
+def test_smaller_rounds_are_refused_that_are_not_smaller() -> None:
+    assert parse("[outer]\nsmaller_codecs = ['int2/int4', 'int2']\nsteps_per_cycle_max = 120")
+    for text, problem in {
+        "smaller_codecs = ['f16']": "'f16' has more bytes than int4",
+        "smaller_codecs = ['int2', 'int2/int4']": "'int2/int4' has more bytes than int2",
+        "smaller_codecs = ['int3']": "smaller_codecs",
+        "steps_per_cycle_max = 12": "steps_per_cycle_max",
+    }.items():
+        with pytest.raises(RunFileError, match=problem):
+            parse(f"[outer]\n{text}")
 
 
 def test_equal_moments_with_different_offsets_have_one_id() -> None:
@@ -519,7 +535,7 @@ def test_a_served_file_cannot_bring_seeds_along() -> None:
 
 def test_a_file_over_the_size_limit_is_refused_before_it_is_parsed() -> None:
     assert f"at most {RUN_FILE_MAX_BYTES}" in reject(b"[" * (RUN_FILE_MAX_BYTES + 1))
-    assert f"at most {RUN_FILE_MAX_BYTES}" in only_fault("#" * (RUN_FILE_MAX_BYTES + 1))
+    assert f"at most {TEXT_MAX_BYTES}" in only_fault("#" * (TEXT_MAX_BYTES + 1))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.run_file.schedule import learning_rate
+from peer.run_file.reading import with_settings
+from peer.run_file.schedule import Rates, learning_rate
 from peer.run_file.sections import AdamwInner, End, RunFile, Schedule
 
 
@@ -53,6 +56,19 @@ def test_after_the_warm_up_the_rate_never_rises(shape: str, one: int, other: int
 @given(st.sampled_from(["cosine", "linear", "constant"]), st.integers(0, 1 << 62))
 def test_the_rate_is_always_positive_and_at_most_the_peak(shape: str, tokens: int) -> None:
     assert 0 < learning_rate(run(shape), tokens) <= 2.0
+
+
+def test_an_amended_run_sets_the_rates_of_its_optimizers_from_then_on() -> None:
+    optimizer = SimpleNamespace(param_groups=[{"lr": 1.0}, {"lr": 0.5}])
+    rates = Rates(run("constant"))
+    rates.follow(optimizer)
+    rates.set(500)
+    assert [group["lr"] for group in optimizer.param_groups] == [2.0, 1.0]
+    rates.amend(with_settings(run("constant"), {"inner.learning_rate": 0.5}))
+    rates.set(500)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.25]
+    rates.set(500, rate=0.1)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.05]
 
 
 def test_a_negative_count_is_refused() -> None:

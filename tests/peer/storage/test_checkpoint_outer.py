@@ -94,6 +94,12 @@ def test_every_fragment_is_restored_exactly_with_its_history(tmp_path: Path) -> 
         after.theta[:] = 0  # whoever loads it may work on it
 
 
+def test_the_directives_of_the_runs_owner_are_kept_with_the_states(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    save(folder, directives=(b"one", b"two"))
+    assert load(folder).directives == (b"one", b"two")
+
+
 def test_global_tokens_count_each_peer_once(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     save(folder)

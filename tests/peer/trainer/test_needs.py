@@ -75,6 +75,15 @@ def test_the_link_carries_a_cycle_in_the_time_of_its_steps() -> None:
     assert needs.link_bits_per_s(100e3) * cycle_s == pytest.approx(8 * needs.cycle_bytes)
 
 
+def test_lines_that_carry_less_are_told_what_is_enough() -> None:
+    fixed = needs_of(RunFile(model=SMALL))
+    assert fixed.least_share == 1.0 and not any("down to" in line for line in fixed.lines)
+
+    needs = needs_of(preset("124m"))
+    assert needs.least_share == pytest.approx(0.75 * 30 / 120, rel=0.01)
+    assert any("down to 19% of that" in line for line in needs.lines), needs.lines
+
+
 def test_links_are_told_in_units_that_people_use() -> None:
     lines = needs_of(RunFile()).lines
     assert any("336 Mbit/s" in line for line in lines), lines

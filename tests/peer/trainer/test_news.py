@@ -30,3 +30,17 @@ def test_counters_never_run_backwards_when_an_agent_is_replaced_or_a_fork_given_
     assert hear(3, 120) == (11, 110, 120, 125)
     news.agent_died(-9, 0.5)
     assert hear(1, 121) == (12, 120, 121, 126)
+
+
+def test_tokens_fall_where_the_owner_of_the_run_takes_it_back() -> None:
+    news = News()
+
+    def hear(tokens: int, gone_back: int) -> int:
+        news.hear(msgspec.structs.replace(NO_FACTS, global_tokens=tokens, gone_back=gone_back))
+        return news.facts.global_tokens
+
+    assert hear(100, 0) == 100
+    assert hear(40, 7) == 40
+    assert hear(30, 7) == 40, "as on a lighter side of a fork"
+    assert hear(50, 7) == 50
+    assert hear(20, 9) == 20

@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from peer.errors import MachineTooSmall, OwnProgramNeeded
+from peer.model.recipes import build_model
+from peer.model.recipes.counting import Size
 from peer.run_file.reading import parse
+from peer.run_file.sections import RunFile
 from peer.trainer import fitting, preflight
 from peer.trainer.choices import Choices, DeviceFacts
 from peer.trainer.fitting import Fit, Goal, Remembered
@@ -107,8 +110,18 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_built(huge: str, tmp_
         examine(parse(huge), ON_CPU, pace_s=0.0, directory=tmp_path)
 
 
-def test_buffers_of_a_model_count_beside_its_parameters(tmp_path: Path) -> None:
+def counted_here(run: RunFile) -> Size:
+    """What a child would count (``tests/peer/model/test_counting.py``), without its imports."""
+    model = build_model(run, weights=False)
+    buffer_bytes = sum(buffer.nbytes for buffer in model.buffers())
+    return Size(sum(p.numel() for p in model.parameters()), buffer_bytes)
+
+
+def test_buffers_of_a_model_count_beside_its_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    monkeypatch.setattr(preflight, "size_of", counted_here)
     mask = (
         "{ model_type = 'gpt_neo', vocab_size = 256, hidden_size = 8, num_heads = 2, "
         "num_layers = 1, attention_types = [[['global'], 1]], max_position_embeddings = 10000000 }"

@@ -90,6 +90,7 @@ def test_the_page_has_the_speed_the_fates_and_the_use_of_the_machine() -> None:
         tokens_goal=None,
         rest=None,
         limits=(),
+        orders=("paused",),
         in_flight=(),
         processor_share=0.5,
         device=Device(share_of_peak=0.37, memory_bytes=2e9, temperature_c=None),
@@ -99,6 +100,7 @@ def test_the_page_has_the_speed_the_fates_and_the_use_of_the_machine() -> None:
     status = a_status()
     page = content(status, Board(Names({})), known, own, run_id="", run_name="", wall_time=0.0)
     assert (page["state"], page["link"]) == ("training", None)
+    assert page["orders"] == ["paused"]
     figures = page["figures"]
     assert figures["tokens_per_s"] == 20.0  # 100 tokens in 10 steps of half a second
     assert figures["fates_text"] == "100 trained: 90 merged, 10 pending, 0 discarded"

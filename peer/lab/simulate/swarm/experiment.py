@@ -19,10 +19,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from averaging.rules.due import DuePolicy
+from averaging.rules.line_levels import Level, ladder
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import ALL, QuorumPolicy, Required
 from peer.errors import PeerError
+from peer.run_file.sections import codec_pairs
 
 Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Positive: TypeAlias = Annotated[float, Meta(gt=0.0)]
@@ -111,6 +113,9 @@ class Outer(_Table, frozen=True, kw_only=True):
     codec: str = "int4"
     codec_up: str | None = None
     codec_down: str | None = None
+    smaller_codecs: tuple[str, ...] = ()
+    steps_per_cycle_max: Count | None = None
+    line_share: Positive = 0.7
     feedback: bool | None = None
     """``None``: where uploads are in int2."""
     adoption: Literal["carry", "replace", "blend"] = "carry"
@@ -123,9 +128,13 @@ class Outer(_Table, frozen=True, kw_only=True):
     over."""
 
     @property
-    def feeds_back(self) -> bool:
+    def fed_back(self) -> frozenset[str]:
+        """Codecs of uploads with error feedback."""
         up = self.codec_up or self.codec
-        return up == "int2" if self.feedback is None else self.feedback
+        allowed = {up, *(codecs.partition("/")[0] for codecs in self.smaller_codecs)}
+        if self.feedback is None:
+            return frozenset(allowed & {"int2"})
+        return frozenset(allowed if self.feedback else ())
 
 
 class Rounds(_Table, frozen=True, kw_only=True):
@@ -256,6 +265,14 @@ class Experiment(_Table, frozen=True, kw_only=True):
     def policy(self) -> RoundPolicy:
         """The policy of the round machines."""
         outer, rounds = self.outer, self.rounds
+        first = Level(
+            codec=outer.codec_up or outer.codec,
+            codec_down=outer.codec_down or outer.codec,
+            cycle_steps=outer.steps_per_cycle,
+        )
+        pairs = codec_pairs(outer.smaller_codecs)
+        longest = outer.steps_per_cycle_max or outer.steps_per_cycle
+        levels = ladder(first, pairs, cycle_max=longest)
         return RoundPolicy(
             quorum=QuorumPolicy(
                 required=_required(rounds.quorum),
@@ -277,9 +294,11 @@ class Experiment(_Table, frozen=True, kw_only=True):
             ),
             group_size=rounds.group_size,
             grouping=rounds.grouping,
-            codec=outer.codec_up or outer.codec,
-            codec_down=outer.codec_down or outer.codec,
-            feedback=outer.feeds_back,
+            codec=first.codec,
+            codec_down=first.codec_down,
+            smaller_levels=tuple(levels[1:]),
+            line_share=outer.line_share,
+            feedback=outer.fed_back,
             merge=outer.merge,
             eta=outer.learning_rate,
             mu=outer.momentum,

@@ -10,12 +10,15 @@ import numpy as np
 
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
+from averaging.messages import link_claim
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codecs import codec_names
+from averaging.round.certificates import link_of
 from averaging.round.identity import Circumstances, Identity
 from averaging.round.inputs import LineMeasured
 from averaging.round.machine import FragmentRounds
-from averaging.simulated.node import REQUEST_BYTES, FragmentNode
+from averaging.simulated.fetching import REQUEST_BYTES
+from averaging.simulated.node import FragmentNode
 from averaging.simulated.wires import MARK_BYTES
 from dht.identity import PeerId
 from peer.lab.simulate.swarm.environment import Environment
@@ -116,6 +119,18 @@ class Lifecycle:
         if env.heap.now == 0.0:
             machine.peers.started_at = -1e6  # founders count as long-standing members
         return machine
+
+    def sign_first_versions(self) -> None:
+        """Let all present peers sign each other's versions, as after a past that they share."""
+        present = self._environment.alive
+        for peer in present:
+            for node in peer.nodes:
+                standing, machine = node.machine.standing, node.machine
+                assert standing is not None
+                link = link_of(standing.head())
+                claim = link_claim(self._environment.layout.hash[:16], machine.fragment, link)
+                signed = [(other.name, _signature(other.name, claim)) for other in present]
+                machine.certificates.hear(link, tuple(signed), self._environment.heap.now)
 
     def change_line(self, slot: Slot, bytes_per_s: float) -> None:
         """Give a peer's line another speed, in both directions. The peer knows it at once."""

@@ -183,6 +183,9 @@ class SimulatedPeer:
     def heard(self, peer: PeerId) -> None:
         self._last_heard.heard(peer, self._heap.now)
 
+    def directed(self, node: FragmentNode, sender: PeerId, directive: bytes) -> None:
+        return  # simulated runs have no owner
+
     def silent(self, peer: PeerId, since: float) -> None:
         if self._last_heard.is_silent(peer, since=since):
             now = self.now()

@@ -160,6 +160,8 @@ class SimulatedSwarm(Watch):
             if begins_at is not None:
                 own = env.drifted(origin, begins_at(slot.number))
             self.lifecycle.start(slot, own)
+        if begins_at is not None:
+            self.lifecycle.sign_first_versions()
         for slot in founders[len(at_once) :]:
             self.heap.call_at(within_s * env.rng.random(), self.lifecycle.join, slot)
         incidents.schedule_churn()

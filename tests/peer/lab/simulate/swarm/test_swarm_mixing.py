@@ -66,7 +66,9 @@ def variances(*, count: int, group_size: int, versions: int) -> NDArray[np.float
     )
     found = []
     for version in range(versions + 1):
-        swarm.heap.run(24.0 * version + 2.0)  # fragments are due one after the other
+        # Fragments are due one after the other, three seconds apart. A stream that overtakes the
+        # commit's certificates is refused, and opened again after two.
+        swarm.heap.run(24.0 * version + 2.9)
         states = [[peer.states[f] for peer in swarm.alive] for f in range(FRAGMENTS)]
         assert {state.version for fragment in states for state in fragment} == {version + 1}
         found.append(

@@ -1,0 +1,90 @@
+"""The states that a peer keeps for the run's owner to attest, and the call that asks for them.
+
+Every peer of a run with an owner keeps the same few versions of each fragment. The owner's command
+asks all peers, and signs what most of them hold alike. What a peer says is a claim: a state that it
+does not have, or other bits, cannot be taken from it later, because the digest would not be that of
+the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from averaging.history.lineage import bound
+from averaging.messages import Count, Digest, Index
+from dht.host import Host
+from dht.identity import PeerId, RunId
+
+PROTOCOL = "/shoal/attestable/1"
+STATES_MAX = 256
+ANSWER_MAX_BYTES = 48 << 10
+REQUEST_MAX_BYTES = 64
+
+
+class Kept(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One fragment's state at one version, without its numbers."""
+
+    fragment: Index
+    version: Count
+    history: Digest
+    merged: Digest
+    """Digest of the merged map: lineage is ``bound(history, merged)``."""
+
+    digest: Digest
+    """Digest of the numbers (``averaging.history.attested``)."""
+
+    tokens: Count
+
+    @property
+    def lineage(self) -> bytes:
+        return bound(self.history, self.merged)
+
+
+_States = Annotated[tuple[Kept, ...], Meta(max_length=STATES_MAX)]
+_decoder: msgspec.msgpack.Decoder[tuple[Kept, ...]] = msgspec.msgpack.Decoder(_States)
+
+
+def encode(states: Sequence[Kept]) -> bytes:
+    return msgspec.msgpack.encode(tuple(states)[-STATES_MAX:])
+
+
+def decode(data: bytes) -> tuple[Kept, ...]:
+    """Decode an answer of any peer. Raises ``ValueError``."""
+    if len(data) > ANSWER_MAX_BYTES:
+        raise ValueError(f"kept states of {len(data)} bytes; at most {ANSWER_MAX_BYTES}")
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"these are no kept states: {error}") from error
+
+
+async def ask(host: Host, peer: PeerId, run: RunId, *, timeout_s: float) -> tuple[Kept, ...]:
+    """The states that a peer keeps. Raises ``DhtError`` or ``ValueError``."""
+    return decode(await host.call(peer, PROTOCOL, run.encode(), timeout_s=timeout_s))
+
+
+def chosen(told: Sequence[Sequence[Kept]], fragments: int) -> tuple[tuple[Kept, int], ...] | None:
+    """The newest state of each fragment that most peers hold alike, with their number.
+
+    ``told``: the answer of each peer that keeps states. ``None`` if there is a fragment without.
+    """
+    holders: dict[Kept, int] = {}
+    for states in told:
+        for kept in set(states):
+            holders[kept] = holders.get(kept, 0) + 1
+    found = []
+    for fragment in range(fragments):
+        able = [
+            (kept.version, count, kept.digest, kept)
+            for kept, count in holders.items()
+            if kept.fragment == fragment and 2 * count > len(told)
+        ]
+        if not able:
+            return None
+        _, count, _, kept = max(able, key=lambda each: each[:3])
+        found.append((kept, count))
+    return tuple(found)

@@ -1,0 +1,164 @@
+"""``shoal credit``: who has contributed to a run, and how one's own work is shown."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from peer.cli.application import start_logging
+from peer.cli.finding import link_of
+from peer.cli.options import Json
+
+if TYPE_CHECKING:
+    from dht.identity import PeerId
+    from peer.credit.contributors import Contributor
+
+commands = typer.Typer()
+
+SEARCH_S = 15.0
+
+
+@commands.command()
+def credit(
+    where: Annotated[
+        str | None,
+        Argument(
+            metavar="[RUN_DIR|LINK]",
+            help="Folder of one peer, or shoal:// link or file of a run; by default your running "
+            "peers, see `shoal ps`.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        Option(
+            help="Show your work under this name; '' for no name. By default it is the --name of "
+            "the peer.",
+            show_default=False,
+        ),
+    ] = None,
+    also_mine: Annotated[
+        list[str] | None,
+        Option(
+            "--also-mine",
+            metavar="PEER",
+            help="Id of another peer of yours: your work is counted together once that one has "
+            "named this one, too. Repeatable; replaces the peers named before.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List who has contributed to a run, by merged tokens, and choose how your own work is shown.
+
+    Only work that the run has merged counts. The ids of your peers are in `shoal credit --json`.
+
+    Example: shoal credit --name 'Ada of the Alps' --also-mine 12D3KooW...
+    """
+    from peer.events.printable import printable
+
+    rows: dict[str, list[Contributor]] = {}
+    if where is not None and ("://" in where or Path(where).is_file()):
+        if name is not None or also_mine:
+            raise typer.BadParameter(
+                "--name and --also-mine are about a peer of yours: give its folder, see `shoal ps`"
+            )
+        rows[where] = _of_peers(where)
+        own: dict[str, str] = {}
+    else:
+        folders = _folders(where)
+        if name is not None or also_mine:
+            _state(folders, name, also_mine or ())
+        rows = {str(folder): _in_folder(folder) for folder in folders}
+        own = {str(folder): _peer_of(folder) for folder in folders}
+    if as_json:
+        print(json.dumps({place: _record(rows[place], own.get(place)) for place in rows}))
+        return
+    from peer.credit.contributors import lines
+
+    for place, found in rows.items():
+        if len(rows) > 1:
+            print(f"{place}:")
+        print("\n".join(map(printable, lines(found))))
+
+
+def _record(rows: list[Contributor], own: str | None) -> dict[str, object]:
+    from peer.credit.contributors import plain
+
+    return {"peer": own, "contributors": plain(rows)}
+
+
+def _folders(where: str | None) -> list[Path]:
+    from peer.storage.home import running_peers
+
+    found = sorted(running_peers()) if where is None else [Path(where)]
+    if not found or not all((folder / "identity.key").exists() for folder in found):
+        raise typer.BadParameter(
+            "none of your peers is running on this machine; name the folder of one, or a link"
+            if where is None
+            else f"{where} is not the folder of a peer: it has no identity.key"
+        )
+    return found
+
+
+def _peer_of(folder: Path) -> PeerId:
+    from dht.identity import Identity
+
+    return Identity.load(folder / "identity.key").peer_id
+
+
+def _in_folder(folder: Path) -> list[Contributor]:
+    """The contributors that a peer on this machine knows, as it last noted them."""
+    from peer.credit.contributors import contributors
+    from peer.credit.reading import FRAGMENTS_MAX
+    from peer.storage.credit import load_tally
+    from peer.storage.home import run_of
+
+    run_id = run_of(folder)
+    return [] if run_id is None else contributors(load_tally(folder, run_id, None, FRAGMENTS_MAX))
+
+
+def _of_peers(where: str) -> list[Contributor]:
+    """The contributors as the peers of a run on line tell."""
+    from peer.event_loop import run_until_stopped, unless_stopped
+    from peer.joining.visit import RunStatus, visit
+
+    start_logging(logging.ERROR)
+    wanted = link_of(where)
+
+    async def look() -> RunStatus:
+        async with visit(wanted) as visitor:
+            return await visitor.look(timeout_s=SEARCH_S)
+
+    return list(run_until_stopped(lambda stop: unless_stopped(stop, look())).contributors)
+
+
+def _state(folders: list[Path], name: str | None, also_mine: list[str] | tuple[()]) -> None:
+    """Write how the work of these peers is shown; each reads it while it runs."""
+    import msgspec
+
+    from dht.identity import parse_peer_id
+    from peer.credit.statements import Statement, problem_of
+    from peer.storage.credit import Wishes, read_wishes, write_wishes
+
+    try:
+        keys = tuple(parse_peer_id(text) for text in also_mine)
+    except ValueError as error:
+        raise typer.BadParameter(f"--also-mine: {error}") from error
+    for folder in folders:
+        before = read_wishes(folder) or Wishes()
+        me = _peer_of(folder)
+        wishes = msgspec.structs.replace(
+            before,
+            name=before.name if name is None else name,
+            keys=tuple(key for key in keys if key != me) if keys else before.keys,
+        )
+        problem = problem_of(Statement(me, 0, wishes.name or "", wishes.keys))
+        if problem is not None:
+            raise typer.BadParameter(problem)
+        write_wishes(folder, wishes)

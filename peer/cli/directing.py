@@ -1,0 +1,253 @@
+"""``shoal run amend``, ``end``, ``pause``, ``resume``, ``attest`` and ``rollback``."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from typer import Option
+
+from peer.cli.application import start_logging
+from peer.cli.directives import Before, KeyFile, Seeds, Where, direct
+from peer.cli.options import Json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from dht.membership.orders import Orders, Value
+
+runs = typer.Typer()
+
+AMENDED_IN = "+20"
+
+AtVersion = Annotated[
+    str | None,
+    Option(
+        "--at",
+        help="Version of the fragments, such as 800, or +20 for so many after the newest one.",
+        metavar="VERSION",
+    ),
+]
+
+
+@runs.command("amend")
+def amend(
+    where: Where,
+    settings: Annotated[
+        list[str],
+        Option("--set", help="Setting and value; repeatable.", metavar="SECTION.NAME=VALUE"),
+    ],
+    at: AtVersion = AMENDED_IN,
+    key: KeyFile = None,
+    seed: Seeds = None,
+    as_json: Json = False,
+) -> int:
+    """Change settings of your run while it goes on, at all peers from the same version on.
+
+    Settings that can change: inner.learning_rate, end.tokens, end.date, outer.steps_per_cycle,
+    outer.codec, outer.codec_up, outer.codec_down and limits.step_tokens_max.
+
+    Example: shoal run amend my.run.toml --set inner.learning_rate=5e-4 --at +20
+    """
+    from peer.rules.amendments import refused
+
+    changes = dict(_setting(text) for text in settings)
+    if (reason := refused(changes)) is not None:
+        raise typer.BadParameter(reason)
+
+    def change(orders: Orders, before: Before) -> Orders:
+        from dht.membership.orders import amended, settings_at
+
+        version = version_of(at or AMENDED_IN, before.newest)
+        if settings_at(orders, version).items() >= changes.items():
+            return orders
+        return msgspec.structs.replace(orders, amendments=amended(orders, version, changes))
+
+    return _order(where, change, key=key, seed=seed, as_json=as_json)
+
+
+@runs.command("end")
+def end(
+    where: Where,
+    at: AtVersion = None,
+    key: KeyFile = None,
+    seed: Seeds = None,
+    as_json: Json = False,
+) -> int:
+    """End your run: now, with a last round of all peers, or at a version.
+
+    Example: shoal run end my.run.toml --at +10
+    """
+
+    def change(orders: Orders, before: Before) -> Orders:
+        from dht.membership.orders import End
+
+        if at is not None:
+            wanted = End(version=version_of(at, before.newest))
+        elif orders.end is not None and orders.end.at is not None:
+            return orders
+        else:
+            wanted = End(at=int(time.time()))
+        return msgspec.structs.replace(orders, end=wanted, paused=False)
+
+    return _order(where, change, key=key, seed=seed, as_json=as_json)
+
+
+@runs.command("pause")
+def pause(where: Where, key: KeyFile = None, seed: Seeds = None, as_json: Json = False) -> int:
+    """Pause your run: no round begins, and training rests. What is not merged yet is kept.
+
+    Example: shoal run pause my.run.toml
+    """
+    return _order(
+        where,
+        lambda orders, before: msgspec.structs.replace(orders, paused=True),
+        key=key,
+        seed=seed,
+        as_json=as_json,
+    )
+
+
+@runs.command("resume")
+def resume(where: Where, key: KeyFile = None, seed: Seeds = None, as_json: Json = False) -> int:
+    """Let your run go on after `shoal run pause`.
+
+    Example: shoal run resume my.run.toml
+    """
+    return _order(
+        where,
+        lambda orders, before: msgspec.structs.replace(orders, paused=False),
+        key=key,
+        seed=seed,
+        as_json=as_json,
+    )
+
+
+@runs.command("attest")
+def attest(where: Where, key: KeyFile = None, seed: Seeds = None, as_json: Json = False) -> int:
+    """Attest the newest state of your run that most of its peers keep.
+
+    Peers take an attested state from anybody, keep it, and can go back to it: `shoal run rollback`.
+
+    Example: shoal run attest my.run.toml
+    """
+
+    def change(orders: Orders, before: Before) -> Orders:
+        from dht.membership.orders import FRAGMENTS_MAX, Attested
+        from peer.attestable import chosen
+
+        told = [states for states in before.kept.values() if states]
+        if before.fragments > FRAGMENTS_MAX:
+            raise ValueError(
+                f"the run has {before.fragments} fragments; the states of up to {FRAGMENTS_MAX} "
+                "can be attested"
+            )
+        found = chosen(told, before.fragments)
+        if not found:
+            raise ValueError(
+                f"no state of each fragment is kept by most of the {len(told)} peers that keep "
+                "any; they keep every eighth version: try again when the run has made some more"
+            )
+        attested = tuple(Attested(kept.version, kept.lineage, kept.digest) for kept, _ in found)
+        return msgspec.structs.replace(orders, attested=attested)
+
+    return _order(where, change, key=key, seed=seed, as_json=as_json, asks_kept=True)
+
+
+@runs.command("rollback")
+def rollback(
+    where: Where,
+    again: Annotated[
+        bool, Option("--again", help="Go back once more to a state that the run went back to.")
+    ] = False,
+    key: KeyFile = None,
+    seed: Seeds = None,
+    as_json: Json = False,
+) -> int:
+    """Take your run back to the state that you attested last. What came after it is discarded.
+
+    Example: shoal run rollback my.run.toml
+    """
+
+    def change(orders: Orders, before: Before) -> Orders:
+        from averaging.history.attested import root_lineage
+        from dht.membership.orders import Rollback, Root
+
+        if not orders.attested:
+            raise ValueError(
+                "there is no attested state to go back to; `shoal run attest` attests one while "
+                "the run is as it should be"
+            )
+        versions = [each.version + 1 for each in orders.attested]
+        done = orders.rollback
+        if done is not None and [root.version for root in done.roots] == versions and not again:
+            return orders
+        known = {
+            (kept.fragment, kept.version, kept.lineage, kept.digest): kept.merged
+            for states in before.kept.values()
+            for kept in states
+        }
+        roots = []
+        for fragment, each in enumerate(orders.attested):
+            merged = known.get((fragment, each.version, each.lineage, each.digest))
+            if merged is None:
+                raise ValueError(
+                    f"no peer on line keeps version {each.version} of fragment {fragment}, which "
+                    "is attested; try again when one of those that were on line then is back"
+                )
+            lineage = root_lineage(each.lineage, merged, before.number)
+            roots.append(Root(each.version + 1, lineage))
+        return msgspec.structs.replace(orders, rollback=Rollback(before.number, tuple(roots)))
+
+    return _order(where, change, key=key, seed=seed, as_json=as_json, asks_kept=True)
+
+
+def _order(
+    where: str,
+    change: Callable[[Orders, Before], Orders],
+    *,
+    key: Path | None,
+    seed: list[str] | None,
+    as_json: bool,
+    asks_kept: bool = False,
+) -> int:
+    start_logging(logging.ERROR)
+    delivered = direct(
+        where,
+        lambda before: (before.bans, change(before.orders, before)),
+        key=key,
+        seeds=seed,
+        asks_kept=asks_kept,
+    )
+    return delivered.report(as_json=as_json)
+
+
+def version_of(text: str, newest: int) -> int:
+    """The version that ``--at`` names. Raises ``ValueError`` for one that is over already."""
+    number = text.removeprefix("+")
+    if not number.isdecimal():
+        raise ValueError(f"--at is {text!r}; it is a version such as 800, or +20")
+    if text.startswith("+"):
+        return newest + max(1, int(number))
+    if int(number) <= newest:
+        raise ValueError(
+            f"--at is {number}, and the run is at version {newest} already; name a later version, "
+            "or +20 for twenty versions from now"
+        )
+    return int(number)
+
+
+def _setting(text: str) -> tuple[str, Value]:
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not name or not value:
+        raise typer.BadParameter(f"--set is {text!r}; it is such as inner.learning_rate=5e-4")
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value.strip("\"'")

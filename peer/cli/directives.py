@@ -1,0 +1,199 @@
+"""Signs the next directive of a key and gives it to the peers of a run.
+
+Every command of an owner says what changes; bans and orders that are in force stay. A change that
+makes no difference gets no new number: the directive in force is given to the peers once more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+from typer import Argument, Option
+
+from peer.cli.application import complain, report_if_slow
+from peer.cli.showing import usage_errors
+
+if TYPE_CHECKING:
+    from dht.identity import PeerId
+    from dht.membership.credentials import Delegation, Directive, Signer
+    from dht.membership.orders import Orders
+    from peer.attestable import Kept
+    from peer.joining.link import FoundRun
+    from peer.joining.visit import RunStatus
+
+FIND_WITHIN_S = 20.0
+
+Where = Annotated[str, Argument(help="Run file or shoal:// link of the run.", metavar="RUN")]
+KeyFile = Annotated[
+    Path | None,
+    Option(
+        "--key",
+        help="File of the key to sign with; by default your owner's key, which "
+        "`shoal run sign` made.",
+        show_default=False,
+    ),
+]
+DelegationText = Annotated[
+    str | None,
+    Option(
+        "--delegation", help="Text that `shoal run delegate` printed for your key.", metavar="TEXT"
+    ),
+]
+Seeds = Annotated[
+    list[str] | None, Option("--seed", help="Multiaddr of a peer of the run; repeatable.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The run as a command finds it that changes something."""
+
+    found: FoundRun
+    bans: frozenset[bytes]
+    orders: Orders
+    number: int
+    """Number of the directive that is to be signed."""
+    seen: RunStatus
+    kept: Mapping[PeerId, tuple[Kept, ...]]
+    """The states that peers keep, if the command asks for them."""
+
+    @property
+    def newest(self) -> int:
+        """The newest version of any fragment at any peer."""
+        return max((v for peer in self.seen.peers for v in peer.versions), default=0)
+
+    @property
+    def fragments(self) -> int:
+        """Number of fragments of the run, as its peers tell it."""
+        return max((len(peer.versions) for peer in self.seen.peers), default=0)
+
+
+Change: TypeAlias = "Callable[[Before], tuple[frozenset[bytes], Orders]]"
+"""All bans and all orders from now on. Raises ``ValueError`` for what cannot be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A directive, and what the peers that were found said to it."""
+
+    directive: Directive
+    is_new: bool
+    told: dict[PeerId, str]
+    """The reason of each peer for not taking it; empty if it did."""
+
+    def report(self, *, as_json: bool) -> int:
+        """Print the result in one line. Returns the exit code."""
+        from dht.membership.admission import told
+        from dht.membership.orders import words
+
+        taken = [peer for peer, reason in self.told.items() if not reason]
+        refused = {peer: reason for peer, reason in self.told.items() if reason}
+        number = self.directive.number
+        if as_json:
+            record = {
+                "number": number,
+                "bans": len(self.directive.bans),
+                "orders": words(self.directive.orders),
+                "taken": taken,
+                "refused": refused,
+            }
+            print(json.dumps(record))
+        else:
+            said = "" if self.is_new else ", as before"
+            print(
+                f"directive {number}{said}: {told(self.directive)}: taken by {len(taken)} of "
+                f"{len(self.told)} peers, who pass it on"
+            )
+            for peer, reason in refused.items():
+                complain(f"{peer} did not take it: {reason}")
+        return 0 if taken else 3
+
+
+def direct(
+    where: str,
+    change: Change,
+    *,
+    key: Path | None,
+    seeds: list[str] | None,
+    delegation: str | None = None,
+    asks_kept: bool = False,
+) -> Delivered:
+    """Sign the next directive of a key, and give it to the peers on line, who pass it on.
+
+    ``asks_kept``: ask the peers for the states that they keep.
+    """
+    from dht import addresses
+    from dht.membership.credentials import encode
+    from dht.membership.orders import NONE
+    from dht.presence.kept_peers import write_whole
+    from peer.event_loop import run_until_stopped, unless_stopped
+    from peer.joining.link import Link
+    from peer.joining.visit import visit
+    from peer.rules.amendments import objection
+    from peer.storage.credentials import own_directive_path, owner_key_path
+
+    found = find(where)
+    signer = signer_for(found, key, delegation)
+    asked = (*found.seeds, *(addresses.parse_seed(text) for text in seeds or ()))
+    copy = own_directive_path(key or owner_key_path(), found.run.run_id)
+
+    async def spread() -> Delivered:
+        async with visit(Link(found.run.run_id, asked)) as visitor:
+            seen = await visitor.look(timeout_s=FIND_WITHIN_S)
+            last = _last(copy, signer, found, seen.directives.get(signer.key.peer_id))
+            bans = frozenset(last.bans) if last is not None else frozenset()
+            orders = NONE if last is None else last.orders
+            number = 1 if last is None else last.number + 1
+            kept = await visitor.attestable() if asks_kept else {}
+            with usage_errors():
+                wanted = change(Before(found, bans, orders, number, seen, kept))
+                if last is not None and wanted == (bans, orders):
+                    return Delivered(last, False, await visitor.deliver(encode(last)))
+                if (reason := objection(found.run, wanted[1])) is not None:
+                    raise ValueError(reason)
+                directive = signer.directive(number, *wanted)
+            write_whole(copy, encode(directive))
+            return Delivered(directive, True, await visitor.deliver(encode(directive)))
+
+    with report_if_slow("still searching for peers of the run (Ctrl-C to stop)"):
+        return run_until_stopped(lambda stop: unless_stopped(stop, spread()))
+
+
+def _last(copy: Path, signer: Signer, found: FoundRun, told: Directive | None) -> Directive | None:
+    """The last directive of this key: the copy beside the key, or what the peers know."""
+    from dht.identity import PeerId
+    from dht.membership.credentials import Directive, read_directive
+    from dht.records import DIRECTIVE_MAX_BYTES
+
+    kept = copy.read_bytes()[: DIRECTIVE_MAX_BYTES + 1] if copy.exists() else b""
+    owner = PeerId(found.run.policy.owner or "")
+    read = read_directive(kept, run=signer.run, owner=owner)
+    own = [each for each in (read, told) if isinstance(each, Directive)]
+    return max(own, key=lambda each: each.number, default=None)
+
+
+def find(where: str) -> FoundRun:
+    """The run behind an argument."""
+    from peer.joining.find import ask_peers
+    from peer.joining.link import find_run
+
+    with report_if_slow("still searching for the run file (Ctrl-C to stop)"):
+        return find_run(where, ask_peers=ask_peers)
+
+
+def signer_for(found: FoundRun, key: Path | None, delegation: str | None) -> Signer:
+    """The key to sign with. Raises ``NotOwner``."""
+    from peer.storage.credentials import load_signer, owner_key_path
+
+    return load_signer(found.run, key or owner_key_path(), _delegation(delegation))
+
+
+def _delegation(text: str | None) -> Delegation | None:
+    from dht.membership.credentials import parse_delegation
+
+    with usage_errors():
+        return None if text is None else parse_delegation(text.strip())

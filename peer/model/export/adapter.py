@@ -1,0 +1,81 @@
+"""The adapters of a run as a folder of peft, which the base is not needed for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from peer.errors import PeerError
+from peer.model.export.folder import Export, json_bytes, write_whole
+from peer.model.export.tensors import in_bf16
+from peer.model.recipes.lora import ADAPTER, check_installed, peft_config
+from peer.run_file.base import base_of
+from peer.run_file.sections import HfModel, RunFile
+from peer.storage.outer_state import export_metadata, named_tensors
+from peer.storage.tensor_file import write_safetensors
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+class NoAdapters(PeerError):
+    """A run trains a whole model."""
+
+    exit_code = 2
+
+    def __init__(self, run: str) -> None:
+        super().__init__(run)
+        self.run = run
+
+    def __str__(self) -> str:
+        return (
+            f"run {self.run!r} trains no adapters but a whole model; `--to hf` writes a folder "
+            "that transformers loads"
+        )
+
+
+def check_adapters(run: RunFile) -> None:
+    """Raise ``NoAdapters`` or ``ExtraMissing``."""
+    if not isinstance(run.model, HfModel) or run.model.lora is None:
+        raise NoAdapters(run.name)
+    check_installed()
+
+
+def write_adapter(export: Export, out: Path) -> None:
+    """Write the folder, which must not exist or be empty; it is complete or absent.
+
+    Raises ``NotWritten``, and what ``check_adapters`` raises.
+    """
+    run = export.outer.run
+    check_adapters(run)
+
+    def fill(folder: Path) -> tuple[str, int]:
+        tensors = named_tensors(export.outer.layout, export.outer.states)
+        named = {name_in_file(name): tensor for name, tensor in tensors.items()}
+        if export.dtype == "bf16":
+            named = {name: in_bf16(tensor) for name, tensor in named.items()}
+        with (folder / WEIGHTS).open("xb") as file:
+            write_safetensors(file, named, metadata=export_metadata(export.outer))
+        (folder / CONFIG).write_bytes(json_bytes(config_of(run)))
+        return "LoRA", export.outer.layout.size
+
+    write_whole(export, out, fill)
+
+
+def name_in_file(name: str) -> str:
+    """The name of a parameter as peft saves it: without that of the adapter, which may change."""
+    kept = ".".join(part for part in name.split(".") if part != ADAPTER)
+    return f"base_model.model.{kept}"
+
+
+def config_of(run: RunFile) -> dict[str, Any]:
+    """The content of ``adapter_config.json``."""
+    assert isinstance(run.model, HfModel)
+    assert run.model.lora is not None
+    base = base_of(run.model)
+    assert base is not None
+    config = peft_config(run.model.lora)
+    name, commit = base.hub or (base.source, None)
+    config.base_model_name_or_path, config.revision = name, commit
+    config.inference_mode = True
+    plain = config.to_dict().items()
+    return {key: sorted(value) if isinstance(value, set) else value for key, value in plain}

@@ -1,0 +1,60 @@
+"""One export of the newest checkpoint of a peer: what ``python -m peer.publishing JOB`` does.
+
+It reads the peer's folder, and nothing of the network: so a keeper stays as small as it is, and an
+export that fails, or needs much memory, ends nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from peer.model.export.facts import facts_in_folder
+from peer.model.export.folder import Export, write_folder
+from peer.model.export.tokenizer import tokenizer_of
+from peer.publishing.feed import Entry
+from peer.publishing.hub import push
+from peer.publishing.job import Job
+from peer.publishing.shelf import Shelf
+from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.home import OUTER
+from peer.storage.outer_state import OuterState, load_outer
+
+Tell = Callable[[str, dict[str, Any]], None]
+"""Reports an event by its name and fields."""
+
+
+def publish(job: Job, tell: Tell, *, now: float) -> None:
+    """Publish the newest checkpoint, as far as that has not been done already.
+
+    Raises what ``write_folder``, ``tokenizer_of`` and ``push`` raise.
+    """
+    folder = Path(job.peer)
+    outer = load_outer(CheckpointFolder(folder / OUTER, reads_only=True))
+    if outer is None:
+        return
+    shelf = Shelf(Path(job.shelf), outer.run, job.keep)
+    shelf.check()
+    entry = shelf.newest(outer.model) or _export(job, shelf, outer, tell, now=now)
+    if job.repository is not None and entry.uploaded_to != job.repository:
+        url = push(shelf.folder / entry.name, job.repository, message=entry.summary)
+        tell("pushed", {"url": url})
+        shelf.note_upload(entry, job.repository)
+
+
+def _export(job: Job, shelf: Shelf, outer: OuterState, tell: Tell, *, now: float) -> Entry:
+    folder = Path(job.peer)
+    facts = facts_in_folder(folder, outer)
+    tokenizer = tokenizer_of(outer.run, cache_dir=Path(job.cache), data_dir=folder / "data")
+    export = Export(outer=outer, facts=facts, tokenizer=tokenizer, dtype=job.dtype)
+    entry = shelf.add(
+        outer.model,
+        outer.global_tokens,
+        facts.measured[-1].loss if facts.measured else None,
+        lambda out: write_folder(export, out),
+        now=now,
+    )
+    path = str(shelf.folder / entry.name)
+    tell("published", {"path": path, "tokens": entry.tokens, "model": entry.model})
+    return entry

@@ -1,0 +1,181 @@
+"""Earlier states of each fragment, kept in case the run's owner takes the run back.
+
+A peer keeps the last few of the versions that all peers keep, and the one that the owner has
+attested until another one is. They use the disk space that two checkpoints leave of the allowed
+one; what does not fit is not kept, and a rollback then fetches it from a peer that has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from averaging.history.attested import numbers_digest, rolled_back
+from averaging.history.state import FragmentState
+from averaging.numbers.layout import Layout
+from dht.membership.orders import Attested, Orders
+from peer.attestable import Kept
+from peer.errors import CheckpointDamaged, DiskFull, QuotaFull
+from peer.storage.checkpoint import CheckpointFolder, open_checkpoint, read_meta
+from peer.storage.outer_state import described, read_state, state_tensors
+
+logger = logging.getLogger(__name__)
+
+KEPT = 2
+"""Versions of each fragment that are kept besides the attested one."""
+
+CHECKPOINTS = 2
+"""Checkpoints that have their space before any of these states."""
+
+VALUE_BYTES = 8
+"""A value of a fragment with its momentum."""
+
+
+class GoodStates:
+    """The kept states of one peer. ``keep`` may be called in any thread."""
+
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        *,
+        allowed_bytes: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """``allowed_bytes()``: current limit for checkpoints and these states together."""
+        self._layout = layout
+        self._allowed_bytes = allowed_bytes
+        self._recent = [
+            CheckpointFolder(
+                folder / "recent" / f"{part.index:04d}", keep=KEPT, allowed_bytes=self._left(index)
+            )
+            for index, part in enumerate(layout.fragments)
+        ]
+        self._attested = [
+            CheckpointFolder(folder / "attested" / f"{part.index:04d}", keep=1)
+            for part in layout.fragments
+        ]
+
+    def __repr__(self) -> str:
+        return f"GoodStates({sum(len(each.numbers()) for each in self._recent)} recent)"
+
+    def _left(self, fragment: int) -> Callable[[], float | None]:
+        """The space of one fragment's recent states: its part of what the others leave."""
+
+        def left() -> float | None:
+            allowed = self._allowed_bytes()
+            if allowed is None:
+                return None
+            whole = self._layout.size
+            spare = allowed - CHECKPOINTS * VALUE_BYTES * whole
+            share = spare * self._layout.fragments[fragment].size / whole
+            return share - _bytes_in(self._attested[fragment].folder)
+
+        return left
+
+    @property
+    def used_bytes(self) -> int:
+        """Space on the disk that all of these states use."""
+        return sum(_bytes_in(each.folder) for each in (*self._recent, *self._attested))
+
+    def keep(self, state: FragmentState) -> None:
+        """Write a state, if it fits; the oldest ones make room."""
+        meta = {
+            "kind": "good",
+            "fragment": state.fragment,
+            "state": described(state),
+            "merged": state.merged.digest().hex(),
+            "digest": numbers_digest(state).hex(),
+            "tokens": state.merged.tokens,
+        }
+        folder = self._recent[state.fragment]
+        try:
+            try:
+                folder.save(state_tensors(state), meta)
+            except QuotaFull:
+                folder.clear()  # unlike a checkpoint, the one before it may go first
+                folder.save(state_tensors(state), meta)
+        except DiskFull as error:
+            logger.info("state_not_kept fragment=%d reason=%s", state.fragment, error)
+
+    def kept(self) -> tuple[Kept, ...]:
+        """All states that are kept, as the owner of the run may attest them."""
+        return tuple(
+            Kept(
+                fragment=meta["fragment"],
+                version=meta["state"]["version"],
+                history=bytes.fromhex(meta["state"]["history"]),
+                merged=bytes.fromhex(meta["merged"]),
+                digest=bytes.fromhex(meta["digest"]),
+                tokens=meta["tokens"],
+            )
+            for fragment in range(len(self._layout.fragments))
+            for _, _, meta in self._all(fragment)
+        )
+
+    def pin(self, attested: Sequence[Attested]) -> None:
+        """Keep the attested states until others are attested."""
+        for fragment, each in enumerate(attested[: len(self._recent)]):
+            for folder, path, meta in self._all(fragment):
+                if _is(meta, each) and folder is not self._attested[fragment]:
+                    self._attested[fragment].take_over(path)
+                    break
+
+    def forget_recent(self) -> None:
+        """Forget the versions that were taken back: nobody may attest them any more."""
+        for folder in self._recent:
+            folder.clear()
+
+    def roots(self, orders: Orders) -> list[FragmentState | None]:
+        """The states with which the run goes on after a rollback, as far as this peer has them."""
+        rollback = orders.rollback
+        assert rollback is not None
+        found: list[FragmentState | None] = [None] * len(self._layout.fragments)
+        for fragment, (root, each) in enumerate(zip(rollback.roots, orders.attested, strict=False)):
+            state = self._load(fragment, each)
+            if state is not None:
+                made = rolled_back(state, rollback.number)
+                if (made.version, made.lineage) == (root.version, root.lineage):
+                    found[fragment] = made
+        return found
+
+    def _load(self, fragment: int, attested: Attested) -> FragmentState | None:
+        size = self._layout.fragments[fragment].size
+        for _, path, meta in self._all(fragment):
+            if not _is(meta, attested):
+                continue
+            try:
+                state = read_state(open_checkpoint(path), fragment, size, meta["state"])
+            except (CheckpointDamaged, FileNotFoundError, KeyError, ValueError) as error:
+                logger.warning("good_state_damaged path=%s reason=%s", path, error)
+                continue
+            if numbers_digest(state) == attested.digest:
+                return state
+        return None
+
+    def _all(self, fragment: int) -> Iterator[tuple[CheckpointFolder, Path, Mapping[str, Any]]]:
+        """Every kept state of a fragment with its meta, the newest first."""
+        for folder in (self._recent[fragment], self._attested[fragment]):
+            for number in reversed(folder.numbers()):
+                path = folder.path_of(number)
+                with contextlib.suppress(CheckpointDamaged, FileNotFoundError):
+                    yield folder, path, read_meta(path)
+
+
+def _is(meta: Mapping[str, Any], attested: Attested) -> bool:
+    state = meta["state"]
+    return (state["version"], state["lineage"], meta["digest"]) == (
+        attested.version,
+        attested.lineage.hex(),
+        attested.digest.hex(),
+    )
+
+
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    for path in folder.glob("*/*"):
+        with contextlib.suppress(FileNotFoundError):  # it is being removed
+            total += path.stat().st_size
+    return total

@@ -1,0 +1,78 @@
+"""The owner's orders from the command line: what is refused before any peer is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from peer import cli
+from peer.cli.directing import version_of
+
+SEED = "/ip4/203.0.113.7/tcp/7700/p2p/12D3KooWC5mVdyoGeyBP9WU6nAFGbDLfFfsYbZwbZJRmLYeNSJwB"
+OPEN = f'schema = 1\nname = "ours"\nseeds = ["{SEED}"]\n'
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return tmp_path / "data" / "shoal"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "ours.toml"
+    path.write_text(OPEN, encoding="utf-8")
+    return path
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = cli.run(arguments)
+    return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["pause", "resume", "end", "attest", "rollback"])
+def test_a_run_without_an_owner_takes_no_orders(
+    command: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, errors = said(capsys, "run", command, str(file))
+    assert code == 4
+    assert "names no owner" in errors
+
+
+def test_another_key_than_the_owners_is_refused(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(capsys, "run", "sign", str(file), "--key", str(tmp_path / "ours.key"))
+    said(capsys, "run", "sign", str(tmp_path / "none"), "--key", str(tmp_path / "other.key"))
+    code, errors = said(capsys, "run", "pause", str(file))
+    assert code == 4 and "there is no such file" in errors
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("outer.fragments=3", "outer.fragments cannot be amended; what can be is end.date"),
+        ("learning_rate", "it is such as inner.learning_rate=5e-4"),
+        ("=3", "it is such as inner.learning_rate=5e-4"),
+    ],
+)
+def test_a_setting_that_cannot_be_amended_is_bad_usage(
+    setting: str, reason: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(capsys, "run", "sign", str(file))
+    code, errors = said(capsys, "run", "amend", str(file), "--set", setting)
+    assert code == 2
+    assert reason in errors
+
+
+def test_a_version_is_one_to_come() -> None:
+    assert version_of("+20", 100) == 120
+    assert version_of("+0", 100) == 101
+    assert version_of("101", 100) == 101
+    for over in ("100", "7"):
+        with pytest.raises(ValueError, match=f"--at is {over}, and the run is at version 100"):
+            version_of(over, 100)
+    for wrong in ("soon", "-3", "1.5", ""):
+        with pytest.raises(ValueError, match="it is a version such as 800"):
+            version_of(wrong, 100)

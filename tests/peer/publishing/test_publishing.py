@@ -1,0 +1,231 @@
+"""Exports in processes of their own: published, uploaded to a stand-in of the hub, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from safetensors import safe_open
+
+from peer import cli
+from peer.model.export.folder import OwnModel
+from peer.publishing import exporting
+from peer.publishing.hub import NoRepository, check_repository
+from peer.publishing.job import Job
+from peer.publishing.publisher import Publisher, Publishing, check_publishing
+from peer.publishing.shelf import LATEST, published
+from peer.run_file.sections import CustomModel
+from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.outer_state import OUTER, save_outer
+from tests.peer.model.export.exported_run import RUN, save_run
+from tests.peer.publishing.hub_server import TOKEN, Hub, hub_server
+
+pytest.importorskip("huggingface_hub", reason="the extra 'hf' is not installed")
+
+NAME = "ada/small"
+
+
+@pytest.fixture
+def publishing(tmp_path: Path) -> Publishing:
+    return Publishing(
+        folder=tmp_path / "exports",
+        every_s=3600.0,
+        keep=2,
+        repository=None,
+        cache=tmp_path / "data",
+    )
+
+
+def publish(what: Publishing, peer: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """The events of publishing what is new."""
+    news: list[tuple[str, Mapping[str, Any]]] = []
+    asyncio.run(Publisher(what, peer, lambda name, fields: news.append((name, fields))).publish())
+    return news
+
+
+def publish_here(what: Publishing, peer: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """What a process of its own does, in this one."""
+    news: list[tuple[str, Mapping[str, Any]]] = []
+    job = msgspec.json.decode(what.job(peer), type=Job)
+    exporting.publish(job, lambda name, fields: news.append((name, fields)), now=time.time())
+    return news
+
+
+def train_on(peer: Path) -> None:
+    """Another checkpoint, of a model with the same parameters at later versions."""
+    outer = save_run(peer)
+    states = [replace(state, version=5, lineage=bytes(32)) for state in outer.states]
+    folder = CheckpointFolder(peer / OUTER)
+    save_outer(folder, run=outer.run, layout=outer.layout, states=states)
+
+
+def test_a_checkpoint_is_published_once_and_the_next_one_again(
+    publishing: Publishing, tmp_path: Path
+) -> None:
+    peer = tmp_path / "peer"
+    assert publish(publishing, peer) == [], "there is no checkpoint yet"
+    save_run(peer)
+    [(name, fields)] = publish_here(publishing, peer)
+    assert name == "published" and fields["tokens"] == 3000
+    latest = publishing.folder / LATEST
+    with safe_open(latest / "model.safetensors", "pt") as file:
+        assert file.metadata()["shoal_model"] == fields["model"]
+    assert "held-out loss" in (latest / "README.md").read_text()
+    assert published(publishing.folder)[-1].loss == 2.25
+    assert publish_here(publishing, peer) == []
+    train_on(peer)
+    assert [name for name, _ in publish_here(publishing, peer)] == ["published"]
+    assert len(published(publishing.folder)) == 2
+
+
+def test_a_failure_of_the_process_is_told_once_and_in_one_line(
+    publishing: Publishing, tmp_path: Path
+) -> None:
+    peer = tmp_path / "peer"
+    save_run(peer)
+    publishing.folder.mkdir()
+    (publishing.folder / "thesis.tex").touch()
+    news: list[tuple[str, Mapping[str, Any]]] = []
+    publisher = Publisher(publishing, peer, lambda name, fields: news.append((name, fields)))
+
+    async def twice() -> None:
+        assert not await publisher.publish()
+        assert not await publisher.publish()
+
+    asyncio.run(twice())
+    [(name, fields)] = news
+    assert name == "publish_failed"
+    assert "it has other files in it, such as 'thesis.tex'" in fields["text"]
+    assert "\n" not in fields["text"]
+
+
+def pushed(
+    publishing: Publishing, peer: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, **others: str
+) -> list[tuple[str, Mapping[str, Any]]]:
+    home = {"HF_HOME": str(peer / "hf"), "HF_HUB_DISABLE_XET": "1"}
+    for key, value in {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, **home, **others}.items():
+        monkeypatch.setenv(key, value)
+    return publish(replace(publishing, repository=NAME), peer)
+
+
+def test_an_export_is_uploaded_as_one_commit_that_replaces_the_one_before(
+    publishing: Publishing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = tmp_path / "peer"
+    save_run(peer)
+    with hub_server() as hub:
+        hub.files[NAME] = {"model-00002-of-00002.safetensors": b"old", "notes.md": b"the owner's"}
+        hub.commits[NAME] = []
+        news = pushed(publishing, peer, hub, monkeypatch)
+        assert [name for name, _ in news] == ["published", "pushed"], news
+        files = hub.files[NAME]
+    latest = publishing.folder / LATEST
+    assert files.pop("notes.md") == b"the owner's"
+    assert files == {path.name: path.read_bytes() for path in latest.iterdir()}
+    [message] = hub.commits[NAME]
+    assert message.startswith("3 k tokens merged, held-out loss 2.2500, model ")
+
+
+@pytest.mark.parametrize(
+    ("token", "refuses", "told"),
+    [("hf_wrong", None, "401"), (TOKEN, 403, "storage")],
+)
+def test_an_upload_that_is_refused_is_told_in_one_line_and_the_export_stays(
+    token: str,
+    refuses: int | None,
+    told: str,
+    publishing: Publishing,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peer = tmp_path / "peer"
+    save_run(peer)
+    with hub_server() as hub:
+        hub.refuses = refuses
+        news = pushed(publishing, peer, hub, monkeypatch, HF_TOKEN=token)
+        if refuses is not None:  # it is uploaded the next time
+            hub.refuses = None
+            again = pushed(publishing, peer, hub, monkeypatch)
+            assert [name for name, _ in again] == ["pushed"]
+            assert published(publishing.folder)[-1].uploaded_to == NAME
+    assert [name for name, _ in news] == ["published", "publish_failed"]
+    text = news[1][1]["text"]
+    assert text.startswith(f"not uploaded to {NAME}: ") and told in text and "\n" not in text
+    assert token not in text
+    assert len(published(publishing.folder)) == 1
+
+
+@pytest.mark.parametrize("name", ["small", "ada/small/more", "../x", "ada/sm all", ""])
+def test_a_name_that_is_no_repository_is_refused(name: str) -> None:
+    with pytest.raises(NoRepository, match="it is not OWNER/NAME"):
+        check_repository(name)
+
+
+def test_without_a_token_nothing_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "from peer.publishing.hub import check_repository; check_repository('ada/small')"
+    environment = {**os.environ, "HF_HOME": str(tmp_path)}
+    environment.pop("HF_TOKEN", None)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert "this user has no token for the hub; get one by `hf auth login`" in done.stderr
+
+
+def test_the_process_that_exports_ends_with_its_parent(
+    publishing: Publishing, tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "peer.publishing", publishing.job(tmp_path / "peer").decode()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        process.send_signal(signal.SIGSTOP)  # it cannot be done before its parent is gone
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.close()
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(timeout=60) in (0, 1)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--push", "ada/small"], "--push uploads what --publish writes"),
+        (["--run-page", "8080"], "choose another address with --run-page HOST:PORT"),
+        (["--publish", "exports", "--every", "1s"], "the shortest time is 10s"),
+        (["--publish", "exports", "--every", "soon"], "'soon' is not a time such as"),
+        (["--publish", "exports", "--push", "small"], "it is not OWNER/NAME"),
+        (["--publish", "exports", "--keep-exports", "0"], "should be greater than or equal to 1"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(
+    options: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["keep", "nowhere.toml", *options]) == 2
+    errors = capsys.readouterr().err
+    assert told in errors and errors.count("\n") == 1
+
+
+def test_a_model_that_transformers_does_not_know_is_refused_before_the_run_is_met(
+    tmp_path: Path,
+) -> None:
+    what = Publishing(
+        folder=tmp_path / "exports", every_s=60.0, keep=1, repository=None, cache=tmp_path
+    )
+    with pytest.raises(OwnModel):
+        check_publishing(what, msgspec.structs.replace(RUN, model=CustomModel()))
+    assert not (tmp_path / "exports").exists()

@@ -1,0 +1,74 @@
+"""The record of a run: its curve, its held-out losses and its news, bounded and kept."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from peer.run_page.content import NEWS_MAX, POINTS_MAX
+from peer.run_page.record import FIRST_EVERY_S, Record
+
+
+def test_the_median_of_what_learners_tell_is_noted_at_intervals() -> None:
+    record = Record()
+    record.sample(0.0, 100, [2.0, float("nan"), 9e99, 3.0, 2.5])
+    record.sample(FIRST_EVERY_S / 2, 150, [9.0])
+    record.sample(FIRST_EVERY_S, 200, [])
+    record.sample(FIRST_EVERY_S, 200, [1.5])
+    assert [(p.tokens, p.loss) for p in record.losses] == [(100, 2.5), (200, 1.5)]
+
+
+def test_a_long_run_is_thinned_out_and_keeps_its_beginning_and_its_newest_point() -> None:
+    record = Record()
+    for number in range(5000):
+        record.sample(number * FIRST_EVERY_S, number, [float(number)])
+    losses = [point.loss for point in record.losses]
+    assert len(losses) <= POINTS_MAX
+    assert losses == sorted(losses) and losses[0] < 100 and losses[-1] > 4900
+    gaps = [after - before for before, after in pairwise(losses[:-1])]
+    assert max(gaps) <= 2 * min(gaps)
+
+
+def test_events_for_everybody_are_news_and_others_are_not() -> None:
+    record = Record()
+    record.sample(1.0, 2_000_000, [3.0])
+    for number, event in enumerate(
+        [
+            {"event": "measured", "loss": 2.5, "peer": "12D3KooWx"},
+            {"event": "measured", "loss": float("inf")},
+            {"event": "published", "tokens": 1_900_000, "path": "/home/ada/exports/x"},
+            {"event": "link_lost", "peer": "12D3KooWx", "reason": "192.0.2.7"},
+            {"event": "ended_here", "reason": "the run has used its tokens"},
+        ]
+    ):
+        record.note({**event, "at": 10.0 + number}, 0)
+    record.meet(20.0, ["Ada"])
+    record.meet(21.0, ["Ada", "Boris"])
+    record.meet(22.0, ["Ada", "Boris", "Clara"])
+    assert [news.text for news in record.news] == [
+        "Clara contributes",
+        "Boris contributes",
+        "the run has ended",
+        "a new export, of 1.9 M tokens",
+        "held-out loss 2.5000 at 2 M tokens",
+    ]
+    assert [point.loss for point in record.held_out] == [2.5]
+
+
+def test_news_are_bounded() -> None:
+    record = Record()
+    record.meet(0.0, ["the first"])
+    record.meet(1.0, [f"peer {number}" for number in range(2 * NEWS_MAX)])
+    assert len(record.news) == NEWS_MAX
+
+
+def test_a_record_survives_as_a_file_and_a_damaged_one_begins_anew() -> None:
+    record = Record()
+    record.sample(1.0, 100, [3.0])
+    record.note({"event": "measured", "loss": 2.5, "at": 2.0}, 150)
+    assert record.held_out[0].tokens == 150
+    record.meet(3.0, ["Ada"])
+    again = Record.decode(record.encode())
+    assert again.encode() == record.encode()
+    again.meet(4.0, ["Ada", "Boris"])
+    assert len(again.news) == 2 and again.news[0].text == "Boris contributes"
+    assert Record.decode(b"{").losses == ()

@@ -1,0 +1,136 @@
+"""The states that a peer keeps in case the run's owner takes the run back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from averaging.history.attested import rolled_back
+from averaging.history.chain import ChainLink
+from averaging.history.lineage import after_fold, bound
+from averaging.history.state import FragmentState
+from averaging.numbers.layout import Layout, TensorSpec
+from dht.identity import PeerId
+from dht.membership.orders import Attested, Orders, Rollback, Root
+from peer.attestable import Kept
+from peer.guest.enforcement import folder_bytes
+from peer.storage.good_states import CHECKPOINTS, GoodStates
+
+LAYOUT = Layout.build([TensorSpec(f"block.{n}.weight", (500, 500)) for n in range(2)], 2)
+
+
+def state(fragment: int, version: int) -> FragmentState:
+    """A state of a history in which every version was made by one peer."""
+    size = LAYOUT.fragments[fragment].size
+    made = FragmentState.founded(LAYOUT.hash, fragment, np.zeros(size, np.float32))
+    for number in range(1, version + 1):
+        merged = made.merged.with_work(PeerId("anna"), 1, 10 * number, 100)
+        history = after_fold(made.lineage, PeerId("anna"), 1, number)
+        lineage = bound(history, merged.digest())
+        chain = made.chain.extended(ChainLink(number, lineage, merged.tokens))
+        theta = np.full(size, number, np.float32)
+        made = FragmentState(fragment, number, lineage, chain, theta, theta / 2, merged, history)
+    return made
+
+
+def good(folder: Path, allowed: Callable[[], float | None] = lambda: None) -> GoodStates:
+    return GoodStates(folder, LAYOUT, allowed_bytes=allowed)
+
+
+def attested(kept: Kept) -> Attested:
+    return Attested(kept.version, kept.lineage, kept.digest)
+
+
+def at(store: GoodStates, version: int) -> tuple[Attested, ...]:
+    found = {each.fragment: attested(each) for each in store.kept() if each.version == version}
+    return tuple(found[fragment] for fragment in sorted(found))
+
+
+def versions(store: GoodStates) -> list[tuple[int, int]]:
+    return sorted((each.fragment, each.version) for each in store.kept())
+
+
+def rollback(to: tuple[Attested, ...], number: int = 5) -> Orders:
+    roots = tuple(
+        Root(each.version + 1, rolled_back(state(fragment, each.version), number).lineage)
+        for fragment, each in enumerate(to)
+    )
+    return Orders(attested=to, rollback=Rollback(number, roots))
+
+
+def test_the_last_few_are_kept_and_the_attested_one_until_another_is(tmp_path: Path) -> None:
+    store = good(tmp_path)
+    for version in (8, 16):
+        for fragment in (0, 1):
+            store.keep(state(fragment, version))
+    store.pin(at(store, 8))
+    for version in (24, 32, 40):
+        for fragment in (0, 1):
+            store.keep(state(fragment, version))
+    assert versions(store) == [(f, v) for f in (0, 1) for v in (8, 32, 40)]
+    assert versions(good(tmp_path)) == versions(store), "also after a restart"
+    store.pin(at(store, 32))
+    assert versions(store) == [(f, v) for f in (0, 1) for v in (32, 40)]
+
+
+def test_the_roots_of_a_rollback_are_made_of_the_attested_states(tmp_path: Path) -> None:
+    store = good(tmp_path)
+    for version in (8, 16):
+        for fragment in (0, 1):
+            store.keep(state(fragment, version))
+    orders = rollback(at(store, 8))
+    store.pin(orders.attested)
+    store.forget_recent()
+    assert versions(store) == [(0, 8), (1, 8)]
+    for fragment, root in enumerate(store.roots(orders)):
+        assert root is not None
+        expected = rolled_back(state(fragment, 8), 5)
+        assert root.digest() == expected.digest()
+        assert root.chain == expected.chain
+
+
+def test_a_root_is_missing_where_the_state_is_not_kept_is_damaged_or_another(
+    tmp_path: Path,
+) -> None:
+    store = good(tmp_path)
+    store.keep(state(0, 8))
+    other = replace(state(1, 8), theta=state(1, 8).theta + 1)
+    store.keep(other)
+    to = tuple(attested(k) for k in store.kept())
+    genuine = good(tmp_path / "genuine")
+    genuine.keep(state(0, 8))
+    genuine.keep(state(1, 8))
+    orders = rollback(at(genuine, 8))
+    found = store.roots(orders)
+    assert found[0] is not None and found[1] is None, "other bits than those attested"
+    assert to[1] != orders.attested[1]
+    for path in tmp_path.glob("recent/0000/*/tensors.safetensors"):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    assert store.roots(orders) == [None, None]
+    wrong = replace_number(orders)
+    assert genuine.roots(wrong) == [None, None], "the roots are of another directive"
+
+
+def replace_number(orders: Orders) -> Orders:
+    assert orders.rollback is not None
+    return Orders(attested=orders.attested, rollback=Rollback(6, orders.rollback.roots))
+
+
+def test_what_two_checkpoints_leave_of_the_disk_limit_is_used_and_no_more(tmp_path: Path) -> None:
+    checkpoint = 8 * LAYOUT.size
+    slack = 4 << 20
+    store = good(tmp_path, lambda: CHECKPOINTS * checkpoint)
+    for fragment in (0, 1):
+        store.keep(state(fragment, 8))
+    assert versions(store) == [], "there is no room"
+    store = good(tmp_path, lambda: (CHECKPOINTS + 1.2) * checkpoint + slack)
+    for version in (8, 16, 24):
+        for fragment in (0, 1):
+            store.keep(state(fragment, version))
+    assert [v for f, v in versions(store) if f == 0] == [24]
+    assert folder_bytes(tmp_path) <= 1.2 * checkpoint + slack
