@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# Where it is set, every worker and every process of a test compiles all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup check test slow soak gpu bench demo clean
 
 setup: $(INSTALLED)

@@ -51,6 +51,9 @@ class Rotation:
         row = [*peers[shift:], *peers[:shift]]
         return tuple(tuple(sorted(row[at : at + size])) for at in range(0, len(row), size))
 
+    def smallest(self, size: int) -> int:
+        return 1  # the rest of a row
+
 
 register_merge_rule(Middle())
 register_grouping(Rotation())

@@ -24,6 +24,16 @@ hypothesis.settings.register_profile("shoal", deadline=None)
 hypothesis.settings.load_profile("shoal")
 
 
+LONGEST = ("tests/integration/test_chaos.py", "tests/test_examples.py")
+"""Modules that mostly wait for processes of theirs. As the last ones they would leave the other
+worker without work."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest modules: workers take modules in the order of the tests."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
     """Starts processes for a test, ends them, and fails the test when one is left."""

@@ -26,10 +26,10 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]
     """Exit code and output of the three small examples, which run side by side."""
     tiny_gpt = (
         *("start", str(EXAMPLES / "tiny_gpt" / "run.toml"), "--listen", LOOPBACK),
-        *("--threads", "1", "--steps", "6", "--json", "--yes"),
+        *("--threads", "1", "--steps", "2", "--json", "--yes"),
     )
     commands: dict[str, tuple[str, ...]] = {
-        "notebook": ("-m", "tests.notebook", str(NOTEBOOK)),
+        "notebook": ("-m", "tests.notebook", str(NOTEBOOK), "range(20)=range(3)"),
         "own_loop": (str(EXAMPLES / "own_loop.py"), "--steps", "150", "--pace", "0"),
         "tiny_gpt": ("-P", "-m", "peer.cli", *tiny_gpt),
     }
@@ -74,7 +74,7 @@ def test_tiny_gpt_starts_and_prints_its_link(
     records = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     assert any(r["event"] == "link" and r["link"].startswith("shoal://") for r in records)
     assert records[-1]["event"] == "done"
-    assert records[-1]["steps"] == 6
+    assert records[-1]["steps"] == 2
 
 
 @pytest.mark.slow  # each imports a large library

@@ -12,13 +12,13 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
+from peer import cli
 from peer.hosting.bootstrap import DEFAULT_PORT
 from peer.lab.processes import free_port
 from tests.processes import Processes, descendants
@@ -79,22 +79,11 @@ def local(port: int) -> tuple[str, ...]:
     return ("--listen", f"/ip4/127.0.0.1/tcp/{port}", "--page", "off")
 
 
-def shoal(*arguments: str) -> subprocess.CompletedProcess[str]:
-    (done,) = side_by_side(arguments)
-    return done
-
-
-def side_by_side(*commands: Sequence[str]) -> list[subprocess.CompletedProcess[str]]:
-    """Run commands concurrently: most of their time is the start of Python."""
-    with ThreadPoolExecutor(len(commands)) as pool:
-        return list(
-            pool.map(
-                lambda arguments: subprocess.run(
-                    [*SHOAL, *arguments], capture_output=True, text=True, timeout=120, check=False
-                ),
-                commands,
-            )
-        )
+def shoal(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Run a command in this process, which has imported most of it. Exit code and output."""
+    capfd.readouterr()
+    code = cli.run(arguments)
+    return code, *capfd.readouterr()
 
 
 @pytest.mark.parametrize(
@@ -164,16 +153,19 @@ def test_a_second_one_on_the_same_port_says_so_and_leaves_the_first_alone(start:
     first.stop(signal.SIGTERM)
 
 
-def test_the_doctor_finds_a_seed_that_is_up_and_one_that_is_not(start: object) -> None:
+def test_the_doctor_finds_a_seed_that_is_up_and_one_that_is_not(
+    start: object, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert callable(start)
     port, nothing = free_port(), free_port()
     server = start(*local(port))
     address = server.line()
     gone = address.replace(f"/tcp/{port}/", f"/tcp/{nothing}/")
-    done, without = side_by_side(("doctor", address, gone, "--json"), ("doctor", gone))
+    _, output, errors = shoal(capfd, "doctor", address, gone, "--json")
+    code, without, _ = shoal(capfd, "doctor", gone)
     server.stop(signal.SIGTERM)
-    assert done.stderr == ""
-    findings = json.loads(done.stdout)["findings"]
+    assert errors == ""
+    findings = json.loads(output)["findings"]
     # Whether there is something to say of a service depends on where shoal is installed.
     findings = [finding for finding in findings if finding["check"] != "service"]
     seeds = {finding["text"].split()[0].rstrip(":"): finding for finding in findings[5:7]}
@@ -186,9 +178,9 @@ def test_the_doctor_finds_a_seed_that_is_up_and_one_that_is_not(start: object) -
     ]
     states = {finding["check"]: finding["state"] for finding in findings}
     assert states["DHT"] == states["relay"] == states["clock"] == "ok"
-    assert without.returncode == 3
-    assert "FAIL  seed" in without.stdout
-    assert "->" in without.stdout.split("FAIL  seed")[1]
+    assert code == 3
+    assert "FAIL  seed" in without
+    assert "->" in without.split("FAIL  seed")[1]
 
 
 # BOOTSTRAP.md.
@@ -334,10 +326,14 @@ def test_the_example_host_has_what_its_text_lists(name: str) -> None:
     assert f"`{name}`" in (EXAMPLE / "README.md").read_text() or name == "README.md"
 
 
-def test_the_unit_of_the_example_is_the_one_that_the_command_prints() -> None:
+def test_the_unit_of_the_example_is_the_one_that_the_command_prints(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     shown = (EXAMPLE / "shoal-bootstrap.service").read_text()
-    done = shoal("bootstrap", "--install-service", "--announce", "seed1.example.org")
-    printed = done.stdout.replace(str(Path(sys.executable).absolute()), "/opt/shoal/bin/python")
+    arguments = ("bootstrap", "--install-service", "--announce", "seed1.example.org")
+    code, printed, _ = shoal(capfd, *arguments)
+    assert code == 0
+    printed = printed.replace(str(Path(sys.executable).absolute()), "/opt/shoal/bin/python")
     # Where shoal is installed in a home folder, as it may be here, its service reads that.
     assert shown == printed.replace("ProtectHome=read-only", "ProtectHome=yes")
 
@@ -370,17 +366,19 @@ def test_the_container_is_built_from_what_there_is_without_cuda_and_runs_without
     assert f"http://127.0.0.1:{page.rpartition(':')[2]}/healthz" in check
 
 
-def test_the_container_and_what_compose_adds_are_a_command_that_there_is() -> None:
+def test_the_container_and_what_compose_adds_are_a_command_that_there_is(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     host = yaml.safe_load((EXAMPLE / "compose.yaml").read_text())["services"]["bootstrap"]
     added = [
         re.sub(r"\$\{SEED_NAME:[^}]*\}", "seed1.example.org", word) for word in host["command"]
     ]
     # Parses every option, and starts nothing.
     words = [*entry_words(), *added, "--install-service"]
-    done, refused = side_by_side(words, [*words, "--anounce", "x"])
-    assert done.returncode == 0, done.stderr
-    assert "--announce /dns4/seed1.example.org/tcp/7700 " in done.stdout
-    assert refused.returncode == 2, "a check that any option passes"
+    code, printed, errors = shoal(capfd, *words)
+    assert code == 0, errors
+    assert "--announce /dns4/seed1.example.org/tcp/7700 " in printed
+    assert shoal(capfd, *words, "--anounce", "x")[0] == 2, "a check that any option passes"
 
 
 def test_compose_publishes_and_keeps_what_the_container_uses() -> None:

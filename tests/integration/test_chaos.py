@@ -41,10 +41,14 @@ def promises(record: dict[str, Any], value: bool | None) -> set[str]:
 
 @pytest.fixture(scope="module")
 def short_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, Path]]:
-    """Exit code, output and folder of two concurrent runs: each leaves most of two cores idle."""
+    """Exit code, output and folder of two concurrent runs: each leaves most of two cores idle.
+
+    With its seed, churn has six kinds of faults: a damaged checkpoint, garbage, and the end of an
+    agent, of a daemon, of a leader and of all bootstrap peers.
+    """
     sizes = {
-        "churn": ("--minutes", "1", "--peers", "4", "--seed", "2", "--no-control"),
-        "poison": ("--minutes", "0.5", "--peers", "3", "--no-control"),
+        "churn": ("--minutes", "0.7", "--peers", "3", "--seed", "130", "--no-control"),
+        "poison": ("--minutes", "0.5", "--peers", "2", "--no-control"),
     }
     with Processes(tmp_path_factory.mktemp("output")) as processes:
         folders = {name: tmp_path_factory.mktemp(name) for name in sizes}
@@ -58,13 +62,13 @@ def short_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int,
 
 
 @pytest.mark.timeout(600)
-def test_a_swarm_keeps_its_promises_during_a_minute_of_all_faults(
+def test_a_swarm_keeps_its_promises_during_many_faults(
     short_runs: dict[str, tuple[int, str, Path]],
 ) -> None:
     code, output, directory = short_runs["churn"]
     record = judged(code, output)
-    assert sum(record["faults"].values()) >= 3, record["faults"]
-    assert len(record["faults"]) >= 3, record["faults"]
+    # On a busy machine the phase in which the leader is to be killed may not come in time.
+    assert set(record["faults"]) >= {"agent", "daemon", "damage", "garbage", "seeds"}
     # A minute is too short to judge memory, and there is no control run to compare the loss with.
     # Speed cannot be judged on a machine that does other work.
     assert promises(record, None) <= {"loss", "flat", "returns", "speed"}
@@ -87,7 +91,7 @@ def test_poison_and_garbage_are_kept_out(short_runs: dict[str, tuple[int, str, P
 def test_a_chaos_run_that_is_asked_to_end_leaves_nothing_behind(
     processes: Processes, tmp_path: Path
 ) -> None:
-    command = ("-P", "-m", "peer.cli", "chaos", "run", "kill", "--no-control")
+    command = ("-P", "-m", "peer.cli", "chaos", "run", "kill", "--no-control", "--peers", "2")
     process = processes.python(*command, "--directory", str(tmp_path / "chaos"))
     run_file = tmp_path / "chaos" / "kill" / "run.toml"
     while not run_file.exists():  # the bootstrap peers are ready, and learners start

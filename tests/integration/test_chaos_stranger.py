@@ -11,7 +11,7 @@ import pytest
 from averaging.live.bulk import Bulk
 from averaging.live.links import Transport
 from dht.identity import PeerId, RunId
-from dht.libp2p.lane import LaneSettings
+from dht.libp2p.lane_settings import LaneSettings
 from peer.lab.chaos import stranger
 from tests.integration.loopback import LOOPBACK, hosts, run, until
 

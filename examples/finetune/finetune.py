@@ -1,0 +1,242 @@
+"""Three peers fine-tune a small model that a run has made, with adapters: one command, on a CPU.
+
+A run of one peer makes the base: a byte-level model of Python sources, exported for transformers.
+``shoal run new --base`` writes a run file with its hashes, three peers train adapters of it on
+questions about weekdays, and the result is exported. Every step is a command that users run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import peer
+from peer.data.sources import open_data
+from peer.lab.processes import kill_tree, new_records, spawn
+
+BASE_RUN = """\
+name = "base"
+
+[model]
+recipe = "gpt"
+layers = 2
+width = 96
+heads = 4
+context = 64
+
+[data]
+recipe = "python_stdlib"
+sequence_length = 64
+
+[inner]
+learning_rate = 3e-3
+batch_size = 16
+
+[schedule]
+shape = "constant"
+warmup_tokens = 20_000
+
+[end]
+tokens = {tokens}
+"""
+
+QUESTIONS_RUN = """\
+name = "weekdays"
+
+{model}
+
+[data]
+recipe = "files"
+form = "completion"
+columns = ["question", "answer"]
+template = {{ prompt = "# {{content}}\\n", answer = "{{content}}" }}
+sequence_length = 64
+held_out = 0.15
+
+[[data.sources]]
+files = ["questions.jsonl"]
+
+[inner]
+learning_rate = 1e-2
+batch_size = 16
+weight_decay = 0.0
+
+[schedule]
+warmup_tokens = {warmup}
+
+[outer]
+fragments = 4
+steps_per_cycle = 24
+
+[rounds]
+quorum_deadline_s = 10.0
+round_deadline_s = 20.0
+
+[membership]
+heartbeat_s = 2.0
+expiry_s = 8.0
+
+[end]
+tokens = {tokens}
+"""
+
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+WORDS = ("one day", "two days", "three days", "four days", "five days", "six days", "a week")
+ASKED = ("What day is {n} after {day}?", "{n} after {day}?", "Today is {day}. And in {n}?")
+
+STEP_TOKENS = 16 * 64
+LINE_S = 0.1
+
+
+def questions() -> list[dict[str, str]]:
+    return [
+        {
+            "question": asked.format(n=words, day=day),
+            "answer": f"{DAYS[(today + number + 1) % 7]}.",
+        }
+        for asked in ASKED
+        for number, words in enumerate(WORDS)
+        for today, day in enumerate(DAYS)
+    ]
+
+
+def shoal(*arguments: str) -> str:
+    """The output of a command that ends by itself."""
+    command = [sys.executable, "-m", "peer.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode:
+        sys.exit(f"shoal {' '.join(arguments)}\n{done.stderr}")
+    return done.stdout
+
+
+@contextmanager
+def learners() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that are ended with the block, whatever happens in it."""
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        yield running
+    finally:
+        for process in running:
+            kill_tree(process)
+
+
+def learner(folder: Path, *command: str) -> subprocess.Popen[bytes]:
+    folder.mkdir(parents=True)
+    options = ("--directory", str(folder), "--name", folder.name, "--threads", "1")
+    local = ("--listen", "/ip4/127.0.0.1/tcp/0", "--page", "off", "--device", "cpu")
+    log = folder.with_suffix(".out")
+    return spawn([*command, *options, *local, "--json", "--yes"], log, module=("-m", "peer.cli"))
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return new_records(folder.with_suffix(".out"), 0)[0]
+
+
+def awaited(folder: Path, event: str, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """The first record of an event. Ends the program if it does not come."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        for record in records(folder):
+            if record.get("event") == event:
+                return record
+        time.sleep(LINE_S)
+    sys.exit(f"{folder.name} told no {event!r}: see {folder.with_suffix('.out')}")
+
+
+def make_base(out: Path, steps: int) -> Path:
+    """A run of one peer, and its model in the form that others publish theirs in."""
+    file, folder = out / "base-run.toml", out / "base-peer"
+    file.write_text(BASE_RUN.format(tokens=steps * STEP_TOKENS))
+    with learners() as running:
+        running.append(learner(folder, "start", str(file)))
+        if running[0].wait(timeout=300):
+            sys.exit(f"the run of the base failed: see {folder.with_suffix('.out')}")
+    shoal("export", str(folder), str(out / "base"), "--to", "hf")
+    return out / "base"
+
+
+def write_run(out: Path, steps: int, peers: int) -> Path:
+    """The run file: the model as ``shoal run new`` writes it, and data and schedule of our own."""
+    (out / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions()))
+    written = shoal("run", "new", "--base", str(out / "base"), "--lora", "8")
+    model = written[written.index("[model]") : written.index("\n[data]")]
+    model = model.replace('base_dtype = "bf16"', 'base_dtype = "fp32"')  # a CPU is slow in bf16
+    tokens = peers * steps * STEP_TOKENS
+    run = QUESTIONS_RUN.format(model=model, tokens=tokens, warmup=tokens // 20)
+    (out / "run.toml").write_text(run)
+    return out / "run.toml"
+
+
+def tune(out: Path, file: Path, peers: int) -> list[Path]:
+    folders = [out / f"peer-{number}" for number in range(peers)]
+    with learners() as running:
+        running.append(learner(folders[0], "start", str(file)))
+        link = awaited(folders[0], "link", running[0])["link"]
+        for folder in folders[1:]:
+            running.append(learner(folder, "join", link, "--data", str(out)))
+        for folder, process in zip(folders, running, strict=True):
+            if process.wait(timeout=300):
+                sys.exit(f"{folder.name} failed: see {folder.with_suffix('.out')}")
+    return folders
+
+
+def loss_before(out: Path, file: Path) -> float:
+    """The held-out loss of the base, whose adapters do nothing yet."""
+    run = peer.read_run(str(file))
+    cache = Path(os.environ["XDG_DATA_HOME"]) / "shoal" / "data"
+    model = peer.build_model(run, base=peer.fetch_base(run, out))
+    held_out = open_data(run, peer_id="before", cache_dir=cache, data_dir=out).held_out
+    return peer.held_out_loss(model, held_out)
+
+
+def table(rows: Sequence[Sequence[object]]) -> str:
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("finetune-out"))
+    parser.add_argument("--peers", type=int, default=3)
+    parser.add_argument("--base-steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=200, help="mean number of steps of a peer")
+    chosen = parser.parse_args()
+    out: Path = chosen.out.absolute()
+    out.mkdir(parents=True)
+    os.environ["XDG_DATA_HOME"] = str(out / "home")
+    began = time.monotonic()
+    make_base(out, chosen.base_steps)
+    file = write_run(out, chosen.steps, chosen.peers)
+    print(shoal("run", "check", str(file)))
+    before = loss_before(out, file)
+    folders = tune(out, file, chosen.peers)
+    data = ("--data", str(out))
+    (measured,) = json.loads(shoal("eval", str(folders[0]), *data, "--json"))["losses"]
+    asked = "Today is Friday. And in two days?"
+    said = json.loads(shoal("say", str(folders[0]), asked, *data, "--temperature", "0", "--json"))[
+        "text"
+    ]
+    shoal("export", str(folders[0]), str(out / "adapter"), "--to", "peft", *data)
+    shoal("export", str(folders[0]), str(out / "tuned"), "--to", "hf", *data)
+    done = [[each for each in records(f) if each.get("event") == "done"][-1] for f in folders]
+    rows = [("peer", "steps", "tokens", "sent", "received")]
+    for folder, last in zip(folders, done, strict=True):
+        sent, received = (f"{last[name] / 1e3:.0f} kB" for name in ("bytes_sent", "bytes_received"))
+        tokens = round(last["fates"]["processed"])
+        rows.append((folder.name, last["steps"], tokens, sent, received))
+    print(table(rows))
+    print(f"held-out loss of the answers: {before:.3f} -> {measured['nats_per_token']:.3f}")
+    print(f"{asked!r}: {said!r}")
+    print(f"{time.monotonic() - began:.0f} s; models, run file and logs are in {out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Sizes of the tally of contributions of large runs: ``python -m tests.benchmark.tally_sizes``."""
+
+from __future__ import annotations
+
+import random
+
+from averaging.history.lineage import bound
+from averaging.history.merged_map import Mark, MergedMap
+from averaging.history.parent_maps import ParentMap
+from averaging.messages import Link
+from dht.identity import Identity, RunId
+from peer.credit import wire
+from peer.credit.proof import ProvenMap
+from peer.credit.reading import everything
+from peer.credit.tally import Part, Tally
+
+SIGNATURES = 9
+"""Signatures under a link in a round of sixteen members."""
+
+
+def large_tally(peers: int, fragments: int, days: int) -> Tally:
+    """A tally whose contributors have worked on every day."""
+    rng = random.Random(peers)
+    identities = [Identity.from_seed(n.to_bytes(32, "big")) for n in range(peers)]
+    tokens = {each.peer_id: rng.randint(10**6, 10**10) for each in identities}
+    made = Tally(RunId("5f" * 32), identities[0].peer_id, fragments)
+    for day in range(1, days + 1):
+        newest = _proven(rng, identities, tokens, 0, day / days)
+        made.unite(Part(maps=(newest,)), today=20_000 + day, believes=everything)
+        for reporter in identities[:3]:
+            made.report(reporter, 20_000 + day)
+    others = tuple(_proven(rng, identities, tokens, f, 1.0) for f in range(1, fragments))
+    made.unite(Part(maps=others), today=20_000 + days, believes=everything)
+    return made
+
+
+def _proven(
+    rng: random.Random,
+    identities: list[Identity],
+    tokens: dict[str, int],
+    fragment: int,
+    share: float,
+) -> ProvenMap:
+    """The map of a fragment, which is up to a cycle behind those of others."""
+    marks = {
+        each.peer_id: Mark(
+            1_790_000_000 + rng.randint(0, 10**7),
+            rng.randint(10**3, 10**6),
+            max(1, int(tokens[each.peer_id] * share) - rng.randint(0, 10**5)),
+        )
+        for each in identities
+    }
+    merged, history = MergedMap(marks), bytes([fragment]) * 32
+    link = Link(1000, bound(history, merged.digest()), merged.tokens)
+    signatures = tuple((each.peer_id, bytes(64)) for each in identities[:SIGNATURES])
+    return ProvenMap(fragment, link, ParentMap(merged, history), signatures)
+
+
+def main() -> None:
+    for peers, fragments, days in ((50, 8, 100), (1000, 24, 400)):
+        part = large_tally(peers, fragments, days).part
+        whole, maps = len(wire.encode(part)), len(wire.encode(Part(maps=part.maps)))
+        print(
+            f"{peers} contributors, {fragments} fragments, {days} days: {whole / 1e6:.2f} MB; "
+            f"maps {maps / peers / fragments:.0f} bytes for each contributor and fragment, reports "
+            f"{(whole - maps) / peers / days:.0f} bytes for each contributor and day"
+        )
+
+
+if __name__ == "__main__":
+    main()
