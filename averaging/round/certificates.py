@@ -198,10 +198,15 @@ class Certificates:
 
         Where no lineage can have enough it does not matter that all have signed the first version:
         a peer that is left there has to take the word of one.
+
+        So does one whose state has only as many as a majority of a run that waits for all: others
+        may take it, but a state that only one still holds cannot be fetched.
         """
         if self._lineages_are_of_one(now):
             return False
-        return self._signed(now) + 1 >= self._needed(len(self._electorate(now)))
+        others = len(self._electorate(now))
+        quorum = self._id.policy.quorum.needed(self._roster(others))
+        return self._signed(now) + 1 >= _majority_of(quorum, others)
 
     def _signed(self, now: float) -> int:
         """Number of others that count and have signed the link that this peer stands on."""
@@ -251,17 +256,24 @@ class Certificates:
 
     def _needed(self, others: int) -> int:
         """The number of peers that must have signed a link, of so many that count."""
-        roster = min(others + self._peers.trains, self._peers.group_size)
-        return self._majority_of_quorum(roster, others)
+        return self._majority_of_quorum(self._roster(others), others)
+
+    def _roster(self, others: int) -> int:
+        return min(others + self._peers.trains, self._peers.group_size)
 
     def _majority_of_quorum(self, roster: int, others: int) -> int:
-        """A majority of a quorum of a roster, where so many others count: two at least, if any.
+        """A majority of a quorum of a roster, where so many others count.
 
         A run may ask for more than a majority of the live peers. A partition hides the others, so
         a side of it had rounds with fewer: a quorum counts as a majority at most.
         """
         quorum = min(self._id.policy.quorum.needed(roster), roster // 2 + 1)
-        return max(1, min(others, max(2, quorum // 2 + 1)))
+        return _majority_of(quorum, others)
+
+
+def _majority_of(quorum: int, others: int) -> int:
+    """A majority of a quorum, where so many others count: two at least, if there are as many."""
+    return max(1, min(others, max(2, quorum // 2 + 1)))
 
 
 def link_of(head: Head) -> Link:

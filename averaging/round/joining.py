@@ -582,6 +582,9 @@ class Joining:
         changes: Changes = [Note("redirected", {"by": sender, "to": leader})]
         if leader != self._id.me and not self._peers.may_lead(leader, now):
             changes += self.join_failed(sender, "it sends me to one that may not lead")
+            other = self._peers.next_voucher(leader, now)
+            if other is not None:
+                return changes + self.change_leader(other, now)
             return changes + self._give_up_offer("sent to one that may not lead")
         if leader == sender or self._peers.has_failed(leader):
             reason = "it sends me to one that does not answer me"

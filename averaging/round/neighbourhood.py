@@ -319,6 +319,15 @@ class Neighbourhood:
         vouchers = electorate & self._vouchers.get(leader, set())
         return 0 < min(VOUCHERS_MIN, len(electorate)) <= len(vouchers)
 
+    def next_voucher(self, leader: PeerId, now: float) -> PeerId | None:
+        """A peer to ask next whom it follows, where others follow a leader on probation here."""
+        seen = self.view.get(leader)
+        if seen is None or not seen.reachable or not self.probation.is_on:
+            return None
+        asked = self._vouchers.get(leader, set())
+        others = sorted(self.electorate(now) - asked - {leader})
+        return next((peer for peer in others if not self.is_avoided(peer)), None)
+
     def follows(self, peer: PeerId, head: Head, now: float) -> bool:
         """True if this peer, which stands on ``head``, follows that leader.
 

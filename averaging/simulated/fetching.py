@@ -177,7 +177,8 @@ class Fetching:
         """Ask others at the moment at which the source is asked: they go on."""
         node = self._node
         certificates, now = node.machine.certificates, node.now()
-        if node.wires.shortcuts or certificates.holders_min(now) < 2:
+        source_counts = certificates.counts(self._source, now)
+        if node.wires.shortcuts or (source_counts and certificates.holders_min(now) < 2):
             return
         signers = [peer for peer, _ in signatures]
         others = dict.fromkeys([*signers, *sorted(node.machine.peers.view)])

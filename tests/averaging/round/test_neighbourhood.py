@@ -65,3 +65,21 @@ def test_a_newcomer_leads_this_peer_once_two_that_count_follow_it() -> None:
     assert peers.may_lead(dora, 40.0)
     peers.saw_merged([anna, boris], 41.0)
     assert not peers.may_lead(dora, 41.0), "until the next merge"
+
+
+def test_who_is_sent_to_a_newcomer_asks_another_that_counts_whom_it_follows() -> None:
+    """It asked the same one until it passed it over, and a quorum of all waited (342 s in storm 43
+    with probation)."""
+    anna, boris, clara, dora = PEERS
+    policy = RoundPolicy(probation=ProbationPolicy(rounds=8, seconds=40.0))
+    view = {peer: PeerView(first_seen=0.0, heard_at=40.0) for peer in (boris, clara)}
+    peers = Neighbourhood(identity(anna, policy), Circumstances(), view, now=0.0)
+    for _ in range(10):
+        peers.saw_merged([anna, boris, clara], 40.0)
+    assert peers.next_voucher(dora, 40.0) is None, "it is not in sight"
+    view[dora] = PeerView(first_seen=0.0, heard_at=40.0)
+
+    peers.vouch(boris, dora)
+    assert peers.next_voucher(dora, 40.0) == clara
+    peers.pass_over(clara)
+    assert peers.next_voucher(dora, 40.0) is None
