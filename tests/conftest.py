@@ -20,9 +20,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Peers register in the data home and find each other's folders there; not in the user's.
 os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="shoal-tests-")
 
-# Torch and BLAS use one thread, here and in processes of tests: both workers of `make test` have
-# work for a core each, and threads that wait for one another spin.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The workers of `make test` have work for a core each, and threads that wait for one another spin.
+# Measurements run without workers, and use all cores.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The deadline of hypothesis, 0.2 s per example, would test the load of the machine.
 hypothesis.settings.register_profile("shoal", deadline=None)
