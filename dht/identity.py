@@ -33,6 +33,9 @@ RunId = NewType("RunId", str)
 
 PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
+REMEMBERED_MAX_BYTES = 1024
+"""Maximum size of a message whose valid signature is remembered."""
+
 _SEED_BYTES = 32
 
 # Protobuf by hand: field 1 (varint) is the key type, 1 for Ed25519; field 2 (bytes) is the key.
@@ -189,13 +192,28 @@ def parse_peer_id(text: str) -> PeerId:
 
 
 def verify(peer_id: PeerId, message: bytes, signature: bytes) -> bool:
-    """Check a signature by the key inside a peer id."""
+    """Check a signature by the key inside a peer id.
+
+    Valid signatures of short messages are remembered. A vote or a claim arrives several times: by
+    itself, in the certificate of a seal, and in answers to those who ask.
+    """
+    check = _check if len(message) <= REMEMBERED_MAX_BYTES else _check.__wrapped__
     try:
-        public_key = Ed25519PublicKey.from_public_bytes(public_key_of(peer_id))
-        public_key.verify(signature, message)
+        check(peer_id, bytes(message), bytes(signature))
     except (ValueError, InvalidSignature):  # ValueError: no such id, or no point on the curve
         return False
     return True
+
+
+@lru_cache(maxsize=4096)
+def _check(peer_id: PeerId, message: bytes, signature: bytes) -> None:
+    """Raise an error for an invalid signature. An error is not remembered."""
+    _key_of(peer_id).verify(signature, message)
+
+
+@lru_cache(maxsize=4096)
+def _key_of(peer_id: PeerId) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(public_key_of(peer_id))
 
 
 def _sync_directory(path: Path) -> None:

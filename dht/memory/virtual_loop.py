@@ -11,6 +11,8 @@ creation, so that a program runs the same way each time.
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
@@ -67,7 +69,7 @@ class _Clockwork:
 
     def select(self, timeout_s: float | None) -> list[Any]:
         if timeout_s is None or timeout_s > 0:
-            self._loop._let_time_pass()
+            self._loop._let_time_pass_until_a_call()
         return []
 
     def close(self) -> None:
@@ -76,6 +78,9 @@ class _Clockwork:
 
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop with the time of an ``EventHeap`` and without input and output."""
+
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
 
     def __init__(
         self, *, heap: EventHeap | None = None, seed: int = 0, time_max_s: float = TIME_MAX_S
@@ -127,20 +132,32 @@ class VirtualLoop(asyncio.BaseEventLoop):
         error.add_note(f"reported to the event loop: {context['message']}")
         self.unhandled.append(error)
 
-    def _let_time_pass(self) -> None:
-        """Move the clock to asyncio's next timer or the heap's next event."""
-        timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
-        timer_at = timers[0].when() if timers else None
-        event_at = self.heap.next_at
-        moments = [when for when in (timer_at, event_at) if when is not None]
-        if not moments:
-            raise Deadlock(_list("nothing is scheduled, and these wait for ever", self.waiting()))
-        if min(moments) > self._ends_at:
-            raise TimeIsOver(_list(f"it is {self.time():g} s, and these still run", self.waiting()))
-        if event_at is not None and (timer_at is None or event_at <= timer_at):
-            self.heap.step()
-        elif timer_at is not None:
-            self.heap.advance(timer_at)
+    def _let_time_pass_until_a_call(self) -> None:
+        """Move the clock until there is a call for asyncio to run.
+
+        Most events of the heap, such as the departure of a message, make none. Returning to asyncio
+        after each of them took a tenth of the time of a swarm.
+        """
+        ready, timers = self._ready, self._scheduled
+        heap = self.heap
+        while not ready:
+            timer_at = timers[0].when() if timers else math.inf
+            event_at = heap.next_at
+            if event_at is not None and event_at <= timer_at:
+                if event_at > self._ends_at:
+                    self._end_of_time()
+                heap.step()
+            elif timers:
+                if timer_at > self._ends_at:
+                    self._end_of_time()
+                heap.advance(timer_at)
+                return
+            else:
+                waiting = self.waiting()
+                raise Deadlock(_list("nothing is scheduled, and these wait for ever", waiting))
+
+    def _end_of_time(self) -> NoReturn:
+        raise TimeIsOver(_list(f"it is {self.time():g} s, and these still run", self.waiting()))
 
     # --- other methods that asyncio requires -----------------------------------------------
 

@@ -9,6 +9,7 @@ from multiaddr import Multiaddr
 
 from dht.errors import KeyFileError
 from dht.identity import (
+    REMEMBERED_MAX_BYTES,
     Identity,
     PeerId,
     parse_peer_id,
@@ -60,6 +61,19 @@ def test_only_the_signer_of_a_message_verifies(message: bytes) -> None:
     assert not verify(BORIS.peer_id, message, signature)
     assert not verify(ANNA.peer_id, message + b"!", signature)
     assert not verify(ANNA.peer_id, message, signature[:-1])
+
+
+@pytest.mark.parametrize("length", [20, REMEMBERED_MAX_BYTES, REMEMBERED_MAX_BYTES + 1])
+def test_a_remembered_signature_holds_for_its_message_and_its_signer_alone(length: int) -> None:
+    message = bytes(length)
+    signature = ANNA.sign(message)
+    changed = message[:-1] + b"!"
+    for _ in range(2):
+        assert not verify(ANNA.peer_id, changed, signature)
+        assert not verify(BORIS.peer_id, message, signature)
+        assert not verify(ANNA.peer_id, message, BORIS.sign(message))
+        assert verify(ANNA.peer_id, message, signature)
+        assert verify(ANNA.peer_id, memoryview(message), signature)  # type: ignore[arg-type]
 
 
 @given(st.text(max_size=100), st.binary(max_size=80))

@@ -76,7 +76,7 @@ def test_a_peer_whose_memory_flipped_a_bit_logs_it_and_takes_the_majoritys_state
 ) -> None:
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
-            settings = AveragerSettings(progress_s=0.1, audit_versions=2)
+            settings = AveragerSettings(progress_s=1.0, audit_versions=2)
             policy = replace(POLICY, codec="f32")
             peers = [
                 await made.add(name, settings=settings, policy=policy)

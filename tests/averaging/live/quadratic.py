@@ -111,6 +111,8 @@ class QuadraticLearner:
         """Fragments and versions on the way of a replay."""
         self.wants_the_way = False
         self.released = 0
+        self.on_step: Callable[[], object] = lambda: None
+        """Called after each step, as the doorbell of a trainer calls the agent."""
         self._stepped = asyncio.Event()
         self._rng = np.random.default_rng(seed)
         self._held: dict[int, _Held] = {}
@@ -137,6 +139,7 @@ class QuadraticLearner:
         while True:
             await asyncio.sleep(self.step_time_s)
             self.train_once()
+            self.on_step()
 
     def train_once(self) -> None:
         self.step += 1
@@ -381,8 +384,10 @@ class Swarm:
                 on_proof=ban,
             ),
             states=known,
-            settings=settings or AveragerSettings(progress_s=0.1),
+            settings=settings or AveragerSettings(progress_s=1.0),
         )
+        if learner is not None:
+            learner.on_step = averager.look
         peer = Peer(name, host, averager, learner, view, events, proofs=kept)
         peer.issued = issued or {}
         for other in self.peers:

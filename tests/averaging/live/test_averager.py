@@ -496,7 +496,7 @@ def test_at_the_end_a_roster_waits_for_who_is_called_and_for_who_catches_up_firs
 def test_a_fragment_that_is_due_while_too_many_are_under_way_is_skipped_and_has_its_turn() -> None:
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
-            settings = AveragerSettings(progress_s=0.1, in_flight_max=1)
+            settings = AveragerSettings(progress_s=1.0, in_flight_max=1)
             peers = [await made.add(name, settings=settings) for name in ("anna", "boris")]
             await made.live(10.0)
             before = [version or 0 for version in peers[0].versions()]
@@ -558,7 +558,7 @@ def test_where_one_round_fits_at_a_time_every_fragment_has_as_many(
         slow = MemoryNetwork(replace(CALM, bandwidth_bytes_s=line_bytes_s))
         async with swarm(slow) as made:
             policy = replace(POLICY, codec="f32", quorum=QuorumPolicy(wait_s=30.0))
-            settings = AveragerSettings(progress_s=0.1, in_flight_max=1)
+            settings = AveragerSettings(progress_s=1.0, in_flight_max=1)
             peers = [
                 await made.add(
                     name, policy=policy, settings=settings, step_time_s=1.0 + spread * index
@@ -590,7 +590,7 @@ def test_fragments_that_wait_for_their_group_take_no_place_from_others() -> None
                 quorum=QuorumPolicy(wait_s=30.0, tau=6.0),
                 due=DuePolicy(cycle_steps=12, fragments=12),
             )
-            settings = AveragerSettings(progress_s=0.1, exchanges_max=1)
+            settings = AveragerSettings(progress_s=1.0, exchanges_max=1)
             for index in range(6):
                 await made.add(
                     f"peer {index}", policy=policy, settings=settings, step_time_s=1.0 + 0.1 * index

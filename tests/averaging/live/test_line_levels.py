@@ -26,6 +26,7 @@ FIRST: Final = Level(codec="f16", codec_down="f16", cycle_steps=3)
 POLICY_HERE = replace(
     POLICY,
     codec="f16",
+    snapshot_s=CYCLE_S,  # the next safe point may be a whole step away
     due=replace(POLICY.due, fragments=1, cycle_steps=3),
     smaller_levels=tuple(ladder(FIRST, [("int8", "int8")], cycle_max=LONGEST)[1:]),
 )
@@ -36,13 +37,15 @@ async def four_peers(made: Swarm) -> list[Gate]:
     gates = [Gate() for _ in range(8)]
     for number in range(4):
         up, down = gates[2 * number : 2 * number + 2]
-        await made.add(
+        peer = await made.add(
             f"peer {number}",
             policy=POLICY_HERE,
             settings=AveragerSettings(progress_s=0.5),
             step_time_s=CYCLE_S / 3,
             wrap=lambda host, up=up, down=down: ThrottledHost(host, up=up, down=down),  # type: ignore[misc]
         )
+        assert peer.learner is not None
+        peer.learner.is_noisy = False
     return gates
 
 

@@ -102,6 +102,8 @@ class Node:
             self.learner = Learner(state, swarm.goal(name), plan.tokens_per_step)
         self.view: dict[PeerId, PeerView] = {}
         self.held: list[Callable[[], None]] = []
+        self.fate_of: tuple[Standing | None, tuple[int, ...]] = (None, ())
+        """The standing and the counts of the learner for which every token had a fate."""
         self._offers_next = False
         self.book = OrderBook()
         self.book.orders = swarm.orders_known.get(name, self.book.orders)
@@ -129,6 +131,7 @@ class Node:
         )
         if not swarm.young and plan.starts_at == 0.0 and incarnation == 1:
             machine.peers.started_at = self.now() - 1e6
+        self.machine = machine
         self.audits = swarm.audits_of(self) if swarm.policy.audit_rate else None
         self.part = FragmentNode(
             self,
@@ -143,10 +146,6 @@ class Node:
 
     def __repr__(self) -> str:
         return f"Node({self.name}, {self.incarnation}, {self.machine.phase})"
-
-    @property
-    def machine(self) -> FragmentRounds:
-        return self.part.machine
 
     @property
     def state(self) -> FragmentState | None:
@@ -571,6 +570,11 @@ class Swarm(Watch):
         assert learner is not None and standing is not None
         if node.state is None or node.state.lineage != standing.lineage:
             return  # between applying and saying so
+        own = learner.own
+        counts = (learner.step, own.merged_step, own.discarded_steps, learner.written_off)
+        if node.fate_of[0] is standing and node.fate_of[1] == counts:
+            return  # most events leave them as they were
+        node.fate_of = standing, counts
         dealt = len(self.plans) > self.policy.group_size
         self.truth.check_fate(
             node.life,

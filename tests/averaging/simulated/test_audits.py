@@ -22,6 +22,8 @@ WAYS = (
     replace(CALM, peers=(8, 10), group_size=4, mixing=MixingPolicy(every=1)),
 )
 ROUGH = Storm(peers=(4, 8), audit_rate=0.4)
+OCCASION_S = 250.0
+"""Whoever has not lied by then never does: it only dials out, so it neither reduces nor leads."""
 QUICK, SOAK, CHUNK = 100, 10_000, 20
 
 
@@ -34,8 +36,13 @@ def swarm_of(seed: int, how: Storm, lie: Lie) -> SwarmWithLiars:
 def lies_until_found(swarm: SwarmWithLiars, *, within_s: float) -> dict[str, int | None]:
     """How often each liar lied before anybody convicted it; ``None``: nobody did."""
     found: dict[str, int | None] = dict.fromkeys(sorted(swarm.liars))
-    end = swarm.heap.now + within_s
-    while swarm.heap.now < end and None in found.values():
+    begin = swarm.heap.now
+
+    def is_awaited(liar: str) -> bool:
+        limit_s = within_s if swarm.lies[liar] else OCCASION_S
+        return found[liar] is None and swarm.heap.now < begin + limit_s
+
+    while any(is_awaited(liar) for liar in found):
         swarm.run(swarm.heap.now + 1.0)
         for node in swarm.alive:
             assert node.audits is not None

@@ -63,6 +63,8 @@ class Truth:
         self.void: set[bytes] = set()
         self.payloads: dict[tuple[bytes, int], bytes] = {}
         self.merged: dict[bytes, tuple[bytes, ParentMaps | None]] = {}
+        self.checked: dict[bytes, tuple[Commit, tuple[float, ...]]] = {}
+        """What merged slices were found to be the sum of. Each member has the same, or it fails."""
         self.offers: dict[tuple[PeerId, int, int], Work] = {}
         self.vows: set[tuple[Life, bytes]] = set()
         self.finishers: dict[bytes, list[PeerId]] = {}
@@ -105,8 +107,10 @@ class Truth:
             return
         if self.merged.setdefault(round_id, (data, maps)) != (data, maps):
             raise Broken(f"what {round_id.hex()[:8]} has merged differs at {life}")
-        if commit.kind == "merge":
+        sums = (commit, tuple(apply.weights))
+        if commit.kind == "merge" and self.checked.get(round_id) != sums:
             self._check_all_slices(round_id, commit, apply, data)
+            self.checked[round_id] = sums
 
     def _check_all_slices(self, round_id: bytes, commit: Commit, apply: Apply, data: bytes) -> None:
         """Check that exactly the sealed contributions are merged, in every slice.

@@ -240,8 +240,9 @@ def test_the_needs_of_a_run_with_adapters_count_the_base(folder: Path) -> None:
     needs = needs_of(run)
     adapters = needs.layout.size
     assert needs.device_bytes == 4 * parameters + 16 * adapters + 4 * 8  # and counts of steps
-    assert size_of(run).frozen_bytes == 4 * parameters
-    assert size_of(run).parameters == adapters
+    size = size_of(run)
+    assert size.frozen_bytes == 4 * parameters
+    assert size.parameters == adapters
 
 
 def test_a_base_in_few_bits_is_refused_where_bitsandbytes_does_not_work(
