@@ -1,0 +1,313 @@
+"""The agent of a member that lies: an honest agent, parts of which are replaced in its process.
+
+``python -m peer.lab.chaos.lying_agent ORDERS LOG ...`` behaves honestly, except while the file
+ORDERS names a way to lie (``peer.lab.chaos.judging.lies``). Each lie is appended to LOG, with its
+time and round, so that the judge knows what there was to be found. A line ``counts`` says since
+when it is established: a commit named it as a voter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from averaging import messages as said
+from averaging.audit.claims import claim, digest_of_pieces
+from averaging.history.parent_maps import ParentMap
+from averaging.history.replay import ReplayEntry
+from averaging.history.state import FragmentState
+from averaging.live import auditing
+from averaging.live.auditing import Auditing
+from averaging.live.averager import Averager
+from averaging.live.evidence import Uploads
+from averaging.live.exchange import Exchange
+from averaging.live.fragment import FragmentWork, _Told
+from averaging.live.learner_port import Snapshot
+from averaging.live.reducing import Making, Reducing
+from averaging.round.effects import Effect, Enter, Send
+from peer.agent import agent
+from peer.lab.chaos.judging.lies import Lie
+
+LOOK_EVERY_S = 0.1
+INCREDIBLE = 10**6
+"""Factor by which steps are overstated that nobody can have made, ..."""
+CREDIBLE = 20
+"""... and one that a faster machine could explain. The two take turns."""
+INVENTED_TOKENS = 10**6
+
+
+class Orders:
+    """The way to lie now, as the scenario's director has written it to a file."""
+
+    def __init__(self, orders: Path, log: Path) -> None:
+        self._orders = orders
+        self._log = log
+        self._read_s = 0.0
+        self._lie: Lie | None = None
+        self.victim = ""
+        """The peer to censor."""
+        self.counts = False
+
+    def now(self) -> Lie | None:
+        if time.monotonic() - self._read_s > LOOK_EVERY_S:
+            self._read_s = time.monotonic()
+            self._read()
+        return self._lie
+
+    def _read(self) -> None:
+        try:
+            told = json.loads(self._orders.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return
+        self._lie = Lie(told["lie"]) if told["lie"] and self.counts else None
+        self.victim = told.get("victim", "")
+
+    def told(self, lie: Lie, round_id: bytes = b"", **more: Any) -> None:
+        """Note a lie."""
+        self._note({"event": "lied", "lie": lie, "round": round_id.hex(), **more})
+
+    def established(self) -> None:
+        """Note, once, that this peer is established."""
+        if not self.counts:
+            self.counts = True
+            self._note({"event": "counts"})
+
+    def _note(self, record: dict[str, Any]) -> None:
+        with self._log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"at": time.time(), **record}) + "\n")
+
+
+def lie_by(orders: Orders) -> None:
+    """Replace the parts of this process that lie."""
+    _watch_standing(orders)
+    for replace_part in (_overstate, _contribute, _forge, _censor, _say, _merge, _show):
+        replace_part(orders)
+
+
+def _watch_standing(orders: Orders) -> None:
+    enter = FragmentWork._enter
+
+    def entered(self: FragmentWork, effect: Enter) -> None:
+        if effect.entry is not None and effect.entry in effect.commit.voters:
+            orders.established()
+        enter(self, effect)
+
+    FragmentWork._enter = entered  # type: ignore[method-assign]
+
+
+def _overstate(orders: Orders) -> None:
+    offer, count = FragmentWork._offer, 0
+
+    async def offered(self: FragmentWork, snapshot: Snapshot | None) -> None:
+        nonlocal count
+        if snapshot is not None and orders.now() is Lie.OVERSTATE:
+            count += 1
+            factor = INCREDIBLE if count % 2 else CREDIBLE
+            steps, tokens = factor * snapshot.steps, factor * snapshot.tokens
+            snapshot = replace(snapshot, steps=steps, tokens=tokens)
+            orders.told(Lie.OVERSTATE, factor=factor)
+        await offer(self, snapshot)
+
+    FragmentWork._offer = offered  # type: ignore[method-assign]
+
+
+def _contribute(orders: Orders) -> None:
+    """Poison, and invented marks."""
+    contribute = Exchange.contribute
+
+    def contributed(
+        self: Exchange, base: Any, values: Any, own_map: ParentMap | None, **more: Any
+    ) -> None:
+        lie = orders.now()
+        if lie is Lie.POISON and not self.is_mix:
+            orders.told(lie, self.parts.round)
+            values = base + (base - values)  # a copy: the learner keeps its own
+        elif lie is Lie.MARKS and own_map is not None:
+            orders.told(lie, self.parts.round)
+            merged = own_map.merged.with_work(self.parts.me, 1, 10**6, INVENTED_TOKENS)
+            own_map = ParentMap(merged, own_map.history)
+        contribute(self, base, values, own_map, **more)
+
+    Exchange.contribute = contributed  # type: ignore[method-assign]
+
+
+def _forge(orders: Orders) -> None:
+    state, replay = Averager.state, Averager.replay
+    forged: dict[bytes, FragmentState] = {}
+
+    def served(self: Averager, fragment: int) -> FragmentState | None:
+        true = state(self, fragment)
+        if true is None or orders.now() is not Lie.FORGE:
+            return true
+        if true.lineage not in forged:
+            forged.clear()
+            rng = np.random.default_rng(list(true.lineage))
+            noise = rng.standard_normal(true.theta.size, np.float32) * np.std(true.theta)
+            forged[true.lineage] = replace(true, theta=true.theta + noise.astype(np.float32))
+        orders.told(Lie.FORGE, served="state")
+        return forged[true.lineage]
+
+    def replayed(self: Averager, fragment: int, version: int, lineage: Any) -> Any:
+        true = replay(self, fragment, version, lineage)
+        if not true or orders.now() is not Lie.FORGE:
+            return true
+        orders.told(Lie.FORGE, served="rounds")
+        return [_with_other_bits(entry) for entry in true]
+
+    Averager.state = served  # type: ignore[method-assign]
+    Averager.replay = replayed  # type: ignore[method-assign]
+
+
+def _with_other_bits(entry: ReplayEntry) -> ReplayEntry:
+    payload = bytearray(entry.payload)
+    payload[len(payload) // 2] ^= 1
+    return replace(entry, payload=bytes(payload))
+
+
+def _censor(orders: Orders) -> None:
+    """As a reducer and as a leader."""
+    arrived, heard = _Told.upload_arrived, Averager._heard
+
+    def refused(
+        self: _Told, slice_index: int, sender: Any, problem: str | None, *rest: Any, **more: Any
+    ) -> None:
+        if problem is None and orders.now() is Lie.CENSOR and sender == orders.victim:
+            orders.told(Lie.CENSOR, self._round)
+            problem, rest = "payload in int8: a scale is not finite", ()
+        arrived(self, slice_index, sender, problem, *rest, **more)
+
+    def ignored(self: Averager, peer: Any, data: bytes) -> None:
+        if peer == orders.victim and orders.now() is Lie.CENSOR:
+            try:
+                message: Any = said.decode(data)
+            except said.BadMessage:
+                message = None
+            if isinstance(message, said.Join):
+                orders.told(Lie.CENSOR)
+                return
+        heard(self, peer, data)
+
+    _Told.upload_arrived = refused  # type: ignore[method-assign]
+    Averager._heard = ignored  # type: ignore[method-assign]
+
+
+def _say(orders: Orders) -> None:
+    """Withheld votes, second commits, and second seals."""
+    do = FragmentWork._do
+    count = 0
+
+    def done(self: FragmentWork, effect: Effect) -> None:
+        nonlocal count
+        if isinstance(effect, Send):
+            lie, message = orders.now(), effect.message
+            if lie is Lie.SILENCE and isinstance(message, said.Accepted | said.Promise):
+                orders.told(lie, message.round)
+                return
+            if lie is Lie.EQUIVOCATE and effect.to != self.averager.life.peer:
+                count += 1
+                if count % 2:
+                    effect = Send(effect.to, _contradicted(self, message, orders))
+        do(self, effect)
+
+    FragmentWork._do = done  # type: ignore[method-assign]
+
+
+def _contradicted(work: FragmentWork, message: said.Message, orders: Orders) -> said.Message:
+    """Another commit, or seal, than other members get."""
+    identity = work.averager.me.identity
+    if isinstance(message, said.Committed):
+        commit = said.decode_commit(message.commit)
+        other = said.encode_commit(msgspec.structs.replace(commit, round_s=commit.round_s - 0.5))
+        orders.told(Lie.EQUIVOCATE, said.digest(message.commit), what="commits")
+        return msgspec.structs.replace(message, commit=other, signature=identity.sign(other))
+    if isinstance(message, said.Propose) and len(message.seal) > 2:
+        seal = message.seal[:-1]
+        signature = identity.sign(said.vote(message.round, message.ballot, seal))
+        orders.told(Lie.EQUIVOCATE, message.round, what="seals")
+        return msgspec.structs.replace(message, seal=seal, signature=signature)
+    return message
+
+
+def _merge(orders: Orders) -> None:
+    """False merges, and merged slices that are withheld."""
+    chunks, merge, give = Reducing._merge_chunks, Reducing._merge, Reducing._give_merged
+
+    def merged_chunks(self: Reducing, given: Any, places: Any, making: Making, say: Any) -> None:
+        if orders.now() is Lie.REDUCE:
+            # The first contribution is taken for the mean: within any bound on norms.
+            making = replace(making, weights=(1.0, *[0.0] * (len(making.sources) - 1)))
+        chunks(self, given, places, making, say)
+
+    async def merged(self: Reducing, index: int, inside: tuple[int, ...], taken: Any) -> None:
+        if orders.now() is Lie.REDUCE and len(inside) > 1:
+            orders.told(Lie.REDUCE, self.parts.round)
+        await merge(self, index, inside, taken)
+
+    async def gives(self: Reducing, bulk: Any, index: int, but: str) -> None:
+        if orders.now() is Lie.STALL:
+            orders.told(Lie.STALL, self.parts.round)
+            await asyncio.Event().wait()  # until the deadline of the round
+        await give(self, bulk, index, but)
+
+    Reducing._merge_chunks = merged_chunks  # type: ignore[method-assign]
+    Reducing._merge = merged  # type: ignore[method-assign]
+    Reducing._give_merged = gives  # type: ignore[method-assign]
+
+
+def _show(orders: Orders) -> None:
+    """Auditors are shown nothing, or another upload that is signed as well."""
+    uploads_of = Auditing._uploads_of
+
+    def shown(self: Auditing, round_id: bytes, asker: Any) -> Uploads:
+        lie = orders.now()
+        if lie is Lie.HIDE:
+            orders.told(lie, round_id)
+            raise auditing._Refused("no round of yours with that name is kept here")
+        uploads = uploads_of(self, round_id, asker)
+        if lie is Lie.UPLOADS and asker != self._host.peer_id:
+            uploads = _other_uploads(self, uploads)
+            orders.told(lie, round_id)
+        return uploads
+
+    Auditing._uploads_of = shown  # type: ignore[method-assign]
+
+
+def _other_uploads(audits: Auditing, true: Uploads) -> Uploads:
+    """Uploads of zeros, with claims about them."""
+    evidence = object.__new__(type(true.evidence))
+    for name in type(true.evidence).__slots__:
+        setattr(evidence, name, getattr(true.evidence, name))
+    me = audits._host.peer_id
+    evidence.own, evidence.own_leaves = {}, {}
+    own = {}
+    for index, said_before in true.evidence.own.items():
+        if index not in true.own:
+            continue
+        own[index] = memoryview(bytes(len(true.own[index])))
+        pieces = true.cutting.pieces(index)
+        leaves = [_digest(own[index][place]) for _, place in pieces]
+        evidence.own_leaves[index] = leaves
+        evidence.own[index] = claim(
+            evidence.subject(index, merged=False), true.commit, me, said_before.members,
+            digest_of_pieces(leaves), sign=audits._sign,
+        )  # fmt: skip
+    return replace(true, evidence=evidence, own=own)
+
+
+def _digest(data: memoryview) -> bytes:
+    import blake3
+
+    return blake3.blake3(data).digest()
+
+
+if __name__ == "__main__":
+    lie_by(Orders(Path(sys.argv[1]), Path(sys.argv[2])))
+    raise SystemExit(agent.main(sys.argv[3:]))
