@@ -10,12 +10,16 @@ from peer.lab.chaos.judging.lies import SERVING, Act
 from peer.lab.chaos.members import Learner
 from peer.lab.chaos.process_swarm import ProcessSwarm
 
+STARTS_WITHIN_S = 60.0
+"""Time within which a learner has a state: it starts slowly on a busy machine."""
+
 
 class Director:
     """The acts of one swarm. ``turn`` is called often; it begins and ends what is due.
 
     Before the first act all work honestly, and after the last one again. The learner that was held
-    back joins when states are forged, so that there is somebody to serve them to.
+    back joins when states are forged, so that there is somebody to serve them to. That act lasts
+    until the learner trains, and the later ones begin later.
     """
 
     def __init__(
@@ -29,31 +33,41 @@ class Director:
         self.done: list[Act] = []
         """Acts with their times on the clock of the swarm."""
         self._swarm = swarm
-        self._waiting = [
-            replace(act, begins_s=began_s + act.begins_s, ends_s=began_s + act.ends_s)
-            for act in acts
-        ]
-        self._late_s = self._waiting[SERVING].begins_s if acts else None
+        self._acts = acts
         self._now: Act | None = None
+        self._next_s = began_s + acts[0].begins_s if acts else 0.0
         self._tell = tell
 
     @property
     def over(self) -> bool:
-        return not self._waiting and self._now is None
+        return len(self.done) == len(self._acts)
 
     def turn(self) -> None:
         now = self._swarm.now()
-        if self._late_s is not None and now >= self._late_s:
-            self._late_s = None
-            self._swarm.launch_late()
-        if self._now is not None and now >= self._now.ends_s:
+        if self.over or now < self._next_s or self._is_awaited(now):
+            return
+        if self._now is not None:
             self.done.append(replace(self._now, ends_s=now))
             self._now = None
+        if self.over:
             self._order(None)
-        if self._now is None and self._waiting and now >= self._waiting[0].begins_s:
-            self._now = replace(self._waiting.pop(0), begins_s=now)
-            self._order(self._now)
-            self._tell(f"liars: {', '.join(self._now.lies)}")
+            return
+        planned = self._acts[len(self.done)]
+        self._now = replace(planned, begins_s=now)
+        self._next_s = now + planned.ends_s - planned.begins_s
+        self._order(self._now)
+        self._tell(f"liars: {', '.join(self._now.lies)}")
+        if len(self.done) == SERVING:
+            self._swarm.launch_late()
+
+    def _is_awaited(self, now: float) -> bool:
+        """True if the act goes on because the late learner does not train yet."""
+        return (
+            self._now is not None
+            and len(self.done) == SERVING
+            and not self._swarm.learners[-1].whole
+            and now < self._now.begins_s + STARTS_WITHIN_S
+        )
 
     def _order(self, act: Act | None) -> None:
         victim = self._swarm.learners[0].peer_id

@@ -14,8 +14,9 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import blake3
 import msgspec
 import numpy as np
 
@@ -33,6 +34,7 @@ from averaging.live.fragment import FragmentWork, _Told
 from averaging.live.learner_port import Snapshot
 from averaging.live.reducing import Making, Reducing
 from averaging.round.effects import Effect, Enter, Send
+from dht.identity import PeerId
 from peer.agent import agent
 from peer.lab.chaos.judging.lies import Lie
 
@@ -44,8 +46,29 @@ CREDIBLE = 20
 INVENTED_TOKENS = 10**6
 
 
-class Orders:
-    """The way to lie now, as the scenario's director has written it to a file."""
+class Orders(Protocol):
+    """What a liar asks, and tells, whoever gives it orders."""
+
+    def now(self, me: PeerId) -> Lie | None:
+        """The way in which this peer is to lie now."""
+        ...
+
+    @property
+    def victim(self) -> str:
+        """The peer to censor."""
+        ...
+
+    def told(self, me: PeerId, lie: Lie, round_id: bytes = b"", **more: Any) -> None:
+        """It has lied."""
+        ...
+
+    def established(self, me: PeerId) -> None:
+        """A commit counts it."""
+        ...
+
+
+class WrittenOrders:
+    """The orders that the scenario's director writes to a file, for the one peer of a process."""
 
     def __init__(self, orders: Path, log: Path) -> None:
         self._orders = orders
@@ -53,10 +76,9 @@ class Orders:
         self._read_s = 0.0
         self._lie: Lie | None = None
         self.victim = ""
-        """The peer to censor."""
-        self.counts = False
+        self._counts = False
 
-    def now(self) -> Lie | None:
+    def now(self, me: PeerId) -> Lie | None:
         if time.monotonic() - self._read_s > LOOK_EVERY_S:
             self._read_s = time.monotonic()
             self._read()
@@ -67,17 +89,15 @@ class Orders:
             told = json.loads(self._orders.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return
-        self._lie = Lie(told["lie"]) if told["lie"] and self.counts else None
+        self._lie = Lie(told["lie"]) if told["lie"] and self._counts else None
         self.victim = told.get("victim", "")
 
-    def told(self, lie: Lie, round_id: bytes = b"", **more: Any) -> None:
-        """Note a lie."""
+    def told(self, me: PeerId, lie: Lie, round_id: bytes = b"", **more: Any) -> None:
         self._note({"event": "lied", "lie": lie, "round": round_id.hex(), **more})
 
-    def established(self) -> None:
-        """Note, once, that this peer is established."""
-        if not self.counts:
-            self.counts = True
+    def established(self, me: PeerId) -> None:
+        if not self._counts:
+            self._counts = True
             self._note({"event": "counts"})
 
     def _note(self, record: dict[str, Any]) -> None:
@@ -97,7 +117,7 @@ def _watch_standing(orders: Orders) -> None:
 
     def entered(self: FragmentWork, effect: Enter) -> None:
         if effect.entry is not None and effect.entry in effect.commit.voters:
-            orders.established()
+            orders.established(self.averager.life.peer)
         enter(self, effect)
 
     FragmentWork._enter = entered  # type: ignore[method-assign]
@@ -108,12 +128,13 @@ def _overstate(orders: Orders) -> None:
 
     async def offered(self: FragmentWork, snapshot: Snapshot | None) -> None:
         nonlocal count
-        if snapshot is not None and orders.now() is Lie.OVERSTATE:
+        me = self.averager.life.peer
+        if snapshot is not None and orders.now(me) is Lie.OVERSTATE:
             count += 1
             factor = INCREDIBLE if count % 2 else CREDIBLE
             steps, tokens = factor * snapshot.steps, factor * snapshot.tokens
             snapshot = replace(snapshot, steps=steps, tokens=tokens)
-            orders.told(Lie.OVERSTATE, factor=factor)
+            orders.told(me, Lie.OVERSTATE, factor=factor)
         await offer(self, snapshot)
 
     FragmentWork._offer = offered  # type: ignore[method-assign]
@@ -126,13 +147,14 @@ def _contribute(orders: Orders) -> None:
     def contributed(
         self: Exchange, base: Any, values: Any, own_map: ParentMap | None, **more: Any
     ) -> None:
-        lie = orders.now()
+        me = self.parts.me
+        lie = orders.now(me)
         if lie is Lie.POISON and not self.is_mix:
-            orders.told(lie, self.parts.round)
+            orders.told(me, lie, self.parts.round)
             values = base + (base - values)  # a copy: the learner keeps its own
         elif lie is Lie.MARKS and own_map is not None:
-            orders.told(lie, self.parts.round)
-            merged = own_map.merged.with_work(self.parts.me, 1, 10**6, INVENTED_TOKENS)
+            orders.told(me, lie, self.parts.round)
+            merged = own_map.merged.with_work(me, 1, 10**6, INVENTED_TOKENS)
             own_map = ParentMap(merged, own_map.history)
         contribute(self, base, values, own_map, **more)
 
@@ -145,21 +167,23 @@ def _forge(orders: Orders) -> None:
 
     def served(self: Averager, fragment: int) -> FragmentState | None:
         true = state(self, fragment)
-        if true is None or orders.now() is not Lie.FORGE:
+        me = self.life.peer
+        if true is None or orders.now(me) is not Lie.FORGE:
             return true
         if true.lineage not in forged:
             forged.clear()
             rng = np.random.default_rng(list(true.lineage))
             noise = rng.standard_normal(true.theta.size, np.float32) * np.std(true.theta)
             forged[true.lineage] = replace(true, theta=true.theta + noise.astype(np.float32))
-        orders.told(Lie.FORGE, served="state")
+        orders.told(me, Lie.FORGE, served="state")
         return forged[true.lineage]
 
     def replayed(self: Averager, fragment: int, version: int, lineage: Any) -> Any:
         true = replay(self, fragment, version, lineage)
-        if not true or orders.now() is not Lie.FORGE:
+        me = self.life.peer
+        if not true or orders.now(me) is not Lie.FORGE:
             return true
-        orders.told(Lie.FORGE, served="rounds")
+        orders.told(me, Lie.FORGE, served="rounds")
         return [_with_other_bits(entry) for entry in true]
 
     Averager.state = served  # type: ignore[method-assign]
@@ -179,19 +203,21 @@ def _censor(orders: Orders) -> None:
     def refused(
         self: _Told, slice_index: int, sender: Any, problem: str | None, *rest: Any, **more: Any
     ) -> None:
-        if problem is None and orders.now() is Lie.CENSOR and sender == orders.victim:
-            orders.told(Lie.CENSOR, self._round)
+        me = self._work.averager.life.peer
+        if problem is None and sender == orders.victim and orders.now(me) is Lie.CENSOR:
+            orders.told(me, Lie.CENSOR, self._round)
             problem, rest = "payload in int8: a scale is not finite", ()
         arrived(self, slice_index, sender, problem, *rest, **more)
 
     def ignored(self: Averager, peer: Any, data: bytes) -> None:
-        if peer == orders.victim and orders.now() is Lie.CENSOR:
+        me = self.life.peer
+        if peer == orders.victim and orders.now(me) is Lie.CENSOR:
             try:
                 message: Any = said.decode(data)
             except said.BadMessage:
                 message = None
             if isinstance(message, said.Join):
-                orders.told(Lie.CENSOR)
+                orders.told(me, Lie.CENSOR)
                 return
         heard(self, peer, data)
 
@@ -207,11 +233,12 @@ def _say(orders: Orders) -> None:
     def done(self: FragmentWork, effect: Effect) -> None:
         nonlocal count
         if isinstance(effect, Send):
-            lie, message = orders.now(), effect.message
+            me, message = self.averager.life.peer, effect.message
+            lie = orders.now(me)
             if lie is Lie.SILENCE and isinstance(message, said.Accepted | said.Promise):
-                orders.told(lie, message.round)
+                orders.told(me, lie, message.round)
                 return
-            if lie is Lie.EQUIVOCATE and effect.to != self.averager.life.peer:
+            if lie is Lie.EQUIVOCATE and effect.to != me:
                 count += 1
                 if count % 2:
                     effect = Send(effect.to, _contradicted(self, message, orders))
@@ -226,12 +253,13 @@ def _contradicted(work: FragmentWork, message: said.Message, orders: Orders) -> 
     if isinstance(message, said.Committed):
         commit = said.decode_commit(message.commit)
         other = said.encode_commit(msgspec.structs.replace(commit, round_s=commit.round_s - 0.5))
-        orders.told(Lie.EQUIVOCATE, said.digest(message.commit), what="commits")
+        round_id = said.digest(message.commit)
+        orders.told(identity.peer_id, Lie.EQUIVOCATE, round_id, what="commits")
         return msgspec.structs.replace(message, commit=other, signature=identity.sign(other))
     if isinstance(message, said.Propose) and len(message.seal) > 2:
         seal = message.seal[:-1]
         signature = identity.sign(said.vote(message.round, message.ballot, seal))
-        orders.told(Lie.EQUIVOCATE, message.round, what="seals")
+        orders.told(identity.peer_id, Lie.EQUIVOCATE, message.round, what="seals")
         return msgspec.structs.replace(message, seal=seal, signature=signature)
     return message
 
@@ -241,19 +269,19 @@ def _merge(orders: Orders) -> None:
     chunks, merge, give = Reducing._merge_chunks, Reducing._merge, Reducing._give_merged
 
     def merged_chunks(self: Reducing, given: Any, places: Any, making: Making, say: Any) -> None:
-        if orders.now() is Lie.REDUCE:
+        if orders.now(self.parts.me) is Lie.REDUCE:
             # The first contribution is taken for the mean: within any bound on norms.
             making = replace(making, weights=(1.0, *[0.0] * (len(making.sources) - 1)))
         chunks(self, given, places, making, say)
 
     async def merged(self: Reducing, index: int, inside: tuple[int, ...], taken: Any) -> None:
-        if orders.now() is Lie.REDUCE and len(inside) > 1:
-            orders.told(Lie.REDUCE, self.parts.round)
+        if orders.now(self.parts.me) is Lie.REDUCE and len(inside) > 1:
+            orders.told(self.parts.me, Lie.REDUCE, self.parts.round)
         await merge(self, index, inside, taken)
 
     async def gives(self: Reducing, bulk: Any, index: int, but: str) -> None:
-        if orders.now() is Lie.STALL:
-            orders.told(Lie.STALL, self.parts.round)
+        if orders.now(self.parts.me) is Lie.STALL:
+            orders.told(self.parts.me, Lie.STALL, self.parts.round)
             await asyncio.Event().wait()  # until the deadline of the round
         await give(self, bulk, index, but)
 
@@ -267,14 +295,15 @@ def _show(orders: Orders) -> None:
     uploads_of = Auditing._uploads_of
 
     def shown(self: Auditing, round_id: bytes, asker: Any) -> Uploads:
-        lie = orders.now()
+        me = self._host.peer_id
+        lie = orders.now(me) if asker != me else None
         if lie is Lie.HIDE:
-            orders.told(lie, round_id)
+            orders.told(me, lie, round_id)
             raise auditing._Refused("no round of yours with that name is kept here")
         uploads = uploads_of(self, round_id, asker)
-        if lie is Lie.UPLOADS and asker != self._host.peer_id:
+        if lie is Lie.UPLOADS and uploads.own:
             uploads = _other_uploads(self, uploads)
-            orders.told(lie, round_id)
+            orders.told(me, lie, round_id)
         return uploads
 
     Auditing._uploads_of = shown  # type: ignore[method-assign]
@@ -293,7 +322,7 @@ def _other_uploads(audits: Auditing, true: Uploads) -> Uploads:
             continue
         own[index] = memoryview(bytes(len(true.own[index])))
         pieces = true.cutting.pieces(index)
-        leaves = [_digest(own[index][place]) for _, place in pieces]
+        leaves = [blake3.blake3(own[index][place]).digest() for _, place in pieces]
         evidence.own_leaves[index] = leaves
         evidence.own[index] = claim(
             evidence.subject(index, merged=False), true.commit, me, said_before.members,
@@ -302,12 +331,6 @@ def _other_uploads(audits: Auditing, true: Uploads) -> Uploads:
     return replace(true, evidence=evidence, own=own)
 
 
-def _digest(data: memoryview) -> bytes:
-    import blake3
-
-    return blake3.blake3(data).digest()
-
-
 if __name__ == "__main__":
-    lie_by(Orders(Path(sys.argv[1]), Path(sys.argv[2])))
+    lie_by(WrittenOrders(Path(sys.argv[1]), Path(sys.argv[2])))
     raise SystemExit(agent.main(sys.argv[3:]))

@@ -192,10 +192,12 @@ def run_scenario(
         planned = acts(timing.lead_in_s, timing.quiet_s) if scenario.late else ()
         director = Director(swarm, planned, began_s=ready_s, tell=tell)
         turn_s = 0.0
-        quiet_s = ready_s + timing.quiet_s
-        while (now := swarm.now()) < quiet_s or now < ready_s + timing.total_s:
+        quiet_s, end_s = ready_s + timing.quiet_s, ready_s + timing.total_s
+        while (now := swarm.now()) < max(quiet_s, end_s):
             injector.turn()
             director.turn()
+            if now >= quiet_s and not director.over:
+                quiet_s, end_s = now + LOOK_EVERY_S, now + timing.settle_s
             if now >= quiet_s and not injector.over:
                 injector.heal()
                 quiet_s = max(quiet_s, swarm.now())

@@ -21,9 +21,6 @@ from peer.lab.chaos.judging.verdict import Promise, Verdict, verdict_of
 CONVICTED = "convicted"
 STRIKE = "strike"
 
-AFTER_ACT_S = 5.0
-"""Time after an act in which what peers notice is still counted as its effect."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LieFound:
@@ -158,7 +155,7 @@ def _noticed(evidence: Evidence, lie: Lie, liars: Sequence[PeerEvidence]) -> lis
         if blame.peer_id in ids
         and blame.kind != CONVICTED
         and any(
-            act.begins_s <= blame.at_s <= act.ends_s + AFTER_ACT_S
+            act.begins_s <= blame.at_s < act.ends_s
             and act.of(_number(evidence, blame.peer_id)) is lie
             for act in evidence.acts
         )
