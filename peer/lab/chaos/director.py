@@ -49,10 +49,11 @@ class Director:
         if self._now is not None:
             self.done.append(replace(self._now, ends_s=now))
             self._now = None
-        if self.over:
+        following = self._acts[len(self.done) :]
+        if not following:
             self._order(None)
             return
-        planned = self._acts[len(self.done)]
+        planned = following[0]
         self._now = replace(planned, begins_s=now)
         self._next_s = now + planned.ends_s - planned.begins_s
         self._order(self._now)

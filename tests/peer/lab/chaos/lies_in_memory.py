@@ -1,6 +1,6 @@
 """What each way to lie does to a swarm of live averagers, on the virtual clock.
 
-``python -m tests.peer.lab.chaos.lies_in_memory`` prints a row for each: who found it, after how many
+``python -m tests.peer.lab.chaos.lies_in_memory`` prints for each who found it, after how many
 rounds, and what it cost. Five honest peers and two liars, beside five honest peers alone.
 """
 
