@@ -1,9 +1,9 @@
 """Storms with members that lie: the honest keep one certified history, their work, and their pace.
 
 Fewer than a third of the members are admitted, count as anybody does, and lie in one way or in all.
-They also repeat what others have said, some of it altered. Not lied about: the numbers of a merge.
-A reducer's wrong arithmetic within the bound on norms, and merged slices that differ from member to
-member, pass for a round's result until somebody computes them again (``liars.forge_slices``).
+They also repeat what others have said, some of it altered. Merges are audited; a peer that is
+convicted has lied. Not lied about: merged slices that differ from member to member, which pass for
+a round's result until somebody computes them again (``liars.forge_slices``).
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import pytest
 
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S
-from tests.averaging.simulated.liars import BEHAVIOURS, SwarmWithLiars
+from tests.averaging.simulated import false_reducers, liars
+from tests.averaging.simulated.liars import SwarmWithLiars
 from tests.averaging.simulated.strangers import Chatterers
 from tests.averaging.simulated.swarm import Node, Storm, cause_storm, weather_out
 
-SHORT = Storm(peers=(4, 7), accidents=(1, 4), rough_s=50.0, calm_s=400.0)
+SHORT = Storm(peers=(4, 7), accidents=(1, 4), rough_s=50.0, calm_s=400.0, audit_rate=0.4)
 """A partner that falls silent costs a round its deadline: the calm lasts until all have met."""
 GROUPS = replace(SHORT, peers=(7, 9), group_size=4, mixing=MixingPolicy(every=1))
 QUICK, SOAK, CHUNK = 100, 10_000, 20
+BEHAVIOURS = (*liars.BEHAVIOURS, *false_reducers.BEHAVIOURS)
 
 
 def assert_certifiable(swarm: SwarmWithLiars) -> None:
