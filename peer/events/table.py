@@ -309,6 +309,12 @@ _ROUNDS = (
         "could not audit a merge, because of {peer}: {reason} (strikes: {strikes:.1f})",
     ),
     _row(
+        ROUND | Audience.NAMED,
+        "struck",
+        "fragment, peer, reason, strikes:float",
+        "counts this against {peer}: {reason} (strikes: {strikes:.1f})",
+    ),
+    _row(
         PEER | Audience.NAMED,
         "proof_refused",
         "peer, reason",

@@ -34,7 +34,7 @@ BAD_UPLOAD = ("payload in ", "its norm is ")
 """How the reasons for a refused upload begin: in ``averaging.errors.BadPayload`` and in
 ``averaging.round.reducer``."""
 
-_BLAMES = {"convicted": CONVICTED, "audit_refused": STRIKE, "refused": None}
+_BLAMES = {"convicted": CONVICTED, "audit_refused": STRIKE, "struck": STRIKE, "refused": None}
 """Events that blame a peer, and their kinds; ``None``: the event names it."""
 
 SLACK_S = 1.0
