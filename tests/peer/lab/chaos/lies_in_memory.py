@@ -21,6 +21,7 @@ from averaging.live.fragment import FragmentWork, _Told
 from averaging.live.reducing import Reducing
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.policy import RoundPolicy
+from averaging.rules.probation import ProbationPolicy
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
@@ -32,7 +33,7 @@ HONEST = tuple(f"honest {number}" for number in range(5))
 LIARS = tuple(f"liar {number}" for number in range(2))
 LATE = "late"
 """One more honest peer, which comes when states are forged."""
-QUIET_S, LIE_S = 20.0, 60.0
+QUIET_S, LIE_S = 40.0, 160.0
 
 REPLACED = (
     *((FragmentWork, name) for name in ("_enter", "_offer", "_do")),
@@ -98,7 +99,8 @@ def liars(script: Script) -> Iterator[None]:
 
 
 def policy_of(lie: Lie | None, *, audit_rate: float = 0.1) -> RoundPolicy:
-    policy = replace(POLICY, audit_rate=audit_rate, upload_s=5.0)
+    probation = ProbationPolicy(rounds=16, seconds=10.0)  # as in open runs
+    policy = replace(POLICY, audit_rate=audit_rate, upload_s=5.0, probation=probation)
     if lie is Lie.MARKS:
         return replace(policy, group_size=5, mixing=MixingPolicy(every=1))
     return policy
@@ -150,7 +152,7 @@ def _seen(made: Swarm, honest: list[Peer], script: Script, began: float) -> Seen
         f"{name}.{fields.get('kind', '')}".rstrip(".")
         for peer in honest
         for at, name, fields in peer.events
-        if name in ("refused", "audit_refused", "proof_refused", "withheld", "wrong_bits")
+        if name in ("refused", "audit_refused", "proof_refused", "struck")
         and at > began
         and fields["peer"] in script.liars
     )
@@ -158,7 +160,7 @@ def _seen(made: Swarm, honest: list[Peer], script: Script, began: float) -> Seen
         f"{name} {fields['peer']}"
         for peer in honest
         for at, name, fields in peer.events
-        if name in ("convicted", "audit_refused", "withheld", "wrong_bits")
+        if name in ("convicted", "audit_refused", "struck")
         and fields["peer"] in ids
     )
     now = asyncio.get_running_loop().time()
