@@ -160,8 +160,7 @@ def _seen(made: Swarm, honest: list[Peer], script: Script, began: float) -> Seen
         f"{name} {fields['peer']}"
         for peer in honest
         for at, name, fields in peer.events
-        if name in ("convicted", "audit_refused", "struck")
-        and fields["peer"] in ids
+        if name in ("convicted", "audit_refused", "struck") and fields["peer"] in ids
     )
     now = asyncio.get_running_loop().time()
     return Seen(
