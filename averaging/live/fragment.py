@@ -331,7 +331,6 @@ class FragmentWork:
         if note.event == "withheld":
             peer, reason = PeerId(str(note.fields["peer"])), str(note.fields["reason"])
             self.averager.audits.doubt(peer, reason, fragment=self.index)
-            return
         if note.event == "upload_outlying":
             self._left_out(note.fields)
         self.event(note.event, **note.fields)

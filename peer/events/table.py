@@ -194,6 +194,7 @@ _REST_OF_A_ROUND = _rows(
             "round, peer, slice, reason",
             "left slice {slice} of {peer} out: {reason}",
         ),
+        "withheld": ("peer, reason", "waited in vain for {peer}: {reason}"),
         "took_slice": ("slice", "reduces slice {slice} in the place of a reducer that is gone"),
         "follows": ("ballot", "follows the leader of ballot {ballot}"),
         "ballot_started": ("ballot", "started ballot {ballot}"),

@@ -84,7 +84,7 @@ def collect(
 def _lies(swarm: ProcessSwarm) -> Iterator[LieTold]:
     for liar in swarm.liars:
         for record in read_events(liar.lies_path):
-            if record["event"] == "lied":
+            if record["what"] == "lied":
                 yield LieTold(
                     at_s=record["at"] - swarm.workspace.began_at,
                     liar=liar.name,
@@ -125,7 +125,7 @@ def _peer(swarm: ProcessSwarm, learner: Learner) -> PeerEvidence:
             (
                 record["at"] - swarm.workspace.began_at
                 for record in read_events(learner.lies_path)
-                if record.get("event") == "counts"
+                if record.get("what") == "counts"
             ),
             None,
         ),

@@ -93,12 +93,12 @@ class WrittenOrders:
         self.victim = told.get("victim", "")
 
     def told(self, me: PeerId, lie: Lie, round_id: bytes = b"", **more: Any) -> None:
-        self._note({"event": "lied", "lie": lie, "round": round_id.hex(), **more})
+        self._note({"what": "lied", "lie": lie, "round": round_id.hex(), **more})
 
     def established(self, me: PeerId) -> None:
         if not self._counts:
             self._counts = True
-            self._note({"event": "counts"})
+            self._note({"what": "counts"})
 
     def _note(self, record: dict[str, Any]) -> None:
         with self._log.open("a", encoding="utf-8") as file:
@@ -254,12 +254,12 @@ def _contradicted(work: FragmentWork, message: said.Message, orders: Orders) -> 
         commit = said.decode_commit(message.commit)
         other = said.encode_commit(msgspec.structs.replace(commit, round_s=commit.round_s - 0.5))
         round_id = said.digest(message.commit)
-        orders.told(identity.peer_id, Lie.EQUIVOCATE, round_id, what="commits")
+        orders.told(identity.peer_id, Lie.EQUIVOCATE, round_id, of="commits")
         return msgspec.structs.replace(message, commit=other, signature=identity.sign(other))
     if isinstance(message, said.Propose) and len(message.seal) > 2:
         seal = message.seal[:-1]
         signature = identity.sign(said.vote(message.round, message.ballot, seal))
-        orders.told(identity.peer_id, Lie.EQUIVOCATE, message.round, what="seals")
+        orders.told(identity.peer_id, Lie.EQUIVOCATE, message.round, of="seals")
         return msgspec.structs.replace(message, seal=seal, signature=signature)
     return message
 

@@ -32,8 +32,8 @@ def test_a_liar_follows_its_orders_once_a_commit_counts_it(tmp_path: Path) -> No
     time.sleep(1.5 * LOOK_EVERY_S)
     assert liar.now(ME) is None
     counts, lied = (json.loads(line) for line in log.read_text().splitlines())
-    assert counts["event"] == "counts"
-    assert (lied["event"], lied["lie"], lied["round"]) == ("lied", "censor", "01")
+    assert counts["what"] == "counts"
+    assert (lied["what"], lied["lie"], lied["round"]) == ("lied", "censor", "01")
     assert counts["at"] <= lied["at"] <= time.time()
 
 
