@@ -51,7 +51,7 @@ class SwarmSettings:
     listed: bool = False
     """The run admits its learners alone."""
     liars: int = 0
-    """So many more learners take part, which lie when they are told to."""
+    """Number of further learners, which lie when they are told to."""
     late: bool = False
     """The last learner is held back at the start."""
     audit_rate: float | None = None

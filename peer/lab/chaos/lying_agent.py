@@ -12,6 +12,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,13 +26,13 @@ from averaging.audit.claims import claim, digest_of_pieces
 from averaging.history.parent_maps import ParentMap
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
-from averaging.live import auditing
 from averaging.live.auditing import Auditing
 from averaging.live.averager import Averager
-from averaging.live.evidence import Uploads
+from averaging.live.evidence import Evidence, Uploads
 from averaging.live.exchange import Exchange
-from averaging.live.fragment import FragmentWork, _Told
+from averaging.live.fragment import FragmentWork
 from averaging.live.learner_port import Snapshot
+from averaging.live.parts import Parts
 from averaging.live.reducing import Making, Reducing
 from averaging.round.effects import Effect, Enter, Send
 from dht.identity import PeerId
@@ -47,7 +48,7 @@ INVENTED_TOKENS = 10**6
 
 
 class Orders(Protocol):
-    """What a liar asks, and tells, whoever gives it orders."""
+    """Tells a liar how to lie now, and hears of each lie."""
 
     def now(self, me: PeerId) -> Lie | None:
         """The way in which this peer is to lie now."""
@@ -197,17 +198,13 @@ def _with_other_bits(entry: ReplayEntry) -> ReplayEntry:
 
 
 def _censor(orders: Orders) -> None:
-    """As a reducer and as a leader."""
-    arrived, heard = _Told.upload_arrived, Averager._heard
+    """Leave the victim out, as a reducer and as a leader."""
+    reduce, heard = Reducing.reduce, Averager._heard
 
-    def refused(
-        self: _Told, slice_index: int, sender: Any, problem: str | None, *rest: Any, **more: Any
-    ) -> None:
-        me = self._work.averager.life.peer
-        if problem is None and sender == orders.victim and orders.now(me) is Lie.CENSOR:
-            orders.told(me, Lie.CENSOR, self._round)
-            problem, rest = "payload in int8: a scale is not finite", ()
-        arrived(self, slice_index, sender, problem, *rest, **more)
+    def reduces(self: Reducing, index: int) -> None:
+        if not isinstance(self.parts.outcomes, _Censored):
+            self.parts.outcomes = _Censored(self.parts, orders)
+        reduce(self, index)
 
     def ignored(self: Averager, peer: Any, data: bytes) -> None:
         me = self.life.peer
@@ -221,8 +218,30 @@ def _censor(orders: Orders) -> None:
                 return
         heard(self, peer, data)
 
-    _Told.upload_arrived = refused  # type: ignore[method-assign]
+    Reducing.reduce = reduces  # type: ignore[method-assign]
     Averager._heard = ignored  # type: ignore[method-assign]
+
+
+class _Censored:
+    """The outcomes of a round, in which the uploads of the victim are bad."""
+
+    def __init__(self, parts: Parts, orders: Orders) -> None:
+        self._outcomes = parts.outcomes
+        self._me = parts.me
+        self._round = parts.round
+        self._orders = orders
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._outcomes, name)
+
+    def upload_arrived(
+        self, slice_index: int, sender: PeerId, problem: str | None, *rest: Any, **more: Any
+    ) -> None:
+        victim = sender == self._orders.victim
+        if problem is None and victim and self._orders.now(self._me) is Lie.CENSOR:
+            self._orders.told(self._me, Lie.CENSOR, self._round)
+            problem, rest = "payload in int8: a scale is not finite", ()
+        self._outcomes.upload_arrived(slice_index, sender, problem, *rest, **more)
 
 
 def _say(orders: Orders) -> None:
@@ -297,24 +316,23 @@ def _show(orders: Orders) -> None:
     def shown(self: Auditing, round_id: bytes, asker: Any) -> Uploads:
         me = self._host.peer_id
         lie = orders.now(me) if asker != me else None
+        uploads = uploads_of(self, round_id, asker)
         if lie is Lie.HIDE:
             orders.told(me, lie, round_id)
-            raise auditing._Refused("no round of yours with that name is kept here")
-        uploads = uploads_of(self, round_id, asker)
+            return replace(
+                uploads, evidence=_copied(uploads.evidence, keeps=False), own={}, alone={}
+            )
         if lie is Lie.UPLOADS and uploads.own:
-            uploads = _other_uploads(self, uploads)
             orders.told(me, lie, round_id)
+            return _other_uploads(uploads, me, self._sign)
         return uploads
 
     Auditing._uploads_of = shown  # type: ignore[method-assign]
 
 
-def _other_uploads(audits: Auditing, true: Uploads) -> Uploads:
+def _other_uploads(true: Uploads, me: PeerId, sign: Callable[[bytes], bytes]) -> Uploads:
     """Uploads of zeros, with claims about them."""
-    evidence = object.__new__(type(true.evidence))
-    for name in type(true.evidence).__slots__:
-        setattr(evidence, name, getattr(true.evidence, name))
-    me = audits._host.peer_id
+    evidence = _copied(true.evidence, keeps=True)
     evidence.own, evidence.own_leaves = {}, {}
     own = {}
     for index, said_before in true.evidence.own.items():
@@ -326,9 +344,19 @@ def _other_uploads(audits: Auditing, true: Uploads) -> Uploads:
         evidence.own_leaves[index] = leaves
         evidence.own[index] = claim(
             evidence.subject(index, merged=False), true.commit, me, said_before.members,
-            digest_of_pieces(leaves), sign=audits._sign,
+            digest_of_pieces(leaves), sign=sign,
         )  # fmt: skip
     return replace(true, evidence=evidence, own=own)
+
+
+def _copied(true: Evidence, *, keeps: bool) -> Evidence:
+    """A copy of the evidence on a round; without the claims that an auditor asks for first."""
+    copy = object.__new__(Evidence)
+    for name in Evidence.__slots__:
+        setattr(copy, name, getattr(true, name))
+    if not keeps:
+        copy.sources, copy.sources_of_own = {}, {}
+    return copy
 
 
 if __name__ == "__main__":

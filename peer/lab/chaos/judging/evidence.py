@@ -144,9 +144,9 @@ class PeerEvidence:
     agents_in_s: tuple[float, ...] = ()
     """When each of its agents entered the run."""
     blames: tuple[Blame, ...] = ()
-    """In the order of time."""
+    """Everything that it held against others, in the order of time."""
     counts_s: float | None = None
-    """Of a liar: when a round that it was in first counted it as established."""
+    """When a round first counted a liar as established."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +221,7 @@ class Evidence:
     acts: tuple[Act, ...] = ()
     """When the liars lied, and how; the times are the observer's."""
     lies: tuple[LieTold, ...] = ()
-    """In the order of time."""
+    """All lies, in the order of time."""
     bootstraps: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
     """Resources of the bootstrap peers, by name."""
     leaks: Leaks = field(default_factory=Leaks)

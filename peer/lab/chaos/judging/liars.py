@@ -13,13 +13,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from averaging.audit.strikes import LIMIT
 from peer.lab.chaos.judging.evidence import Blame, Evidence, LieTold, PeerEvidence
 from peer.lab.chaos.judging.lies import PROVABLE, ROUNDS_MAX, Act, Lie
 from peer.lab.chaos.judging.verdict import Promise, Verdict, verdict_of
 
 CONVICTED = "convicted"
 STRIKE = "strike"
+
+STRIKES_MAX = 3.0
+"""Strikes with which a peer is on probation (``averaging.audit.strikes``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +148,7 @@ def _row(evidence: Evidence, lie: Lie, told: Sequence[LieTold], usual: float | N
 
 
 def _noticed(evidence: Evidence, lie: Lie, liars: Sequence[PeerEvidence]) -> list[Blame]:
-    """What honest peers held against these liars while they lied in this way."""
+    """Blames of these liars by honest peers, while they lied in this way."""
     ids = {liar.peer_id for liar in liars}
     return [
         blame
@@ -185,7 +187,7 @@ def _honest_ones_blamed(evidence: Evidence) -> list[str]:
         wrong += [
             f"{peer.name} has {strikes:.1f} strikes against {names[other]}"
             for other, strikes in last.items()
-            if strikes >= LIMIT
+            if strikes >= STRIKES_MAX
         ]
     return wrong
 

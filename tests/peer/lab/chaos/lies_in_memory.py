@@ -17,7 +17,7 @@ from typing import Any
 from averaging.live.auditing import Auditing
 from averaging.live.averager import Averager
 from averaging.live.exchange import Exchange
-from averaging.live.fragment import FragmentWork, _Told
+from averaging.live.fragment import FragmentWork
 from averaging.live.reducing import Reducing
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.policy import RoundPolicy
@@ -38,8 +38,8 @@ QUIET_S, LIE_S = 40.0, 160.0
 REPLACED = (
     *((FragmentWork, name) for name in ("_enter", "_offer", "_do")),
     *((Averager, name) for name in ("state", "replay", "_heard")),
-    *((Reducing, name) for name in ("_merge_chunks", "_merge", "_give_merged")),
-    *((Exchange, "contribute"), (_Told, "upload_arrived"), (Auditing, "_uploads_of")),
+    *((Reducing, name) for name in ("reduce", "_merge_chunks", "_merge", "_give_merged")),
+    *((Exchange, "contribute"), (Auditing, "_uploads_of")),
 )
 """The parts of an agent that ``lie_by`` replaces."""
 

@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 
+from averaging.audit.strikes import LIMIT
 from peer.lab.chaos.judging.evidence import Blame, Evidence, LieTold, PeerEvidence
 from peer.lab.chaos.judging.learning import judge_loss
-from peer.lab.chaos.judging.liars import CONVICTED, STRIKE, found, judge_liars
+from peer.lab.chaos.judging.liars import (
+    CONVICTED,
+    STRIKE,
+    STRIKES_MAX,
+    found,
+    judge_liars,
+)
 from peer.lab.chaos.judging.lies import ACTS, LAST_ACT, PROVABLE, Act, Lie, acts, liars_of
 from peer.lab.chaos.judging.verdict import Promise, Verdict
 from tests.peer.lab.chaos.stories import IDS, NAMES, evidence, life, loss_curve, peer
@@ -80,6 +87,10 @@ def test_nothing_is_said_of_a_liar_without_a_chance_or_standing() -> None:
     assert newcomer.kept is None and "not established" in newcomer.reason
     late = judge_liars(beside_a_liar(Lie.UPLOADS, told_s=(90.0,)))
     assert late.kept is None and "too few lies" in late.reason
+
+
+def test_the_judge_and_the_peers_agree_on_how_many_strikes_are_too_many() -> None:
+    assert STRIKES_MAX == LIMIT
 
 
 def test_lies_that_cannot_be_proved_need_no_ban() -> None:
