@@ -199,12 +199,11 @@ def _with_other_bits(entry: ReplayEntry) -> ReplayEntry:
 
 def _censor(orders: Orders) -> None:
     """Leave the victim out, as a reducer and as a leader."""
-    reduce, heard = Reducing.reduce, Averager._heard
+    contribute, heard = Exchange.contribute, Averager._heard
 
-    def reduces(self: Reducing, index: int) -> None:
-        if not isinstance(self.parts.outcomes, _Censored):
-            self.parts.outcomes = _Censored(self.parts, orders)
-        reduce(self, index)
+    def contributed(self: Exchange, *given: Any, **more: Any) -> None:
+        self.parts.outcomes = _Censored(self.parts, orders)
+        contribute(self, *given, **more)
 
     def ignored(self: Averager, peer: Any, data: bytes) -> None:
         me = self.life.peer
@@ -218,7 +217,7 @@ def _censor(orders: Orders) -> None:
                 return
         heard(self, peer, data)
 
-    Reducing.reduce = reduces  # type: ignore[method-assign]
+    Exchange.contribute = contributed  # type: ignore[method-assign]
     Averager._heard = ignored  # type: ignore[method-assign]
 
 

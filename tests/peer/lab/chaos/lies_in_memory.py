@@ -38,7 +38,7 @@ QUIET_S, LIE_S = 40.0, 160.0
 REPLACED = (
     *((FragmentWork, name) for name in ("_enter", "_offer", "_do")),
     *((Averager, name) for name in ("state", "replay", "_heard")),
-    *((Reducing, name) for name in ("reduce", "_merge_chunks", "_merge", "_give_merged")),
+    *((Reducing, name) for name in ("_merge_chunks", "_merge", "_give_merged")),
     *((Exchange, "contribute"), (Auditing, "_uploads_of")),
 )
 """The parts of an agent that ``lie_by`` replaces."""
