@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from averaging.audit.strikes import LIMIT
-from peer.lab.chaos.judging.evidence import Blame, Evidence, LieTold, PeerEvidence
+from peer.lab.chaos.judging.evidence import Blame, Evidence, LieTold, PeerEvidence, Sample
 from peer.lab.chaos.judging.learning import judge_loss
 from peer.lab.chaos.judging.liars import (
     CONVICTED,
@@ -19,6 +19,7 @@ from peer.lab.chaos.judging.liars import (
     judge_liars,
 )
 from peer.lab.chaos.judging.lies import ACTS, LAST_ACT, PROVABLE, Act, Lie, acts, liars_of
+from peer.lab.chaos.judging.resources import judge_flat
 from peer.lab.chaos.judging.verdict import Promise, Verdict
 from tests.peer.lab.chaos.stories import IDS, NAMES, evidence, life, loss_curve, peer
 
@@ -149,6 +150,19 @@ def test_beside_liars_the_loss_is_compared_at_as_many_tokens_of_honest_peers() -
     slow = tuple(replace(p, honest_tokens=0.5 * p.honest_tokens) for p in curve(last=3.0))
     given = replace(beside_a_liar(Lie.POISON), held_out=slow)
     assert judge_loss(given, evidence(held_out=curve())).kept is True, "3.5 there as well"
+
+
+def test_memory_is_judged_beside_liars_once_proofs_and_kept_uploads_have_had_their_time() -> None:
+    for seconds, kept in ((500, None), (700, False)):
+        samples = tuple(
+            Sample(at_s=float(s), pid=1, role="agent", descriptors=9, memory_bytes=100_000 * s)
+            for s in range(0, seconds, 5)
+        )
+        given = beside_a_liar(Lie.POISON)
+        anna = replace(given.peers[0], samples=samples)
+        assert judge_flat(replace(given, peers=(anna, *given.peers[1:])), None).kept is kept
+        honest = evidence(anna, peer("boris"))
+        assert judge_flat(honest, None).kept is False, "without liars five minutes are enough"
 
 
 def test_acts_follow_on_each_other_and_end_with_what_can_be_proved() -> None:
