@@ -875,7 +875,9 @@ class Participation:
         for index, digest in enumerate(self.digests):
             if digest is None:
                 reducer = self.reducers[index]
-                if reducer != self._id.me and not self._peers.is_down(reducer, now):
+                # Slice 0 brings the maps of all lineages, and its reducer may have got a bad one.
+                could = self.commit.kind == "merge" or index > 0
+                if could and reducer != self._id.me and not self._peers.is_down(reducer, now):
                     reason = f"it has not sent slice {index}, which it merged"
                     self._note("withheld", peer=reducer, reason=reason)
                 self._send_to_coordinator(messages.Missing(self.commit.fragment, self.id, index))

@@ -81,6 +81,18 @@ def test_a_seed_that_failed_once_fails_no_more(seed: int) -> None:
     besieged(seed)
 
 
+STANDS_STILL = {
+    689: "beside invented marks in groups of four with probation, too few that count for some peers "
+    "have signed the versions that others stand on: no version for 600 s, and two are left behind",
+}
+
+
+@pytest.mark.xfail(strict=True, raises=Broken, reason="the swarm recovers too late")
+@pytest.mark.parametrize("seed", STANDS_STILL)
+def test_a_seed_that_still_fails(seed: int) -> None:
+    besieged(seed)
+
+
 def test_groups_that_silent_members_brought_to_a_standstill_go_on_without_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

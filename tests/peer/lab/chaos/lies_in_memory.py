@@ -150,11 +150,12 @@ def _seen(made: Swarm, honest: list[Peer], script: Script, began: float) -> Seen
         until = sum(first < at <= max(filter(None, bans)) for at, _ in rounds.values())
     blames = Counter(
         f"{name}.{fields.get('kind', '')}".rstrip(".")
-        for peer in honest
+        for peer in made.peers
         for at, name, fields in peer.events
         if name in ("refused", "audit_refused", "proof_refused", "struck")
         and at > began
         and fields["peer"] in script.liars
+        and peer.id not in script.liars
     )
     wronged = Counter(
         f"{name} {fields['peer']}"
