@@ -4,6 +4,10 @@ A peer that does not hand out the uploads that it must still have may hide a lie
 in between. So each such case counts a little, at the peer that saw it and at no other, and is
 forgotten with time. A peer with too many is not trusted with power here until they have faded; it
 may still contribute.
+
+A merged slice that does not come, or an own upload that one reducer alone has not got, is often a
+slow line or a machine that sleeps, which several rounds notice at once. That counts half, and once
+in a while: a peer that does it in every round is out after a minute, one that slept is not.
 """
 
 from __future__ import annotations
@@ -15,15 +19,20 @@ HALF_LIFE_S = 1800.0
 """A strike counts half as much after this time."""
 LIMIT = 3.0
 """Strikes with which a peer is out of favour."""
+DOUBTFUL = 0.5
+"""How much something counts that a slow line or a machine that sleeps may explain, ..."""
+DOUBTFUL_EVERY_S = 10.0
+"""... at most once in this time."""
 PEERS_MAX = 1024
 
 
 class Strikes:
     """The strikes of all peers at one of them. Times are on its own clock."""
 
-    __slots__ = ("_counted",)
+    __slots__ = ("_counted", "_doubted_at")
 
     def __init__(self) -> None:
+        self._doubted_at = BoundedMapping[PeerId, float](PEERS_MAX)
         self._counted = BoundedMapping[PeerId, tuple[float, float]](PEERS_MAX)
         """The count of each peer, and when that was."""
 
@@ -37,9 +46,17 @@ class Strikes:
         counted, at = self._counted[peer]
         return float(counted * 0.5 ** (max(0.0, now - at) / HALF_LIFE_S))
 
-    def add(self, peer: PeerId, now: float) -> float:
+    def add_doubtful(self, peer: PeerId, now: float) -> float | None:
+        """Add a part of one. Returns how many there are; ``None``: it does not count again."""
+        if now < self._doubted_at.get(peer, now - DOUBTFUL_EVERY_S) + DOUBTFUL_EVERY_S:
+            return None
+        self._doubted_at.pop(peer, None)
+        self._doubted_at[peer] = now
+        return self.add(peer, now, DOUBTFUL)
+
+    def add(self, peer: PeerId, now: float, weight: float = 1.0) -> float:
         """Add one. Returns how many there are."""
-        total = self.count(peer, now) + 1.0
+        total = self.count(peer, now) + weight
         self._counted.pop(peer, None)
         self._counted[peer] = total, now
         return total

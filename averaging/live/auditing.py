@@ -464,6 +464,20 @@ class Auditing:
             self.sees_claim(parts.encoded_commit, index, source, False)
             self.sees_claim(parts.encoded_commit, index, shown, False)
 
+    def doubt(self, peer: PeerId, reason: str, *, fragment: int) -> None:
+        """A peer has not done what it had promised; a slow line may be the reason."""
+        strikes = self.strikes.add_doubtful(peer, self._around.now())
+        if strikes is not None:
+            self._around.event(
+                "struck", peer=peer, reason=reason, fragment=fragment, strikes=strikes
+            )
+
+    def wrong_bits(self, peer: PeerId, reason: str, *, fragment: int) -> None:
+        """A peer serves other bits than others do for the same lineage: it lies, or has bad
+        hardware. It is no proof: nobody signs what it serves."""
+        strikes = self.strikes.add(peer, self._around.now())
+        self._around.event("struck", peer=peer, reason=reason, fragment=fragment, strikes=strikes)
+
     def _strike(self, peer: PeerId, reason: str, parts: Parts) -> None:
         strikes = self.strikes.add(peer, self._around.now())
         fragment = parts.commit.fragment

@@ -173,6 +173,7 @@ class Averager:
             host, terms.run, self.threads, self.settings.fetch, around.on_fetched
         )
         self.fetcher.line = self.transport.down
+        self.fetcher.on_wrong_bits = self._wrong_bits
         if around.addresses is not None:
             self.fetcher.addresses = around.addresses
         self._told_not_a_commit: set[PeerId] = set()
@@ -571,6 +572,9 @@ class Averager:
         self.stats.sent_bytes += sent
         self.stats.received_bytes += received
         self.stats.audit_bytes += sent + received
+
+    def _wrong_bits(self, peer: PeerId, fragment: int, reason: str) -> None:
+        self.audits.wrong_bits(peer, reason, fragment=fragment)
 
     def convict(self, guilty: Guilty, proof: Proof) -> None:
         """A peer is proved to have lied: what it says counts no more, and it is as good as gone."""

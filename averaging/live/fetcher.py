@@ -331,6 +331,8 @@ class Fetcher:
     threads: Threads
     settings: FetchSettings = field(default_factory=FetchSettings)
     on_progress: Callable[[FetchProgress], None] = lambda progress: None
+    on_wrong_bits: Callable[[PeerId, int, str], None] = lambda peer, fragment, reason: None
+    """Hears of a peer that serves other bits than it should, of a fragment."""
     addresses: Callable[[PeerId], Sequence[Multiaddr]] = lambda peer: ()
     """Addresses at which a peer says it can be dialled, if the network has forgotten it."""
     line: LineSpeed = field(default_factory=LineSpeed)
@@ -473,6 +475,7 @@ class Fetcher:
                     # Equal history and different bits: a bug, bad hardware, or a liar.
                     self.counters["digests_disagree"] += 1
                     reasons[peer] = "same lineage as the majority, other bits"
+                    self.on_wrong_bits(peer, fragment, "it serves other bits than most")
                     logger.warning(
                         "digests_disagree fragment=%d version=%d peer=%s",
                         fragment,
@@ -591,6 +594,8 @@ class Fetcher:
                         wrong = await self.threads.run(partial.place, index, frame)
                         if wrong is not None:
                             self.counters["pieces_refused"] += 1
+                            fragment = partial.manifest.fragment
+                            self.on_wrong_bits(source.peer, fragment, wrong)
                             raise BadMessage(wrong)
                         partial.verified += 1
                         source.waiting[0].remove(index)
@@ -625,6 +630,8 @@ class Fetcher:
                 return await self._replay(fragment, sizes, source, standing, target)
         except (*_SOURCE_ERRORS, LineageBroken, BadPayload) as error:
             self.counters["replays_failed"] += 1
+            if isinstance(error, BadPayload):
+                self.on_wrong_bits(source, fragment, str(error))
             raise FetchFailed(fragment, {source: str(error)}) from error
         except TimeoutError:
             raise FetchFailed(fragment, {source: f"not done within {timeout_s:g} s"}) from None

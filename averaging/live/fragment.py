@@ -328,6 +328,9 @@ class FragmentWork:
             peer, reason = PeerId(str(note.fields["peer"])), str(note.fields["reason"])
             if peer != self.averager.life.peer:
                 self.averager.blame(peer, kind, reason, fragment=self.index)
+        if note.event == "withheld":
+            peer, reason = PeerId(str(note.fields["peer"])), str(note.fields["reason"])
+            self.averager.audits.doubt(peer, reason, fragment=self.index)
         if note.event == "upload_outlying":
             self._left_out(note.fields)
         self.event(note.event, **note.fields)

@@ -441,9 +441,11 @@ class Participation:
         match message:
             case messages.Report():
                 if self.lead is not None:
+                    before = self.lead.phase
                     self.lead.reported(
                         sender, message.slice, message.complete, message.refused, now
                     )
+                    self._who_left_me_out(self.lead, before, now)
                     self._send_outcome(sender)
             case messages.Declined():
                 self._declined(sender, message.reason, now, absent=message.absent)
@@ -482,6 +484,22 @@ class Participation:
             case _:
                 return False
         return True
+
+    def _who_left_me_out(self, lead: Coordinator, before: Phase, now: float) -> None:
+        """Note the reducers that reported without the own upload, which they were sent.
+
+        A reducer may leave out whom it likes, and then the seal does so too. Only the peer that is
+        left out knows that it sent its upload, so nobody else can blame the reducer. It holds it
+        against it, and names others to reduce when it leads.
+        """
+        if before is not Phase.GATHERING or lead.phase is not Phase.PROPOSING:
+            return
+        for index, complete in sorted(lead.complete.items()):
+            peer = self.reducers[index]
+            sent = self.entry in lead.expected and index not in self.tries
+            if sent and self.entry not in complete and not self._peers.is_down(peer, now):
+                reason = f"it has not got slice {index} of my upload, which I sent"
+                self._note("withheld", peer=peer, reason=reason)
 
     def _withdrawn(self, sender: PeerId, message: messages.Withdraw, now: float) -> None:
         """A member has withdrawn a join. If it is the one in the roster, the member declines."""
@@ -782,7 +800,9 @@ class Participation:
 
     def _tick(self, now: float) -> None:
         if self.lead is not None:
+            before = self.lead.phase
             self.lead.tick(now, i_finished=self.stage in (Stage.APPLYING, Stage.FINISHED))
+            self._who_left_me_out(self.lead, before, now)
         if self.stage in (Stage.UPLOADING, Stage.SEALED):
             for index in sorted(i for i, at in self._retry.items() if now >= at):
                 del self._retry[index]
@@ -807,6 +827,8 @@ class Participation:
         if self._shows_at is not None and now >= self._shows_at and not self.is_open:
             self._show_signatures()
         if now >= self.end_at and self.is_open and self.stage is not Stage.APPLYING:
+            if self.lead is not None:
+                self.lead.note_silent_voters(now)
             self._leave("the round's deadline has come", now)
 
     def _leave_if_alone(self, now: float) -> None:
@@ -852,6 +874,12 @@ class Participation:
         self._merged_at = now + self._policy.resend_s + self._policy.margin_s
         for index, digest in enumerate(self.digests):
             if digest is None:
+                reducer = self.reducers[index]
+                # Slice 0 brings the maps of all lineages, and its reducer may have got a bad one.
+                could = self.commit.kind == "merge" or index > 0
+                if could and reducer != self._id.me and not self._peers.is_down(reducer, now):
+                    reason = f"it has not sent slice {index}, which it merged"
+                    self._note("withheld", peer=reducer, reason=reason)
                 self._send_to_coordinator(messages.Missing(self.commit.fragment, self.id, index))
 
     def _take_over(self, now: float) -> None:

@@ -418,9 +418,12 @@ class Coordinator:
     def _deadline(self, now: float, *, i_finished: bool) -> None:
         if self.phase is Phase.PREPARING:
             self._note("ballot_without_majority", ballot=self.ballot, promises=len(self.promises))
+            self.note_silent_voters(now)
             self.phase = Phase.OVER
         elif self.phase is Phase.GATHERING:
             silent = [s for s in range(len(self.reducers)) if s not in self.complete]
+            for slice_index in silent:
+                self._note_withheld(self.reducers[slice_index], "its report as a reducer", now)
             if silent and all(self.reassigned.get(s, 0) < REASSIGNMENTS_MAX for s in silent):
                 self.deadline = now + self.commit.upload_s + self._policy.margin_s
                 for slice_index in silent:
@@ -437,6 +440,20 @@ class Coordinator:
                 self._send_forswear()
         elif self.phase is Phase.FORSWEARING:
             self.deadline = now + self.commit.upload_s
+
+    def note_silent_voters(self, now: float) -> None:
+        """Note the voters that have not answered a ballot which ends without a majority."""
+        if self.phase not in (Phase.PREPARING, Phase.PROPOSING):
+            return
+        preparing = self.phase is Phase.PREPARING
+        answered = set(self.promises) if preparing else set(self.accepted)
+        for index in self.commit.voters:
+            if index not in answered and index not in self.gone:
+                self._note_withheld(self.commit.members[index].peer, "its vote", now)
+
+    def _note_withheld(self, peer: PeerId, what: str, now: float) -> None:
+        if peer != owner_of(self.ballot, self.commit) and not self._is_down(peer, now):
+            self._note("withheld", peer=peer, reason=f"it has not sent {what}")
 
     def _resend(self, now: float) -> None:
         if self.phase is Phase.PREPARING:

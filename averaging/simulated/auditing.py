@@ -294,6 +294,10 @@ class NodeAudits:
         self._convict(proof, guilty)
         return True
 
+    def doubt(self, peer: PeerId) -> None:
+        """A peer has not done what it had promised; a slow line may be the reason."""
+        self.strikes.add_doubtful(peer, self._means.now())
+
     def _unproved(self, peer: PeerId) -> None:
         self.inconclusive += 1
         self.strikes.add(peer, self._means.now())

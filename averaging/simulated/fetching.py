@@ -15,6 +15,7 @@ from itertools import islice, takewhile
 from typing import Any, Protocol
 
 from averaging.errors import BadPayload, LineageBroken
+from averaging.history.lineage import bound
 from averaging.history.replay import ReplayEntry
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
@@ -215,6 +216,9 @@ class Fetching:
         self._consider()
 
     def _arrived(self, state: FragmentState, signatures: Signatures) -> None:
+        if bound(state.history, state.merged.digest()) != state.lineage:
+            self._fail()  # as a manifest is refused whose lineage does not bind its merged map
+            return
         self._state, self._signatures = state, signatures
         self._digests[self._source] = state.lineage, state.digest()
         self._consider()

@@ -413,6 +413,8 @@ class FragmentNode:
             case Silent(peer, since):
                 wires.heap.call_in(0.0, self.owner.silent, peer, since)
             case Note():
+                if effect.event == "withheld" and self.audits is not None:
+                    self.audits.doubt(PeerId(str(effect.fields["peer"])))
                 wires.watch.noted(self, effect)
             case TakeSnapshot():
                 if learner is None or not self.owner.wants_snapshot(self):

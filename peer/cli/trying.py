@@ -194,11 +194,19 @@ def chaos_run(
             metavar="[SCENARIO]...", help="kill, leader, seeds, ...; or all.", show_default=False
         ),
     ] = None,
-    peers: Annotated[int, Option(help="Number of learners.", min=2, max=32)] = 4,
+    peers: Annotated[
+        int | None,
+        Option(
+            help="Number of learners, without hostile ones. [default: 4; of liars: 7]",
+            min=2,
+            max=32,
+            show_default=False,
+        ),
+    ] = None,
     minutes: Annotated[
         float | None,
         Option(
-            help="Length of each scenario. [default: 2; of strangers: 60]",
+            help="Length of each scenario. [default: 2; of liars: 4; of strangers: 60]",
             min=0.4,
             show_default=False,
         ),
@@ -214,7 +222,7 @@ def chaos_run(
     """Inject faults into a swarm of real processes on a seeded schedule, and judge its promises.
 
     Exit status 1 if a promise is broken. Scenarios: kill, leader, seeds, freeze, slow, partition,
-    agent, disk, clock, poison, flood, strangers, churn (a random mixture), all.
+    agent, disk, clock, poison, flood, strangers, liars, churn (a random mixture), all.
 
     Example: shoal chaos run churn --peers 4 --minutes 2 --seed 7
     """

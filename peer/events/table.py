@@ -194,6 +194,7 @@ _REST_OF_A_ROUND = _rows(
             "round, peer, slice, reason",
             "left slice {slice} of {peer} out: {reason}",
         ),
+        "withheld": ("peer, reason", "waited in vain for {peer}: {reason}"),
         "took_slice": ("slice", "reduces slice {slice} in the place of a reducer that is gone"),
         "follows": ("ballot", "follows the leader of ballot {ballot}"),
         "ballot_started": ("ballot", "started ballot {ballot}"),
@@ -307,6 +308,12 @@ _ROUNDS = (
         "audit_refused",
         "fragment, peer, reason, strikes:float",
         "could not audit a merge, because of {peer}: {reason} (strikes: {strikes:.1f})",
+    ),
+    _row(
+        ROUND | Audience.NAMED,
+        "struck",
+        "fragment, peer, reason, strikes:float",
+        "counts this against {peer}: {reason} (strikes: {strikes:.1f})",
     ),
     _row(
         PEER | Audience.NAMED,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,17 @@ import numpy as np
 from averaging.history.state import FragmentState
 from peer.lab.chaos.composition import STEP_TOKENS
 from peer.lab.chaos.judging.evidence import (
+    Blame,
     Evidence,
     FaultDone,
     FinalFragment,
     HostileUpload,
+    LieTold,
     PeerEvidence,
     RoundReport,
 )
+from peer.lab.chaos.judging.liars import CONVICTED, STRIKE
+from peer.lab.chaos.judging.lies import Act, Lie
 from peer.lab.chaos.members import Learner
 from peer.lab.chaos.process_swarm import ProcessSwarm
 from peer.rules.ledger import Fate, Ledger
@@ -29,6 +33,9 @@ from peer.views.event_log import read_events
 BAD_UPLOAD = ("payload in ", "its norm is ")
 """How the reasons for a refused upload begin: in ``averaging.errors.BadPayload`` and in
 ``averaging.round.reducer``."""
+
+_BLAMES = {"convicted": CONVICTED, "audit_refused": STRIKE, "struck": STRIKE, "refused": None}
+"""Events that blame a peer, and their kinds; ``None``: the event names it."""
 
 SLACK_S = 1.0
 """Time within which a process notices that its clock has jumped."""
@@ -43,13 +50,14 @@ def collect(
     quiet_s: float,
     ended_s: float,
     others_share: float = 0.0,
+    acts: Iterable[Act] = (),
 ) -> Evidence:
     """The evidence of a swarm. To be called after ``swarm.end()``."""
     assert swarm.run is not None and swarm.leaks is not None, "call swarm.end() first"
     settings, rounds = swarm.settings, swarm.run.rounds
     uploads: list[HostileUpload] = []
     if swarm.mallory is not None:
-        for record in read_events(swarm.mallory.directory / "hostile.jsonl"):
+        for record in read_events(swarm.mallory.lies_path):
             uploads.append(HostileUpload(round=record["round"], kind=record["kind"]))
     return Evidence(
         scenario=scenario,
@@ -66,9 +74,23 @@ def collect(
         round_deadline_s=rounds.round_deadline_s,
         others_share=others_share,
         hostile_uploads=tuple(uploads),
+        acts=tuple(acts),
+        lies=tuple(sorted(_lies(swarm), key=lambda told: told.at_s)),
         bootstraps={each.name: tuple(each.samples) for each in swarm.bootstraps},
         leaks=swarm.leaks,
     )
+
+
+def _lies(swarm: ProcessSwarm) -> Iterator[LieTold]:
+    for liar in swarm.liars:
+        for record in read_events(liar.lies_path):
+            if record["what"] == "lied":
+                yield LieTold(
+                    at_s=record["at"] - swarm.workspace.began_at,
+                    liar=liar.name,
+                    lie=Lie(record["lie"]),
+                    round=record["round"],
+                )
 
 
 def _peer(swarm: ProcessSwarm, learner: Learner) -> PeerEvidence:
@@ -96,6 +118,25 @@ def _peer(swarm: ProcessSwarm, learner: Learner) -> PeerEvidence:
         agents_in_s=tuple(
             at_s for at_s, event in events if event["event"] == "phase" and event["name"] == "ready"
         ),
+        blames=tuple(
+            _blame(event, at_s=at_s) for at_s, event in events if event["event"] in _BLAMES
+        ),
+        counts_s=next(
+            (
+                record["at"] - swarm.workspace.began_at
+                for record in read_events(learner.lies_path)
+                if record.get("what") == "counts"
+            ),
+            None,
+        ),
+    )
+
+
+def _blame(event: Mapping[str, Any], *, at_s: float) -> Blame:
+    kind = _BLAMES[event["event"]] or event["kind"]
+    strikes = event.get("strikes", 0.0)
+    return Blame(
+        at_s=at_s, peer_id=event["peer"], kind=kind, reason=event["reason"], strikes=strikes
     )
 
 

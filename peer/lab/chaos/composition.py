@@ -50,6 +50,12 @@ class SwarmSettings:
     """The learners' clocks can be set, and are wrong from the start."""
     listed: bool = False
     """The run admits its learners alone."""
+    liars: int = 0
+    """Number of further learners, which lie when they are told to."""
+    late: bool = False
+    """The last learner is held back at the start."""
+    audit_rate: float | None = None
+    """``None``: the usual one."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.peers <= 32:
@@ -92,6 +98,13 @@ def run_file(
             heartbeat_s=min(2.0, settings.expiry_s / 3), expiry_s=settings.expiry_s
         ),
         evaluation=Evaluation(sequences=64),
-        policy=Policy(admission="listed", peers=list(listed)) if listed else Policy(),
+        policy=_policy(settings, listed),
         end=End(tokens="unlimited"),
     )
+
+
+def _policy(settings: SwarmSettings, listed: Sequence[PeerId]) -> Policy:
+    rate = Policy().audit_rate if settings.audit_rate is None else settings.audit_rate
+    if listed:
+        return Policy(admission="listed", peers=list(listed), audit_rate=rate)
+    return Policy(audit_rate=rate)

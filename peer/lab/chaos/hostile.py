@@ -1,8 +1,8 @@
-"""A hostile learner: it takes part in a run, but spoils its uploads.
+"""A hostile learner: it takes part in a run, but spoils its uploads, or lies on orders.
 
 ``python -m peer.lab.chaos.hostile join LINK ...`` is an ordinary learner whose agent is
-``peer.lab.chaos.hostile_agent``. It accepts the options of ``shoal join`` that
-``peer.lab.chaos.members`` passes.
+``peer.lab.chaos.hostile_agent`` or, with ``--orders``, ``peer.lab.chaos.lying_agent``. It accepts
+the options of ``shoal join`` that ``peer.lab.chaos.members`` passes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("join", choices=["join"])
     parser.add_argument("link")
-    for option in ("--directory", "--name", "--listen", "--announce"):
+    for option in ("--directory", "--name", "--listen", "--announce", "--orders"):
         parser.add_argument(option)
     parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=1)
@@ -31,6 +31,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--yes", action="store_true")
     given = parser.parse_args(arguments)
     directory = Path(given.directory)
+    agent = ["peer.lab.chaos.hostile_agent"]
+    if given.orders is not None:
+        agent = ["peer.lab.chaos.lying_agent", given.orders]
     found = find_run(given.link, ask_peers=ask_peers)
     own = JoinSettings(
         directory=directory,
@@ -39,10 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         listen=(given.listen,),
         announce=() if given.announce is None else (given.announce,),
         pace_s=given.pace,
-        agent_command=(
-            *(sys.executable, "-P", "-m", "peer.lab.chaos.hostile_agent"),
-            str(directory / "hostile.jsonl"),
-        ),
+        agent_command=(sys.executable, "-P", "-m", *agent, str(directory / "hostile.jsonl")),
     )
 
     def say(text: str) -> None:

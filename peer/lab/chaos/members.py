@@ -57,10 +57,14 @@ class CurrentLife:
 class Learner:
     """One learner over all its lives."""
 
-    def __init__(self, workspace: Workspace, index: int, *, hostile: bool = False) -> None:
+    def __init__(
+        self, workspace: Workspace, index: int, *, hostile: bool = False, lies: bool = False
+    ) -> None:
+        """``hostile``: it spoils its uploads. ``lies``: it lies when its orders say so."""
         self.index = index
-        self.hostile = hostile
-        self.name = "mallory" if hostile else f"peer-{index}"
+        self.hostile = hostile or lies
+        self._lies = lies
+        self.name = f"liar-{index}" if lies else "mallory" if hostile else f"peer-{index}"
         self.directory = workspace.directory / self.name
         """The folder of the peer, which holds nothing else."""
         self._clock_file = workspace.directory / f"{self.name}.clock"
@@ -95,6 +99,16 @@ class Learner:
     def events_path(self) -> Path:
         return self.directory / "events.jsonl"
 
+    @property
+    def orders_path(self) -> Path:
+        """The file that says how a liar lies now."""
+        return self._workspace.directory / f"{self.name}.orders"
+
+    @property
+    def lies_path(self) -> Path:
+        """The log of what a hostile learner did."""
+        return self.directory / "hostile.jsonl"
+
     def launch(self, command: Sequence[str]) -> None:
         """Begin a life. All lives use the same folder."""
         workspace = self._workspace
@@ -103,6 +117,7 @@ class Learner:
             *("--directory", str(self.directory), "--name", self.name),
             *self._listening(),
             *("--pace", str(workspace.settings.pace_s), "--threads", "1", "--json", "--yes"),
+            *(("--orders", str(self.orders_path)) if self._lies else ()),
         ]
         log = workspace.directory / f"{self.name}-life-{len(self.lives)}.out"
         process = spawn(

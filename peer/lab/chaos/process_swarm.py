@@ -42,6 +42,7 @@ class ProcessSwarm:
         self.bootstraps: list[Bootstrap] = []
         self.learners: list[Learner] = []
         self.mallory: Learner | None = None
+        self.liars: list[Learner] = []
         self.run: RunFile | None = None
         self.held_out: list[HeldOutPoint] = []
         self.leaks: Leaks | None = None
@@ -60,8 +61,8 @@ class ProcessSwarm:
 
     @property
     def everybody(self) -> list[Learner]:
-        """All learners, with the hostile one if there is one."""
-        return [*self.learners, *([self.mallory] if self.mallory else [])]
+        """All learners, with the hostile ones if there are any."""
+        return [*self.learners, *([self.mallory] if self.mallory else []), *self.liars]
 
     def compose(self, seeds: Sequence[str]) -> RunFile:
         """The run to join, from the addresses of the bootstrap peers."""
@@ -71,7 +72,10 @@ class ProcessSwarm:
     # --- start ----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start all processes and return when every learner trains. Raises ``ProcessFailed``."""
+        """Start all processes and return when every learner trains. Raises ``ProcessFailed``.
+
+        A learner that is held back is started by ``launch_late``.
+        """
         if self.workspace.proxies is not None:
             self.workspace.proxies.find_diallers(self._dialler)
         for index in range(self.settings.bootstraps):
@@ -82,6 +86,9 @@ class ProcessSwarm:
         self.learners = [Learner(self.workspace, index) for index in range(self.settings.peers)]
         if self.settings.hostile:
             self.mallory = Learner(self.workspace, 0, hostile=True)
+        self.liars = [
+            Learner(self.workspace, index, lies=True) for index in range(self.settings.liars)
+        ]
         self.run = self.compose([b.address for b in self.bootstraps])
         self.workspace.run_path.write_text(to_toml(self.run), encoding="utf-8")
         if self.settings.skewed:
@@ -89,10 +96,17 @@ class ProcessSwarm:
                 learner.set_clock(offset_s)
         # All at once: joining learners wait for the founder's state themselves.
         self.learners[0].launch(["start", str(self.workspace.run_path)])
-        for learner in self.everybody[1:]:
+        held_back = self.learners[-1] if self.settings.late else None
+        first = [learner for learner in self.everybody if learner is not held_back]
+        for learner in first[1:]:
             learner.come_back()
-        for learner in self.everybody:
+        for learner in first:
             self._wait_until_training(learner)
+
+    def launch_late(self) -> None:
+        """Start the learner that was held back, if there is one."""
+        if self.settings.late and not self.learners[-1].lives:
+            self.learners[-1].come_back()
 
     def _wait_for_address(self, bootstrap: Bootstrap) -> None:
         assert bootstrap.process is not None
@@ -163,9 +177,16 @@ class ProcessSwarm:
         if version in self._versions_measured:
             return
         self._versions_measured.add(version)
-        known = [x.life.reports[-1].global_tokens for x in self.learners if x.life.reports]
-        if known:
-            self.held_out.append(HeldOutPoint(at_s=self.now(), global_tokens=max(known), loss=loss))
+        last = [x.life.reports[-1] for x in self.learners if x.lives and x.life.reports]
+        if last:
+            self.held_out.append(
+                HeldOutPoint(
+                    at_s=self.now(),
+                    global_tokens=max(report.global_tokens for report in last),
+                    loss=loss,
+                    honest_tokens=sum(report.merged_tokens for report in last),
+                )
+            )
 
     def helper(
         self, module: str, arguments: Sequence[str], log: str

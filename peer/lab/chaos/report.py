@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,13 @@ def write(directory: Path, outcome: Outcome) -> Path:
     """Write the self-contained page ``chaos.html``; returns its path."""
     settings = outcome.settings
     path = directory / "chaos.html"
+    peers = "" if settings.peers is None else f" --peers {settings.peers}"
     length = "" if settings.minutes is None else f" --minutes {settings.minutes:g}"
     write_html(
         path,
         title="shoal chaos",
-        command=f"shoal chaos run {' '.join(each.scenario for each in outcome.judged)} --peers "
-        f"{settings.peers}{length} --seed {settings.seed}",
+        command=f"shoal chaos run {' '.join(each.scenario for each in outcome.judged)}"
+        f"{peers}{length} --seed {settings.seed}",
         sections=[_section(each) for each in outcome.judged],
     )
     return path
@@ -130,6 +131,7 @@ def text(record: Mapping[str, Any], page: Path) -> str:
             f"{name:10} {'BROKEN: ' + ', '.join(broken) if broken else 'kept':30} "
             f"goodput {share}, faults: {_counts(each['faults'])}"
         )
+        lines += _lies(each.get("lies", ()))
     total = record["tokens"]
     fates = ", ".join(
         f"{count_text(total[n])} {n}" for n in ("merged", "pending", "discarded") if n in total
@@ -137,6 +139,29 @@ def text(record: Mapping[str, Any], page: Path) -> str:
     lines.append(f"tokens: {count_text(total.get('processed', 0))} processed = {fates}")
     lines.append(f"timeline and logs: {page}")
     return "\n".join(lines)
+
+
+def _lies(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A table: each way to lie, who found it, after how many rounds, and what it cost."""
+    if not rows:
+        return []
+    cells = [("lie", "liars", "told", "lies until", "rounds until", "versions/min", "found by")]
+    for row in rows:
+        usual = row["usual_versions_per_minute"]
+        beside = "" if usual is None else f" of {usual:.0f}"
+        until = ["-" if row[name] is None else str(row[name]) for name in ("lies", "rounds")]
+        cells.append(
+            (
+                *(row["lie"], str(row["liars"]), str(row["told"]), *until),
+                f"{row['versions_per_minute']:.0f}{beside}",
+                row["found_by"],
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    ]
 
 
 def _counts(faults: Mapping[str, int]) -> str:

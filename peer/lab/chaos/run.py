@@ -8,7 +8,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,12 @@ import numpy as np
 from peer import signals
 from peer.lab.chaos.collect import collect
 from peer.lab.chaos.composition import SwarmSettings
+from peer.lab.chaos.director import Director
 from peer.lab.chaos.injection import FaultInjector
 from peer.lab.chaos.judging.evidence import Evidence
 from peer.lab.chaos.judging.learning import losses
+from peer.lab.chaos.judging.liars import found
+from peer.lab.chaos.judging.lies import acts, liars_of
 from peer.lab.chaos.judging.oracle import judge
 from peer.lab.chaos.judging.resources import step_times_s
 from peer.lab.chaos.judging.scenarios import Scenario
@@ -38,7 +41,8 @@ class ChaosSettings:
 
     scenarios: tuple[Scenario, ...]
     directory: Path
-    peers: int = 4
+    peers: int | None = None
+    """Number of honest learners. ``None``: the scenario's own."""
     minutes: float | None = None
     """Length of each scenario, from the moment when every learner is in the run. ``None``: the
     scenario's own."""
@@ -54,10 +58,12 @@ class ChaosSettings:
     def timing(self, scenario: Scenario) -> Timing:
         return Timing.of(60 * (scenario.minutes if self.minutes is None else self.minutes))
 
-    @property
-    def whole_min(self) -> int:
+    def learners(self, scenario: Scenario) -> int:
+        return scenario.peers if self.peers is None else self.peers
+
+    def whole_min(self, scenario: Scenario) -> int:
         """Number of learners that are never affected at the same time."""
-        return min(2, self.peers - 1)
+        return min(2, self.learners(scenario) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +74,8 @@ class Judged:
     evidence: Evidence
     verdicts: tuple[Verdict, ...]
     seconds: float
+    control: Evidence | None = None
+    """The same swarm without faults."""
 
     @property
     def kept(self) -> bool:
@@ -76,11 +84,10 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """All judged scenarios, and the evidence of the control."""
+    """All judged scenarios."""
 
     settings: ChaosSettings
     judged: tuple[Judged, ...]
-    control: Evidence | None
 
     @property
     def kept(self) -> bool:
@@ -100,13 +107,19 @@ class Watcher:
 
 
 def run_chaos(settings: ChaosSettings, watcher: Watcher) -> Outcome:
-    """Run the control, then every scenario. Raises ``ProcessFailed`` if a swarm does not start."""
-    control = None
-    if settings.control:
-        quiet = Scenario(name="control", text="no faults")
-        control = run_scenario(settings, quiet, (), watcher)
+    """Run every scenario, each after its control, which several of them may share.
+
+    Raises ``ProcessFailed`` if a swarm does not start.
+    """
+    controls: dict[str, Evidence] = {}
     judged = []
     for scenario in settings.scenarios:
+        control = None
+        if settings.control:
+            quiet = scenario.control
+            if quiet.name not in controls:
+                controls[quiet.name] = run_scenario(settings, quiet, (), watcher)
+            control = controls[quiet.name]
         began = time.monotonic()
         evidence = run_scenario(settings, scenario, schedule(settings, scenario), watcher)
         verdicts = judge(evidence, control)
@@ -116,12 +129,13 @@ def run_chaos(settings: ChaosSettings, watcher: Watcher) -> Outcome:
                 evidence=evidence,
                 verdicts=verdicts,
                 seconds=time.monotonic() - began,
+                control=control,
             )
         )
         for verdict in verdicts:
             word = {True: "kept", False: "BROKEN", None: "cannot tell"}[verdict.kept]
             watcher.say(f"{scenario.name}: {verdict.promise} {word}: {verdict.reason}")
-    return Outcome(settings=settings, judged=tuple(judged), control=control)
+    return Outcome(settings=settings, judged=tuple(judged))
 
 
 def schedule(settings: ChaosSettings, scenario: Scenario) -> tuple[Fault, ...]:
@@ -129,8 +143,8 @@ def schedule(settings: ChaosSettings, scenario: Scenario) -> tuple[Fault, ...]:
     return plan(
         scenario.kinds,
         settings.timing(scenario),
-        learners=settings.peers,
-        whole_min=settings.whole_min,
+        learners=settings.learners(scenario),
+        whole_min=settings.whole_min(scenario),
         rng=_rng(settings, scenario),
     )
 
@@ -145,13 +159,16 @@ def run_scenario(
     """Run one swarm from its start to its end."""
     timing = settings.timing(scenario)
     swarm_settings = SwarmSettings(
-        directory=settings.directory / scenario.name,
-        peers=settings.peers,
+        directory=settings.directory / scenario.name.replace(" ", "-"),
+        peers=settings.learners(scenario),
         pace_s=settings.pace_s,
         hostile=scenario.hostile,
         proxied=scenario.proxied,
         skewed=scenario.skewed,
         listed=scenario.listed,
+        liars=liars_of(settings.learners(scenario)) if scenario.lies else 0,
+        late=scenario.late,
+        audit_rate=scenario.audit_rate,
     )
     watcher.say(f"{scenario.name}: {scenario.text}")
     with signals.as_interrupts(), ProcessSwarm(swarm_settings) as swarm:
@@ -159,19 +176,28 @@ def run_scenario(
         ready_s = swarm.now()
         used_before_s = swarm.used_s()
         watcher.say(f"{scenario.name}: all learners are in the run after {ready_s:.0f} s")
+
+        def tell(text: str) -> None:
+            watcher.say(f"{swarm.now() - ready_s:6.1f} s  {text}")
+
         injector = FaultInjector(
             swarm,
             faults,
             began_s=ready_s,
             quiet_s=ready_s + timing.quiet_s,
-            whole_min=settings.whole_min,
-            tell=lambda text: watcher.say(f"{swarm.now() - ready_s:6.1f} s  {text}"),
+            whole_min=settings.whole_min(scenario),
+            tell=tell,
             rng=_rng(settings, scenario),
         )
+        planned = acts(timing.lead_in_s, timing.quiet_s) if scenario.late else ()
+        director = Director(swarm, planned, began_s=ready_s, tell=tell)
         turn_s = 0.0
-        quiet_s = ready_s + timing.quiet_s
-        while (now := swarm.now()) < quiet_s or now < ready_s + timing.total_s:
+        quiet_s, end_s = ready_s + timing.quiet_s, ready_s + timing.total_s
+        while (now := swarm.now()) < max(quiet_s, end_s):
             injector.turn()
+            director.turn()
+            if now >= quiet_s and not director.over:
+                quiet_s, end_s = now + LOOK_EVERY_S, now + timing.settle_s
             if now >= quiet_s and not injector.over:
                 injector.heal()
                 quiet_s = max(quiet_s, swarm.now())
@@ -192,6 +218,7 @@ def run_scenario(
             quiet_s=quiet_s,
             ended_s=ended_s,
             others_share=others_share,
+            acts=director.done if scenario.lies else (),
         )
 
 
@@ -218,9 +245,9 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         total.update(tokens(each.evidence))
     shares = [share for each in outcome.judged if (share := goodput(each.evidence)) is not None]
     compared = [
-        losses(each.evidence, outcome.control)
+        losses(each.evidence, each.control)
         for each in outcome.judged
-        if outcome.control is not None and each.evidence.held_out and outcome.control.held_out
+        if each.control is not None and each.evidence.held_out and each.control.held_out
     ]
     return {
         "ok": outcome.kept,
@@ -232,7 +259,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         if compared
         else _last_loss(outcome.judged),
         "control_loss": statistics.fmean(loss for _, loss in compared) if compared else None,
-        "scenarios": {each.scenario: _plain(each, outcome.control) for each in outcome.judged},
+        "scenarios": {each.scenario: _plain(each) for each in outcome.judged},
         "seed": outcome.settings.seed,
         "directory": str(outcome.settings.directory),
     }
@@ -243,8 +270,9 @@ def _last_loss(judged: Sequence[Judged]) -> float | None:
     return statistics.fmean(points) if points else None
 
 
-def _plain(judged: Judged, control: Evidence | None) -> Mapping[str, Any]:
-    evidence = judged.evidence
+def _plain(judged: Judged) -> Mapping[str, Any]:
+    evidence, control = judged.evidence, judged.control
+    lies = {"lies": [asdict(row) for row in found(evidence, control)]} if evidence.acts else {}
     times = step_times_s(evidence)
     quiet = step_times_s(control) if control is not None else []
     return {
@@ -260,6 +288,7 @@ def _plain(judged: Judged, control: Evidence | None) -> Mapping[str, Any]:
         "step_s": _quantiles(times),
         "control_step_s": _quantiles(quiet),
         "seconds": round(judged.seconds, 1),
+        **lies,
     }
 
 

@@ -1,4 +1,4 @@
-"""Members that lie in the arithmetic, or sign two different things, in whole swarms."""
+"""Members that lie in the arithmetic, sign two different things, or hide, in whole swarms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from averaging.messages import Message
 from averaging.simulated.node import Buffers, FragmentNode
 from averaging.simulated.wires import Part
 from dht.identity import PeerId
-from tests.averaging.simulated.liars import SwarmWithLiars, on_start
+from tests.averaging.simulated.liars import Behaviour, SwarmWithLiars, on_start
+from tests.averaging.simulated.strangers import Chatterers
 from tests.averaging.simulated.swarm import Node
 
 Lie = Callable[[SwarmWithLiars], None]
@@ -123,11 +124,18 @@ def withhold_uploads(swarm: SwarmWithLiars) -> None:
     on_start(swarm, lie)
 
 
+def _say(sender: PeerId, to: PeerId, message: Message) -> bool:
+    return True
+
+
 def propose_twice(swarm: SwarmWithLiars) -> None:
     """As coordinators they propose a seal without one contributor to every other voter."""
     count: Counter[PeerId] = Counter()
+    before = swarm.on_send or _say
 
     def tell(sender: PeerId, to: PeerId, message: Message) -> bool:
+        if not before(sender, to, message):
+            return False
         if not isinstance(message, said.Propose) or sender not in swarm.liars:
             return True
         count[sender] += 1
@@ -148,8 +156,11 @@ def propose_twice(swarm: SwarmWithLiars) -> None:
 def commit_twice(swarm: SwarmWithLiars) -> None:
     """As leaders they send every other member another commit under the same number."""
     count: Counter[PeerId] = Counter()
+    before = swarm.on_send or _say
 
     def tell(sender: PeerId, to: PeerId, message: Message) -> bool:
+        if not before(sender, to, message):
+            return False
         if not isinstance(message, said.Committed) or sender not in swarm.liars:
             return True
         count[sender] += 1
@@ -176,3 +187,15 @@ PROVABLE: tuple[Lie, ...] = (
     propose_twice,
     commit_twice,
 )
+
+
+def _beside_chatter(lie: Lie) -> Behaviour:
+    def behaves(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
+        lie(swarm)
+
+    behaves.__name__ = lie.__name__
+    return behaves
+
+
+BEHAVIOURS: tuple[Behaviour, ...] = tuple(map(_beside_chatter, (*PROVABLE, withhold_uploads)))
+"""The same for storms in which other members that lie chatter as well."""

@@ -321,6 +321,61 @@ def forge_slices(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
     on_start(swarm, lie)
 
 
+def censor(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
+    """As reducers they refuse the uploads of one honest peer, and as leaders its joins."""
+    victim = next(name for name in swarm.names if name not in swarm.liars)
+    overhear = swarm.on_send
+    assert overhear is not None
+
+    def lose(sender: PeerId, to: PeerId, message: Message) -> bool:
+        ignored = sender == victim and to in swarm.liars and isinstance(message, said.Join)
+        swarm.truth.coverage["ignored a join"] += ignored
+        return overhear(sender, to, message) and not ignored
+
+    swarm.on_send = lose
+
+    def lie(node: Node) -> None:
+        if node.name not in swarm.liars:
+            return
+        part, arrived = node.part, node.part._arrived
+
+        def refuses(
+            buffers: Buffers, index: int, entry: int, problem: str | None, *rest: Any
+        ) -> None:
+            if problem is None and buffers.commit.members[entry].peer == victim:
+                problem = "I do not like it"
+                buffers.traffic.left_out(index, entry, problem)
+                swarm.truth.coverage["refused an upload"] += 1
+            arrived(buffers, index, entry, problem, *rest)
+
+        part._arrived = refuses  # type: ignore[method-assign]
+
+    on_start(swarm, lie)
+
+
+def withhold_slices(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
+    """They merge and never answer."""
+
+    def answers(node: Node, round_id: bytes, index: int, to: PeerId) -> bool:
+        withheld = node.name in swarm.liars
+        swarm.truth.coverage["withheld a slice"] += withheld
+        return not withheld
+
+    swarm.answer_filter = answers
+
+
+def poison_slowly(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
+    """They train away from where the others want to go, by steps as large as theirs."""
+
+    def lie(node: Node) -> None:
+        if node.name in swarm.liars and node.learner is not None:
+            others = [swarm.goal(name) for name in swarm.names if name not in swarm.liars]
+            node.learner.goal = -np.mean(others, axis=0, dtype=np.float32)
+            swarm.truth.coverage["poisoned"] += 1
+
+    on_start(swarm, lie)
+
+
 def on_start(swarm: SwarmWithLiars, act: Callable[[Node], None]) -> None:
     before = swarm.on_start
 
@@ -342,4 +397,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     join_on_inventions,
     serve_forgeries,
     forge_slices,
+    censor,
+    withhold_slices,
+    poison_slowly,
 )

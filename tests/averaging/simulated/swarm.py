@@ -44,7 +44,7 @@ from averaging.rules.mixing import MixingPolicy
 from averaging.rules.orders import OrderBook, RoundOrders
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
-from averaging.rules.probation import ProbationPolicy
+from averaging.rules.probation import Probation, ProbationPolicy
 from averaging.rules.quorum import QuorumPolicy
 from averaging.rules.sites import site_pass
 from averaging.simulated.auditing import Means, NodeAudits
@@ -122,17 +122,19 @@ class Node:
             norm_ratio_max=swarm.wires.norm_ratio_max,
             book=self.book,
         )
+        self.audits = swarm.audits_of(self) if swarm.policy.audit_rate else None
+        struck = self.audits.strikes.is_out if self.audits else lambda peer, now: False
         machine = FragmentRounds(
             identity,
             Circumstances(plan.trains, reachable=not plan.dial_out_only),
             view=self.view,
             standing=Standing.of(state) if state is not None else None,
+            probation=Probation(swarm.policy.probation, struck=struck),
             now=self.now(),
         )
         if not swarm.young and plan.starts_at == 0.0 and incarnation == 1:
             machine.peers.started_at = self.now() - 1e6
         self.machine = machine
-        self.audits = swarm.audits_of(self) if swarm.policy.audit_rate else None
         self.part = FragmentNode(
             self,
             swarm.wires,

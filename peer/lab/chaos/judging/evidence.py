@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from peer.lab.chaos.judging.lies import Act, Lie
 from peer.lab.chaos.judging.schedule import FaultKind
 from peer.rules.ledger import Fate
 
@@ -100,6 +101,31 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """Something that a peer held against another one, as it logged it."""
+
+    at_s: float
+    peer_id: str
+    """The peer that is blamed."""
+    kind: str
+    """``convicted``, ``strike``, or the kind of what was refused."""
+    reason: str
+    strikes: float = 0.0
+    """Strikes of the other peer then, with this one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LieTold:
+    """A lie, as the liar's own process logged it."""
+
+    at_s: float
+    liar: str
+    lie: Lie
+    round: str = ""
+    """The round that it was about, if it was about one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerEvidence:
     """Everything known about one learner."""
 
@@ -117,6 +143,10 @@ class PeerEvidence:
     samples: tuple[Sample, ...] = ()
     agents_in_s: tuple[float, ...] = ()
     """When each of its agents entered the run."""
+    blames: tuple[Blame, ...] = ()
+    """Everything that it held against others, in the order of time."""
+    counts_s: float | None = None
+    """When a round first counted a liar as established."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +171,8 @@ class HeldOutPoint:
     at_s: float
     global_tokens: int
     loss: float
+    honest_tokens: float = 0.0
+    """Merged tokens of the honest learners: what liars claim is not in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +218,10 @@ class Evidence:
     """Share of the machine's processors, from ``ready_s`` to ``ended_s``, that processes outside
     of the experiment used."""
     hostile_uploads: tuple[HostileUpload, ...] = ()
+    acts: tuple[Act, ...] = ()
+    """When the liars lied, and how; the times are the observer's."""
+    lies: tuple[LieTold, ...] = ()
+    """All lies, in the order of time."""
     bootstraps: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
     """Resources of the bootstrap peers, by name."""
     leaks: Leaks = field(default_factory=Leaks)
@@ -193,6 +229,11 @@ class Evidence:
     @property
     def honest(self) -> tuple[PeerEvidence, ...]:
         return tuple(peer for peer in self.peers if not peer.hostile)
+
+    @property
+    def liars(self) -> tuple[PeerEvidence, ...]:
+        """The members that lie in some acts, in their order."""
+        return tuple(peer for peer in self.peers if peer.hostile) if self.acts else ()
 
     def finished_rounds(self) -> Iterator[tuple[PeerEvidence, RoundReport]]:
         """Every finished round of every honest peer."""

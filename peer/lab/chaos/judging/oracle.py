@@ -8,6 +8,7 @@ from __future__ import annotations
 from peer.lab.chaos.judging.evidence import Evidence
 from peer.lab.chaos.judging.history import judge_identical, judge_once
 from peer.lab.chaos.judging.learning import judge_loss
+from peer.lab.chaos.judging.liars import judge_liars
 from peer.lab.chaos.judging.progress import judge_bounded, judge_goes_on, judge_returns
 from peer.lab.chaos.judging.resources import judge_clean, judge_flat, judge_speed
 from peer.lab.chaos.judging.tokens import judge_ledger
@@ -27,6 +28,7 @@ def judge(evidence: Evidence, control: Evidence | None = None) -> tuple[Verdict,
         judge_returns(evidence),
         judge_loss(evidence, control),
         judge_hygiene(evidence),
+        judge_liars(evidence),
         judge_clean(evidence),
         judge_flat(evidence, control),
     )

@@ -28,6 +28,9 @@ STEPS_PER_SPAN_S = 2.0
 FLAT_AFTER_S = 300.0
 """Shorter processes are not judged: they have not reached their size yet."""
 
+FLAT_BESIDE_LIARS_AFTER_S = 600.0
+"""The same beside members that lie: proofs, and uploads kept for auditors, fill up for longer."""
+
 MEMORY_GROWTH_MAX_BYTES_S = 40e3
 
 DESCRIPTORS_GROWTH_MAX = 24
@@ -102,6 +105,7 @@ def judge_flat(evidence: Evidence, control: Evidence | None) -> Verdict:
     flooded = any(fault.kind is FaultKind.FLOOD for fault in evidence.faults)
     watched = [(peer, not flooded) for peer in evidence.honest]
     watched += [(peer, True) for peer in (control.honest if control is not None else ())]
+    after_s = FLAT_BESIDE_LIARS_AFTER_S if evidence.acts else FLAT_AFTER_S
     wrong: list[str] = []
     judged = 0
     steepest = 0.0
@@ -113,7 +117,7 @@ def judge_flat(evidence: Evidence, control: Evidence | None) -> Verdict:
             )
         for (_, role), samples in sorted(by_process.items()):
             begin_s, end_s = samples[0][0], samples[-1][0]
-            if end_s - begin_s < FLAT_AFTER_S:
+            if end_s - begin_s < after_s:
                 continue
             judged += 1
             middle = [x for x in samples if 0.4 <= (x[0] - begin_s) / (end_s - begin_s) < 0.6]
@@ -130,9 +134,7 @@ def judge_flat(evidence: Evidence, control: Evidence | None) -> Verdict:
             if more > DESCRIPTORS_GROWTH_MAX:
                 wrong.append(f"the {role} of {peer.name} has {more:.0f} more descriptors")
     if not judged:
-        return Verdict(
-            Promise.FLAT, None, f"no process lived for {FLAT_AFTER_S:.0f} s: run for longer"
-        )
+        return Verdict(Promise.FLAT, None, f"no process lived for {after_s:.0f} s: run for longer")
     return verdict_of(
         Promise.FLAT, wrong, f"{judged} processes, the steepest grows {steepest / 1e3:.1f} kB/s"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from peer.lab.chaos.judging.schedule import FaultKind
 
@@ -24,8 +24,23 @@ class Scenario:
     """The learners' clocks can be set, and are wrong from the start."""
     listed: bool = False
     """The run admits its learners alone, so that nobody else can be a member."""
+    peers: int = 4
+    """Usual number of learners, without hostile ones."""
+    lies: bool = False
+    """Some more members take part, which lie (``peer.lab.chaos.judging.lies``)."""
+    late: bool = False
+    """The last learner joins late, and asks the others for the state."""
+    audit_rate: float | None = None
+    """Chance that a piece of a merge is audited; ``None``: the usual one."""
     minutes: float = 2.0
     """Usual length."""
+
+    @property
+    def control(self) -> Scenario:
+        """A swarm to compare with, without faults: the same one for all with the same name."""
+        if self.lies:
+            return replace(self, name=f"control of {self.name}", text="nobody lies", lies=False)
+        return Scenario("control", "no faults")
 
 
 SCENARIOS: Mapping[str, Scenario] = {
@@ -90,6 +105,17 @@ SCENARIOS: Mapping[str, Scenario] = {
             {FaultKind.CROWD: 1.0},
             listed=True,
             minutes=60.0,
+        ),
+        Scenario(
+            "liars",
+            "three in ten members lie in every way, once they are established",
+            lies=True,
+            late=True,
+            # A fragment of the small model is one slice, of one piece, which one member of ten
+            # merges: each tells a false merge in one round of ten.
+            audit_rate=0.5,
+            peers=7,
+            minutes=4.0,
         ),
         Scenario(
             "churn",

@@ -30,6 +30,8 @@ class Promise(StrEnum):
     """The loss has no spike when a peer joins, and ends as low as without faults."""
     HYGIENE = "hygiene"
     """Uploads that are not finite or outlying are never merged; no other upload is refused."""
+    LIARS = "liars"
+    """Members that can be proved to lie are soon banned by all, and no honest peer ever is."""
     CLEAN = "clean"
     """No process, file or shared memory is left behind."""
     FLAT = "flat"

@@ -27,8 +27,14 @@ def outcome(directory: Path, *, broken: bool = False) -> Outcome:
         hurt = evidence(peer("anna", processed_tokens=1), peer("boris"))
     settings = ChaosSettings(scenarios=chosen(("kill",)), directory=directory, minutes=2.0)
     control = evidence()
-    judged = Judged(scenario="kill", evidence=hurt, verdicts=judge(hurt, control), seconds=100.0)
-    return Outcome(settings=settings, judged=(judged,), control=control)
+    judged = Judged(
+        scenario="kill",
+        evidence=hurt,
+        verdicts=judge(hurt, control),
+        seconds=100.0,
+        control=control,
+    )
+    return Outcome(settings=settings, judged=(judged,))
 
 
 def test_the_json_record_has_promises_faults_tokens_and_losses(

@@ -1,0 +1,56 @@
+"""Strikes: what counts how much, and how it fades."""
+
+from __future__ import annotations
+
+import pytest
+
+from averaging.audit.strikes import (
+    DOUBTFUL,
+    DOUBTFUL_EVERY_S,
+    HALF_LIFE_S,
+    LIMIT,
+    PEERS_MAX,
+    Strikes,
+)
+from dht.identity import PeerId
+
+ANNA, BORIS = PeerId("anna"), PeerId("boris")
+
+
+def test_a_peer_is_out_with_three_strikes_and_back_when_they_have_faded() -> None:
+    strikes = Strikes()
+    assert [strikes.add(ANNA, 0.0) for _ in range(3)] == [1.0, 2.0, 3.0]
+    assert strikes.is_out(ANNA, 0.0) and not strikes.is_out(BORIS, 0.0)
+    assert not strikes.is_out(ANNA, 1.0)
+    assert strikes.count(ANNA, HALF_LIFE_S) == pytest.approx(LIMIT / 2)
+
+
+def test_what_a_slow_line_may_explain_counts_half_and_once_in_a_while() -> None:
+    strikes = Strikes()
+    assert strikes.add_doubtful(ANNA, 0.0) == DOUBTFUL
+    assert strikes.add_doubtful(ANNA, DOUBTFUL_EVERY_S - 0.1) is None
+    assert strikes.add_doubtful(BORIS, 1.0) == DOUBTFUL
+    assert strikes.add_doubtful(ANNA, DOUBTFUL_EVERY_S) == pytest.approx(1.0, rel=0.01)
+
+
+def test_one_sleep_puts_nobody_out_and_silence_for_two_minutes_does() -> None:
+    strikes = Strikes()
+    for at_s in range(10):  # four fragments notice the same sleep, one after the other
+        strikes.add_doubtful(ANNA, float(at_s))
+    assert strikes.count(ANNA, 10.0) < 1.0
+    out_s = next(at_s for at_s in range(600) if _silent_until(at_s).is_out(BORIS, float(at_s)))
+    assert 50 < out_s < 120
+
+
+def _silent_until(end_s: int) -> Strikes:
+    strikes = Strikes()
+    for at_s in range(end_s + 1):
+        strikes.add_doubtful(BORIS, float(at_s))
+    return strikes
+
+
+def test_the_peers_remembered_are_bounded() -> None:
+    strikes = Strikes()
+    for number in range(PEERS_MAX + 10):
+        strikes.add_doubtful(PeerId(f"p{number}"), 0.0)
+    assert len(strikes._counted) == len(strikes._doubted_at) == PEERS_MAX

@@ -1,0 +1,160 @@
+"""Who withholds what a round waits for is named by those who waited, and nobody else is."""
+
+from __future__ import annotations
+
+import pytest
+
+from averaging import messages as said
+from averaging.messages import Commit
+from averaging.round.effects import Effect, Enter, Note
+from averaging.round.identity import Identity
+from averaging.round.inputs import (
+    Due,
+    LinkLost,
+    Offered,
+    Received,
+    SliceMerged,
+    Tick,
+    UploadArrived,
+    UploadFailed,
+)
+from averaging.round.machine import FragmentRounds
+from averaging.round.paxos import Coordinator, ballot_of
+from averaging.round.reducer import Length
+from averaging.round.signed_commit import SignedCommit
+from averaging.round.transitions import Changes
+from dht.identity import PeerId
+from tests.averaging.round.machines import (
+    ME,
+    POLICY,
+    asks,
+    identity,
+    leading,
+    of,
+    offer,
+    sign,
+    standing,
+)
+
+BEGAN = 2.0
+
+
+def entered() -> tuple[FragmentRounds, Enter]:
+    """A round of three that this peer leads; each reduces a slice."""
+    rounds = leading()
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(standing("start"))), 1.0)
+    effects: list[Effect] = []
+    for peer in sorted(rounds.peers.view):
+        effects = rounds.handle(asks(peer, standing("start")), BEGAN)
+    (enter,) = of(effects, Enter)
+    assert isinstance(enter, Enter) and len(enter.commit.reducers) == 3
+    return rounds, enter
+
+
+def blamed(effects: list[Effect]) -> dict[PeerId, str]:
+    return {
+        PeerId(str(note.fields["peer"])): str(note.fields["reason"])
+        for note in effects
+        if isinstance(note, Note) and note.event == "withheld"
+    }
+
+
+def reports(
+    rounds: FragmentRounds, enter: Enter, without: dict[PeerId, tuple[int, ...]]
+) -> list[Effect]:
+    """All have uploaded; reducers report that, except for the uploads of these members."""
+    effects: list[Effect] = []
+    commit = enter.commit
+    everybody = range(len(commit.members))
+    for index, reducer in enumerate(commit.reducers):
+        if reducer == ME:
+            for entry in commit.members:
+                arrived = UploadArrived(enter.round, index, entry.peer, None, Length(1.0))
+                effects += rounds.handle(arrived, BEGAN)
+            continue
+        missing = without.get(reducer, ())
+        complete = tuple(i for i in everybody if i not in missing)
+        refused = tuple((i, "I do not like it") for i in missing)
+        report = said.Report(0, enter.round, index, complete, refused)
+        effects += rounds.handle(Received(reducer, report), BEGAN)
+    return effects
+
+
+def test_a_leader_names_the_reducer_that_leaves_the_leaders_own_upload_out() -> None:
+    rounds, enter = entered()
+    liar = next(peer for peer in enter.commit.reducers if peer != ME)
+    found = blamed(reports(rounds, enter, {liar: (enter.commit.index(ME) or 0,)}))
+    assert list(found) == [liar] and "of my upload, which I sent" in found[liar]
+
+
+def test_nobody_is_named_for_the_uploads_of_others_nor_for_one_that_was_not_sent() -> None:
+    rounds, enter = entered()
+    first, second = (peer for peer in enter.commit.reducers if peer != ME)
+    assert not blamed(reports(rounds, enter, {first: (enter.commit.index(second) or 0,)}))
+    rounds, enter = entered()
+    first = next(peer for peer in enter.commit.reducers if peer != ME)
+    failed = UploadFailed(enter.round, enter.commit.reducers.index(first), "the stream broke")
+    rounds.handle(failed, BEGAN)
+    assert not blamed(reports(rounds, enter, {first: (enter.commit.index(ME) or 0,)}))
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_reducer_that_sends_no_merged_slice_is_named_unless_it_is_gone(is_gone: bool) -> None:
+    rounds, enter = entered()
+    effects = reports(rounds, enter, {})
+    mine, first, second = sorted(
+        range(3), key=lambda index: (enter.commit.reducers[index] != ME, index)
+    )
+    sends, keeps = (enter.commit.reducers[index] for index in (first, second))
+    for peer in (ME, sends, keeps):
+        vote = said.vote(enter.round, 0, (0, 1, 2))
+        accepted = said.Accepted(0, enter.round, 0, sign(peer, vote))
+        effects += rounds.handle(Received(peer, accepted), BEGAN)
+    rounds.handle(SliceMerged(enter.round, mine, bytes(32)), BEGAN)
+    part = rounds.rounds[enter.round]
+    assert part.seal == (0, 1, 2)
+    part.digests[first] = bytes(32)
+    late = BEGAN + enter.commit.upload_s + POLICY.margin_s
+    if is_gone:
+        rounds.handle(LinkLost(keeps), BEGAN)
+    assert not blamed(rounds.handle(Tick(), late - 0.1))
+    found = blamed(rounds.handle(Tick(), late + 0.1))
+    assert set(found) == (set() if is_gone else {keeps})
+
+
+def test_voters_that_let_a_ballot_end_without_a_majority_are_named() -> None:
+    _, enter = entered()
+    commit = enter.commit
+    changes: Changes = []
+    me = identity(commit.members[1].peer)
+    coordinator = _coordinator(commit, me, changes, is_down=set())
+    coordinator.tick(2 * POLICY.margin_s - 0.1, i_finished=False)
+    assert not blamed(_effects(changes))
+    coordinator.tick(2 * POLICY.margin_s, i_finished=False)
+    silent = {entry.peer for entry in commit.members} - {commit.members[1].peer}
+    assert set(blamed(_effects(changes))) == silent
+    changes.clear()
+    down = commit.members[0].peer
+    coordinator = _coordinator(commit, me, changes, is_down={down})
+    coordinator.tick(2 * POLICY.margin_s, i_finished=False)
+    assert set(blamed(_effects(changes))) == silent - {down}
+
+
+def _coordinator(
+    commit: Commit, me: Identity, changes: Changes, *, is_down: set[PeerId]
+) -> Coordinator:
+    return Coordinator(
+        SignedCommit(bytes(32), commit, b"", b""),
+        ballot_of(1, voters=3, above=0),
+        list(commit.reducers),
+        POLICY,
+        is_down=lambda peer, now: peer in is_down,
+        keys=me,
+        changes=changes,
+        now=0.0,
+    )
+
+
+def _effects(changes: Changes) -> list[Effect]:
+    return [change for change in changes if isinstance(change, Note)]
