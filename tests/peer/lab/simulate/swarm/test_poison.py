@@ -79,7 +79,12 @@ def test_long_poison_within_the_bound_ruins_a_mean_and_not_a_clipped_one() -> No
 
 
 def test_an_upload_beyond_the_norm_bound_is_left_out() -> None:
-    settings = {"peers__liars": 0.3, "peers__poison": "drift", "peers__poison_length": 2000.0}
+    settings: dict[str, Any] = {
+        "peers__liars": 0.3,
+        "peers__poison": "drift",
+        "peers__poison_length": 2000.0,
+    }
+    settings["end__cycles"] = 5.0
     bounded = run(experiment(**settings), 1)
     free = run(experiment(**settings, rounds__norm_max_ratio=None), 1)
     assert free.final.loss > 1e3 * bounded.final.loss
