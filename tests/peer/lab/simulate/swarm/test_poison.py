@@ -84,8 +84,7 @@ def test_an_upload_beyond_the_norm_bound_is_left_out() -> None:
         "peers__poison": "drift",
         "peers__poison_length": 2000.0,
     }
-    settings["end__cycles"] = 5.0
     bounded = run(experiment(**settings), 1)
     free = run(experiment(**settings, rounds__norm_max_ratio=None), 1)
     assert free.final.loss > 1e3 * bounded.final.loss
-    assert bounded.rounds[-1].contributors < 10  # once it is known what is usual
+    assert bounded.notes.get("upload_outlying", 0) > free.notes.get("upload_outlying", 0) == 0
