@@ -127,6 +127,7 @@ class Lifecycle:
             verify=lambda peer, data, signature: _signature(peer, data) == signature,
             founder=slot.number == 0,
             site=slot.seen.site,
+            norm_ratio_max=env.wires.norm_ratio_max,
         )
         machine = FragmentRounds(
             identity,
