@@ -118,6 +118,7 @@ class Averager:
         self._take_directive = around.take_directive
         self._on_event = around.on_event
         self.begins_from = around.begins_from
+        self.gate = around.gate
         self.draw_bits = around.draw_bits
         self._run_id = terms.run
         self.topic = topic_of(terms.run, terms.layout, around.rollback)
