@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -110,7 +110,7 @@ class LossGate:
         refusals: Refusals | None = None,
         attested: Callable[[int], Attested | None] = lambda fragment: None,
         keep: Callable[[Refusals], Awaitable[None]] | None = None,
-        on_event: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
+        on_event: Callable[[str, Mapping[str, Any]], None] = lambda event, fields: None,
     ) -> None:
         """``measure()``: the learner's held-out loss now; ``None``: it cannot tell. ``holds``: true
         if the learner has adopted the newest state of a fragment. ``attested``: the state of a
@@ -122,7 +122,7 @@ class LossGate:
         self._holds = holds
         self._attested = attested
         self._keep = keep
-        self._event = on_event
+        self._on_event = on_event
         self._jumps: dict[int, _Jump] = {}
         self._before = math.nan
         self._began_at = self._last_at = 0.0
@@ -132,6 +132,9 @@ class LossGate:
 
     def __repr__(self) -> str:
         return f"LossGate({self.refusals!r}, jumped={sorted(self._jumps)})"
+
+    def event(self, event: str, **fields: Any) -> None:
+        self._on_event(event, fields)
 
     # JumpGate
 
@@ -207,11 +210,11 @@ class LossGate:
                 await self._undo(averager, jumps, told)
             case GivesWay():
                 self.refusals.kept()
-                self._event("jump_allowed", told)
+                self.event("jump_allowed", **told)
                 await self._write()
             case _:
                 self.refusals.kept()
-                self._event("jump_measured", told)
+                self.event("jump_measured", **told)
 
     def _is_attested(self, fragment: int, jump: _Jump) -> bool:
         attested = self._attested(fragment)
@@ -222,7 +225,7 @@ class LossGate:
         # First of all, or the fragments would be back there before the last one is undone.
         self.refusals.refuse(links)
         back = [jump.before for _, jump in sorted(jumps.items())]
-        self._event("jump_refused", {**told, "back_to": [state.version for state in back]})
+        self.event("jump_refused", **told, back_to=[state.version for state in back])
         await self._write()
         await averager.replace_states(back, reason=REFUSED)
         for fragment in jumps:

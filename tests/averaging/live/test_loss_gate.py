@@ -75,7 +75,7 @@ async def gated(made: Swarm, *, replays: bool = False) -> Gated:
         SETTINGS,
         measure=measure,
         holds=lambda fragment: True,
-        on_event=lambda name, fields: events.append((name, fields)),
+        on_event=lambda name, fields: events.append((name, dict(fields))),
     )
     anna = await made.add("anna", gate=gate, settings=settings)
     others = [await made.add(name, settings=settings) for name in ("boris", "clara", "dora")]
@@ -187,7 +187,7 @@ class Still:
         given: dict[str, Any] = {"measure": measure, "holds": lambda fragment: True, "keep": keep}
         made = LossGate(
             SETTINGS,
-            on_event=lambda name, fields: self.events.append((name, fields)),
+            on_event=lambda name, fields: self.events.append((name, dict(fields))),
             **{**given, **changes},
         )
         self._judging = asyncio.ensure_future(made.run(self))
