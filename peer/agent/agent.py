@@ -156,7 +156,7 @@ class Agent(Delegate):
         )
         self._trainer = IdleTrainer(self.local, memory, line)
         self._rest = OwnersRest(self.local)
-        self._loss = TrainersLoss(self.local, line)
+        self._loss = TrainersLoss(line, is_ready=lambda: self.local.phase == "ready")
         self._fetched: dict[int, float] = {}
         """The fetched part of each fragment's state."""
         self._facts_wanted = asyncio.Event()

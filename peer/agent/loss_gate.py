@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from averaging.live.loss_gate import GateSettings, LossGate
 from averaging.rules.loss_gate import Refusals
@@ -20,9 +21,10 @@ logger = logging.getLogger(__name__)
 class TrainersLoss:
     """The held-out loss of the trainer's parameters, measured on request."""
 
-    def __init__(self, local: LocalPeer, line: TrainerLine) -> None:
-        self._local = local
+    def __init__(self, line: TrainerLine, *, is_ready: Callable[[], bool]) -> None:
+        """``is_ready()``: true while the trainer trains in the run."""
         self._line = line
+        self._is_ready = is_ready
         self._asked = 0
         self._answer: asyncio.Future[float | None] | None = None
 
@@ -34,7 +36,7 @@ class TrainersLoss:
 
         A trainer that is not in the run yet has no parameters that a loss could be compared with.
         """
-        if self._local.phase != "ready":
+        if not self._is_ready():
             return None
         self._asked += 1
         self._answer = asyncio.get_running_loop().create_future()
