@@ -76,7 +76,7 @@ class GateSettings:
 
     rise_max: float
     """Largest rise of the loss, as a share of the loss before."""
-    measure_s: float = 30.0
+    measure_s: float = 60.0
     """Time that measuring the loss may take."""
     quiet_s: float = 5.0
     """Time without another jump after which the loss is measured again, ..."""

@@ -155,6 +155,32 @@ def test_a_jump_that_raises_the_loss_is_undone_and_not_taken_again(replays: bool
     run(main())
 
 
+def test_an_unusually_long_merge_is_a_jump_also_for_a_member_of_its_round() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made, asyncio.TaskGroup() as tasks:
+            case = await gated(made)
+            judging = tasks.create_task(case.gate.run(case.anna.averager))
+            await made.live(45.0)
+            assert not case.measured  # usual steps cost nothing
+            case.poison(FAR[True])
+            while not case.told("jump_refused"):
+                await made.live(5.0)
+            assert not case.anna.told("state_adopted")  # it was in all of these rounds
+            [refused] = case.told("jump_refused")
+            assert all(
+                back < version
+                for back, version in zip(refused["back_to"], refused["versions"], strict=True)
+            )
+            await made.live(5.0)
+            for fragment in refused["fragments"]:
+                state = case.anna.averager.states[fragment]
+                assert state is not None and state.version in refused["back_to"]
+            made.check()
+            judging.cancel()
+
+    run(main())
+
+
 class Still:
     """An averager with two fragments, on which nothing happens by itself."""
 
