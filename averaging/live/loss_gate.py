@@ -195,7 +195,7 @@ class LossGate:
             before,
             after,
             rise_max=self._settings.rise_max,
-            refused=self.refusals.in_a_row,
+            refused=self.refusals.row(jumps),
             attested=all(self._is_attested(fragment, jump) for fragment, jump in jumps.items()),
         )
         told = {
@@ -209,11 +209,11 @@ class LossGate:
             case Undo():
                 await self._undo(averager, jumps, told)
             case GivesWay():
-                self.refusals.kept()
+                self.refusals.forget()
                 self.event("jump_allowed", **told)
                 await self._write()
             case _:
-                self.refusals.kept()
+                self.refusals.kept(jumps)
                 self.event("jump_measured", **told)
 
     def _is_attested(self, fragment: int, jump: _Jump) -> bool:

@@ -18,7 +18,7 @@ A peer without parameters of the run has nothing to compare with, and refuses no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -121,15 +121,18 @@ class Refused:
 class Refusals:
     """The refused states of all fragments, as remembered by one peer."""
 
-    def __init__(self, remembered: Iterable[Refused] = (), *, in_a_row: int = 0) -> None:
-        self.in_a_row = in_a_row
-        """Refusals since the last jump that was kept."""
+    def __init__(
+        self, remembered: Iterable[Refused] = (), *, in_a_row: Mapping[int, int] | None = None
+    ) -> None:
+        self.in_a_row = dict(in_a_row or {})
+        """Refusals of each fragment since its last jump that was kept; fragments without any are
+        left out."""
         self._refused: dict[int, dict[tuple[int, Lineage], Refused]] = {}
         for each in remembered:
             self._remember(each)
 
     def __repr__(self) -> str:
-        return f"Refusals({sum(map(len, self._refused.values()))}, in_a_row={self.in_a_row})"
+        return f"Refusals({len(self)}, in_a_row={self.in_a_row})"
 
     def __len__(self) -> int:
         return sum(map(len, self._refused.values()))
@@ -144,9 +147,10 @@ class Refusals:
 
     def refuse(self, jumps: Sequence[tuple[int, int, Lineage]]) -> None:
         """Remember the states of one jump: fragment, version and lineage of each."""
-        self.in_a_row += 1
+        for fragment in {fragment for fragment, _, _ in jumps}:
+            self.in_a_row[fragment] = self.in_a_row.get(fragment, 0) + 1
         for fragment, version, lineage in jumps:
-            self._remember(Refused(fragment, version, lineage, self.in_a_row))
+            self._remember(Refused(fragment, version, lineage, self.in_a_row[fragment]))
 
     def _remember(self, refused: Refused) -> None:
         known = self._refused.setdefault(refused.fragment, {})
@@ -155,9 +159,23 @@ class Refusals:
         while len(known) > REMEMBERED_MAX:
             del known[next(iter(known))]
 
-    def kept(self) -> None:
-        """A jump has been kept: the next refusal is the first one again."""
-        self.in_a_row = 0
+    def row(self, fragments: Iterable[int]) -> int:
+        """Most refusals in a row of any of these fragments."""
+        return max((self.in_a_row.get(fragment, 0) for fragment in fragments), default=0)
+
+    def kept(self, fragments: Iterable[int]) -> None:
+        """A jump of these has been kept: their next refusal is the first one again."""
+        for fragment in fragments:
+            self.in_a_row.pop(fragment, None)
+
+    def forget(self) -> None:
+        """Refuse nothing any more.
+
+        A peer that goes with the others does so with its whole model: fragments of two histories
+        side by side are worse than either.
+        """
+        self._refused.clear()
+        self.in_a_row.clear()
 
     def why_not(self, fragment: int, chain: Chain, attested: Attested | None = None) -> str | None:
         """The reason not to take a state with this history; ``None``: there is none.

@@ -17,7 +17,7 @@ FILE = "refused.json"
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
-    in_a_row: int
+    in_a_row: dict[int, int]
     refused: tuple[Refused, ...]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ from averaging.live.loss_gate import GateSettings, LossGate
 from averaging.live.settings import AveragerSettings
 from averaging.numbers.arrays import Float32s
 from averaging.round.phase import Phase
-from averaging.rules.loss_gate import REFUSALS_MAX, Refusals
+from averaging.rules.loss_gate import PATIENCE_VERSIONS, REFUSALS_MAX, Refusals
 from dht.membership.orders import Attested
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
@@ -181,6 +182,38 @@ def test_an_unusually_long_merge_is_a_jump_also_for_a_member_of_its_round() -> N
     run(main())
 
 
+@pytest.mark.slow
+def test_a_peer_alone_with_its_judgement_goes_with_the_others_in_the_end() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made, asyncio.TaskGroup() as tasks:
+            case = await gated(made)
+            judging = tasks.create_task(case.gate.run(case.anna.averager))
+            await made.live(45.0)
+            case.poison(FAR[False])
+            await parted(case, 30.0)
+            seen: list[int] = []
+            for _ in range(60):
+                await made.live(20.0)
+                seen.append(case.behind())
+                if case.told("jump_allowed"):
+                    break
+            rows = Counter(
+                fragment for told in case.told("jump_refused") for fragment in told["fragments"]
+            )
+            # A jump that was kept in between, from one bad state to another, begins a new row.
+            assert REFUSALS_MAX <= max(rows.values()) <= 3 * REFUSALS_MAX, (rows, seen)
+            assert case.told("jump_allowed")
+            first, *_, last = case.told("jump_refused")
+            assert min(last["versions"]) - min(first["versions"]) >= 2 * PATIENCE_VERSIONS
+            await made.live(60.0)
+            made.check()
+            assert case.behind() <= 1  # and it is one of them again
+            assert case.anna.averager.stats.contributed > 0
+            judging.cancel()
+
+    run(main())
+
+
 class Still:
     """An averager with two fragments, on which nothing happens by itself."""
 
@@ -293,11 +326,11 @@ def test_nothing_is_judged_while_something_is_fetched_or_not_adopted_but_not_for
 def test_after_some_refusals_in_a_row_the_jump_stays_and_the_row_ends() -> None:
     async def main() -> None:
         still = Still()
-        refusals = Refusals(in_a_row=REFUSALS_MAX)
+        refusals = Refusals(in_a_row={0: REFUSALS_MAX})
         still.losses = [2.0, 3.0]
         await still.jump(still.gate(refusals=refusals), 0)
         assert await still.judged() == ["jump_allowed"]
-        assert not still.replaced and refusals.in_a_row == 0
+        assert not still.replaced and len(refusals) == refusals.row([0]) == 0
 
     run(main())
 

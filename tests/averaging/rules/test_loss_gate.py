@@ -95,14 +95,24 @@ def test_each_refusal_in_a_row_doubles_the_patience_and_a_kept_jump_ends_the_row
     refusals = Refusals()
     for version in (20, 40, 60):
         refusals.refuse([(0, version, lineage(version))])
-    assert refusals.in_a_row == 3
+    assert refusals.row([0, 1]) == 3 and refusals.row([1]) == refusals.row([]) == 0
     waits = [each.until_version - each.version for each in refusals.all]
     assert waits == [PATIENCE_VERSIONS, 2 * PATIENCE_VERSIONS, 4 * PATIENCE_VERSIONS]
 
-    refusals.kept()
+    refusals.kept([1])
+    assert refusals.row([0]) == 3
+    refusals.kept([0, 1])
     refusals.refuse([(0, 80, lineage(80))])
-    assert refusals.in_a_row == 1
+    assert refusals.row([0]) == 1
     assert refusals.all[-1].until_version == 80 + PATIENCE_VERSIONS
+
+
+def test_the_states_of_one_jump_are_one_refusal_and_each_fragment_has_its_own_row() -> None:
+    refusals = Refusals()
+    refusals.refuse([(0, 20, lineage(20)), (0, 22, lineage(22)), (1, 21, lineage(21))])
+    refusals.refuse([(1, 40, lineage(40))])
+    assert refusals.in_a_row == {0: 1, 1: 2}
+    assert [each.times for each in refusals.all] == [1, 1, 1, 2]
 
 
 @pytest.mark.parametrize(("attested", "refused"), [(19, True), (20, False), (22, False)])
@@ -119,10 +129,17 @@ def test_the_owners_word_about_another_history_ends_nothing() -> None:
     assert refusals.why_not(0, chain(23), Owners(22, lineage(22, side=1))) is not None
 
 
+def test_a_peer_that_goes_with_the_others_refuses_nothing_of_any_fragment() -> None:
+    refusals = Refusals([Refused(0, 20, lineage(20), 1)], in_a_row={0: 3, 1: 1})
+    refusals.forget()
+    assert refusals.why_not(0, chain(20)) is None
+    assert not refusals.of(0) and refusals.row([0, 1]) == 0
+
+
 def test_the_oldest_refused_states_are_forgotten() -> None:
     refusals = Refusals()
     for version in range(1, REMEMBERED_MAX + 2):
         refusals.refuse([(0, version, lineage(version))])
-        refusals.kept()
+        refusals.kept([0])
     assert len(refusals) == REMEMBERED_MAX
     assert refusals.why_not(0, chain(1)) is None and refusals.why_not(0, chain(2)) is not None

@@ -18,7 +18,7 @@ def test_refusals_outlive_a_restart(tmp_path: Path) -> None:
 
     kept = kept_refusals(tmp_path / "peer")
     assert kept.all == refusals.all and len(kept) == 3
-    assert kept.in_a_row == 2
+    assert kept.in_a_row == {0: 2, 3: 1}
 
 
 @pytest.mark.parametrize("data", [None, b"", b"{", b'{"in_a_row": 1}', b"[]", b"\xff"])
