@@ -451,13 +451,13 @@ class Following:
                 before = self._work.state
                 trust = _Trust(self._work, lambda theirs: True)
                 state = await self._fetch_state(holders, trust, holders[0])
+                await self._before_jump(before, state)
                 await averager.until(lambda: self._work.is_free)
         except (TimeoutError, FetchFailed) as error:
             self._work.event("give_way_failed", reason=str(error))
             return
         finally:
             self._giving_way = False
-        await self._before_jump(before, state)
         ahead = before is not None and state.chain.find(before.version, before.lineage) is not None
         if self._work.state is not before or before is None or not ahead:
             self._work.event("give_way_failed", reason="things have moved on")
