@@ -6,6 +6,7 @@ Unlike defaults, presets are no part of any run's id: the file says every settin
 from __future__ import annotations
 
 import re
+from typing import Final
 
 import msgspec
 
@@ -32,7 +33,7 @@ TOKENIZER = "openai-community/gpt2@607a30d783dfa663caf39e06633721c8d4cfcd7e"
 TOKENS_PER_PARAMETER = 20
 """The compute-optimal number of training tokens (Hoffmann et al., 2022, arXiv 2203.15556)."""
 
-ROBUST_MERGE = "centered_clip"
+ROBUST_MERGE: Final = "centered_clip"
 """Merge rule of runs that anybody may join. Without liars it costs no loss, also where peers differ
 in speed (there ``clip`` costs 2.5%, because it shortens the updates of fast peers), and with 30% of
 the members poisoning within the norm bound it loses least of all rules (``shoal simulate quality
