@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
+import numpy as np
 import pytest
 
+from averaging.history.chain import ChainLink
+from averaging.history.standing import Standing
+from averaging.history.state import FragmentState
+from averaging.numbers.layout import Layout, TensorSpec
+from averaging.round.phase import Phase
+from dht.identity import Identity
+from dht.memory.virtual_loop import run as virtual
+from peer.agent.local_peer import Delegate, Fields, LocalPeer, PeerSettings
 from peer.agent.loss_gate import TrainersLoss, open_gate
+from peer.agent.slots import SlotPort
 from peer.bridge.messages import Measure, Measured
 from peer.bridge.trainer_line import TrainerLine
+from peer.guest.enforcement import Guest
 from peer.run_file.sections import Evaluation, Outer, RunFile
+from peer.views.event_log import read_events
 
 
 class Line:
@@ -53,6 +68,65 @@ def test_an_answer_to_an_earlier_question_is_dropped() -> None:
 
 def test_a_trainer_on_its_way_into_the_run_is_not_asked() -> None:
     assert asked(ready=False) == (None, [])
+
+
+def test_the_gate_of_a_peer_remembers_what_it_refused_before(tmp_path: Path) -> None:
+    before = FragmentState.founded(bytes(32), 0, np.zeros(16, np.float32))
+    chain = before.chain.extended(ChainLink(1, bytes([1]) * 32, 5))
+    after = Standing(1, bytes([1]) * 32, chain, before.merged)
+    losses = [2.0, 3.0]
+    heard: list[str] = []
+
+    class Still:
+        states: tuple[FragmentState | None, ...] = (after.state(0, before.theta, before.momentum),)
+        phases: tuple[Phase | None, ...] = (Phase.IDLE,)
+        replaced: ClassVar[list[FragmentState]] = []
+
+        async def replace_states(self, states: Sequence[FragmentState], *, reason: str) -> None:
+            self.replaced += states
+
+    class Trainer:
+        async def measure(self) -> float:
+            return losses.pop(0)
+
+        def holds(self, fragment: int) -> bool:
+            return True
+
+    class Hearing(Delegate):
+        def on_event(self, name: str, fields: Fields) -> None:
+            heard.append(name)
+
+    async def live(*, jumps: bool) -> str | None:
+        local = local_peer(tmp_path, Hearing())
+        gate = open_gate(local, cast(SlotPort, Trainer()), cast(TrainersLoss, Trainer()))
+        assert gate is not None
+        if jumps:
+            await gate.before_jump(before, after)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(gate.run(Still()), 30.0)
+        local.log.close()
+        return gate.refuses(0, chain)
+
+    assert virtual(live(jumps=True)) is not None
+    assert heard == ["jump_refused"] and Still.replaced == [before]
+    assert virtual(live(jumps=False)) is not None
+    assert [e["event"] for e in read_events(tmp_path / "events.jsonl") if "back_to" in e] == heard
+
+
+def local_peer(folder: Path, delegate: Delegate) -> LocalPeer:
+    settings = PeerSettings(
+        run=RunFile(),
+        identity=Identity.from_seed(bytes(32)),
+        directory=folder,
+        name="anna",
+        role="learner",
+        seeds=(),
+        listen=(),
+        announce=(),
+        page=None,
+    )
+    layout = Layout.build([TensorSpec("w", (4, 4), "float32")], 1)
+    return LocalPeer(settings, layout, delegate, Guest(folder))
 
 
 @pytest.mark.parametrize(
