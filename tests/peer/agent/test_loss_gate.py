@@ -83,7 +83,7 @@ def test_the_gate_of_a_peer_remembers_what_it_refused_before(tmp_path: Path) -> 
         replaced: ClassVar[list[FragmentState]] = []
 
         async def replace_states(self, states: Sequence[FragmentState], *, reason: str) -> None:
-            self.replaced += states
+            self.replaced.extend(states)
 
     class Trainer:
         async def measure(self) -> float:
