@@ -118,6 +118,7 @@ class Averager:
         self._take_directive = around.take_directive
         self._on_event = around.on_event
         self.begins_from = around.begins_from
+        self.gate = around.gate
         self.draw_bits = around.draw_bits
         self._run_id = terms.run
         self.topic = topic_of(terms.run, terms.layout, around.rollback)
@@ -646,6 +647,13 @@ class Averager:
     async def states_of(self, source: PeerId) -> tuple[FragmentState, ...]:
         """Every fragment's state at one peer, for ``replace_states``. Raises ``FetchFailed``."""
         return tuple([await work.following.state_of(source) for work in self._works])
+
+    async def before_jumps(self, states: Sequence[FragmentState]) -> None:
+        """Let the loss be measured before all fragments go over to these states."""
+        for state in states:
+            before = self._works[state.fragment].state
+            if self.gate is not None and before is not None:
+                await self.gate.before_jump(before, Standing.of(state))
 
     async def replace_states(self, states: Sequence[FragmentState], *, reason: str) -> None:
         """Go over to another history of the run, founded apart from the own one.

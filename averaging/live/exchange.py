@@ -9,6 +9,7 @@ that lies or a deadline ends that part and no other.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -31,6 +32,7 @@ from averaging.numbers.arithmetic import MeldNumbers
 from averaging.numbers.arrays import Float32s, Float64s
 from averaging.numbers.chunks import Chunk
 from averaging.round.effects import Enter
+from averaging.rules.jumps import is_unusual
 from averaging.rules.sites import SITE_SHARE
 from dht.identity import PeerId
 
@@ -231,6 +233,19 @@ class Exchange:
     def merged_payload(self) -> memoryview:
         """All merged slices, in order. Complete once the machine says ``Apply``."""
         return self.parts.merged_bytes
+
+    async def is_unusual(self) -> bool:
+        """True if the merge moves the fragment further than merges usually do."""
+        usual = self._usual.norm(slice(None))
+        if self.is_mix or usual is None:
+            return False
+        squares = await self.parts.threads.run(self._merged_squares)
+        return is_unusual(math.sqrt(squares), usual=usual)
+
+    def _merged_squares(self) -> float:
+        down, merged = self.parts.numbers.down, self.parts.merged_bytes
+        chunks = (chunk for chunks in self.parts.cutting.chunks for chunk in chunks)
+        return sum(float(down.squares(chunk, merged[chunk.merged]).sum()) for chunk in chunks)
 
     async def step(
         self, state: FragmentState, standing: Standing, seal: Sequence[int], *, in_place: bool

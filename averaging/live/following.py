@@ -16,6 +16,7 @@ from averaging.errors import AveragingError
 from averaging.history.adoption import Parting
 from averaging.history.attested import digest_of_pieces
 from averaging.history.audit import Audit, Minority, Others, Verdict
+from averaging.history.chain import Chain
 from averaging.history.lineage import Lineage
 from averaging.history.manifest import Manifest
 from averaging.history.replay import ReplayEntry, advance
@@ -26,6 +27,7 @@ from averaging.live.fetcher import FetchFailed
 from averaging.live.services import FragmentServices
 from averaging.messages import Commit, Signatures
 from averaging.numbers.codecs import codec_named
+from averaging.numbers.norm_bounds import norm_at_most
 from averaging.round.catching_up import fetch_timeout_s
 from averaging.round.effects import CatchUp, Rebase
 from averaging.round.inputs import CaughtUp
@@ -38,6 +40,7 @@ from averaging.round.taking_over import (
     shared_version,
     unfit,
 )
+from averaging.rules.jumps import is_unusual
 from averaging.rules.sources import sources_in_turn, with_first
 from dht.identity import PeerId
 
@@ -113,7 +116,15 @@ class Following:
         parted = None
         if how == "state":
             parted = await self._parted(effect, before, state)
+            await self._before_jump(before, state)
             if self._work.machine is not machine:
+                return
+            refused = self._refused(state.chain)
+            if self._work.state is not before:
+                refused = "things have moved on"
+            if refused is not None:
+                self._work.event("catch_up_failed", reason=refused)
+                self._work.do(machine.handle(CaughtUp(None, held_s=0.0), averager.now()))
                 return
             self._work.set_state(state)
         averager.stats.caught_up += 1
@@ -129,6 +140,29 @@ class Following:
             seconds=averager.now() - began,
         )
         self._taken(state, before, parted)
+
+    def _refused(self, chain: Chain) -> str | None:
+        """The reason why this peer takes no state with this history; ``None``: there is none."""
+        gate = self._averager.gate
+        return None if gate is None else gate.refuses(self._work.index, chain)
+
+    async def _before_jump(self, before: FragmentState | None, state: FragmentState) -> None:
+        """Let the loss be measured before the fragment goes over to another peer's state."""
+        if self._averager.gate is not None and before is not None:
+            await self._averager.gate.before_jump(before, Standing.of(state))
+
+    async def _before_unusual_steps(
+        self, before: FragmentState, state: FragmentState, *, steps: int
+    ) -> None:
+        usual = self._work.usual_norm()
+        if self._averager.gate is None or usual is None:
+            return
+        sizes = self._work.fragment.unit_sizes
+        moved = await self._averager.threads.run(
+            lambda: norm_at_most(state.theta - before.theta, sizes)
+        )
+        if is_unusual(moved, usual=usual, steps=steps):
+            await self._before_jump(before, state)
 
     def _missed(
         self, effect: CatchUp | Rebase, before: FragmentState | None, state: FragmentState
@@ -228,6 +262,8 @@ class Following:
         """Replay up to the lineage asked for; ``None`` when only a whole state will do."""
         averager = self._averager
         assert self._work.machine is not None
+        if averager.gate is not None and averager.gate.refuses_any(self._work.index):
+            return None  # a state shows its history before it is fetched
         sizes = self._work.fragment.unit_sizes
         down = self._work.machine.policy_at(effect.version).codecs[1]
         payload_bytes = codec_named(down).encoded_size(sizes)
@@ -258,6 +294,7 @@ class Following:
             state = await averager.threads.run(step)
             if averager.port is not None:
                 averager.port.passed(self._work.index, state)
+        await self._before_unusual_steps(before, state, steps=len(entries))
         if self._work.state is not before:
             return None
         assert self._work.replay is not None
@@ -414,6 +451,7 @@ class Following:
                 before = self._work.state
                 trust = _Trust(self._work, lambda theirs: True)
                 state = await self._fetch_state(holders, trust, holders[0])
+                await self._before_jump(before, state)
                 await averager.until(lambda: self._work.is_free)
         except (TimeoutError, FetchFailed) as error:
             self._work.event("give_way_failed", reason=str(error))
@@ -438,6 +476,7 @@ class _Trust:
     def __init__(self, work: FragmentServices, is_wanted: Callable[[Standing], bool]) -> None:
         assert work.machine is not None
         self._averager = work.averager
+        self._gate, self._fragment = work.averager.gate, work.index
         self._machine = work.machine
         self._is_wanted = is_wanted
 
@@ -459,6 +498,10 @@ class _Trust:
         if not self._machine.catching_up.takes(manifest.tip, self._averager.now()):
             return f"too few peers that count have signed its version {manifest.version}"
         chain, merged = manifest.chain(), manifest.merged()
+        if self._gate is not None:
+            refused = self._gate.refuses(self._fragment, chain)
+            if refused is not None:
+                return refused
         theirs = Standing(manifest.version, manifest.lineage, chain, merged, manifest.history)
         return None if self._is_wanted(theirs) else f"its version {manifest.version} is not newer"
 

@@ -526,9 +526,12 @@ class FragmentWork:
         exchange = self.exchanges[effect.round]
         await self.stop_encoding()
         before = state = self.state
+        jumps = averager.gate is not None and await exchange.is_unusual()
+        if jumps and averager.gate is not None:
+            await averager.gate.before_jump(before, effect.standing)
         self.changing = True
         try:
-            in_place = averager.may_step_in_place(state)
+            in_place = not jumps and averager.may_step_in_place(state)
             state = await exchange.step(state, effect.standing, effect.seal, in_place=in_place)
         finally:
             self.changing = False

@@ -18,6 +18,7 @@ from averaging.live.auditing import Auditing
 from averaging.live.fetcher import Fetcher
 from averaging.live.learner_port import LearnerPort
 from averaging.live.links import Transport
+from averaging.live.loss_gate import JumpGate
 from averaging.live.parts import Workshop
 from averaging.live.settings import AveragerSettings, AveragerStats, Participant
 from averaging.live.threads import Threads
@@ -91,6 +92,7 @@ class Services(Protocol):
     keep_state: Callable[[FragmentState], None] | None
     keeps: bool
     begins_from: Callable[[PeerId], bool]
+    gate: JumpGate | None
     draw_bits: Callable[[int], int]
     reachable: bool
     sources: UnreliableSources

@@ -13,6 +13,8 @@ Start with ``policy`` (all settings of rounds in one place) and ``quorum`` (when
 - ``deadlines line_speed usual_norms commit_check``: limits on what a member waits for and accepts.
 - ``sources``: the order in which others are asked for a state.
 - ``orders``: what the run's owner has ordered, and which settings a round follows by that.
+- ``jumps loss_gate``: which states a peer takes without having seen what made them, and whether it
+  goes back from them because its loss has risen.
 - ``final_mix``: how a run that ends by tokens ends with one model.
 
 Peers that see the same must decide the same: nothing here may depend on the order of a dict or on

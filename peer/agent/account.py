@@ -18,7 +18,7 @@ from dht.identity import PeerId
 from dht.membership.orders import Root
 from peer.agent.slots import Adopted
 from peer.bridge.shared_memory import Base, SharedTensors
-from peer.rules.ledger import APART, LOST, ROLLED_BACK, STALE, Fate, Ledger
+from peer.rules.ledger import APART, LOST, REFUSED, ROLLED_BACK, STALE, Fate, Ledger
 
 TokensAt = Callable[[int, int], int | None]
 """Function of (fragment, own step): this incarnation's tokens, if that was offered lately."""
@@ -59,8 +59,8 @@ class Account:
         """Note that the trainer's own work was overwritten by what it adopted."""
         self.ledger.process(self.memory.tokens)
         pending = int(self.ledger.fate(adopted.fragment).pending)
-        known = (each for each in (STALE, APART, ROLLED_BACK) if adopted.reason.startswith(each))
-        reason = next(known, LOST)
+        reasons = STALE, APART, ROLLED_BACK, REFUSED
+        reason = next((each for each in reasons if adopted.reason.startswith(each)), LOST)
         self.ledger.discard(adopted.fragment, min(pending, adopted.lost_tokens), reason)
 
     def update(self, states: Sequence[FragmentState | None]) -> Fate:

@@ -14,6 +14,7 @@ from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from averaging.live.fetcher import FetchProgress
 from averaging.live.learner_port import LearnerPort
+from averaging.live.loss_gate import JumpGate
 from averaging.live.settings import Participant, RunTerms, Surroundings
 from averaging.rules.orders import OrderBook
 from dht.errors import DhtError
@@ -295,6 +296,7 @@ class ActivePeer:
         except AveragingError as error:
             local.log.write("give_way_failed", {"reason": str(error)})
             return
+        await self._averager.before_jumps(states)
         # What is weighed is what was fetched: its answer says what it likes.
         theirs = Founding(global_tokens(states), founding_name(states))
         if theirs.name != answer.founding or not local.founding.gives_way_to(theirs):
@@ -445,10 +447,11 @@ def make_averager(
     incarnation: int,
     states: Sequence[FragmentState],
     founder: bool = False,
+    gate: JumpGate | None = None,
     closed: Callable[[str], str | None] = lambda protocol: None,
     on_fetched: Callable[[FetchProgress], None] = lambda progress: None,
 ) -> Averager:
-    """The averager of this peer. ``port``: its trainer, if it has one.
+    """The averager of this peer. ``port``: its trainer, if it has one; ``gate``: its loss gate.
 
     ``closed(protocol)``: a reason to refuse streams now. ``on_fetched`` hears of downloads.
     """
@@ -479,6 +482,7 @@ def make_averager(
             trusted=online.is_vouched_for,
             begins_from=local.is_followed,
             rollback=local.rollback,
+            gate=gate,
             take_directive=online.take_directive,
             keep_state=None if local.good is None else local.good.keep,
             on_event=local.averager_event,

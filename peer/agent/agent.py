@@ -50,6 +50,7 @@ from peer.agent.local_peer import (
     PhaseName,
     TrainerStatus,
 )
+from peer.agent.loss_gate import TrainersLoss, open_gate
 from peer.agent.online_peer import OnlinePeer, go_online
 from peer.agent.slots import Adopted, SlotPort
 from peer.bridge.messages import (
@@ -155,6 +156,7 @@ class Agent(Delegate):
         )
         self._trainer = IdleTrainer(self.local, memory, line)
         self._rest = OwnersRest(self.local)
+        self._loss = TrainersLoss(line, is_ready=lambda: self.local.phase == "ready")
         self._fetched: dict[int, float] = {}
         """The fetched part of each fragment's state."""
         self._facts_wanted = asyncio.Event()
@@ -200,9 +202,11 @@ class Agent(Delegate):
         first = await local.unless_ending(entrance.first_states())
         if first is None:
             return local.ending.result()  # it has nothing to save, and nobody waits for it
+        gate = open_gate(local, self.port, self._loss)
         averager = make_averager(
             online,
             self.port,
+            gate=gate,
             incarnation=self._memory.incarnation,
             states=first.states,
             founder=first.founded,
@@ -215,6 +219,8 @@ class Agent(Delegate):
             "get in": entrance.give_up_when_nobody_is_left(),
             "watch machine": local.guest.watch_machine(),
         }
+        if gate is not None:
+            own["judge jumps"] = gate.run(averager)
         del first  # its states would take the memory of a model until the end of the run
         peer = ActivePeer(online, averager)
         ending = await peer.run(tasks, own, until_adopted=self._until_adopted)
@@ -237,6 +243,8 @@ class Agent(Delegate):
                 self.local.averaging.make_due([message.fragment])
             elif isinstance(message, Device):
                 self._device = message
+            elif isinstance(message, Measured) and message.gate:
+                self._loss.heard(message)
             elif isinstance(message, Measured):
                 measured = HeldOut(message.version, message.loss, self.local.me)
                 self.local.take_held_out(measured)

@@ -112,6 +112,8 @@ class Measured(_Message, frozen=True, kw_only=True):
     version: int
     loss: float
     sequences: int
+    """0: it cannot measure, and the loss says nothing."""
+    gate: int = 0
 
 
 class Phase(_Message, frozen=True, kw_only=True):
@@ -201,6 +203,8 @@ class Measure(_Message, frozen=True):
     """Agent: it is this peer's turn to measure the held-out loss of the run."""
 
     version: int
+    gate: int = 0
+    """Number of a question of the loss gate, which is always answered; 0: it is none."""
 
 
 class Over(_Message, frozen=True):

@@ -298,7 +298,12 @@ def simulate_quality(
         str, Option(help="Numbers of learners for the comparison of methods.", metavar="M,M,...")
     ] = "2,4,8,16",
     only: Annotated[
-        str, Option(help="Only factors whose name begins with this.", metavar="FACTOR")
+        str,
+        Option(
+            help="Only factors whose name begins with this; 'liars', which is left out otherwise: "
+            "merge rules where members poison.",
+            metavar="FACTOR",
+        ),
     ] = "",
     workers: Workers = 2,
     settings: Settings = None,

@@ -494,6 +494,25 @@ _THIS_PEER = (
         "held-out loss {loss:.4f}, measured by {peer}",
         on_screen="held-out loss {loss:.4f}",
     ),
+    _row(
+        PEER,
+        "jump_measured",
+        "before:float, after:float, reason, fragments:ints, versions",
+        "took versions {versions} of fragments {fragments} from others: {reason}",
+    ),
+    _row(
+        PROBLEM,
+        "jump_refused",
+        "before:float, after:float, reason, fragments:ints, versions, back_to:ints",
+        "went back to versions {back_to} of fragments {fragments}, from versions {versions} that "
+        "it had taken from others: {reason}",
+    ),
+    _row(
+        PROBLEM,
+        "jump_allowed",
+        "before:float, after:float, reason, fragments:ints, versions",
+        "goes on with versions {versions} of fragments {fragments}: {reason}",
+    ),
     *_rows(
         PEER | Audience.RUN,
         "",

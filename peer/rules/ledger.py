@@ -31,6 +31,9 @@ LOST = "lost"
 APART = "apart"
 """Merged on a side of a fork that was given up later."""
 
+REFUSED = "refused"
+"""Pending when this peer went back from states of others (``averaging.live.loss_gate``)."""
+
 ROLLED_BACK = "rolled back"
 """Merged into, or offered to, versions that the run's owner has taken back."""
 

@@ -6,6 +6,7 @@ Unlike defaults, presets are no part of any run's id: the file says every settin
 from __future__ import annotations
 
 import re
+from typing import Final
 
 import msgspec
 
@@ -31,6 +32,12 @@ TOKENIZER = "openai-community/gpt2@607a30d783dfa663caf39e06633721c8d4cfcd7e"
 
 TOKENS_PER_PARAMETER = 20
 """The compute-optimal number of training tokens (Hoffmann et al., 2022, arXiv 2203.15556)."""
+
+ROBUST_MERGE: Final = "centered_clip"
+"""Merge rule of runs that anybody may join. Without liars it costs no loss, also where peers differ
+in speed (there ``clip`` costs 2.5%, because it shortens the updates of fast peers), and with 30% of
+the members poisoning within the norm bound it loses least of all rules (``shoal simulate quality
+--only liars``). Merging takes sixteen times the processor time of a mean, which is still little."""
 
 CONTINUED_TOKENS, CONTINUED_LENGTH = 20_000_000, 1024
 
@@ -62,6 +69,7 @@ def preset(size: str, data: str = STDLIB) -> RunFile:
             steps_per_cycle=30,
             smaller_codecs=["int2/int4"],
             steps_per_cycle_max=120,
+            merge=ROBUST_MERGE,
         ),
         evaluation=Evaluation(every_versions=4),
         end=End(tokens=tokens),
@@ -86,7 +94,7 @@ def continuing(model: HfModel, data: Data) -> RunFile:
         data=msgspec.structs.replace(data, sequence_length=length),
         inner=inner,
         schedule=Schedule(warmup_tokens=CONTINUED_TOKENS // 50),
-        outer=Outer(fragments=4 if adapts else 16, steps_per_cycle=30),
+        outer=Outer(fragments=4 if adapts else 16, steps_per_cycle=30, merge=ROBUST_MERGE),
         end=End(tokens=CONTINUED_TOKENS),
     )
 

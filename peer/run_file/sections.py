@@ -742,6 +742,13 @@ class Evaluation(_Section, frozen=True, kw_only=True):
     every_versions: Annotated[
         int, Meta(ge=1, le=1 << 20, description="Merges of a fragment between two measurements.")
     ] = 1
+    rise_max: Annotated[
+        Annotated[float, Meta(gt=0.0, le=1e6)] | Literal["off"],
+        _later(
+            "Largest rise of a peer's held-out loss, as a share of it, by states that the peer has "
+            "not merged step by step; beyond it the peer goes back to its own. Or 'off'."
+        ),
+    ] = 0.25
 
 
 class End(_Section, frozen=True, kw_only=True):

@@ -47,7 +47,8 @@ class News:
         """The last message of an agent that has ended for good."""
         self.exported: Path | None = None
         """File with the run's final parameters."""
-        self._to_measure: Measure | None = None
+        self._to_measure: dict[bool, Measure] = {}
+        """The latest request of the loss gate (true), and the latest other one."""
         self._handlers: dict[str, list[Callable[[Fields], None]]] = {}
         self._events: deque[tuple[str, Fields]] = deque(maxlen=EVENTS_MAX)
 
@@ -63,7 +64,7 @@ class News:
                 self.exported = Path(str(message.fields["path"]))
             self.add(message.name, message.fields)
         elif isinstance(message, Measure):
-            self._to_measure = message
+            self._to_measure[message.gate > 0] = message
         elif isinstance(message, Over):
             self.over = message
             self.add("over", {"reason": message.reason, "finished": message.finished})
@@ -102,9 +103,8 @@ class News:
                 handler({"event": name, **fields})
 
     def take_measure(self) -> Measure | None:
-        """The agent's latest request to measure the held-out loss, once."""
-        wanted, self._to_measure = self._to_measure, None
-        return wanted
+        """The agent's latest request to measure the held-out loss, once; the gate's first."""
+        return self._to_measure.pop(True, None) or self._to_measure.pop(False, None)
 
     @property
     def finished(self) -> bool:

@@ -238,9 +238,12 @@ class Run(Rank):
         exchanged = self._tell()
         alone = self.peers == 1 and parts.agent.alive
         self._checks.stepped(tokens=tokens, exchanged=exchanged, alone=alone or self.over)
-        if wanted is not None and measure is not None:
-            loss, sequences = measure()
-            parts.agent.send(Measured(version=wanted.version, loss=loss, sequences=sequences))
+        if wanted is not None and (measure is not None or wanted.gate):
+            loss, sequences = (0.0, 0) if measure is None else measure()
+            measured = Measured(
+                version=wanted.version, loss=loss, sequences=sequences, gate=wanted.gate
+            )
+            parts.agent.send(measured)
         parts.inner.maybe_save(step=learner.steps, position=parts.feed.state)
         if self._device_use is not None and time.monotonic() >= self._tell_device_at:
             self._tell_device_at = time.monotonic() + TELL_DEVICE_EVERY_S

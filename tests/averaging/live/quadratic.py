@@ -20,6 +20,7 @@ from averaging.history.adoption import Parting
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from averaging.live.learner_port import Progress, Snapshot
+from averaging.live.loss_gate import JumpGate
 from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
@@ -336,6 +337,7 @@ class Swarm:
         proofs: Sequence[Proof] = (),
         wrap: Callable[[Host], Host] = lambda host: host,
         issued: Mapping[bytes, RoundOrders] | None = None,
+        gate: JumpGate | None = None,
     ) -> Peer:
         """A peer that everybody else sees at once, as if presence had done its work."""
         identity: Identity = identity_of(name)
@@ -377,6 +379,7 @@ class Swarm:
             terms=RunTerms(RUN, self.layout, policy),
             around=Surroundings(
                 view=view,
+                gate=gate,
                 take_directive=take_directive,
                 draw_bits=random.Random(f"{name} {incarnation}").getrandbits,
                 on_event=lambda event, fields: events.append((loop.time(), event, fields)),

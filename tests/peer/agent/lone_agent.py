@@ -10,15 +10,19 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from averaging.history.chain import ChainLink
+from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
+from averaging.live.loss_gate import GateSettings, LossGate
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
+from peer.agent.loss_gate import TrainersLoss
 from peer.agent.slots import Adopted, SlotPort
 from peer.bridge.messages import (
     Begin,
@@ -44,6 +48,31 @@ LINK = (
 )
 OWN_PENDING = 1000
 """Tokens that are never merged."""
+
+
+POISON = np.float32(100)
+GATE = GateSettings(rise_max=0.25, measure_s=20.0, quiet_s=0.1, open_s=20.0, look_s=0.01)
+
+
+class Alone:
+    """This agent, as its loss gate sees it: no round is ever under way."""
+
+    phases = ()
+
+    def __init__(self, port: SlotPort, states: list[FragmentState]) -> None:
+        self._port = port
+        self._states = states
+        self.went_back = asyncio.Event()
+
+    @property
+    def states(self) -> tuple[FragmentState, ...]:
+        return tuple(self._states)
+
+    async def replace_states(self, states: Sequence[FragmentState], *, reason: str) -> None:
+        for state in states:
+            self._port.discard(state.fragment, state, reason=reason)
+            self._states[state.fragment] = state
+        self.went_back.set()
 
 
 def facts(
@@ -115,6 +144,7 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
     line.say(Phase(name="founding", text="founding", done=0.0))
     states: list[FragmentState] = []
     to_restore: set[int] = set()
+    loss = TrainersLoss(line, is_ready=lambda: True)
     rounds = 0
 
     async def play() -> None:
@@ -178,7 +208,29 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
                     line.say(Happened("exported", {"path": write_final(begin, layout, states)}))
                 line.say(the_end)
             line.say(Measure(rounds))
+            if os.environ.get("LONE_AGENT_POISONED") and rounds == 2:
+                await take_poison()
 
+    gate = LossGate(
+        GATE,
+        measure=loss.measure,
+        holds=port.holds,
+        on_event=lambda name, fields: line.say(Happened(name, dict(fields))),
+    )
+
+    async def take_poison() -> None:
+        """Take states over that nobody merged, as if other peers had certified them."""
+        for fragment, before in enumerate(states):
+            lineage = bytes([255]) * 32
+            chain = before.chain.extended(ChainLink(before.version + 1, lineage, 0))
+            standing = Standing(before.version + 1, lineage, chain, before.merged)
+            await gate.before_jump(before, standing)
+            states[fragment] = standing.state(fragment, before.theta + POISON, before.momentum)
+            port.adopt(fragment, states[fragment], contained=None)
+        await alone.went_back.wait()
+
+    alone = Alone(port, states)
+    judging = asyncio.create_task(gate.run(alone))
     playing = asyncio.create_task(play())
     beating = asyncio.create_task(line.beat(0.05))
     async for message in messages:
@@ -193,9 +245,11 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
             line.say(Happened("loop_mistake", {"kind": message.kind, "text": message.text}))
         if isinstance(message, Restore):
             to_restore |= set(range(memory.fragments))
-        if isinstance(message, Measured):
+        if isinstance(message, Measured) and message.gate:
+            loss.heard(message)
+        elif isinstance(message, Measured):
             line.say(Happened("measured", {"loss": message.loss}))
-    for task in (playing, beating):
+    for task in (playing, beating, judging):
         task.cancel()
     stop_bell()
     await line.close()

@@ -18,6 +18,7 @@ from prometheus_client.exposition import generate_latest
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
+from averaging.live.loss_gate import REFUSED
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import RunId
 from dht.membership.orders import Root
@@ -170,15 +171,18 @@ def test_work_that_an_agent_had_merged_before_it_died_is_not_counted_twice() -> 
     assert kept.ledger.fate(0).discarded == {"lost": 30}
 
 
-def test_stale_work_is_discarded_as_such() -> None:
+@pytest.mark.parametrize(
+    ("told", "reason"), [("stale: began 9 versions ago", "stale"), (REFUSED, "refused")]
+)
+def test_work_that_is_given_up_is_discarded_with_its_reason(told: str, reason: str) -> None:
     made = memory()
     kept = account(made)
     processed(made, 50)
     made.note_adoption(
         0, AdoptionOrder(Adoption.SET, 0.0, 1, b"l" * 32, None, 0), step=5, tokens=50
     )
-    kept.lost(Adopted(0, 1, 50, "stale: began 9 versions ago"))
-    assert kept.ledger.fate(0).discarded == {"stale": 50}
+    kept.lost(Adopted(0, 1, 50, told))
+    assert kept.ledger.fate(0).discarded == {reason: 50}
 
 
 def test_a_new_trainer_inherits_what_the_one_before_it_lost() -> None:

@@ -31,6 +31,7 @@ FROM_TRAINER: list[FromTrainer] = [
     Beat(),
     Leave(3.5),
     Measured(version=3, loss=2.5, sequences=7),
+    Measured(version=0, loss=2.5, sequences=7, gate=2),
 ]
 FROM_AGENT: list[FromAgent] = [
     Beat(),
@@ -52,6 +53,7 @@ FROM_AGENT: list[FromAgent] = [
     ),
     Happened("round", {"members": ["a", "b"], "seconds": 0.5, "reason": None, "contributed": True}),
     Measure(4),
+    Measure(0, gate=2),
     Over("left", 0, finished=False),
 ]
 

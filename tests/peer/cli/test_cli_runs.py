@@ -71,6 +71,7 @@ def test_a_new_run_file_for_a_size_is_valid_and_says_what_the_run_needs(
     assert code == 0
     run = parse(text)
     assert run == preset(size, data)
+    assert (run.policy.admission, run.outer.merge) == ("open", "centered_clip")
     assert run.model == GptModel(**SIZES[size])
     assert run.inner.__struct_config__.tag == "muon"
     path = tmp_path / "my.run.toml"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from peer.bridge.messages import Measure
 from peer.trainer.news import NO_FACTS, News
 
 
@@ -30,6 +31,13 @@ def test_counters_never_run_backwards_when_an_agent_is_replaced_or_a_fork_given_
     assert hear(3, 120) == (11, 110, 120, 125)
     news.agent_died(-9, 0.5)
     assert hear(1, 121) == (12, 120, 121, 126)
+
+
+def test_a_question_of_the_gate_comes_first_and_replaces_no_other_request() -> None:
+    news = News()
+    for each in (Measure(1), Measure(0, gate=1), Measure(2), Measure(0, gate=2)):
+        news.hear(each)
+    assert [news.take_measure() for _ in range(3)] == [Measure(0, gate=2), Measure(2), None]
 
 
 def test_tokens_fall_where_the_owner_of_the_run_takes_it_back() -> None:

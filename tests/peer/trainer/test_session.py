@@ -509,6 +509,51 @@ def test_the_peer_whose_turn_it_is_measures_and_publishes(start: Start) -> None:
     assert heard[0] == 2.5
 
 
+def test_a_trainer_goes_back_from_states_of_others_that_raise_its_own_loss(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_POISONED", "1")
+    run, model, optimizer = start()
+    told: list[Any] = []
+    largest = 0.0
+
+    def measure() -> tuple[float, int]:
+        with torch.no_grad():
+            return float(model(torch.ones(2, 4)).square().mean()), 2
+
+    def step() -> None:
+        nonlocal largest
+        one_step(run, model, optimizer)
+        largest = max(largest, float(model.weight.detach().abs().max()))
+
+    with run:
+        run.measure_with(measure)
+        run.on("jump_refused", told.append)
+        train_until(lambda: bool(told), step)
+        assert told[0]["after"] > 1e3 * told[0]["before"]
+        assert largest > 0.5 * float(lone_agent.POISON)
+        train_until(lambda: float(model.weight.detach().abs().max()) < 2.0, step)
+        versions = max(run.versions)
+        train_until(lambda: min(run.versions) > versions, step)  # the run goes on
+        assert float(model.weight.detach().abs().max()) < 2.0
+    assert len(told) == 1
+
+
+def test_a_trainer_without_a_measure_has_no_gate_and_waits_for_none(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_POISONED", "1")
+    run, model, optimizer = start()
+    began = time.monotonic()
+
+    def poisoned() -> bool:
+        return float(model.weight.detach().abs().max()) > 0.5 * float(lone_agent.POISON)
+
+    with run:
+        train_until(poisoned, lambda: one_step(run, model, optimizer))
+    assert time.monotonic() - began < lone_agent.GATE.measure_s
+
+
 def test_a_dataset_is_walked_in_an_order_of_this_peers_own(start: Start) -> None:
     run, _, _ = start()
     with run:

@@ -10,7 +10,7 @@ gradient of all peers' batches at every step. A row is compared with another row
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from peer.lab.results.mean import Mean
@@ -33,6 +33,10 @@ CYCLES = 40
 LAST_ROUND_CYCLES = 0.1
 """Additional length that lets the last round of synchronous DiLoCo finish."""
 HALF_CYCLE = 12
+NORM_MAX_RATIO = 50.0
+"""The bound of a new run on norms of uploads."""
+ROBUST_BOUND = 0.02
+"""Largest acceptable difference of the loss with liars to the loss without."""
 
 # eta and mu of the outer optimizer.
 OUTER_OPTIMIZERS = (
@@ -154,6 +158,41 @@ def cells(*, learners: Sequence[int]) -> list[Cell]:
     return found
 
 
+POISONED_LEARNERS = 10
+LIARS = 0.3
+ROBUST: Sequence[str] = ("mean", "clip", "centered_clip")
+POISONS: Sequence[tuple[str, float]] = (("sign", 1), ("noise", 1), ("drift", 1), ("sign", 10))
+"""Kinds of poison, and lengths relative to an honest upload. Both are within the bound on norms."""
+
+
+def liar_cells() -> list[Cell]:
+    """Merge rules with 30% of the members poisoning; only on request, because they take long.
+
+    Each rule is compared with the mean of honest peers only. Rows of one poison are a factor, and
+    the first two rows show what is lost with the liars' work alone.
+    """
+    found: list[Cell] = []
+    peers = {"peers.count": POISONED_LEARNERS, "rounds.norm_max_ratio": NORM_MAX_RATIO}
+    honest = {**peers, "peers.count": round((1 - LIARS) * POISONED_LEARNERS)}
+    without = "mean, none lies"
+    fewer = Cell("", "mean, liars' work missing", honest, without)
+
+    def factor(name: str, settings: Mapping[str, Any]) -> None:
+        found.append(Cell(name, without, peers))
+        if settings:
+            found.append(replace(fewer, factor=name))
+        for rule in ROBUST:
+            if settings or rule != "mean":
+                merged = {**peers, **settings, "outer.merge": rule}
+                found.append(Cell(name, rule, merged, without, ROBUST_BOUND))
+
+    factor("liars: none", {})
+    for kind, length in POISONS:
+        settings = {"peers.liars": LIARS, "peers.poison": kind, "peers.poison_length": length}
+        factor(f"liars: {LIARS:.0%}, {kind} x {length:g}", settings)
+    return found
+
+
 def failing(learners: int) -> Mapping[str, Any]:
     """Settings with which about 30% of the contributions are missing."""
     return FAILING[min(FAILING, key=lambda count: abs(count - learners))]
@@ -227,10 +266,14 @@ def table(
     changes: Mapping[str, Any] | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Row]:
-    """All rows of the factors whose names begin with ``only``."""
-    chosen = [cell for cell in cells(learners=learners) if cell.factor.startswith(only)]
+    """All rows of the factors whose names begin with ``only``.
+
+    Those of ``liar_cells`` are among them only if ``only`` names some.
+    """
+    there = cells(learners=learners) + (liar_cells() if only else [])
+    chosen = [cell for cell in there if cell.factor.startswith(only)]
     if not chosen:
-        names = dict.fromkeys(cell.factor for cell in cells(learners=learners))
+        names = dict.fromkeys(cell.factor for cell in there)
         raise ValueError(f"no factor begins with {only!r}; there are: {'; '.join(names)}")
     jobs = [
         Job(

@@ -69,6 +69,12 @@ class Peers(_Table, frozen=True, kw_only=True):
     """Share of rounds for which a peer has nothing to offer; its work stays pending."""
     starts_within_s: Annotated[float, Meta(ge=0.0)] = 0.0
     """Peers start at random moments within this time; the first one starts at once."""
+    liars: Share = 0.0
+    """Share of the peers, the last ones by number, whose uploads are poison."""
+    poison: Literal["sign", "noise", "drift"] = "sign"
+    """Direction of their uploads (``peer.lab.simulate.swarm.poison``)."""
+    poison_length: Positive = 1.0
+    """Norm of their uploads, as a multiple of that of the displacement that they really have."""
     exchanges_max: Count = 4
     """Maximum number of simultaneous exchanges of one peer."""
     snapshot_s: Range = (0.0, 0.0)
@@ -153,6 +159,9 @@ class Rounds(_Table, frozen=True, kw_only=True):
     """Share of a cycle's steps after which a peer joins a round that another peer has called;
     1: only when it is due itself."""
     slice_bytes_min: Count = 256 << 10
+    norm_max_ratio: Positive | None = None
+    """An upload so many times longer than usual is left out, as in a run file; ``None``: nothing
+    is, and nothing is measured."""
     alone_s: Positive = 600.0
     by_site: bool = True
     """Let peers of one site (``network.site_size``) reduce among themselves first, so that only

@@ -12,6 +12,7 @@ from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.messages import link_claim
 from averaging.numbers.arithmetic import encoded_size
+from averaging.numbers.arrays import Float32s
 from averaging.numbers.codecs import codec_names
 from averaging.round.certificates import link_of
 from averaging.round.identity import Circumstances, Identity
@@ -25,6 +26,7 @@ from peer.lab.simulate.swarm.environment import Environment
 from peer.lab.simulate.swarm.learner import Seat, Trainee
 from peer.lab.simulate.swarm.membership import Table
 from peer.lab.simulate.swarm.peer import SimulatedPeer
+from peer.lab.simulate.swarm.poison import PoisoningSeat, directions, poisoned
 from peer.lab.simulate.swarm.slots import Slot
 
 REPLAY_BYTES_MAX = 64 << 20
@@ -62,17 +64,10 @@ class Lifecycle:
             rng=np.random.default_rng([env.seed, 2, slot.number, slot.lives]),
         )
         view = env.membership.view(slot.number, slot.side)
-        outer = env.experiment.outer
         for state in states:
             # Each has momentum of its own: the outer step moves it in place.
             own = replace(state, momentum=state.momentum.copy())
-            seat = Seat(
-                trainee,
-                own,
-                rule=outer.adoption,
-                alpha=outer.blend_alpha,
-                missed_kept={"keep": 1.0, "damp": 0.5, "drop": 0.0}[outer.missed],
-            )
+            seat = self._seat(slot, trainee, own)
             machine = self._machine(slot, own, view)
             node = FragmentNode(
                 peer,
@@ -92,6 +87,31 @@ class Lifecycle:
         if slot.bytes_per_s:
             self._tell_line(slot)
 
+    def _seat(self, slot: Slot, trainee: Trainee, state: FragmentState) -> Seat:
+        env = self._environment
+        outer, peers = env.experiment.outer, env.experiment.peers
+        kept = {"keep": 1.0, "damp": 0.5, "drop": 0.0}[outer.missed]
+        rule, alpha = outer.adoption, outer.blend_alpha
+        if not slot.lies:
+            return Seat(trainee, state, rule=rule, alpha=alpha, missed_kept=kept)
+        fragment = env.layout.fragments[state.fragment]
+        direction = directions(
+            peers.poison,
+            fragment.size,
+            seed=env.seed,
+            fragment=fragment.index,
+            peer=slot.number,
+            life=slot.lives,
+        )
+
+        def upload(base: Float32s, values: Float32s) -> Float32s:
+            length, sizes = peers.poison_length, fragment.unit_sizes
+            return poisoned(base, values, direction=direction(), length=length, sizes=sizes)
+
+        return PoisoningSeat(
+            trainee, state, rule=rule, alpha=alpha, missed_kept=kept, upload=upload
+        )
+
     def _machine(self, slot: Slot, state: FragmentState, view: Table) -> FragmentRounds:
         env, name = self._environment, slot.name
         fragment = env.layout.fragments[state.fragment]
@@ -107,6 +127,7 @@ class Lifecycle:
             verify=lambda peer, data, signature: _signature(peer, data) == signature,
             founder=slot.number == 0,
             site=slot.seen.site,
+            norm_ratio_max=env.wires.norm_ratio_max,
         )
         machine = FragmentRounds(
             identity,

@@ -40,6 +40,8 @@ class Slot:
     training: LocalTraining
     bytes_per_s: float = 0.0
     """Speed of its line as the peer knows it; 0: not known."""
+    lies: bool = False
+    """True if what it uploads is poison."""
     side: int = 0
     """Side of a partition; 0 outside of one."""
     lives: int = 0
@@ -129,7 +131,8 @@ def slots_of(
         told = known / links.bulk_factor or None
         seen = Seen(name, pace.step_time_s, site=_site(experiment, number, name), bytes_per_s=told)
         learner = problem.learner([number], seed=seed)
-        slots.append(Slot(number, name, pace, seen, learner, known))
+        lies = number >= settings.count - round(settings.liars * settings.count)
+        slots.append(Slot(number, name, pace, seen, learner, known, lies))
     return slots
 
 

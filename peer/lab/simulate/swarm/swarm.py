@@ -127,8 +127,14 @@ class SimulatedSwarm(Watch):
         self._begin(begins_at)
 
     def _wires(self) -> Wires[Watch]:
-        factor = self.experiment.network.bulk_factor
-        return Wires(self.heap, self.network, self, bulk_factor=factor, shortcuts=True)
+        return Wires(
+            self.heap,
+            self.network,
+            self,
+            bulk_factor=self.experiment.network.bulk_factor,
+            shortcuts=True,
+            norm_ratio_max=self.experiment.rounds.norm_max_ratio or math.inf,
+        )
 
     def _tokens_end(self) -> int:
         end, outer = self.experiment.end, self.experiment.outer

@@ -13,6 +13,7 @@ from peer.lab.simulate.paper import quality
 from peer.lab.simulate.swarm.swarm import run as simulate
 
 CHEAP = {"problem.name": "quadratic"}
+SMALL = {**CHEAP, "problem.size": 2, "outer.steps_per_cycle": 12, "outer.fragments": 2}
 
 
 def test_every_cell_is_compared_with_one_that_is_there() -> None:
@@ -40,6 +41,18 @@ def test_a_factor_is_selected_by_the_beginning_of_its_name() -> None:
     assert by_label["int2"].sent_mb < by_label[quality.PAIR].sent_mb < by_label["int4"].sent_mb
     with pytest.raises(ValueError, match="no factor begins with 'colour'; there are: method"):
         quality.table(seeds=(0,), cycles=4, only="colour", changes=CHEAP)
+
+
+def test_rows_with_liars_come_only_on_request_and_bring_their_controls() -> None:
+    assert not any(cell.factor.startswith("liars") for cell in quality.cells(learners=(4,)))
+    rows = quality.table(seeds=(0,), cycles=2, only="liars: 30%, sign x 10", changes=SMALL)
+    assert [row.label for row in rows][:2] == ["mean, none lies", "mean, liars' work missing"]
+    assert [row.label for row in rows][2:] == list(quality.ROBUST)
+    assert {row.against for row in rows} == {None, "mean, none lies"}
+    mean, clip, centered = (row.change for row in rows[2:])
+    assert mean is not None and clip is not None and centered is not None
+    assert mean > 10 and max(clip, centered) < 5
+    assert [row.bound for row in rows[2:]] == [quality.ROBUST_BOUND] * 3
 
 
 def test_all_rows_process_equally_many_tokens_including_the_last_round() -> None:

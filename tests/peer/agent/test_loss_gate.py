@@ -1,0 +1,144 @@
+"""The agent's side of the loss gate: questions to the trainer, and runs without a gate."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import pytest
+
+from averaging.history.chain import ChainLink
+from averaging.history.standing import Standing
+from averaging.history.state import FragmentState
+from averaging.numbers.layout import Layout, TensorSpec
+from averaging.round.phase import Phase
+from dht.identity import Identity
+from dht.memory.virtual_loop import run as virtual
+from peer.agent.local_peer import Delegate, Fields, LocalPeer, PeerSettings
+from peer.agent.loss_gate import TrainersLoss, open_gate
+from peer.agent.slots import SlotPort
+from peer.bridge.messages import Measure, Measured
+from peer.bridge.trainer_line import TrainerLine
+from peer.guest.enforcement import Guest
+from peer.run_file.sections import Evaluation, Outer, RunFile
+from peer.views.event_log import read_events
+
+
+class Line:
+    def __init__(self) -> None:
+        self.said: list[Measure] = []
+
+    def say(self, message: Measure) -> None:
+        self.said.append(message)
+
+
+def answer(gate: int, *, sequences: int = 7, loss: float = 2.5) -> Measured:
+    return Measured(version=0, loss=loss, sequences=sequences, gate=gate)
+
+
+def asked(*answers: Measured, ready: bool = True) -> tuple[Any, list[Measure]]:
+    line = Line()
+    loss = TrainersLoss(cast(TrainerLine, line), is_ready=lambda: ready)
+
+    async def main() -> Any:
+        waiting = asyncio.ensure_future(loss.measure())
+        await asyncio.sleep(0)
+        for each in answers:
+            loss.heard(each)
+        return await asyncio.wait_for(waiting, 1.0)
+
+    return asyncio.run(main()), line.said
+
+
+def test_the_trainer_is_asked_and_its_answer_is_the_loss() -> None:
+    assert asked(answer(1)) == (2.5, [Measure(0, gate=1)])
+
+
+def test_a_trainer_that_cannot_measure_has_no_loss() -> None:
+    assert asked(answer(1, sequences=0))[0] is None
+
+
+def test_an_answer_to_an_earlier_question_is_dropped() -> None:
+    assert asked(answer(0, loss=9.0), answer(1), answer(1, loss=8.0))[0] == 2.5
+
+
+def test_a_trainer_on_its_way_into_the_run_is_not_asked() -> None:
+    assert asked(ready=False) == (None, [])
+
+
+def test_the_gate_of_a_peer_remembers_what_it_refused_before(tmp_path: Path) -> None:
+    before = FragmentState.founded(bytes(32), 0, np.zeros(16, np.float32))
+    chain = before.chain.extended(ChainLink(1, bytes([1]) * 32, 5))
+    after = Standing(1, bytes([1]) * 32, chain, before.merged)
+    losses = [2.0, 3.0]
+    heard: list[str] = []
+
+    class Still:
+        states: tuple[FragmentState | None, ...] = (after.state(0, before.theta, before.momentum),)
+        phases: tuple[Phase | None, ...] = (Phase.IDLE,)
+        replaced: ClassVar[list[FragmentState]] = []
+
+        async def replace_states(self, states: Sequence[FragmentState], *, reason: str) -> None:
+            self.replaced.extend(states)
+
+    class Trainer:
+        async def measure(self) -> float:
+            return losses.pop(0)
+
+        def holds(self, fragment: int) -> bool:
+            return True
+
+    class Hearing(Delegate):
+        def on_event(self, name: str, fields: Fields) -> None:
+            heard.append(name)
+
+    async def live(*, jumps: bool) -> str | None:
+        local = local_peer(tmp_path, Hearing())
+        gate = open_gate(local, cast(SlotPort, Trainer()), cast(TrainersLoss, Trainer()))
+        assert gate is not None
+        if jumps:
+            await gate.before_jump(before, after)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(gate.run(Still()), 30.0)
+        local.log.close()
+        return gate.refuses(0, chain)
+
+    assert virtual(live(jumps=True)) is not None
+    assert heard == ["jump_refused"] and Still.replaced == [before]
+    assert virtual(live(jumps=False)) is not None
+    assert [e["event"] for e in read_events(tmp_path / "events.jsonl") if "back_to" in e] == heard
+
+
+def local_peer(folder: Path, delegate: Delegate) -> LocalPeer:
+    settings = PeerSettings(
+        run=RunFile(),
+        identity=Identity.from_seed(bytes(32)),
+        directory=folder,
+        name="anna",
+        role="learner",
+        seeds=(),
+        listen=(),
+        announce=(),
+        page=None,
+    )
+    layout = Layout.build([TensorSpec("w", (4, 4), "float32")], 1)
+    return LocalPeer(settings, layout, delegate, Guest(folder))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        RunFile(evaluation=Evaluation(rise_max="off")),
+        RunFile(outer=Outer(overlap_steps=0)),
+    ],
+    ids=["off", "synchronous"],
+)
+def test_a_run_may_have_no_gate(run: RunFile) -> None:
+    class Local:
+        run_file = run
+
+    assert open_gate(cast(Any, Local()), cast(Any, None), cast(Any, None)) is None
