@@ -28,6 +28,7 @@ from dht.memory.virtual_loop import run
 from peer.status import Status
 from peer.storage.download import NotDownloaded, fetch_fragments
 from tests.averaging.live.links import introduce
+from tests.peer.statuses import a_status
 
 RUN = RunId("download")
 VALUES = 64
@@ -86,24 +87,11 @@ async def reading(
 
 
 def _status(peer: PeerId, merging: Merging) -> Status:
-    figures = dict.fromkeys(("steps", "tokens", "staleness", "peers", "rounds", "rounds_missed"), 0)
-    seconds = dict.fromkeys(("step_time_s", "blocked_s", "up_s"), 0.0)
-    return Status(
-        peer=peer,
-        name=peer,
-        role="learner",
-        phase="ready",
-        loss=None,
-        held_out=None,
-        global_tokens=0,
-        versions=(merging.version(),) * FRAGMENTS,
-        fates={},
-        bytes_sent=0,
-        bytes_received=0,
-        reachable=True,
-        **figures,
-        **seconds,
-    )
+    return a_status(peer=peer, versions=(merging.version(),) * FRAGMENTS)
+
+
+def _files(folder: Path) -> int:
+    return len(list(folder.iterdir()))
 
 
 def check(states: Sequence[FragmentState]) -> None:
@@ -153,7 +141,7 @@ def test_what_has_arrived_is_kept_when_the_sources_are_gone(tmp_path: Path) -> N
                 await fetch_fragments(
                     fetcher, LAYOUT, sources, tmp_path, on_progress=close_at_half, run_name="gone"
                 )
-            kept = len(list(tmp_path.iterdir()))
+            kept = _files(tmp_path)
             assert FRAGMENTS // 2 <= kept < FRAGMENTS
         async with reading(Merging(FOR_EVER)) as (fetcher, sources, _):
             shares: list[float] = []
