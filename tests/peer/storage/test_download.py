@@ -20,9 +20,8 @@ from averaging.live.fetcher import Fetcher
 from averaging.live.threads import Threads
 from averaging.messages import Signatures
 from averaging.numbers.layout import Layout, TensorSpec
-from dht.host import Host
 from dht.identity import PeerId, RunId
-from dht.memory.host import MemoryNetwork
+from dht.memory.host import MemoryHost, MemoryNetwork
 from dht.memory.network import Weather
 from dht.memory.virtual_loop import run
 from peer.status import Status
@@ -70,7 +69,7 @@ class Merging:
 @asynccontextmanager
 async def reading(
     *merging: Merging, weather: Weather = CALM
-) -> AsyncIterator[tuple[Fetcher, list[Status], list[Host]]]:
+) -> AsyncIterator[tuple[Fetcher, list[Status], list[MemoryHost]]]:
     """A reader, and what the peers of a run say of themselves."""
     network, threads = MemoryNetwork(weather), Threads(1)
     me, hosts = network.host("me"), [network.host(f"peer {n}") for n in range(len(merging))]
