@@ -267,3 +267,57 @@ def test_usual_targets_are_all_linear_layers_but_the_head(
         targets=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
     )
     assert LORA.targets[1] == "mlp.up_proj"
+
+
+@pytest.fixture
+def adapters(run_dir: Path, tmp_path: Path, folder: Path) -> Path:
+    """Adapters that a run has exported, in a folder with a space in its name."""
+    out = tmp_path / "my models" / "out"
+    out.parent.mkdir()
+    assert cli.run(["export", str(run_dir), str(out), "--to", "peft"]) == 0
+    return out
+
+
+SAYS = ["abc", "--temperature", "0", "--max-tokens", "8", "--json"]
+
+
+def test_a_folder_of_adapters_speaks_as_the_run_does(
+    run_dir: Path, adapters: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert cli.run(["say", str(run_dir), *SAYS]) == 0
+    expected = json.loads(capsys.readouterr().out)["text"]
+    assert cli.run(["say", str(adapters), *SAYS, "--data", str(folder.parent)]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == expected
+    (adapters.parent / folder.name).symlink_to(folder)  # beside the adapters it is found
+    assert cli.run(["say", str(adapters), *SAYS]) == 0, capsys.readouterr().err
+    assert json.loads(capsys.readouterr().out)["text"] == expected
+    # Adapters of which nothing but peft's own files is known.
+    (adapters / "shoal_run.json").unlink()
+    assert cli.run(["say", str(adapters), *SAYS]) == 0, capsys.readouterr().err
+    assert json.loads(capsys.readouterr().out)["text"] == expected
+
+
+def test_adapters_without_their_base_or_in_a_pickle_are_one_line(
+    adapters: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def complaint() -> str:
+        capsys.readouterr()
+        assert cli.run(["say", str(adapters), *SAYS]) == 2
+        output, errors = capsys.readouterr()
+        assert output == "" and errors.count("\n") == 1
+        return errors
+
+    assert "the base model tiny cannot be used: there is no" in complaint()
+    (adapters.parent / folder.name).symlink_to(publish(tmp_path / "another", seed=2))
+    assert "the run file demands" in complaint()
+    run_file = (adapters / "shoal_run.json").rename(tmp_path / "shoal_run.json")
+    (adapters.parent / folder.name).unlink()
+    assert "its base 'tiny' is not on this machine" in complaint()
+    run_file.rename(adapters / "shoal_run.json")
+    (adapters.parent / folder.name).symlink_to(folder)
+    weights = adapters / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    assert "cannot load a model from the folder" in complaint()
+    weights.rename(adapters / "adapter_model.bin")
+    assert "it has no adapter_model.safetensors; other formats are not read" in complaint()
