@@ -7,11 +7,12 @@ from a known lineage to a certified one needs no further proof. A peer signs a l
 shows it, whether it made it in a round, folded it, or took it over.
 
 A link is **certified** for this peer when enough peers have signed whose word counts here: a
-majority of the smallest round that the run's quorum allows among those in sight, at least two, or
-all there are if they are fewer (``Neighbourhood.electorate``). So nobody's word alone moves a peer
-that sees more than one other. Nothing is learned from signatures of strangers or of newcomers.
-Peers that contributed to the state that this peer holds count by themselves: newcomers that come
-all at once beside a founder follow it, however many they are.
+majority of the smallest round that the run's quorum allows among those in sight (a quorum counts as
+a majority of them at most), at least two, or all there are if they are fewer
+(``Neighbourhood.electorate``). So nobody's word alone moves a peer that sees more than one other.
+Nothing is learned from signatures of strangers or of newcomers. Peers that contributed to the state
+that this peer holds count by themselves: newcomers that come all at once beside a founder follow
+it, however many they are.
 
 A state that the run's owner has attested needs no certificate.
 
@@ -186,17 +187,11 @@ class Certificates:
         return self._electorate(now).intersection(self._kept.get(link, ()))
 
     def parent_needed(self, now: float) -> int:
-        """Number of signatures that a link needs for a round to continue it.
-
-        A run may ask for more than a majority of the live peers. A partition hides the others, so
-        a side of it had rounds with fewer: a quorum counts as a majority at most.
-        """
+        """Number of signatures that a link needs for a round to continue it."""
         others = len(self._electorate(now))
-        roster = min(others + self._peers.trains, self._peers.group_size)
         if self._are_among_groups(now):
-            roster = self._peers.smallest_group(now)
-        quorum = min(self._id.policy.quorum.needed(roster), roster // 2 + 1)
-        return _majority_of(quorum, others)
+            return self._majority_of_quorum(self._peers.smallest_group(now), others)
+        return self._needed(others)
 
     def is_certifiable(self, now: float) -> bool:
         """True if others can be shown enough signatures to take the state of this peer.
@@ -257,12 +252,16 @@ class Certificates:
     def _needed(self, others: int) -> int:
         """The number of peers that must have signed a link, of so many that count."""
         roster = min(others + self._peers.trains, self._peers.group_size)
-        return _majority_of(self._id.policy.quorum.needed(roster), others)
+        return self._majority_of_quorum(roster, others)
 
+    def _majority_of_quorum(self, roster: int, others: int) -> int:
+        """A majority of a quorum of a roster, where so many others count: two at least, if any.
 
-def _majority_of(quorum: int, others: int) -> int:
-    """A majority of a quorum, where so many others count: two at least, if there are as many."""
-    return max(1, min(others, max(2, quorum // 2 + 1)))
+        A run may ask for more than a majority of the live peers. A partition hides the others, so
+        a side of it had rounds with fewer: a quorum counts as a majority at most.
+        """
+        quorum = min(self._id.policy.quorum.needed(roster), roster // 2 + 1)
+        return max(1, min(others, max(2, quorum // 2 + 1)))
 
 
 def link_of(head: Head) -> Link:

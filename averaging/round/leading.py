@@ -288,13 +288,21 @@ class Leading:
         return [Note("told_closed", {"peer": sender}), Send(sender, closed)]
 
     def hold(self, held: HoldJoin, situation: Situation, now: float) -> Changes:
-        """Count this join once this peer has caught up with it, if it leads."""
+        """Count this join once this peer has caught up with it, if it leads.
+
+        A peer that is not followed is shown the certificate under the version that this one stands
+        on: it may have to go back to it.
+        """
         sender, join = held.sender, held.join
-        gave_up = held.must_be_catching and situation.phase is not Phase.CATCHING
+        stays = held.must_be_catching and situation.phase is not Phase.CATCHING
         since = situation.catching_since
         takes_long = since is not None and now - since >= self._policy.answer_s
-        if gave_up or takes_long or not self._leads(sender, join, now):
-            return [self._refusal(sender, join, held.reason, behind=True)]
+        if stays or takes_long or not self._leads(sender, join, now):
+            changes: Changes = [self._refusal(sender, join, held.reason, behind=True)]
+            if stays and situation.standing is not None:
+                mine = situation.standing.head()
+                changes.insert(0, Send(sender, messages.Compare(self._id.fragment, mine)))
+            return changes
         changes = self._open(sender, join, situation, now)
         assert self.gathering is not None
         if len(self.gathering.held) < messages.ROSTER_MAX:

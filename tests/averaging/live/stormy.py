@@ -153,7 +153,12 @@ class LiveNode:
                 site=plan.site,
             ),
             terms=RunTerms(RUN, LAYOUT, swarm.policy),
-            around=Surroundings(view=self.view, addresses=swarm.addresses, line_max=lambda: 0.0),
+            around=Surroundings(
+                view=self.view,
+                addresses=swarm.addresses,
+                line_max=lambda: 0.0,
+                draw_bits=random.Random(f"{swarm.seed} {name} {incarnation}").getrandbits,
+            ),
             states=[] if state is None else [state],
             settings=AveragerSettings(progress_s=1e6),
         )

@@ -19,6 +19,7 @@ from averaging.round.inputs import Received
 from averaging.round.machine import FragmentRounds
 from averaging.round.transitions import RetryLater
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, PeerView
+from averaging.rules.quorum import QuorumPolicy, Required
 from dht.identity import PeerId
 from tests.averaging.round.machines import (
     ANNA,
@@ -40,6 +41,7 @@ CLARA, DORA, EVE = PeerId("clara"), PeerId("dora"), PeerId("eve")
 FIVE = (ANNA, BORIS, CLARA, DORA)
 """The others in a run of five. A round has three members at least, and a majority of them is two;
 so the signatures of two make a certificate."""
+FOUR = (ANNA, BORIS, CLARA)
 AHEAD = standing("start", "one")
 
 
@@ -60,6 +62,16 @@ def with_signatures(head: Head, signatures: Signatures) -> Head:
 
 def test_a_head_that_two_of_five_have_signed_is_followed() -> None:
     assert moves(machine(others=FIVE), ANNA, certified(AHEAD))
+
+
+@pytest.mark.parametrize("required", [None, 0.75, "all"])
+def test_a_run_whose_rounds_wait_for_all_takes_what_half_of_it_made(required: Required) -> None:
+    """A partition hides the others: two of four had a round. When they needed the signatures of
+    three, the others stayed behind them for four minutes (live storm 65)."""
+    policy = replace(POLICY, quorum=QuorumPolicy(required=required))
+
+    assert not moves(machine(others=FOUR, policy=policy), ANNA, certified(AHEAD, (ANNA,)))
+    assert moves(machine(others=FOUR, policy=policy), ANNA, certified(AHEAD, (ANNA, BORIS)))
 
 
 TIP = link_of(AHEAD.head())

@@ -320,6 +320,21 @@ def test_who_is_ahead_alone_goes_back_after_the_time_of_a_round() -> None:
     assert goes_back(late)
 
 
+def test_who_is_ahead_alone_is_shown_the_certificate_of_the_version_to_go_back_to() -> None:
+    """It had to wait until it met the peers that had signed one by one (live storm 65)."""
+    rounds = machine(standing("start", "one"), FIVE)
+    rounds.handle(
+        Received(BORIS, said.Compare(0, certified(standing("start", "one"), (BORIS,)))), 1.0
+    )
+
+    answers = joins(rounds, ANNA, certified(standing("start", "one", "mine"), (ANNA,)))
+
+    shown, refusal = answers
+    assert isinstance(refusal, said.Refused) and refusal.behind
+    assert isinstance(shown, said.Compare)
+    assert {peer for peer, _ in shown.head.signatures} == {ME, BORIS}
+
+
 def test_who_can_prove_its_state_keeps_it() -> None:
     rounds = machine(MINE, FIVE, GROUPS)
     rounds.handle(Received(BORIS, said.Compare(0, certified(MINE, (BORIS,)))), 1.0)

@@ -609,8 +609,7 @@ class Storm:
     peers: tuple[int, int] = (2, 7)
     accidents: tuple[int, int] = (2, 7)
     rough_s: float = 110.0
-    calm_s: float = 250.0
-    """Forks of three, where all must join, are settled by one doubt after the other."""
+    calm_s: float = 130.0
     group_size: int = 16
     mixing: MixingPolicy = field(default_factory=MixingPolicy)
     tokens_end: int | None = None
