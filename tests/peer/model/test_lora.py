@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 from pathlib import Path
@@ -244,14 +245,51 @@ def test_the_needs_of_a_run_with_adapters_count_the_base(folder: Path) -> None:
     assert size_of(run).parameters == adapters
 
 
+@pytest.mark.parametrize(
+    ("installed", "says"),
+    [(None, "'bitsandbytes' is not installed"), ("0.48.1", "0.48.1 needs a CUDA device")],
+)
 def test_a_base_in_few_bits_is_refused_where_bitsandbytes_does_not_work(
-    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, installed: str | None, says: str
 ) -> None:
     run = with_lora(adapted_run(folder), base_dtype="nf4")
     base = base_folder(run, cache_dir=cache, data_dir=folder.parent)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(QuantizerMissing, match=r"nf4 .* take part on a machine with an NVIDIA GPU"):
+    there = importlib.util.find_spec
+
+    def find_spec(name: str) -> object:
+        return installed if name == "bitsandbytes" else there(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    monkeypatch.setattr("peer.model.recipes.lora.version", lambda package: installed)
+    with pytest.raises(QuantizerMissing, match=says) as refused:
         build_model(run, base=base)
+    assert "pip install 'shoal[quantized]'" in str(refused.value)
+
+
+@pytest.mark.slow  # the import of bitsandbytes takes seconds
+@pytest.mark.parametrize(("base_dtype", "layer"), [("nf4", "Linear4bit"), ("int8", "Linear8bitLt")])
+def test_adapters_learn_on_a_base_in_few_bits(
+    folder: Path, cache: Path, base_dtype: str, layer: str
+) -> None:
+    pytest.importorskip("bitsandbytes", reason="the extra 'quantized' is not installed")
+    losses = {}
+    for dtype in (base_dtype, "bf16"):
+        run = with_lora(adapted_run(folder), base_dtype=dtype)
+        base = base_folder(run, cache_dir=cache, data_dir=folder.parent)
+        model = build_model(run, base=base)
+        assert (type(model.model.layers[0].self_attn.k_proj).__name__ == layer) == (dtype != "bf16")
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+        made = []
+        for _ in range(8):
+            loss = next_token_loss(model, TOKENS)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            made.append(float(loss.detach()))
+        losses[dtype] = made
+    assert losses[base_dtype][-1] < losses[base_dtype][0] - 0.02
+    assert losses[base_dtype] == pytest.approx(losses["bf16"], rel=0.02)
 
 
 def test_usual_targets_are_all_linear_layers_but_the_head(

@@ -65,7 +65,9 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     [
         (with_model(width=64, heads=4, kv_heads=2), "llama", (4, 2)),
         (with_model(width=64, heads=4, qk_norm=True, tied_head=False), "qwen3", (4, 4)),
-        (msgspec.structs.replace(RUN, model=LLAMA), "llama", (2, 2)),
+        pytest.param(
+            msgspec.structs.replace(RUN, model=LLAMA), "llama", (2, 2), marks=pytest.mark.slow
+        ),  # with transformers, whose import takes seconds
     ],
 )
 def test_a_model_for_llama_cpp_has_the_parameters_of_the_one_for_transformers(
