@@ -28,7 +28,7 @@ from dht.identity import PeerId
 from peer.errors import CheckpointDamaged, PeerError
 from peer.joining.link import Link
 from peer.joining.visit import RunStatus, Visitor, visit
-from peer.quantities import bytes_text
+from peer.quantities import bytes_text, peers_text
 from peer.rules.foundings import heaviest
 from peer.run_file.sections import RunFile
 from peer.status import Status
@@ -80,21 +80,26 @@ async def download(
         holders = [each for each in seen.peers if each.versions]
         if layout is None and holders:
             layout = await _told_layout(visitor, holders, run)
-        fitting = [each for each in holders if layout and each.layout == layout.hash.hex()]
-        if layout is None or not fitting:
-            told = f"{len(seen.peers)} peers answered, and none of them has its state"
-            if layout is not None and holders:
-                told = (
-                    f"the peers have another layout ({holders[0].layout}) than {layout.hash.hex()}"
-                )
-            elif not seen.peers and seen.silent:
-                told = "; ".join(sorted({each.reason for each in seen.silent.values()}))
-            raise NotDownloaded(run.name, told)
+        sources = sources_in(seen, layout, run.name)
+        assert layout is not None
         _check_room(run, layout, parts)
-        founding = heaviest(fitting)
-        sources = [each for each in fitting if each.founding == founding] or fitting
         states = await _fetch(visitor, layout, sources, parts, on_progress, run)
     return OuterState(run, layout, states, None, parts)
+
+
+def sources_in(seen: RunStatus, layout: Layout | None, run_name: str) -> list[Status]:
+    """The peers of one founding that have the state of this layout. Raises ``NotDownloaded``."""
+    holders = [each for each in seen.peers if each.versions]
+    fitting = [each for each in holders if layout and each.layout == layout.hash.hex()]
+    if not fitting:
+        told = f"{peers_text(len(seen.peers))} answered, and none of them has its state yet"
+        if layout is not None and holders:
+            told = f"the peers have another layout ({holders[0].layout}) than {layout.hash.hex()}"
+        elif not seen.peers and seen.silent:
+            told = "; ".join(sorted({each.reason for each in seen.silent.values()}))
+        raise NotDownloaded(run_name, told)
+    founding = heaviest(fitting)
+    return [each for each in fitting if each.founding == founding] or fitting
 
 
 async def layout_of_peers(link: Link, run: RunFile) -> Layout:

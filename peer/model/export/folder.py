@@ -153,6 +153,7 @@ def write_model_files(export: Export, folder: Path) -> tuple[str, int]:
 
 
 def _write_hf(export: Export, recipe: HfModel, folder: Path) -> tuple[str, int]:
+    assert recipe.lora is None or export.base is not None, "adapters of no base"
     model: Any = model_of(export.outer, export.base)
     if recipe.lora is not None:
         model = merged(model)

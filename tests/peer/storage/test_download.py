@@ -24,10 +24,11 @@ from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryHost, MemoryNetwork
 from dht.memory.network import Weather
 from dht.memory.virtual_loop import run
+from peer.joining.visit import RunStatus, Silent
 from peer.status import Status
-from peer.storage.download import NotDownloaded, fetch_fragments
+from peer.storage.download import NotDownloaded, fetch_fragments, sources_in
 from tests.averaging.live.links import introduce
-from tests.peer.statuses import a_status
+from tests.peer.statuses import ME, a_status
 
 RUN = RunId("download")
 VALUES = 64
@@ -152,3 +153,22 @@ def test_what_has_arrived_is_kept_when_the_sources_are_gone(tmp_path: Path) -> N
             assert shares[kept - 1] == kept / FRAGMENTS  # each of those was told at once, and once
 
     run(main())
+
+
+def test_a_run_that_has_no_state_yet_is_one_sentence() -> None:
+    founding = a_status(versions=(), layout=LAYOUT.hash.hex())
+    for seen, says in (
+        (RunStatus("run", (founding,), {}), "1 peer answered, and none of them has its state yet"),
+        (RunStatus("run", (a_status(layout="ab12"),), {}), r"have another layout \(ab12\)"),
+        (RunStatus("run", (), {ME: Silent("anna", "learner", None, "it is away")}), "it is away"),
+    ):
+        with pytest.raises(NotDownloaded, match=says) as refused:
+            sources_in(seen, LAYOUT, "small")
+        assert "\n" not in str(refused.value)
+
+
+def test_a_model_comes_from_the_founding_with_the_most_work() -> None:
+    layout = LAYOUT.hash.hex()
+    heavy = [a_status(founding="a", global_tokens=9, layout=layout) for _ in range(2)]
+    light = a_status(founding="b", global_tokens=5, layout=layout)
+    assert sources_in(RunStatus("run", (light, *heavy), {}), LAYOUT, "small") == heavy

@@ -16,6 +16,7 @@ from peer import cli
 from peer.model.export.tokenizer import byte_characters
 from peer.run_file.sections import GptModel, HfModel, RunFile
 from tests.peer.model.export.exported_run import LLAMA, RUN, save_run
+from tests.peer.model.export.full_disk import files_of_at_most
 
 NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -133,3 +134,19 @@ def test_a_file_for_llama_cpp_needs_a_package_that_is_named(
     out = tmp_path / "model.gguf"
     assert cli.run(["export", str(tmp_path / "peer"), str(out), "--to", "gguf"]) == 2
     assert "pip install 'shoal[gguf]'" in capsys.readouterr().err
+
+
+def test_nothing_is_left_when_the_disk_fills_in_the_middle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("gguf", reason="the extra 'gguf' is not installed")
+    save_run(tmp_path / "peer")
+    place = tmp_path / "place"
+    place.mkdir()
+    arguments = ["export", str(tmp_path / "peer"), str(place / "model.gguf"), "--to", "gguf"]
+    for size in (300, 60_000, 131_000):  # the last one holds model.safetensors
+        with files_of_at_most(size):
+            assert cli.run(arguments) == 2
+        assert "cannot write" in capsys.readouterr().err
+        assert list(place.iterdir()) == []
+    assert cli.run(arguments) == 0
