@@ -20,6 +20,7 @@ from peer.quantities import bytes_text
 from peer.run_file.reading import parse
 from peer.storage.last_seen import LastSeen, save_last_seen
 from tests.peer.data.published_model import NAME, publish, serving
+from tests.peer.model.export.exported_run import save_run
 
 TEXT = """
 name = "old"
@@ -174,3 +175,22 @@ def test_a_base_is_not_fetched_without_a_yes(tmp_path: Path) -> None:
             assert terminal.end() == REFUSED, terminal.screen
         assert len([path for path, _ in hub.asked if path.startswith("/store/")]) == 1  # its size
     assert not list(tmp_path.glob("shoal/data/models/*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["\n", "\x04"])
+def test_lines_that_are_typed_are_continued_until_an_empty_one_or_the_end(
+    tmp_path: Path, end: str
+) -> None:
+    save_run(tmp_path / "peer")
+    options = ("--temperature", "0", "--max-tokens", "8")
+    with typing_to("say", str(tmp_path / "peer"), *options, home=tmp_path) as terminal:
+        terminal.wait_for("> ")
+        answers = []
+        for _ in range(2):  # a model of bytes has no chat: each line begins anew
+            terminal.write("Once upon\n")
+            terminal.wait_for("\n> ")
+            answers.append(terminal.screen)
+        assert answers[0] == answers[1] and len(answers[0]) > len("Once upon\r\n\r\n> ")
+        terminal.write(end)
+        assert terminal.end() == 0, terminal.screen
