@@ -199,9 +199,9 @@ def tune(out: Path, file: Path, peers: int) -> list[Path]:
         # Else it would have trained most of the budget before the others have started.
         shoal("pause", "--directory", str(folders[0]))
         for folder in folders[1:]:
+            # One by one: a newcomer takes a state that all whom it sees have signed.
             running.append(learner(folder, "join", link, "--data", str(out)))
-        for folder, process in zip(folders[1:], running[1:], strict=True):
-            awaited(folder, process, "phase", name="ready")
+            awaited(folder, running[-1], "phase", name="ready")
         shoal("resume", "--directory", str(folders[0]))
         for folder, process in zip(folders, running, strict=True):
             if process.wait(timeout=300):
