@@ -196,13 +196,13 @@ def tune(out: Path, file: Path, peers: int) -> list[Path]:
     with learners() as running:
         running.append(learner(folders[0], "start", str(file)))
         link = awaited(folders[0], running[0], "link")["link"]
-        # Else it would have trained most of the budget before the others have started.
-        shoal("pause", "--directory", str(folders[0]))
+        # Else it would have trained most of the budget before the others have started. It is not
+        # paused: newcomers take no state on the word of a peer that rests.
+        shoal("limits", "--directory", str(folders[0]), "--cpu", "10%")
         for folder in folders[1:]:
-            # One by one: a newcomer takes a state that all whom it sees have signed.
             running.append(learner(folder, "join", link, "--data", str(out)))
             awaited(folder, running[-1], "phase", name="ready")
-        shoal("resume", "--directory", str(folders[0]))
+        shoal("limits", "--directory", str(folders[0]), "--cpu", "100%")
         for folder, process in zip(folders, running, strict=True):
             if process.wait(timeout=300):
                 sys.exit(f"{folder.name} failed: see {folder.with_suffix('.out')}")
