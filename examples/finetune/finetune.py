@@ -142,7 +142,7 @@ def learners() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def learner(folder: Path, *command: str) -> subprocess.Popen[bytes]:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     options = ("--directory", str(folder), "--name", folder.name, "--threads", "1")
     local = ("--listen", "/ip4/127.0.0.1/tcp/0", "--page", "off", "--device", "cpu")
     log = folder.with_suffix(".out")
@@ -194,15 +194,17 @@ def write_run(out: Path, steps: int, peers: int) -> Path:
 def tune(out: Path, file: Path, peers: int) -> list[Path]:
     folders = [out / f"peer-{number}" for number in range(peers)]
     with learners() as running:
+        # Else the first would train most of the budget before the others have started.
+        for folder in folders:
+            folder.mkdir()
+        all_of(*(("limits", "--directory", str(each), "--cpu", "10%") for each in folders))
         running.append(learner(folders[0], "start", str(file)))
         link = awaited(folders[0], running[0], "link")["link"]
-        # Else it would have trained most of the budget before the others have started. It is not
-        # paused: newcomers take no state on the word of a peer that rests.
-        shoal("limits", "--directory", str(folders[0]), "--cpu", "10%")
         for folder in folders[1:]:
             running.append(learner(folder, "join", link, "--data", str(out)))
-            awaited(folder, running[-1], "phase", name="ready")
-        shoal("limits", "--directory", str(folders[0]), "--cpu", "100%")
+        for folder, process in zip(folders, running, strict=True):
+            awaited(folder, process, "phase", name="ready")
+        all_of(*(("limits", "--directory", str(each), "--cpu", "100%") for each in folders))
         for folder, process in zip(folders, running, strict=True):
             if process.wait(timeout=300):
                 sys.exit(f"{folder.name} failed: see {folder.with_suffix('.out')}")
