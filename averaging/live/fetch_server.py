@@ -146,6 +146,8 @@ class _Frozen:
     """Peers whose streams are open and asked for it."""
     awaited: set[PeerId] = field(default_factory=set)
     """Peers that have its manifest, and ask others for theirs before they ask for pieces."""
+    asked: set[PeerId] = field(default_factory=set)
+    """Peers that have its manifest."""
     frozen_at: float = 0.0
     served_bytes: int = 0
 
@@ -281,6 +283,7 @@ class FetchServer:
         if isinstance(request, AskManifest):
             frozen = self._freeze(request.fragment, reader.place.peer)
             frozen.awaited.add(reader.stream.remote)
+            frozen.asked.add(reader.stream.remote)
             reader.begins(frozen)
             await self._tell_manifest(reader, frozen)
         elif isinstance(request, AskPieces):
@@ -319,15 +322,25 @@ class FetchServer:
 
         Else a newcomer that fetches one fragment after the other would wait for each to grow idle.
         A state that is being read stays, unless all are: then the one that is read most slowly
-        goes, if it is slow, or if all who read it had their share.
+        goes, if it is slow, or if all who read it had their share. What no other peer has asked for
+        makes room at once when its only reader goes on: a model of many small fragments is read
+        faster than its states grow idle.
         """
         settings = self.settings
         spare = [
-            (bool(frozen.awaited) + 2 * bool(frozen.readers), frozen.bytes_per_s(now), key)
+            (
+                bool(frozen.awaited) + 2 * bool(frozen.readers),
+                frozen.bytes_per_s(now),
+                frozen.frozen_at,
+                key,
+            )
             for key, frozen in self._frozen.items()
             if frozen.manifest.done()
             and (
-                (frozen.read_at < now - settings.frozen_spare_s and not frozen.readers)
+                (
+                    not frozen.readers
+                    and (frozen.read_at < now - settings.frozen_spare_s or frozen.asked == {peer})
+                )
                 or (
                     frozen.frozen_at < now - settings.served_grace_s
                     and frozen.bytes_per_s(now) < settings.slow_bytes_s
@@ -337,7 +350,7 @@ class FetchServer:
         ]
         if not spare:
             return False
-        del self._frozen[min(spare)[2]]
+        del self._frozen[min(spare)[-1]]
         return True
 
     def _all_give_way(self, frozen: _Frozen, peer: PeerId, now: float) -> bool:

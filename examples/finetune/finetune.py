@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,17 @@ def questions() -> list[dict[str, str]]:
 
 def shoal(*arguments: str) -> str:
     """The output of a command that ends by itself."""
+    (output,) = all_of(arguments)
+    return output
+
+
+def all_of(*commands: Sequence[str]) -> list[str]:
+    """The outputs of commands that run side by side: each imports transformers for seconds."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(_output, commands))
+
+
+def _output(arguments: Sequence[str]) -> str:
     command = [sys.executable, "-m", "peer.cli", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode:
@@ -129,7 +142,7 @@ def learners() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def learner(folder: Path, *command: str) -> subprocess.Popen[bytes]:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     options = ("--directory", str(folder), "--name", folder.name, "--threads", "1")
     local = ("--listen", "/ip4/127.0.0.1/tcp/0", "--page", "off", "--device", "cpu")
     log = folder.with_suffix(".out")
@@ -140,15 +153,18 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return new_records(folder.with_suffix(".out"), 0)[0]
 
 
-def awaited(folder: Path, event: str, process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """The first record of an event. Ends the program if it does not come."""
-    deadline = time.monotonic() + 120
+def awaited(
+    folder: Path, process: subprocess.Popen[bytes], event: str, **fields: str
+) -> dict[str, Any]:
+    """The first record of an event with these fields. Ends the program if it does not come."""
+    wanted = {"event": event, **fields}
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline and process.poll() is None:
         for record in records(folder):
-            if record.get("event") == event:
+            if wanted.items() <= record.items():
                 return record
         time.sleep(LINE_S)
-    sys.exit(f"{folder.name} told no {event!r}: see {folder.with_suffix('.out')}")
+    sys.exit(f"{folder.name} told no {wanted}: see {folder.with_suffix('.out')}")
 
 
 def make_base(out: Path, steps: int) -> Path:
@@ -178,10 +194,17 @@ def write_run(out: Path, steps: int, peers: int) -> Path:
 def tune(out: Path, file: Path, peers: int) -> list[Path]:
     folders = [out / f"peer-{number}" for number in range(peers)]
     with learners() as running:
+        # Else the first would train most of the budget before the others have started.
+        for folder in folders:
+            folder.mkdir()
+        all_of(*(("limits", "--directory", str(each), "--cpu", "10%") for each in folders))
         running.append(learner(folders[0], "start", str(file)))
-        link = awaited(folders[0], "link", running[0])["link"]
+        link = awaited(folders[0], running[0], "link")["link"]
         for folder in folders[1:]:
             running.append(learner(folder, "join", link, "--data", str(out)))
+        for folder, process in zip(folders, running, strict=True):
+            awaited(folder, process, "phase", name="ready")
+        all_of(*(("limits", "--directory", str(each), "--cpu", "100%") for each in folders))
         for folder, process in zip(folders, running, strict=True):
             if process.wait(timeout=300):
                 sys.exit(f"{folder.name} failed: see {folder.with_suffix('.out')}")
@@ -195,6 +218,23 @@ def loss_before(out: Path, file: Path) -> float:
     model = peer.build_model(run, base=peer.fetch_base(run, out))
     held_out = open_data(run, peer_id="before", cache_dir=cache, data_dir=out).held_out
     return peer.held_out_loss(model, held_out)
+
+
+class Phases:
+    """The time that each part of the program takes."""
+
+    def __init__(self) -> None:
+        self._ends = [time.monotonic()]
+        self._names: list[str] = []
+
+    def end(self, name: str) -> None:
+        self._names.append(name)
+        self._ends.append(time.monotonic())
+
+    def text(self) -> str:
+        parts = zip(self._names, pairwise(self._ends), strict=True)
+        told = ", ".join(f"{name} {end - start:.0f} s" for name, (start, end) in parts)
+        return f"{self._ends[-1] - self._ends[0]:.0f} s ({told})"
 
 
 def table(rows: Sequence[Sequence[object]]) -> str:
@@ -212,20 +252,29 @@ def main() -> None:
     out: Path = chosen.out.absolute()
     out.mkdir(parents=True)
     os.environ["XDG_DATA_HOME"] = str(out / "home")
-    began = time.monotonic()
+    phases = Phases()
     make_base(out, chosen.base_steps)
+    phases.end("base")
     file = write_run(out, chosen.steps, chosen.peers)
     print(shoal("run", "check", str(file)))
     before = loss_before(out, file)
+    phases.end("run file and loss before")
     folders = tune(out, file, chosen.peers)
-    data = ("--data", str(out))
-    (measured,) = json.loads(shoal("eval", str(folders[0]), *data, "--json"))["losses"]
-    asked = "Today is Friday. And in two days?"
-    said = json.loads(shoal("say", str(folders[0]), asked, *data, "--temperature", "0", "--json"))[
-        "text"
-    ]
-    shoal("export", str(folders[0]), str(out / "adapter"), "--to", "peft", *data)
-    shoal("export", str(folders[0]), str(out / "tuned"), "--to", "hf", *data)
+    phases.end("three peers")
+    run_dir, data, asked = (
+        str(folders[0]),
+        ("--data", str(out)),
+        "Today is Friday. And in two days?",
+    )
+    measured, said, _, _ = all_of(
+        ("eval", run_dir, *data, "--json"),
+        ("say", run_dir, asked, *data, "--temperature", "0", "--json"),
+        ("export", run_dir, str(out / "adapter"), "--to", "peft", *data),
+        ("export", run_dir, str(out / "tuned"), "--to", "hf", *data),
+    )
+    after = json.loads(measured)["losses"][0]["nats_per_token"]
+    answer = json.loads(said)["text"]
+    phases.end("measuring and exports")
     done = [[each for each in records(f) if each.get("event") == "done"][-1] for f in folders]
     rows = [("peer", "steps", "tokens", "sent", "received")]
     for folder, last in zip(folders, done, strict=True):
@@ -233,9 +282,9 @@ def main() -> None:
         tokens = round(last["fates"]["processed"])
         rows.append((folder.name, last["steps"], tokens, sent, received))
     print(table(rows))
-    print(f"held-out loss of the answers: {before:.3f} -> {measured['nats_per_token']:.3f}")
-    print(f"{asked!r}: {said!r}")
-    print(f"{time.monotonic() - began:.0f} s; models, run file and logs are in {out}")
+    print(f"held-out loss of the answers: {before:.3f} -> {after:.3f}")
+    print(f"{asked!r}: {answer!r}")
+    print(f"{phases.text()}; models, run file and logs are in {out}")
 
 
 if __name__ == "__main__":

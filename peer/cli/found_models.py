@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from peer.cli.application import complain, start_logging
 from peer.cli.showing import progress
+from peer.quantities import bytes_text, plural
 
 if TYPE_CHECKING:
     from averaging.numbers.layout import Layout
@@ -146,6 +147,8 @@ def find_ready(where: str, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
 
     if not is_remote(where) and is_export(Path(where)):
         return ready_in(Path(where), data_dir=data_dir)
+    if not is_remote(where) and is_adapter_folder(Path(where)):
+        return _ready_adapter(Path(where), data_dir=data_dir, quiet=quiet)
     parts = data_home(os.environ) / "model"
     parts.parent.mkdir(parents=True, exist_ok=True)
     found = find_model(where, parts, data_dir=data_dir, quiet=quiet, check=check_buildable)
@@ -154,6 +157,28 @@ def find_ready(where: str, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
     )
     shutil.rmtree(parts_of(found.outer.run, parts), ignore_errors=True)
     return ready
+
+
+def is_adapter_folder(folder: Path) -> bool:
+    """Return whether peft has written the adapters in this folder."""
+    return (folder / "adapter_config.json").is_file()
+
+
+def _ready_adapter(folder: Path, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
+    from peer.model.recipes.lora import check_installed
+    from peer.model.use.adapted import adapted_in
+    from peer.model.use.ready import run_of
+    from peer.run_file.base import base_of
+
+    check_installed()
+    run = run_of(folder)
+    base = None
+    if run is not None and (named := base_of(run.model)) is not None:
+        # A base in a folder is in the run's data folder; often the adapters were written beside it.
+        beside = folder.absolute().parent
+        places = data_dir or (beside if (beside / named.source).is_dir() else folder)
+        base = fetched_base(run, founds=False, data_dir=places, quiet=quiet)
+    return adapted_in(folder, run, base, data_dir=data_dir)
 
 
 def parts_of(run: RunFile, parts: Path) -> Path:
@@ -174,7 +199,7 @@ def fetched_base(run: RunFile, *, founds: bool, data_dir: Path, quiet: bool) -> 
     if base is None or not needs_base(run, founds=founds):
         return None
     if missing := missing_files(run, cache_dir=data_cache()):
-        complain(f"fetching {base.text} into {data_cache()}: {len(missing)} files")
+        complain(f"fetching {base.text} into {data_cache()}: {plural(len(missing), 'file')}")
     with progress("fetching the base, file by file", quiet=quiet) as show:
         return base_folder(
             run,
@@ -182,3 +207,22 @@ def fetched_base(run: RunFile, *, founds: bool, data_dir: Path, quiet: bool) -> 
             data_dir=data_dir,
             tell=lambda name, share: show(share),
         )
+
+
+def base_to_fetch(run: RunFile, *, founds: bool) -> str | None:
+    """The download that this peer has yet to make for the run's base, in words; ``None``: none.
+
+    Its size is asked for where the files are.
+    """
+    from peer.data.base_models import missing_bytes, missing_files
+    from peer.model.recipes import needs_base
+    from peer.run_file.base import base_of
+
+    base, cache_dir = base_of(run.model), data_cache()
+    if base is None or not needs_base(run, founds=founds):
+        return None
+    if not (missing := missing_files(run, cache_dir=cache_dir)):
+        return None
+    size = missing_bytes(run, cache_dir=cache_dir)
+    told = "of a size that is not known" if size is None else bytes_text(size)
+    return f"{base.text}: {plural(len(missing), 'file')}, {told}, into {cache_dir}"

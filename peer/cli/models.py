@@ -23,6 +23,7 @@ class Form(StrEnum):
     SAFETENSORS = "safetensors"
     HF = "hf"
     PEFT = "peft"
+    GGUF = "gguf"
 
 
 class Dtype(StrEnum):
@@ -46,7 +47,8 @@ def export(
         Option(
             help="'safetensors': one file of named parameters, for peer.load_weights and --weights;"
             " 'hf': a folder with configuration, tokenizer and model card, which transformers loads"
-            " with from_pretrained, adapters added to their base; 'peft': a folder of adapters.",
+            " with from_pretrained, adapters added to their base; 'peft': a folder of adapters;"
+            " 'gguf': one file for llama.cpp.",
         ),
     ] = Form.SAFETENSORS,
     dtype: Annotated[Dtype, Option(help="Type of the parameters.")] = Dtype.FP32,
@@ -72,11 +74,13 @@ def export(
     from peer.errors import NotWritten
     from peer.model.export.adapter import check_adapters, write_adapter
     from peer.model.export.folder import Export, check_exportable, check_free, write_folder
+    from peer.model.export.gguf import check_gguf, write_gguf
     from peer.model.export.tensors import in_bf16
     from peer.storage.outer_state import write_model
 
-    checks = {Form.HF: check_exportable, Form.PEFT: check_adapters}
-    if to in checks:
+    checks = {Form.HF: check_exportable, Form.PEFT: check_adapters, Form.GGUF: check_gguf}
+    writers = {Form.HF: write_folder, Form.PEFT: write_adapter, Form.GGUF: write_gguf}
+    if to in (Form.HF, Form.PEFT):
         check_free(out)
     elif out.is_dir() or not out.absolute().parent.is_dir():
         why = "it is a folder" if out.is_dir() else "its folder does not exist"
@@ -89,15 +93,15 @@ def export(
         check=checks.get(to, lambda run: None),
     )
     outer = found.outer
-    if to in checks:
+    if to in writers:
         whole = Export(
             outer=outer,
             facts=found.facts,
             tokenizer=found.tokenizer(),
             dtype=dtype.value,
-            base=found.base(quiet=as_json) if to is Form.HF else None,
+            base=None if to is Form.PEFT else found.base(quiet=as_json),
         )
-        (write_folder if to is Form.HF else write_adapter)(whole, out)
+        writers[to](whole, out)
     elif dtype is Dtype.BF16:
         write_model(outer, out, cast=in_bf16)
     else:

@@ -17,7 +17,7 @@ from typer import Argument
 from dht.errors import DhtError
 from peer.cli.application import EXIT_REFUSED, complain, log_to, report_if_slow, start_logging
 from peer.cli.finding import check_new, find_patiently, no_peers
-from peer.cli.found_models import fetched_base
+from peer.cli.found_models import base_to_fetch, fetched_base
 from peer.cli.learner_options import (
     Options,
     trains,
@@ -197,6 +197,8 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         check_there(options.weights)
     data_directory = own.data_directory or where / "data"
     check_data(found.run, data_directory)
+    if not _may_fetch_base(found.run, options, founds=settings.founds):
+        return EXIT_REFUSED
     settings = replace(
         settings,
         base=fetched_base(
@@ -226,6 +228,18 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     if look.engine is None:
         return train_on_devices(found.run, own, output, settings, look, devices)
     return train_here(found.run, own, output, settings, look)
+
+
+def _may_fetch_base(run: RunFile, options: Options, *, founds: bool) -> bool:
+    """Ask before the run's base is downloaded, which comes before all that is measured with it."""
+    from peer.trainer.preflight import first_lines
+
+    if options.yes or not sys.stdin.isatty():
+        return True
+    if (needed := base_to_fetch(run, founds=founds)) is None:
+        return True
+    print("\n".join((*first_lines(run), f"Base     {needed}")), flush=True)
+    return _confirmed("Fetch the base, to see what this machine can do with it?", default=True)
 
 
 def _confirmed(question: str, *, default: bool) -> bool:

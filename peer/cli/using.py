@@ -31,7 +31,7 @@ Where = Annotated[
     Argument(
         metavar="RUN_DIR|LINK|FOLDER",
         help="Folder of a peer in a run, shoal:// link or run file, or folder that `shoal export "
-        "--to hf` has written.",
+        "--to hf` or `--to peft` has written.",
     ),
 ]
 DataFolder = Annotated[

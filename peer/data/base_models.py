@@ -104,6 +104,23 @@ def missing_files(run: RunFile, *, cache_dir: Path) -> tuple[Place, ...]:
     return tuple(f for f in base.files if f.sha256 and not (folder / f.sha256).exists())
 
 
+def missing_bytes(
+    run: RunFile, *, cache_dir: Path, downloads: Downloads | None = None
+) -> int | None:
+    """The size of the files of the run's base that are still to be downloaded, in whole.
+
+    ``None`` if a server does not tell it. ``downloads`` is for tests.
+    """
+    base = base_of(run.model)
+    missing = missing_files(run, cache_dir=cache_dir)
+    if base is None or not missing:
+        return 0
+    made = downloads or model_downloads(cache_dir, _host(base))
+    sizes = [made.size_bytes(_address(base, file)) for file in missing]
+    told = [size for size in sizes if size is not None]
+    return sum(told) if len(told) == len(sizes) else None
+
+
 def model_downloads(
     cache_dir: Path, host: Host | None = None, *, opener: OpenerDirector | None = None
 ) -> Downloads:
@@ -137,13 +154,18 @@ def _local(base: Base, file: Place, data_dir: Path, hashes: KnownHashes) -> Path
 def _remote(
     base: Base, file: Place, downloads: Downloads, hashes: KnownHashes, tell: Progress
 ) -> Path:
-    place = base.place(file)
-    if base.hub is not None:
-        place = Place(hub_address(*base.hub, file.name), file.sha256)
     path, _ = downloads.fetch_checked(
-        place, hashes, tell=lambda done, whole: tell(file.name, done / max(1, whole))
+        _address(base, file),
+        hashes,
+        tell=lambda done, whole: tell(file.name, done / max(1, whole)),
     )
     return path
+
+
+def _address(base: Base, file: Place) -> Place:
+    if base.hub is None:
+        return base.place(file)
+    return Place(hub_address(*base.hub, file.name), file.sha256)
 
 
 def _together(base: Base, paths: Sequence[Path], folder: Path) -> Path:

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 20
 READ_TIMEOUT_S = 30.0
+SIZE_TIMEOUT_S = 10.0
 PAUSES_S = (1.0, 4.0, 15.0, 60.0)
 """Pauses before the next attempt, after attempts that brought nothing."""
 
@@ -145,6 +146,13 @@ class Downloads:
         path = self.fetch(place, tell=tell)
         return path, hashes.of([(path, place)])
 
+    def size_bytes(self, place: Place) -> int | None:
+        """The size of the file at an address; ``None`` if its server does not tell it."""
+        request = self._request(place, method="HEAD")
+        with suppress(OSError, ValueError), self._opener.open(request, timeout=SIZE_TIMEOUT_S) as a:
+            return int(a.headers["Content-Length"] or "none")
+        return None
+
     def remove(self, place: Place) -> None:
         """Remove a file whose content has changed on the disk."""
         assert place.sha256 is not None
@@ -188,9 +196,7 @@ class Downloads:
             resumed = False  # the part that was there may be the damaged one
 
     def _attempt(self, place: Place, content: _Content) -> None:
-        request = urllib.request.Request(place.name, headers={"User-Agent": "shoal"})
-        for name, value in self._host.headers.items():
-            request.add_unredirected_header(name, value)
+        request = self._request(place)
         if content.size:
             request.add_header("Range", f"bytes={content.size}-")
         try:
@@ -222,6 +228,12 @@ class Downloads:
                     self._check_room(place, content.size, 0)
             if content.size < whole:
                 raise TimeoutError(f"the connection ended after {content.size} of {whole} bytes")
+
+    def _request(self, place: Place, *, method: str = "GET") -> urllib.request.Request:
+        request = urllib.request.Request(place.name, headers={"User-Agent": "shoal"}, method=method)
+        for name, value in self._host.headers.items():
+            request.add_unredirected_header(name, value)
+        return request
 
     def _check_room(self, place: Place, size: int, more: int) -> None:
         if size > self._file_bytes_max:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import msgspec
 from blake3 import blake3
 
-from averaging.live.fetcher import Fetcher, FetchProgress
+from averaging.live.fetcher import Fetcher
 from averaging.live.threads import Threads
 from averaging.numbers.layout import Layout
 from dht.errors import CallRefused, DhtError, PeerUnreachable, RunFileUnavailable
@@ -219,10 +219,9 @@ class Visitor:
                 break
         return made
 
-    def fetcher(self, threads: Threads, on_progress: Callable[[FetchProgress], None]) -> Fetcher:
+    def fetcher(self, threads: Threads) -> Fetcher:
         """Fetches parameters from peers that ``look`` has found, as one that catches up does."""
-        host, run_id = self._host, self._link.run_id
-        return Fetcher(host, run_id, threads, on_progress=on_progress, has_momentum=False)
+        return Fetcher(self._host, self._link.run_id, threads, has_momentum=False)
 
     async def layout(self, peer: PeerId, fragments: int) -> Layout:
         """The layout that a peer describes. Raises ``DhtError`` or ``ValueError``."""

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from peer.data.base_models import base_folder
 from peer.model.export.facts import facts_in_folder
 from peer.model.export.folder import Export, write_folder
 from peer.model.export.tokenizer import tokenizer_of
+from peer.model.recipes import needs_base
 from peer.publishing.feed import Entry
 from peer.publishing.hub import push
 from peer.publishing.job import Job
@@ -28,7 +30,7 @@ Tell = Callable[[str, dict[str, Any]], None]
 def publish(job: Job, tell: Tell, *, now: float) -> None:
     """Publish the newest checkpoint, as far as that has not been done already.
 
-    Raises what ``write_folder``, ``tokenizer_of`` and ``push`` raise.
+    Raises what ``write_folder``, ``tokenizer_of``, ``base_folder`` and ``push`` raise.
     """
     folder = Path(job.peer)
     outer = load_outer(CheckpointFolder(folder / OUTER, reads_only=True))
@@ -46,8 +48,12 @@ def publish(job: Job, tell: Tell, *, now: float) -> None:
 def _export(job: Job, shelf: Shelf, outer: OuterState, tell: Tell, *, now: float) -> Entry:
     folder = Path(job.peer)
     facts = facts_in_folder(folder, outer)
-    tokenizer = tokenizer_of(outer.run, cache_dir=Path(job.cache), data_dir=folder / "data")
-    export = Export(outer=outer, facts=facts, tokenizer=tokenizer, dtype=job.dtype)
+    cache, data = Path(job.cache), folder / "data"
+    tokenizer = tokenizer_of(outer.run, cache_dir=cache, data_dir=data)
+    base = None
+    if needs_base(outer.run, founds=False):  # adapters are added to it
+        base = base_folder(outer.run, cache_dir=cache, data_dir=data)
+    export = Export(outer=outer, facts=facts, tokenizer=tokenizer, dtype=job.dtype, base=base)
     entry = shelf.add(
         outer.model,
         outer.global_tokens,

@@ -28,7 +28,7 @@ from dht.identity import PeerId
 from peer.errors import CheckpointDamaged, PeerError
 from peer.joining.link import Link
 from peer.joining.visit import RunStatus, Visitor, visit
-from peer.quantities import bytes_text
+from peer.quantities import bytes_text, peers_text
 from peer.rules.foundings import heaviest
 from peer.run_file.sections import RunFile
 from peer.status import Status
@@ -80,21 +80,26 @@ async def download(
         holders = [each for each in seen.peers if each.versions]
         if layout is None and holders:
             layout = await _told_layout(visitor, holders, run)
-        fitting = [each for each in holders if layout and each.layout == layout.hash.hex()]
-        if layout is None or not fitting:
-            told = f"{len(seen.peers)} peers answered, and none of them has its state"
-            if layout is not None and holders:
-                told = (
-                    f"the peers have another layout ({holders[0].layout}) than {layout.hash.hex()}"
-                )
-            elif not seen.peers and seen.silent:
-                told = "; ".join(sorted({each.reason for each in seen.silent.values()}))
-            raise NotDownloaded(run.name, told)
+        sources = sources_in(seen, layout, run.name)
+        assert layout is not None
         _check_room(run, layout, parts)
-        founding = heaviest(fitting)
-        sources = [each for each in fitting if each.founding == founding] or fitting
         states = await _fetch(visitor, layout, sources, parts, on_progress, run)
     return OuterState(run, layout, states, None, parts)
+
+
+def sources_in(seen: RunStatus, layout: Layout | None, run_name: str) -> list[Status]:
+    """The peers of one founding that have the state of this layout. Raises ``NotDownloaded``."""
+    holders = [each for each in seen.peers if each.versions]
+    fitting = [each for each in holders if layout and each.layout == layout.hash.hex()]
+    if not fitting:
+        told = f"{peers_text(len(seen.peers))} answered, and none of them has its state yet"
+        if layout is not None and holders:
+            told = f"the peers have another layout ({holders[0].layout}) than {layout.hash.hex()}"
+        elif not seen.peers and seen.silent:
+            told = "; ".join(sorted({each.reason for each in seen.silent.values()}))
+        raise NotDownloaded(run_name, told)
+    founding = heaviest(fitting)
+    return [each for each in fitting if each.founding == founding] or fitting
 
 
 async def layout_of_peers(link: Link, run: RunFile) -> Layout:
@@ -141,42 +146,64 @@ async def _fetch(
     on_progress: Callable[[float], None],
     run: RunFile,
 ) -> tuple[FragmentState, ...]:
+    threads = Threads(1)
+    fetcher = visitor.fetcher(threads)
+    try:
+        return await fetch_fragments(
+            fetcher, layout, sources, parts, on_progress=on_progress, run_name=run.name
+        )
+    finally:
+        threads.close()
+
+
+async def fetch_fragments(
+    fetcher: Fetcher,
+    layout: Layout,
+    sources: Sequence[Status],
+    parts: Path,
+    *,
+    on_progress: Callable[[float], None] = lambda share: None,
+    run_name: str,
+) -> tuple[FragmentState, ...]:
+    """All fragments, one after the other, each as its sources have it when it is its turn.
+
+    ``on_progress`` gets the share of the model that has arrived. Raises ``NotDownloaded``; the
+    fragments in ``parts`` stay for the next call.
+    """
     whole, done = layout.size, 0
 
     def progress(now: FetchProgress) -> None:
         share = now.verified_pieces / max(1, now.pieces)
         on_progress((done + share * layout.fragments[now.fragment].size) / whole)
 
-    threads = Threads(1)
-    fetcher = visitor.fetcher(threads, progress)
+    fetcher.on_progress = progress
     states = []
-    try:
-        for fragment in layout.fragments:
-            index, folder = fragment.index, CheckpointFolder(parts / str(fragment.index), keep=1)
-            state = _kept(folder, index, fragment.size, sources)
-            if state is None:
-                newest = max(each.versions[index] for each in sources)
-                # Those that are behind are asked as well: they may have caught up.
-                ranked = sorted(sources, key=lambda each: each.versions[index] != newest)
-                state = await _fetch_one(
-                    fetcher, index, fragment.size, [PeerId(each.peer) for each in ranked], run
-                )
-                _keep(folder, state)
-            states.append(state)
-            done += fragment.size
-            on_progress(done / whole)
-    finally:
-        threads.close()
+    for fragment in layout.fragments:
+        index, folder = fragment.index, CheckpointFolder(parts / str(fragment.index), keep=1)
+        state = _kept(folder, index, fragment.size, sources)
+        if state is None:
+            newest = max(each.versions[index] for each in sources)
+            # Those that are behind are asked as well: they may have caught up.
+            ranked = sorted(sources, key=lambda each: each.versions[index] != newest)
+            state = await _fetch_one(
+                fetcher, index, fragment.size, [PeerId(each.peer) for each in ranked], run_name
+            )
+            _keep(folder, state)
+        states.append(state)
+        done += fragment.size
+        on_progress(done / whole)
     return tuple(states)
 
 
-PAUSES_S = 0.0, 1.5, 3.0
-"""Pauses before the attempts to fetch a fragment; pieces that have arrived are kept. A source keeps
-few states for readers, and a small model's are read so fast that it has yet to let go of them."""
+PAUSES_S = 0.0, 0.2, 0.4, 0.7, 1.1, 1.6, 2.2, 3.0
+"""Pauses before the attempts to fetch a fragment; pieces that have arrived are kept. Each attempt
+takes what the sources have by then. Some fail because one source has merged and the other is about
+to, or because so many read from it that it keeps no further state for readers. The pauses differ,
+so that they do not meet the same moment of every round."""
 
 
 async def _fetch_one(
-    fetcher: Fetcher, index: int, size: int, sources: Sequence[PeerId], run: RunFile
+    fetcher: Fetcher, index: int, size: int, sources: Sequence[PeerId], run_name: str
 ) -> FragmentState:
     reason = ""
     for pause_s in PAUSES_S:
@@ -187,7 +214,7 @@ async def _fetch_one(
             )
         except FetchFailed as error:
             reason = str(error)
-    raise NotDownloaded(run.name, reason)
+    raise NotDownloaded(run_name, reason)
 
 
 @dataclass(frozen=True)

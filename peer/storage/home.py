@@ -36,6 +36,9 @@ GOOD = "good"
 PEERS = "peers.json"
 """The file of the peers that a peer has met."""
 
+LIMITS = "limits.json"
+"""Limits may be set before the peer starts (``peer.guest.enforcement``)."""
+
 DATA = "data"
 """The user's part of a peer's folder: it may be there before the peer is."""
 
@@ -93,7 +96,7 @@ def check_folder(folder: Path, run: RunFile) -> None:
         return
     with peer_folder(folder):
         names = {entry.name for entry in folder.iterdir()}
-    if not names & MARKS and (others := sorted(names - {DATA})):
+    if not names & MARKS and (others := sorted(names - {DATA, LIMITS})):
         raise FolderNotEmpty(str(folder), f"it has other files in it, such as {others[0]!r}")
     earlier = _read_occupant(folder)
     if earlier is not None and earlier.run_id != run.run_id:

@@ -76,12 +76,10 @@ class Preflight:
         model, data = run.model.__struct_config__.tag, run.data.__struct_config__.tag
         hosts = hosts_of(run.data) if isinstance(run.data, FilesData) else ()
         data = f"{data} from {', '.join(hosts)}" if hosts else data
-        licence = run.licence or "not stated"
         measured = self.goal.known is not None
         about, most = ("", "at most") if measured else ("about ", "about")
         return (
-            f"Run      {run.name}   id {run.run_id[:16]}...   licence {licence}",
-            *about_lines(run),
+            *first_lines(run),
             f"Trains   {model}, {count_text(self.parameters)} parameters{_of_base(run)}; data: "
             f"{data}; nothing from the network is executed",
             f"Device   {self._device_text}",
@@ -110,6 +108,15 @@ def _of_base(run: RunFile) -> str:
         return ""
     adapts = isinstance(run.model, HfModel) and run.model.lora is not None
     return f" of adapters on {base.text}" if adapts else f", which begin as {base.text}"
+
+
+def first_lines(run: RunFile) -> tuple[str, ...]:
+    """The run as its file names it."""
+    licence = run.licence or "not stated"
+    return (
+        f"Run      {run.name}   id {run.run_id[:16]}...   licence {licence}",
+        *about_lines(run),
+    )
 
 
 def about_lines(run: RunFile) -> tuple[str, ...]:

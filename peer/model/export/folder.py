@@ -85,7 +85,7 @@ def write_folder(export: Export, out: Path) -> None:
     Raises ``NotWritten`` and leaves nothing under the name if something cannot be written.
     """
     check_exportable(export.outer.run)
-    write_whole(export, out, lambda folder: _write_model(export, folder))
+    write_whole(export, out, lambda folder: write_model_files(export, folder))
 
 
 def write_whole(export: Export, out: Path, fill: Callable[[Path], tuple[str, int]]) -> None:
@@ -102,7 +102,7 @@ def write_whole(export: Export, out: Path, fill: Callable[[Path], tuple[str, int
         for name, content in _other_files(export, kind, parameters).items():
             (temporary / name).write_bytes(content)
         for path in (*temporary.iterdir(), temporary):
-            _flush(path)
+            flush(path)
         temporary.rename(out)
     except OSError as error:
         raise NotWritten(str(out), error.strerror or str(error)) from error
@@ -123,7 +123,8 @@ def check_free(out: Path) -> None:
         raise NotWritten(str(out), why)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Bring a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -131,7 +132,7 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _write_model(export: Export, folder: Path) -> tuple[str, int]:
+def write_model_files(export: Export, folder: Path) -> tuple[str, int]:
     """Write configuration and weights; returns the architecture's class and its parameters."""
     run = export.outer.run
     if isinstance(run.model, HfModel):
@@ -152,6 +153,7 @@ def _write_model(export: Export, folder: Path) -> tuple[str, int]:
 
 
 def _write_hf(export: Export, recipe: HfModel, folder: Path) -> tuple[str, int]:
+    assert recipe.lora is None or export.base is not None, "adapters of no base"
     model: Any = model_of(export.outer, export.base)
     if recipe.lora is not None:
         model = merged(model)

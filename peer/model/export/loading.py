@@ -23,11 +23,11 @@ def model_of(outer: OuterState, base: Path | None = None) -> nn.Module:
 
     ``base``: folder with the weights below the run's adapters.
     """
-    model = build_model(_in_fp32(outer.run), draw=False, base=base)
+    model = build_model(in_fp32(outer.run), draw=False, base=base)
     return filled(model, outer).eval()
 
 
-def _in_fp32(run: RunFile) -> RunFile:
+def in_fp32(run: RunFile) -> RunFile:
     """The run with a base in fp32, in which processors compute and adapters are added exactly."""
     if not isinstance(run.model, HfModel) or run.model.lora is None:
         return run

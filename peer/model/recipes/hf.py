@@ -95,7 +95,8 @@ def _loaded(lora: Lora | None, config: Any, base: Path) -> nn.Module:
         options["dtype"] = torch.bfloat16
         if lora.base_dtype != "bf16":
             check_quantizer(lora)
-            options |= {"quantization_config": quantization(lora), "device_map": {"": 0}}
+            device = 0 if torch.cuda.is_available() else "cpu"
+            options |= {"quantization_config": quantization(lora), "device_map": {"": device}}
     transformers.utils.logging.disable_progress_bar()
     try:
         model, told = transformers.AutoModelForCausalLM.from_pretrained(

@@ -11,6 +11,7 @@ import importlib.util
 import math
 import re
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -24,6 +25,9 @@ ADAPTER = "default"
 """The name that peft gives to the adapters, which is a part of the names of their parameters."""
 
 _DOWN, _UP = f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight"
+
+ON_CPU_SINCE = 0, 50
+"""Version of bitsandbytes that is known to compute without a CUDA device."""
 
 SHOWN_MAX = 12
 """Number of layers that an error lists."""
@@ -42,8 +46,8 @@ class QuantizerMissing(PeerError):
     def __str__(self) -> str:
         return (
             f"the run holds its base in {self.base_dtype} (model.lora.base_dtype), for which "
-            f"{self.reason}; take part on a machine with an NVIDIA GPU and pip install "
-            "'shoal[quantized]', or ask for a run with base_dtype = 'bf16'"
+            f"{self.reason}: pip install 'shoal[quantized]', or ask for a run with "
+            "base_dtype = 'bf16'"
         )
 
 
@@ -59,8 +63,11 @@ def check_quantizer(lora: Lora) -> None:
         return
     if importlib.util.find_spec("bitsandbytes") is None:
         raise QuantizerMissing(lora.base_dtype, "the package 'bitsandbytes' is not installed")
-    if not torch.cuda.is_available():
-        raise QuantizerMissing(lora.base_dtype, "there is no CUDA device")
+    found = version("bitsandbytes")
+    if not torch.cuda.is_available() and tuple(map(int, found.split(".")[:2])) < ON_CPU_SINCE:
+        raise QuantizerMissing(
+            lora.base_dtype, f"bitsandbytes {found} needs a CUDA device, and there is none"
+        )
 
 
 def quantization(lora: Lora) -> Any:

@@ -122,7 +122,7 @@ def ready_of_run(
         codec = FormCodec(codec, form)
     return ReadyModel(
         model=model,
-        context=_context(model, outer.run.data.sequence_length),
+        context=context_of(model, outer.run.data.sequence_length),
         codec=codec,
         run=outer.run,
         data_dir=data_dir,
@@ -137,36 +137,48 @@ def is_export(folder: Path) -> bool:
 
 def ready_in(folder: Path, *, data_dir: Path | None) -> ReadyModel:
     """The model in a folder. Raises ``ExportUnusable``, ``ExtraMissing``, ``DataUnavailable``."""
-    run, model = _run_of(folder), _loaded(folder)
+    run, model = run_of(folder), pretrained(str(folder))
     return ReadyModel(
         model=model,
-        context=_context(model, 1024),
-        codec=_codec(folder),
+        context=context_of(model, 1024),
+        codec=codec_in_folder(folder),
         run=run,
         data_dir=data_dir or folder,
         name=f"the model in {folder}" if run is None else f"run {run.name}",
     )
 
 
-def _loaded(folder: Path) -> nn.Module:
+def pretrained(named: str, *, revision: str | None = None) -> nn.Module:
+    """The model of a folder, or of the hub if it is on this machine, in fp32.
+
+    Raises ``ExportUnusable`` or ``ExtraMissing``.
+    """
     try:
         import transformers
     except ImportError as error:
-        raise ExtraMissing(f"the model in {folder}", "transformers", "hf") from error
+        raise ExtraMissing(f"the model in {named}", "transformers", "hf") from error
     transformers.utils.logging.disable_progress_bar()
     try:
         # Weights in other formats can run code.
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True, use_safetensors=True
+            named,
+            revision=revision or "main",
+            trust_remote_code=False,
+            local_files_only=True,
+            use_safetensors=True,
         )
     except Exception as error:  # it raises errors of many kinds about damaged files
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise ExportUnusable(str(folder), reason) from error
+        raise ExportUnusable(named, reason) from error
     ready: nn.Module = model.float().eval()  # processors are slow with bf16
     return ready
 
 
-def _codec(folder: Path) -> Codec | None:
+def codec_in_folder(folder: Path) -> Codec | None:
+    """The codec of the tokenizer beside a model; ``None`` if there is none.
+
+    Raises ``ExtraMissing`` or ``DataUnavailable``.
+    """
     if not (folder / "tokenizer_config.json").is_file():
         return None
     # Text of bytes is cut exactly without transformers, whose part are chat templates.
@@ -187,7 +199,11 @@ def _has_template(folder: Path) -> bool:
     return inside or (folder / "chat_template.jinja").exists()
 
 
-def _run_of(folder: Path) -> RunFile | None:
+def run_of(folder: Path) -> RunFile | None:
+    """The run that has made the model in a folder; ``None`` if no run has.
+
+    Raises ``ExportUnusable``.
+    """
     try:
         content = (folder / RUN_FILE).read_bytes()
         return from_canonical(content, blake3(content).hexdigest(), source=RUN_FILE)
@@ -197,7 +213,8 @@ def _run_of(folder: Path) -> RunFile | None:
         raise ExportUnusable(str(folder), " ".join(f"{RUN_FILE}: {error}".split())) from error
 
 
-def _context(model: nn.Module, otherwise: int) -> int:
+def context_of(model: nn.Module, otherwise: int) -> int:
+    """Tokens that a model can read at once; ``otherwise`` if it does not say."""
     shape: Any = getattr(model, "shape", None) or getattr(model, "config", None)
     for name in ("context", "max_position_embeddings", "n_positions"):
         if isinstance(found := getattr(shape, name, None), int):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import select
 import subprocess
 import sys
@@ -15,8 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from peer.quantities import bytes_text
 from peer.run_file.reading import parse
 from peer.storage.last_seen import LastSeen, save_last_seen
+from tests.peer.data.published_model import NAME, publish, serving
+from tests.peer.model.export.exported_run import save_run
 
 TEXT = """
 name = "old"
@@ -69,7 +73,7 @@ class Terminal:
 
 
 @contextmanager
-def typing_to(*arguments: str, home: Path) -> Iterator[Terminal]:
+def typing_to(*arguments: str, home: Path, **environment: str) -> Iterator[Terminal]:
     keyboard, screen = os.openpty()
 
     def take_terminal() -> None:
@@ -82,7 +86,13 @@ def typing_to(*arguments: str, home: Path) -> Iterator[Terminal]:
         stderr=screen,
         start_new_session=True,
         preexec_fn=take_terminal,  # noqa: PLW1509  this process has no thread that holds a lock
-        env={**os.environ, "XDG_DATA_HOME": str(home), "TERM": "xterm", "COLUMNS": "200"},
+        env={
+            **os.environ,
+            "XDG_DATA_HOME": str(home),
+            "TERM": "xterm",
+            "COLUMNS": "200",
+            **environment,
+        },
     )
     os.close(screen)
     try:
@@ -138,3 +148,49 @@ def test_after_a_yes_the_run_is_described_and_nothing_starts_without_another_one
         terminal.write(keys)
         assert terminal.end() == code, terminal.screen
     assert not list(tmp_path.glob("shoal/**/progress"))
+
+
+@pytest.mark.slow
+def test_a_base_is_not_fetched_without_a_yes(tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="the extra 'hf' is not installed")
+    model = publish(tmp_path / "published")
+    size = (model / "model.safetensors").stat().st_size
+    with serving(model) as hub:
+        own = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(tmp_path / "hub")}
+        with typing_to(
+            "run", "new", "--base", NAME, "--data", "python_stdlib", home=tmp_path, **own
+        ) as terminal:
+            terminal.wait_for("[end]")
+            assert terminal.end() == 0
+            text = terminal.screen[terminal.screen.index("name =") :].replace("\r", "")
+        file = tmp_path / "run.toml"
+        text = re.sub(r"^homepage = .*", 'homepage = "https://example.org/tiny"', text, flags=re.M)
+        file.write_text(text, encoding="utf-8")
+        hub.asked.clear()
+        with typing_to("start", str(file), home=tmp_path, **own) as terminal:
+            terminal.wait_for("Fetch the base")
+            assert f"1 file, {bytes_text(size)}, into" in terminal.screen
+            assert "https://example.org/tiny" in terminal.screen
+            terminal.write("n\n")
+            assert terminal.end() == REFUSED, terminal.screen
+        assert len([path for path, _ in hub.asked if path.startswith("/store/")]) == 1  # its size
+    assert not list(tmp_path.glob("shoal/data/models/*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["\n", "\x04"])
+def test_lines_that_are_typed_are_continued_until_an_empty_one_or_the_end(
+    tmp_path: Path, end: str
+) -> None:
+    save_run(tmp_path / "peer")
+    options = ("--temperature", "0", "--max-tokens", "8")
+    with typing_to("say", str(tmp_path / "peer"), *options, home=tmp_path) as terminal:
+        terminal.wait_for("> ")
+        answers = []
+        for _ in range(2):  # a model of bytes has no chat: each line begins anew
+            terminal.write("Once upon\n")
+            terminal.wait_for("\n> ")
+            answers.append(terminal.screen)
+        assert answers[0] == answers[1] and len(answers[0]) > len("Once upon\r\n\r\n> ")
+        terminal.write(end)
+        assert terminal.end() == 0, terminal.screen

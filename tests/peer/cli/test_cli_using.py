@@ -15,12 +15,28 @@ import pytest
 
 from peer import cli
 from peer.cli.using import harmless
+from peer.model.use.tasks import tokenizer_with_end
 from peer.run_file.sections import TextData
 from tests.peer.model.export.exported_run import RUN, save_run
 
 TEXTS = msgspec.structs.replace(
     RUN, data=TextData(files=["*.txt"], sequence_length=32, held_out=0.3)
 )
+TASK = """\
+task: tiny
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {rows}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{q}}}}"
+doc_to_target: "{{{{a}}}}"
+doc_to_choice: ["yes", "no"]
+metric_list:
+  - metric: acc
+"""
+
 SAMPLING = ["--seed", "3", "--max-tokens", "40", "--temperature", "0.9"]
 
 
@@ -189,3 +205,27 @@ def test_a_damaged_checkpoint_is_passed_over_and_left_to_its_peer(
     code, _, errors = said(["say", str(tmp_path), "x"], capsys)
     assert code == 2 and "no usable checkpoint" in errors.splitlines()[-1]
     assert sorted((tmp_path / "outer").iterdir()) == [older, newer]
+
+
+def test_tasks_get_a_token_that_ends_a_document(exported: Path) -> None:
+    """lm-eval decodes it, so there must be one, also with tokens of bytes."""
+    tokenizer = tokenizer_with_end(exported)
+    assert tokenizer.eos_token_id == 0
+    assert tokenizer("a text")["input_ids"] == list(b"a text")
+
+
+@pytest.mark.slow
+def test_tasks_are_measured_on_an_export(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    pytest.importorskip("lm_eval", reason="the extra 'eval' is not installed")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    rows = [{"q": "Is it? ", "a": 0}, {"q": "Or not? ", "a": 1}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = tmp_path / "tiny.yaml"
+    task.write_text(TASK.format(rows=tmp_path / "rows.jsonl"))
+    assert cli.run(["eval", str(exported), "--tasks", str(task), "--json"]) == 0
+    results = json.loads(capfd.readouterr().out.splitlines()[-1])["tasks"]
+    assert results["tiny"]["acc,none"] in (0.0, 0.5, 1.0)
+    assert cli.run(["eval", str(exported), "--tasks", "no_such_task"]) == 2
+    assert "shoal: lm-eval cannot measure no_such_task: " in capfd.readouterr().err

@@ -14,7 +14,13 @@ import torch
 
 from dht.identity import PeerId
 from peer import cli
-from peer.data.base_models import BaseUnavailable, base_folder, missing_files, model_downloads
+from peer.data.base_models import (
+    BaseUnavailable,
+    base_folder,
+    missing_bytes,
+    missing_files,
+    model_downloads,
+)
 from peer.data.downloads import file_sha256
 from peer.data.hub import hub_host
 from peer.data.published import published
@@ -102,9 +108,12 @@ def test_a_run_begins_from_a_model_of_the_hub(
     )
     assert not any("store" in path for path, _ in hub.asked)  # the author downloads no weights
     assert missing_files(run, cache_dir=home) != ()
+    size = (folder / "model.safetensors").stat().st_size
+    assert missing_bytes(run, cache_dir=home) == size
     found = base_folder(run, cache_dir=home, data_dir=tmp_path)
     assert same(build_model(run, base=found), folder)
     assert missing_files(run, cache_dir=home) == ()
+    assert missing_bytes(run, cache_dir=home) == 0
     hub.asked.clear()
     assert base_folder(run, cache_dir=home, data_dir=tmp_path) == found
     assert hub.asked == []
@@ -166,8 +175,16 @@ def test_a_run_begins_from_an_https_address(
             parse(to_toml(run))
         cache = tmp_path / "of-a-peer"
         downloads = model_downloads(cache, opener=opener)
+        sizes = [path.stat().st_size for path in there.glob("*.safetensors")]
+        assert missing_bytes(run, cache_dir=cache, downloads=downloads) == sum(sizes)
         base = base_folder(run, cache_dir=cache, data_dir=tmp_path, downloads=downloads)
     assert same(build_model(run, base=base), there)
+
+
+def test_a_size_that_a_server_does_not_tell_is_unknown(hub: Hub, home: Path, folder: Path) -> None:
+    run = run_from(NAME, home)
+    hub.token = "only-with-it"
+    assert missing_bytes(run, cache_dir=home) is None
 
 
 def test_a_run_begins_from_a_folder_in_the_data_folder(

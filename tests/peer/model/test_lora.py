@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 from pathlib import Path
@@ -245,14 +246,51 @@ def test_the_needs_of_a_run_with_adapters_count_the_base(folder: Path) -> None:
     assert size.parameters == adapters
 
 
+@pytest.mark.parametrize(
+    ("installed", "says"),
+    [(None, "'bitsandbytes' is not installed"), ("0.48.1", "0.48.1 needs a CUDA device")],
+)
 def test_a_base_in_few_bits_is_refused_where_bitsandbytes_does_not_work(
-    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, installed: str | None, says: str
 ) -> None:
     run = with_lora(adapted_run(folder), base_dtype="nf4")
     base = base_folder(run, cache_dir=cache, data_dir=folder.parent)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(QuantizerMissing, match=r"nf4 .* take part on a machine with an NVIDIA GPU"):
+    there = importlib.util.find_spec
+
+    def find_spec(name: str) -> object:
+        return installed if name == "bitsandbytes" else there(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    monkeypatch.setattr("peer.model.recipes.lora.version", lambda package: installed)
+    with pytest.raises(QuantizerMissing, match=says) as refused:
         build_model(run, base=base)
+    assert "pip install 'shoal[quantized]'" in str(refused.value)
+
+
+@pytest.mark.slow  # the import of bitsandbytes takes seconds
+@pytest.mark.parametrize(("base_dtype", "layer"), [("nf4", "Linear4bit"), ("int8", "Linear8bitLt")])
+def test_adapters_learn_on_a_base_in_few_bits(
+    folder: Path, cache: Path, base_dtype: str, layer: str
+) -> None:
+    pytest.importorskip("bitsandbytes", reason="the extra 'quantized' is not installed")
+    losses = {}
+    for dtype in (base_dtype, "bf16"):
+        run = with_lora(adapted_run(folder), base_dtype=dtype)
+        base = base_folder(run, cache_dir=cache, data_dir=folder.parent)
+        model = build_model(run, base=base)
+        assert (type(model.model.layers[0].self_attn.k_proj).__name__ == layer) == (dtype != "bf16")
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+        made = []
+        for _ in range(8):
+            loss = next_token_loss(model, TOKENS)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            made.append(float(loss.detach()))
+        losses[dtype] = made
+    assert losses[base_dtype][-1] < losses[base_dtype][0] - 0.02
+    assert losses[base_dtype] == pytest.approx(losses["bf16"], rel=0.02)
 
 
 def test_usual_targets_are_all_linear_layers_but_the_head(
@@ -268,3 +306,57 @@ def test_usual_targets_are_all_linear_layers_but_the_head(
         targets=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
     )
     assert LORA.targets[1] == "mlp.up_proj"
+
+
+@pytest.fixture
+def adapters(run_dir: Path, tmp_path: Path, folder: Path) -> Path:
+    """Adapters that a run has exported, in a folder with a space in its name."""
+    out = tmp_path / "my models" / "out"
+    out.parent.mkdir()
+    assert cli.run(["export", str(run_dir), str(out), "--to", "peft"]) == 0
+    return out
+
+
+SAYS = ["abc", "--temperature", "0", "--max-tokens", "8", "--json"]
+
+
+def test_a_folder_of_adapters_speaks_as_the_run_does(
+    run_dir: Path, adapters: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert cli.run(["say", str(run_dir), *SAYS]) == 0
+    expected = json.loads(capsys.readouterr().out)["text"]
+    assert cli.run(["say", str(adapters), *SAYS, "--data", str(folder.parent)]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == expected
+    (adapters.parent / folder.name).symlink_to(folder)  # beside the adapters it is found
+    assert cli.run(["say", str(adapters), *SAYS]) == 0, capsys.readouterr().err
+    assert json.loads(capsys.readouterr().out)["text"] == expected
+    # Adapters of which nothing but peft's own files is known.
+    (adapters / "shoal_run.json").unlink()
+    assert cli.run(["say", str(adapters), *SAYS]) == 0, capsys.readouterr().err
+    assert json.loads(capsys.readouterr().out)["text"] == expected
+
+
+def test_adapters_without_their_base_or_in_a_pickle_are_one_line(
+    adapters: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def complaint() -> str:
+        capsys.readouterr()
+        assert cli.run(["say", str(adapters), *SAYS]) == 2
+        output, errors = capsys.readouterr()
+        assert output == "" and errors.count("\n") == 1
+        return errors
+
+    assert "the base model tiny cannot be used: there is no" in complaint()
+    (adapters.parent / folder.name).symlink_to(publish(tmp_path / "another", seed=2))
+    assert "the run file demands" in complaint()
+    run_file = (adapters / "shoal_run.json").rename(tmp_path / "shoal_run.json")
+    (adapters.parent / folder.name).unlink()
+    assert "its base 'tiny' is not on this machine" in complaint()
+    run_file.rename(adapters / "shoal_run.json")
+    (adapters.parent / folder.name).symlink_to(folder)
+    weights = adapters / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    assert "cannot load a model from the folder" in complaint()
+    weights.rename(adapters / "adapter_model.bin")
+    assert "it has no adapter_model.safetensors; other formats are not read" in complaint()

@@ -15,9 +15,12 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from peer import cli
+from peer.data.base_models import BaseUnavailable
 from peer.model.export.folder import OwnModel
 from peer.publishing import exporting
 from peer.publishing.hub import NoRepository, check_repository
@@ -27,6 +30,8 @@ from peer.publishing.shelf import LATEST, published
 from peer.run_file.sections import CustomModel
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import OUTER, save_outer
+from tests.peer.data.published_model import publish as publish_base
+from tests.peer.model.adapted_run import adapted_model, adapted_run
 from tests.peer.model.export.exported_run import RUN, save_run
 from tests.peer.publishing.hub_server import TOKEN, Hub, hub_server
 
@@ -86,6 +91,25 @@ def test_a_checkpoint_is_published_once_and_the_next_one_again(
     train_on(peer)
     assert [name for name, _ in publish_here(publishing, peer)] == ["published"]
     assert len(published(publishing.folder)) == 2
+
+
+def test_adapters_are_published_on_their_base(publishing: Publishing, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    published_base = publish_base(tmp_path / "published" / "tiny")
+    run = adapted_run(published_base)
+    peer = tmp_path / "peer"
+    save_run(peer, run, adapted_model(run, published_base, tmp_path / "cache"))
+    with pytest.raises(BaseUnavailable, match="there is no"):
+        publish_here(publishing, peer)
+    assert not (publishing.folder / LATEST).exists()
+    (peer / "data").mkdir()
+    (peer / "data" / "tiny").symlink_to(published_base)
+    assert [name for name, _ in publish_here(publishing, peer)] == ["published"]
+    assert cli.run(["export", str(peer), str(tmp_path / "out"), "--to", "hf"]) == 0
+    expected = load_file(tmp_path / "out" / "model.safetensors")
+    found = load_file(publishing.folder / LATEST / "model.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name].to(found[name])) for name in found)
 
 
 def test_a_failure_of_the_process_is_told_once_and_in_one_line(

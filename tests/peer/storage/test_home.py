@@ -13,6 +13,7 @@ from peer.errors import FolderInUse, FolderNotEmpty, FolderOfAnotherRun, FolderU
 from peer.guest.enforcement import read_limits
 from peer.run_file.sections import RunFile
 from peer.storage.home import (
+    check_folder,
     default_directory,
     free_directory,
     occupied,
@@ -142,3 +143,11 @@ def test_one_more_learner_of_a_run_on_a_machine_has_a_folder_of_its_own(
             assert free_directory(run.run_id).name == f"{first.name}-3"
         assert free_directory(run.run_id) == second
     assert free_directory(run.run_id) == first
+
+
+def test_limits_may_be_set_before_the_peer_starts(tmp_path: Path) -> None:
+    (tmp_path / "limits.json").touch()
+    check_folder(tmp_path, RunFile())
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(FolderNotEmpty, match=r"thesis\.tex"):
+        check_folder(tmp_path, RunFile())

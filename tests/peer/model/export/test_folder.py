@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +29,7 @@ from peer.storage.credit import save_tally
 from peer.storage.outer_state import OUTER, load_outer
 from tests.peer.credit.books import a_tally
 from tests.peer.model.export.exported_run import LLAMA, RUN, save_run, trained_model
+from tests.peer.model.export.full_disk import files_of_at_most
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
@@ -182,17 +180,6 @@ def test_a_long_history_is_thinned_with_its_ends_kept() -> None:
 
 
 # --- what cannot be written -------------------------------------------------------------------
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """Writing beyond ``size`` fails in the middle of a file, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("model", [RUN.model, LLAMA])
