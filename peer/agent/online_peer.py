@@ -633,7 +633,8 @@ def peer_view(member: Member, *, met: bool = False) -> PeerView:
         # Unknown counts as not reachable: an unreachable leader would lead in vain.
         reachable=met or record.reachable is True,
         trains=record.trains,
-        arrives=record.role == "learner" and not record.trains,
+        # One that has trained and rests has the run's state: what it signs counts for newcomers.
+        arrives=record.role == "learner" and not record.trains and record.step_time_s is None,
         step_time_s=record.step_time_s,
         bytes_per_s=record.link_bytes_s,
         site=record.site or None,

@@ -338,6 +338,13 @@ def test_a_learner_that_does_not_train_yet_is_on_its_way_in() -> None:
     assert not peer_view(replace(member(), record=keeper_record())).arrives
 
 
+def test_a_learner_that_rests_after_training_is_not_on_its_way_in() -> None:
+    """Nobody could join a run whose only learner was paused: its signatures did not count."""
+    resting = peer_view(member(trains=False, step_time_s=0.5))
+    assert not resting.arrives
+    assert not resting.trains
+
+
 def keeper_record() -> PeerRecord:
     return PeerRecord(protocol=(1, 1), role="keeper", incarnation=1)
 
