@@ -14,6 +14,8 @@ from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.round.roster import Gathering
 from averaging.rules.peer_view import PeerView
+from averaging.rules.probation import ProbationPolicy
+from dht.identity import PeerId
 from tests.averaging.round.machines import (
     ANNA,
     BORIS,
@@ -232,6 +234,26 @@ def test_a_leader_that_is_behind_is_passed_over_at_once_with_the_same_offer() ->
     (again,) = sent(effects, other)
     assert isinstance(again, Join) and first in again.failed and again.mark == 24
     assert not [effect for effect in effects if isinstance(effect, GiveUp)]
+
+
+def test_who_is_sent_to_a_leader_on_probation_asks_another_with_the_same_offer() -> None:
+    dora = PeerId("dora")
+    policy = replace(POLICY, probation=ProbationPolicy(rounds=8, seconds=40.0))
+    rounds = machine(policy=policy, reachable=False)
+    for _ in range(10):
+        rounds.peers.saw_merged([ME, ANNA, BORIS], 0.0)
+    assert isinstance(rounds.peers.view, dict)
+    rounds.peers.view[dora] = rounds.peers.view[ANNA]
+    first = joined(rounds)
+    other = BORIS if first == ANNA else ANNA
+
+    effects = rounds.handle(Received(first, said.Redirect(0, 1, dora)), 2.0)
+    (again,) = sent(effects, other)
+    assert isinstance(again, Join) and again.mark == 24
+    assert not [effect for effect in effects if isinstance(effect, GiveUp)]
+
+    effects = rounds.handle(Received(other, said.Redirect(0, again.join, dora)), 2.0)
+    assert [type(message) for message in sent(effects, dora)] == [Join]
 
 
 def test_a_leader_that_catches_up_for_long_sends_members_on_before_the_quorums_deadline() -> None:
