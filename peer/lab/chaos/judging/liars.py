@@ -48,7 +48,7 @@ def judge_liars(evidence: Evidence) -> Verdict:
     """Judge that provable liars are banned by all in time, and that no honest peer ever is."""
     wrong = _honest_ones_blamed(evidence)
     if not evidence.acts:
-        return verdict_of(Promise.LIARS, wrong, "nobody is banned") if wrong else _none()
+        return verdict_of(Promise.LIARS, wrong, "nobody is banned")
     unknown: list[str] = []
     banned: list[str] = []
     for liar in evidence.liars:
@@ -62,10 +62,6 @@ def judge_liars(evidence: Evidence) -> Verdict:
     if unknown and not wrong:
         return Verdict(Promise.LIARS, None, "; ".join([*unknown, *banned]))
     return verdict_of(Promise.LIARS, wrong, "; ".join(banned))
-
-
-def _none() -> Verdict:
-    return Verdict(Promise.LIARS, None, "no member lies in this scenario")
 
 
 def _judge_one(

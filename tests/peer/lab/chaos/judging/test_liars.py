@@ -103,11 +103,11 @@ def test_an_honest_peer_that_is_banned_or_struck_out_is_found_in_any_scenario() 
         evidence(peer("anna", blames=(blame(60.0, about="boris"),)), peer("boris"))
     )
     assert banned.kept is False and banned.reason == "anna banned boris: it merged falsely"
-    for strikes, kept in ((2.9, None), (3.0, False)):
+    for strikes, kept in ((2.9, True), (3.0, False)):
         struck = (blame(60.0, STRIKE, "boris", strikes=strikes),)
         assert judge_liars(evidence(peer("anna", blames=struck), peer("boris"))).kept is kept
     faded = tuple(blame(s, STRIKE, "boris", strikes=n) for s, n in ((60.0, 3.0), (90.0, 2.0)))
-    assert judge_liars(evidence(peer("anna", blames=faded), peer("boris"))).kept is None
+    assert judge_liars(evidence(peer("anna", blames=faded), peer("boris"))).kept is True
 
 
 def test_who_joined_after_the_lie_need_not_have_banned_the_liar() -> None:

@@ -34,7 +34,7 @@ def test_a_healthy_swarm_breaks_no_promise() -> None:
     assert [each.promise for each in found] == list(Promise)
     assert all(each.kept is not False for each in found), found
     unknown = {each.promise for each in found if each.kept is None}
-    assert unknown == {Promise.RETURNS, Promise.FLAT, Promise.LIARS}
+    assert unknown == {Promise.RETURNS, Promise.FLAT}
 
 
 # --- one history
