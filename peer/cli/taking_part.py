@@ -274,7 +274,7 @@ def _look_at_run(found: FoundRun, seeds: Sequence[str]) -> RunStatus | str:
         seen = run_until_stopped(lambda stop: unless_stopped(stop, look()))
     except (PeerError, DhtError) as error:
         return str(error)
-    over = ended(found.run.end, seen.peers, now=datetime.now(UTC))
+    over = ended(found.run.end, seen.peers, now=datetime.now(UTC), ordered=seen.is_ordered_to_end)
     if over is not None:
         raise RunOver(found.run.name, date_text(over[0]), over[1], f"'{link}'")
     return seen

@@ -113,6 +113,11 @@ class RunStatus:
         return min(times) if times and len(times) == len(told) else None
 
     @property
+    def is_ordered_to_end(self) -> bool:
+        """True if the run's owner has ended it, or has said at which version it ends."""
+        return any(directive.orders.end is not None for directive in self.directives.values())
+
+    @property
     def global_tokens(self) -> int:
         return max((peer.global_tokens for peer in self.peers), default=0)
 

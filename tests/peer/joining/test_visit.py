@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from dht.identity import Identity, RunId
 from dht.membership.credentials import Signer
-from dht.membership.orders import Orders
+from dht.membership.orders import End, Orders
 from dht.membership.reachability import in_words
 from peer import status
 from peer.credit.contributors import contributors
 from peer.joining.visit import RunStatus, Silent, status_lines
+from peer.rules.ending import ended
+from peer.run_file import sections
 from tests.peer.credit.books import a_tally
 from tests.peer.statuses import BORIS, CLARA, a_status
 
@@ -56,6 +60,18 @@ def test_the_owners_orders_are_shown_with_the_peers_that_do_not_follow_them_yet(
         "  boris follows none yet",
     ]
     assert seen.plain()["directives"][0]["orders"] == ["paused"]
+    assert not seen.is_ordered_to_end
+
+
+def test_a_run_that_its_owner_has_ended_is_known_to_be_over_from_outside() -> None:
+    """`shoal join` tried to fetch its state where only a keeper was left."""
+    signer = Signer(Identity.from_seed(bytes(32)), RunId("ab" * 32))
+    directive = signer.directive(6, frozenset(), Orders(end=End(at=1.0)))
+    left = a_status(name="keeper", ended_at=2.0, versions=(1, 1), global_tokens=500)
+    seen = RunStatus("ab" * 32, (left,), {}, {BORIS: directive})
+
+    over = ended(sections.End(), seen.peers, now=datetime.now(UTC), ordered=seen.is_ordered_to_end)
+    assert over == (2.0, 500)
 
 
 def test_a_request_for_a_status_may_be_about_a_third_peer() -> None:
