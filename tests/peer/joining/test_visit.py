@@ -66,7 +66,7 @@ def test_the_owners_orders_are_shown_with_the_peers_that_do_not_follow_them_yet(
 def test_a_run_that_its_owner_has_ended_is_known_to_be_over_from_outside() -> None:
     """`shoal join` tried to fetch its state where only a keeper was left."""
     signer = Signer(Identity.from_seed(bytes(32)), RunId("ab" * 32))
-    directive = signer.directive(6, frozenset(), Orders(end=End(at=1.0)))
+    directive = signer.directive(6, frozenset(), Orders(end=End(at=1)))
     left = a_status(name="keeper", ended_at=2.0, versions=(1, 1), global_tokens=500)
     seen = RunStatus("ab" * 32, (left,), {}, {BORIS: directive})
 
