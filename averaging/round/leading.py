@@ -216,7 +216,8 @@ class Leading:
                 SettleFinalState(sender, mine, relation, join.head),
                 self._refusal(sender, join, "one of us takes the other's final state"),
             ]
-        splits = self.splits_each_round(situation, now) and meets(relation, mine, join.head)
+        as_they_are = self._may_meet_as_they_are(join.head, situation, now)
+        splits = as_they_are and meets(relation, mine, join.head)
         if isinstance(relation, Same) or self._parents.may_join(link_of(join.head), now):
             if splits:
                 return None
@@ -411,6 +412,14 @@ class Leading:
     def splits_each_round(self, situation: Situation, now: float) -> bool:
         """True if lineages part at each round: several groups, and the end is not near."""
         return not situation.closed_ranks and self._peers.has_several_groups(now)
+
+    def _may_meet_as_they_are(self, theirs: Head, situation: Situation, now: float) -> bool:
+        """True if this peer and a joiner of another lineage may be in one round of several groups,
+        also in the mix that ends the run: a final state only is taken, not mixed."""
+        tokens_end = situation.tokens_end
+        if not situation.closed_ranks or tokens_end is None:
+            return self.splits_each_round(situation, now)
+        return not situation.is_final and not final_mix.shows_final(theirs, tokens_end)
 
     def tick(self, situation: Situation, now: float) -> Changes:
         gathering = self.gathering

@@ -814,7 +814,7 @@ class FragmentRounds:
         )
         if reason is not None or self.standing is None or commit.index(self._id.me) is None:
             return reason
-        behind = members_behind(commit, self.standing)
+        behind = members_behind(commit, self.standing, groups_end=situation.closed_ranks)
         for entry in behind:
             head = self.standing.head()
             found = commit.parents[entry.parent].lineage

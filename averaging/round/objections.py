@@ -123,12 +123,14 @@ def _wrong_place(
     return None
 
 
-def members_behind(commit: Commit, standing: Standing) -> list[Entry]:
+def members_behind(commit: Commit, standing: Standing, *, groups_end: bool) -> list[Entry]:
     """Members of a mix whose lineage is history of this one, not another branch.
 
-    A leader that is behind, or knows no chain, may take one for the other.
+    A leader that is behind, or knows no chain, may take one for the other. Where several groups end
+    a run (``groups_end``) nobody is: states of melds that were one round apart are mixed as melds
+    mix them, and no leader can tell which of them grew out of which.
     """
-    if commit.kind != "mix":
+    if commit.kind != "mix" or groups_end:
         return []
     old = {
         index

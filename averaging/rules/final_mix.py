@@ -12,6 +12,11 @@ history still identifies the final version. A majority in the mix is enough: the
 state. Of two final versions (more peers than a roster holds, or a partition), every peer takes the
 heavier.
 
+The groups mix as they stand, also where one state grew out of another, as in a meld. No leader sees
+that of two others, and a peer that is a version behind may be unable to catch up: a link has the
+signatures of one small group at most, fewer than all peers as one group ask for. The older of the
+two states has fewer tokens and weighs less.
+
 Simulated with 12 to 90 peers in groups of 4 to 16: one lineage, one to four cycles after the tokens
 are merged, with the quality of the mean of those who mixed (``test_swarm_end.py``, and with real
 peers ``test_ending_in_groups.py``; in experiments ``[end] together = true``). A peer that falsely

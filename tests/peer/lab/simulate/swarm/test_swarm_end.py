@@ -38,12 +38,27 @@ def ended(
     return result
 
 
-def test_all_peers_have_one_model_a_few_cycles_after_the_last_token() -> None:
-    result = ended(count=20, group_size=8, seed=1, churn=0.03)
+def ended_in_time(seed: int) -> SwarmResult:
+    """A limit for any seed: rounding differs between processors, and the course of a seed with it.
+
+    Of 84 seeds on one machine the slowest took 14 cycles, and the mean was nine and a half.
+    """
+    result = ended(count=20, group_size=8, seed=seed, churn=0.03)
     assert result.final.lineages == 1.0
     assert result.final.dispersion == 0.0
-    assert result.duration_s < 12 * 24.0, "six cycles, and as many to come together at most"
-    assert "mix" in {each.kind for each in result.rounds[-4:]}
+    assert result.duration_s < 15 * 24.0, "six cycles, and nine to come together at most"
+    assert "mix" in {each.kind for each in result.rounds}
+    return result
+
+
+def test_all_peers_have_one_model_a_few_cycles_after_the_last_token() -> None:
+    ended_in_time(seed=4)  # once it never came to one model
+
+
+@pytest.mark.slow
+def test_few_swarms_take_long_to_come_to_one_model() -> None:
+    took_s = [ended_in_time(seed).duration_s for seed in (1, 8, 12, 13, 34, 35)]
+    assert sum(took_s) / len(took_s) < 11 * 24.0
 
 
 @pytest.mark.slow

@@ -1,0 +1,134 @@
+"""Several groups end a run: they mix as they stand, also where one state grew out of another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from averaging import messages as said
+from averaging.history.standing import Standing
+from averaging.messages import ParentCertificate
+from averaging.round.certificates import link_of
+from averaging.round.inputs import Due, Offered, Received
+from averaging.round.machine import FragmentRounds
+from averaging.round.phase import Phase
+from averaging.round.roster import Leader, compose
+from averaging.rules.policy import RoundPolicy
+from dht.identity import PeerId
+from tests.averaging.round.machines import (
+    ME,
+    POLICY,
+    TOPIC,
+    certified,
+    join,
+    machine,
+    offer,
+    sign,
+    signed,
+    standing,
+)
+
+NAMES = ("anna", "boris", "clara", "dora", "eve")
+GROUPS = replace(POLICY, group_size=4, tokens_end=200)
+"""Six peers are two groups."""
+OLD, MINE = standing("start", tokens=150), standing("start", "mine", tokens=150)
+DONE = standing("start", "other", tokens=200)
+"""The state of another group, with the run's tokens."""
+NEXT = standing("start", "mine", "next", tokens=150)
+FINAL = standing("start", "mine", "done", "more", "final", tokens=150)
+
+
+def peers(number: int = 0) -> tuple[PeerId, ...]:
+    return tuple(PeerId(f"{name}{number}") for name in NAMES)
+
+
+def hears_of_the_end(rounds: FragmentRounds, others: tuple[PeerId, ...]) -> None:
+    rounds.handle(Received(others[0], said.Compare(0, certified(DONE, others[:2]))), 1.0)
+
+
+def member_of_a_mix_with(theirs: Standing, policy: RoundPolicy) -> FragmentRounds:
+    """A machine that got a commit for itself and for its leader, which stands elsewhere."""
+    for number in range(200):
+        others = peers(number)
+        rounds = machine(MINE, others, policy)
+        hears_of_the_end(rounds, others)
+        rounds.handle(Due(), 1.0)
+        rounds.handle(Offered(offer(MINE)), 1.0)
+        attempt = rounds.joining.attempt
+        if attempt is None or attempt.leader == ME:
+            continue
+        leader = attempt.leader
+        commit = compose(
+            Leader(peer=leader, incarnation=1, topic=TOPIC, fragment=0, nonce=1),
+            [
+                (leader, signed(leader, join(theirs), leader=leader)),
+                (ME, signed(ME, attempt.join, leader=leader)),
+            ],
+            rounds.policy,
+            encoded_bytes=lambda codec: 1 << 20,
+            apart="mix",
+        )
+        place = [parent.lineage for parent in commit.parents].index(theirs.lineage)
+        claim = said.link_claim(TOPIC, 0, link_of(theirs.head()))
+        under = tuple((said.short_name(peer), sign(peer, claim)) for peer in others)
+        encoded = said.encode_commit(commit)
+        signature, beside = sign(leader, encoded), (ParentCertificate(place, under),)
+        rounds.handle(Received(leader, said.Committed(0, encoded, signature, beside)), 1.0)
+        return rounds
+    raise AssertionError("no names found")
+
+
+def test_a_member_of_the_last_mix_takes_in_a_state_that_its_own_grew_out_of() -> None:
+    rounds = member_of_a_mix_with(OLD, GROUPS)
+
+    assert rounds.closed_ranks
+    assert rounds.phase is Phase.ENTERED
+
+
+def test_a_member_of_any_other_mix_declines_one_with_a_state_that_its_own_grew_out_of() -> None:
+    rounds = member_of_a_mix_with(OLD, POLICY)
+
+    assert not rounds.closed_ranks
+    assert rounds.phase is not Phase.ENTERED
+
+
+def joined_by(
+    where: Standing, *, signers: int, mine: Standing = MINE
+) -> tuple[FragmentRounds, PeerId]:
+    """A machine that leads the last mix, and a peer that has joined from where it stands."""
+    for number in range(200):
+        others = peers(number)
+        rounds = machine(mine, others, GROUPS)
+        hears_of_the_end(rounds, others)
+        assert rounds.closed_ranks
+        if rounds.peers.leader(where.head(), (), 1.0) == ME:
+            boris = others[1]
+            plain = msgspec.structs.replace(join(where), head=certified(where, others[:signers]))
+            rounds.handle(Received(boris, signed(boris, plain, leader=ME)), 1.0)
+            return rounds, boris
+    raise AssertionError("no names found")
+
+
+def admits(where: Standing, *, signers: int) -> bool:
+    rounds, peer = joined_by(where, signers=signers)
+    return rounds.gathering is not None and peer in rounds.gathering.joins
+
+
+def test_a_leader_of_the_last_mix_admits_a_peer_that_is_a_version_behind() -> None:
+    assert admits(OLD, signers=2)
+
+
+def test_a_leader_of_the_last_mix_admits_a_peer_that_is_a_version_ahead() -> None:
+    assert admits(NEXT, signers=2)
+
+
+def test_a_leader_of_the_last_mix_refuses_a_state_that_one_peer_has_signed() -> None:
+    assert not admits(NEXT, signers=1)
+
+
+def test_a_final_state_is_taken_and_not_mixed() -> None:
+    rounds, peer = joined_by(FINAL, signers=5, mine=standing("start", "mine", "done", tokens=150))
+
+    assert rounds.gathering is None or peer not in rounds.gathering.joins
+    assert rounds.phase is Phase.CATCHING
