@@ -240,6 +240,35 @@ class RunOver(PeerError):
         )
 
 
+class NoStateToAttest(PeerError):
+    """Most of the peers that keep good states have none in common yet."""
+
+    exit_code = 4
+
+    def __init__(self, peers: int) -> None:
+        super().__init__(peers)
+        self.peers = peers
+
+    def __str__(self) -> str:
+        if self.peers == 0:
+            found = "no peer keeps a good state of each fragment yet"
+        else:
+            found = f"most of the {self.peers} peers that keep good states have none in common"
+        return f"{found}; they keep every eighth version: try again when the run has made some more"
+
+
+class NothingAttested(PeerError):
+    """A rollback needs a state that the run's owner has attested."""
+
+    exit_code = 4
+
+    def __str__(self) -> str:
+        return (
+            "there is no attested state to go back to; `shoal run attest` attests one while the "
+            "run is as it should be"
+        )
+
+
 class RunHasExisted(PeerError):
     """``shoal start`` is about to found a run anew that has existed."""
 
@@ -493,6 +522,7 @@ REFUSALS: tuple[type[PeerError], ...] = (
     FolderOfAnotherRun,
     NotAdmitted,
     RunEnded,
+    RunOver,
 )
 """Errors with which an agent ends, and which its trainer raises again."""
 

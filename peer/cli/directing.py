@@ -139,6 +139,7 @@ def attest(where: Where, key: KeyFile = None, seed: Seeds = None, as_json: Json 
     def change(orders: Orders, before: Before) -> Orders:
         from dht.membership.orders import FRAGMENTS_MAX, Attested
         from peer.attestable import chosen
+        from peer.errors import NoStateToAttest
 
         told = [states for states in before.kept.values() if states]
         if before.fragments > FRAGMENTS_MAX:
@@ -148,10 +149,7 @@ def attest(where: Where, key: KeyFile = None, seed: Seeds = None, as_json: Json 
             )
         found = chosen(told, before.fragments)
         if not found:
-            raise ValueError(
-                f"no state of each fragment is kept by most of the {len(told)} peers that keep "
-                "any; they keep every eighth version: try again when the run has made some more"
-            )
+            raise NoStateToAttest(len(told))
         attested = tuple(Attested(kept.version, kept.lineage, kept.digest) for kept, _ in found)
         return msgspec.structs.replace(orders, attested=attested)
 
@@ -176,12 +174,10 @@ def rollback(
     def change(orders: Orders, before: Before) -> Orders:
         from averaging.history.attested import root_lineage
         from dht.membership.orders import Rollback, Root
+        from peer.errors import NothingAttested
 
         if not orders.attested:
-            raise ValueError(
-                "there is no attested state to go back to; `shoal run attest` attests one while "
-                "the run is as it should be"
-            )
+            raise NothingAttested
         versions = [each.version + 1 for each in orders.attested]
         done = orders.rollback
         if done is not None and [root.version for root in done.roots] == versions and not again:

@@ -8,6 +8,7 @@ import pytest
 
 from peer import cli
 from peer.cli.directing import version_of
+from peer.errors import NoStateToAttest
 
 SEED = "/ip4/203.0.113.7/tcp/7700/p2p/12D3KooWC5mVdyoGeyBP9WU6nAFGbDLfFfsYbZwbZJRmLYeNSJwB"
 OPEN = f'schema = 1\nname = "ours"\nseeds = ["{SEED}"]\n'
@@ -76,3 +77,8 @@ def test_a_version_is_one_to_come() -> None:
     for wrong in ("soon", "-3", "1.5", ""):
         with pytest.raises(ValueError, match="it is a version such as 800"):
             version_of(wrong, 100)
+
+
+def test_the_reason_why_nothing_can_be_attested_names_the_peers_that_keep_states() -> None:
+    assert str(NoStateToAttest(0)).startswith("no peer keeps a good state")
+    assert str(NoStateToAttest(3)).startswith("most of the 3 peers that keep good states")
