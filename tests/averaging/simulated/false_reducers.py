@@ -128,22 +128,22 @@ def _say(sender: PeerId, to: PeerId, message: Message) -> bool:
     return True
 
 
-def propose_twice(swarm: SwarmWithLiars) -> None:
-    """As coordinators they propose a seal without one contributor to every other voter."""
+def _tell_two_things(
+    swarm: SwarmWithLiars, kind: type[Message], alter: Callable[[PeerId, Any], Message | None]
+) -> None:
+    """Every other message of this kind of a liar is altered on its way; ``None``: it is not."""
     count: Counter[PeerId] = Counter()
     before = swarm.on_send or _say
 
     def tell(sender: PeerId, to: PeerId, message: Message) -> bool:
         if not before(sender, to, message):
             return False
-        if not isinstance(message, said.Propose) or sender not in swarm.liars:
+        if not isinstance(message, kind) or sender not in swarm.liars:
             return True
         count[sender] += 1
-        if count[sender] % 2 or len(message.seal) < 3:
+        other = None if count[sender] % 2 else alter(sender, message)
+        if other is None:
             return True
-        seal = message.seal[:-1]
-        signature = swarm.sign(sender, said.vote(message.round, message.ballot, seal))
-        other = msgspec.structs.replace(message, seal=seal, signature=signature)
         swarm.lies[sender] += 1
         node = swarm.nodes.get(to)
         if node is not None and node.alive:
@@ -151,33 +151,31 @@ def propose_twice(swarm: SwarmWithLiars) -> None:
         return False
 
     swarm.on_send = tell
+
+
+def propose_twice(swarm: SwarmWithLiars) -> None:
+    """As coordinators they propose a seal without one contributor to every other voter."""
+
+    def alter(sender: PeerId, message: said.Propose) -> Message | None:
+        if len(message.seal) < 3:
+            return None
+        seal = message.seal[:-1]
+        signature = swarm.sign(sender, said.vote(message.round, message.ballot, seal))
+        return msgspec.structs.replace(message, seal=seal, signature=signature)
+
+    _tell_two_things(swarm, said.Propose, alter)
 
 
 def commit_twice(swarm: SwarmWithLiars) -> None:
     """As leaders they send every other member another commit under the same number."""
-    count: Counter[PeerId] = Counter()
-    before = swarm.on_send or _say
 
-    def tell(sender: PeerId, to: PeerId, message: Message) -> bool:
-        if not before(sender, to, message):
-            return False
-        if not isinstance(message, said.Committed) or sender not in swarm.liars:
-            return True
-        count[sender] += 1
-        if count[sender] % 2:
-            return True
+    def alter(sender: PeerId, message: said.Committed) -> Message:
         commit = said.decode_commit(message.commit)
         encoded = said.encode_commit(msgspec.structs.replace(commit, round_s=commit.round_s - 0.5))
-        other = msgspec.structs.replace(
-            message, commit=encoded, signature=swarm.sign(sender, encoded)
-        )
-        swarm.lies[sender] += 1
-        node = swarm.nodes.get(to)
-        if node is not None and node.alive:
-            node.part.hear(sender, other)
-        return False
+        signature = swarm.sign(sender, encoded)
+        return msgspec.structs.replace(message, commit=encoded, signature=signature)
 
-    swarm.on_send = tell
+    _tell_two_things(swarm, said.Committed, alter)
 
 
 PROVABLE: tuple[Lie, ...] = (
