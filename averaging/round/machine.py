@@ -219,6 +219,7 @@ class FragmentRounds:
         "_begun_at_step",
         "_effects",
         "_id",
+        "_not_entered",
         "_own_messages",
         "catching_up",
         "certificates",
@@ -285,6 +286,9 @@ class FragmentRounds:
         """The round that this peer is a member of."""
         self.outcomes = BoundedMapping[bytes, Head | None](OUTCOMES_MAX)
         """Rounds that are over here; ``None``: not finished by this incarnation, and never."""
+        self._not_entered = BoundedMapping[bytes, bool](OUTCOMES_MAX)
+        """Rounds that this incarnation has never entered and never will; ``True``: their rosters
+        name it, so that it is known to have accepted no seal."""
         self.closed_version = version
         self.several_groups_version: int | None = None
         """The version of the last own round beside which other groups had theirs, as far as this
@@ -665,13 +669,17 @@ class FragmentRounds:
                 signature = self._id.sign(messages.vow(round_id))
                 vow = messages.Forsworn(self.fragment, round_id, mine, signature)
                 self._answer_unknown_round(sender, round_id, vow, now)
+            case messages.Reassign() if self._awaits_commit_of(sender):
+                # It has overtaken the commit, to which an answer would be a refusal.
+                self.counters["early_reassign"] += 1
             case (
                 messages.Prepare() | messages.Propose() | messages.Reassign() | messages.Forswear()
             ):
                 if self.outcomes.get(round_id) is None:
                     self.counters["unknown_round"] += 1
+                absent = self._not_entered.get(round_id, False)
                 reason = "not in my rounds"
-                declined = messages.Declined(self.fragment, round_id, reason, absent=False)
+                declined = messages.Declined(self.fragment, round_id, reason, absent=absent)
                 self._answer_unknown_round(sender, round_id, declined, now)
             case _:
                 self.counters["unknown_round"] += 1
@@ -684,8 +692,14 @@ class FragmentRounds:
         if head is not None:
             self._send(sender, messages.Finished(self.fragment, round_id, head), now)
         else:
-            self.outcomes[round_id] = None
+            if round_id not in self.outcomes:
+                self.outcomes[round_id] = None
+                self._not_entered[round_id] = False
             self._send(sender, vow, now)
+
+    def _awaits_commit_of(self, leader: PeerId) -> bool:
+        attempt = self.joining.attempt
+        return attempt is not None and attempt.leader == leader
 
     def _receive_in_doubt(self, sender: PeerId, message: Message, now: float) -> None:
         if isinstance(message, (messages.Finished, messages.Forsworn)):
@@ -771,9 +785,10 @@ class FragmentRounds:
         # Only the incarnation that is named could have been in it, and a vow keeps it out.
         index = commit.index(self._id.me)
         mine = index is not None and commit.members[index].incarnation == self._id.incarnation
-        absent = mine and signed.round not in self.outcomes
+        absent = mine and (signed.round not in self.outcomes or signed.round in self._not_entered)
         if absent:
             self.outcomes[signed.round] = None
+            self._not_entered[signed.round] = True
         self._note("declined", leader=commit.leader, reason=reason)
         situation = self._situation(now)
         self._send(

@@ -497,7 +497,7 @@ class Coordinator:
         """Propose a seal as soon as no more uploads can complete."""
         if self.phase is not Phase.GATHERING:
             return
-        if self.commit.kind != "mix" and self._too_few_left():
+        if self._too_few_left():
             self._seal("too few members are left", now)
             return
         waiting = self.expected & may_still_upload(self.commit, self.gone)
@@ -525,8 +525,13 @@ class Coordinator:
         return frozenset(index for index, why in self.gone.items() if why != DEAD)
 
     def _too_few_left(self) -> bool:
-        """True if no seal can have the number of contributors that the commit asks for."""
+        """True if no seal can have the contributors that the commit asks for.
+
+        A mix needs the copy of each lineage.
+        """
         declined = self.declined_indices()
+        if self.commit.kind == "mix":
+            return not declined.isdisjoint(self.expected)
         return len(self.expected.difference(declined)) < self.commit.contributors_min
 
     def _seal(self, why: str, now: float) -> None:

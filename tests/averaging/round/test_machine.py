@@ -959,7 +959,40 @@ def test_a_member_that_declined_as_absent_stays_out_when_the_commit_would_hold_l
     (again,) = sent(rounds.handle(Received(leader, message), 3.0), leader)
 
     assert isinstance(again, said.Declined) and again.reason == "I gave this round up"
+    assert again.absent, "the next coordinator has to know it as well"
     assert rounds.own_round is None
+
+
+def test_a_member_that_declined_tells_a_later_coordinator_that_it_never_was_in_the_round() -> None:
+    """Eleven of ninety peers waited for a majority that could not come, until the end of a run."""
+    rounds, leader = waiting()
+    message = committed(rounds, leader)
+    rounds.joining.attempt = None
+    rounds.handle(Received(leader, message), 2.0)
+    round_id = said.digest(message.commit)
+    (other,) = {ANNA, BORIS} - {leader}
+
+    (answer,) = sent(rounds.handle(Received(other, said.Prepare(0, round_id, 2)), 3.0), other)
+
+    assert isinstance(answer, said.Declined) and answer.absent
+
+
+def test_of_a_roster_that_it_has_not_seen_a_peer_does_not_say_that_it_was_absent() -> None:
+    rounds, leader = waiting()
+    (answer,) = sent(rounds.handle(Received(leader, said.Prepare(0, bytes(32), 2)), 3.0), leader)
+    assert isinstance(answer, said.Declined) and not answer.absent
+
+
+def test_another_reducer_that_is_told_before_the_commit_does_not_keep_a_member_out() -> None:
+    """Where members had declined, the others took that for a round which they had given up."""
+    rounds, leader = waiting()
+    message = committed(rounds, leader)
+    early = said.Reassign(0, said.digest(message.commit), 0, 0, leader)
+
+    assert not sent(rounds.handle(Received(leader, early), 1.9), leader)
+    rounds.handle(Received(leader, message), 2.0)
+
+    assert rounds.own_round is not None
 
 
 @pytest.mark.parametrize(("number", "incarnation", "gone"), [(1, 3, 2), (2, 3, 0), (1, 4, 0)])

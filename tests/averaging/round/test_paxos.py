@@ -254,6 +254,19 @@ def test_a_restarted_member_may_have_voted_so_its_decline_voids_nothing() -> Non
     assert proposals == {f"p{index}": VOID for index in range(3)}, "but the roster is asked to"
 
 
+@pytest.mark.parametrize(("gone", "is_void"), [(1, False), (2, True)])
+def test_a_mix_is_void_as_soon_as_a_lineage_has_no_copy(gone: int, is_void: bool) -> None:
+    """The others waited for half a minute, or until nobody was left who could end the round."""
+    changes: Changes = []
+    commit = msgspec.structs.replace(commit_of(5), kind="mix", carriers=(0, 2), contributors_min=1)
+    coordinator = coordinator_of(commit, 0, changes)
+
+    coordinator.declined(PeerId(f"p{gone}"), "I stand elsewhere now", 1.0, absent=True)
+
+    proposals = {m.seal for _, m in taken(changes) if isinstance(m, said.Propose)}
+    assert proposals == ({VOID} if is_void else set())
+
+
 def test_a_chosen_seal_is_not_taken_back_when_a_member_claims_to_be_absent() -> None:
     changes: Changes = []
     coordinator = coordinator_of(commit_of(2), 0, changes)
