@@ -829,7 +829,8 @@ class FragmentRounds:
         )
         if reason is not None or self.standing is None or commit.index(self._id.me) is None:
             return reason
-        behind = members_behind(commit, self.standing, groups_end=situation.closed_ranks)
+        lineages_part = self.peers.lineages_part(now)
+        behind = members_behind(commit, self.standing, lineages_part=lineages_part)
         for entry in behind:
             head = self.standing.head()
             found = commit.parents[entry.parent].lineage

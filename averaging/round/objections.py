@@ -123,14 +123,15 @@ def _wrong_place(
     return None
 
 
-def members_behind(commit: Commit, standing: Standing, *, groups_end: bool) -> list[Entry]:
+def members_behind(commit: Commit, standing: Standing, *, lineages_part: bool) -> list[Entry]:
     """Members of a mix whose lineage is history of this one, not another branch.
 
-    A leader that is behind, or knows no chain, may take one for the other. Where several groups end
-    a run (``groups_end``) nobody is: states of melds that were one round apart are mixed as melds
-    mix them, and no leader can tell which of them grew out of which.
+    A leader that is behind, or knows no chain, may take one for the other. Where each round leaves
+    lineages apart (``lineages_part``) nobody is: several groups mix to end a run, as melds mix
+    them, and no leader can tell which of their states grew out of which. That ranks are closed for
+    it, not every member has heard when the commit comes.
     """
-    if commit.kind != "mix" or groups_end:
+    if commit.kind != "mix" or lineages_part:
         return []
     old = {
         index

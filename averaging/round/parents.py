@@ -11,7 +11,9 @@ included.
 **The way of the signatures.** Those that its round has gathered are in the join of each member that
 may stand elsewhere than its leader. The leader sends each member the ones that it needs beside the
 commit, not in it: the commit is signed, kept in replay logs, and opens every stream of an upload.
-Names are short there, and spare signatures are sent as far as they fit into a kilobyte and a half.
+Names are short there. Spare signatures are sent, because members may count other peers than their
+leader does: with a meld, which is made at every version, as far as they fit into a kilobyte and a
+half, and always with a mix, which is rare and void without any one of its lineages.
 A stream may bring the commit before the leader's message does. Then nothing is declined: the stream
 is refused for now, and the leader is asked again.
 
@@ -34,8 +36,9 @@ from dht.identity import PeerId
 SIGNATURE_BYTES = 77
 """A signature with a short name, encoded."""
 SPARE_BYTES = 1_536
-"""While the certificates of a commit are smaller, each has a spare signature: members may count
-other peers than their leader does."""
+"""While the certificates of a meld are smaller, each has a spare signature."""
+SPARE_OF_MIX = 2
+"""Spare signatures in each certificate of a mix."""
 ENVELOPE_BYTES = 1_024
 """Largest size of a message beside commit and certificates."""
 
@@ -111,7 +114,8 @@ class Parents:
             if place != own
         }
         room = messages.MESSAGE_MAX_BYTES - len(message.commit) - ENVELOPE_BYTES
-        spare = (needed + 1) * SIGNATURE_BYTES * len(foreign) <= SPARE_BYTES
+        fits = (needed + 1) * SIGNATURE_BYTES * len(foreign) <= SPARE_BYTES
+        spare = SPARE_OF_MIX if commit.kind == "mix" else int(fits)
         each = min(needed + spare, room // (SIGNATURE_BYTES * max(1, len(foreign))))
         certificates = tuple(
             ParentCertificate(place, _shortened(signatures[:each]))

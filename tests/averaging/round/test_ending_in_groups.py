@@ -47,12 +47,15 @@ def hears_of_the_end(rounds: FragmentRounds, others: tuple[PeerId, ...]) -> None
     rounds.handle(Received(others[0], said.Compare(0, certified(DONE, others[:2]))), 1.0)
 
 
-def member_of_a_mix_with(theirs: Standing, policy: RoundPolicy) -> FragmentRounds:
+def member_of_a_mix_with(
+    theirs: Standing, policy: RoundPolicy, *, has_heard: bool = True
+) -> FragmentRounds:
     """A machine that got a commit for itself and for its leader, which stands elsewhere."""
     for number in range(200):
         others = peers(number)
         rounds = machine(MINE, others, policy)
-        hears_of_the_end(rounds, others)
+        if has_heard:
+            hears_of_the_end(rounds, others)
         rounds.handle(Due(), 1.0)
         rounds.handle(Offered(offer(MINE)), 1.0)
         attempt = rounds.joining.attempt
@@ -83,6 +86,14 @@ def test_a_member_of_the_last_mix_takes_in_a_state_that_its_own_grew_out_of() ->
     rounds = member_of_a_mix_with(OLD, GROUPS)
 
     assert rounds.closed_ranks
+    assert rounds.phase is Phase.ENTERED
+
+
+def test_a_member_that_has_not_heard_of_the_end_is_in_the_last_mix_as_well() -> None:
+    """Each one that declined made the mix void for all, since it carried a lineage."""
+    rounds = member_of_a_mix_with(OLD, GROUPS, has_heard=False)
+
+    assert not rounds.closed_ranks
     assert rounds.phase is Phase.ENTERED
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import msgspec
 import pytest
@@ -209,6 +210,35 @@ def test_a_leader_shows_each_member_the_certificates_of_the_states_of_others() -
     assert shown.parent == place and len(shown.signatures) >= 2
     theirs = rounds.parents.beside(bare, ANNA, 1.0).certificates
     assert [each.parent for each in theirs] == [1 - place]
+
+
+@pytest.mark.parametrize(("kind", "spare"), [("meld", 0), ("mix", 2)])
+def test_certificates_of_a_mix_of_many_lineages_have_spare_signatures(
+    kind: Literal["meld", "mix"], spare: int
+) -> None:
+    """Members that did not count one of two signers declined the mixes that end a large run."""
+    others = tuple(PeerId(f"peer-{number:02}") for number in range(15))
+    rounds = machine(MINE, others, GROUPS)
+    joins_ = []
+    for number, peer in enumerate(others):
+        where = standing("start", f"of {number}")
+        claim = said.link_claim(TOPIC, 0, link_of(where.head()))
+        signatures = tuple((each, sign(each, claim)) for each in others)
+        rounds.certificates.hear(link_of(where.head()), signatures, 1.0)
+        joins_.append((peer, join(where)))
+    commit = compose(
+        Leader(peer=ME, incarnation=7, topic=TOPIC, fragment=0, nonce=1),
+        joins_,
+        GROUPS,
+        encoded_bytes=lambda codec: 1 << 20,
+        apart=kind,
+    )
+
+    bare = Committed(0, said.encode_commit(commit), b"")
+    shown = rounds.parents.beside(bare, others[0], 1.0).certificates
+
+    needed = rounds.certificates.parent_needed(1.0)
+    assert {len(each.signatures) for each in shown} == {needed + spare}
 
 
 def test_certificates_of_many_lineages_fit_a_message() -> None:
