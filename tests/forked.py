@@ -246,20 +246,20 @@ class _Sender:
 def _modules(config: pytest.Config) -> Iterator[str]:
     """Names of all test modules among the arguments, relative to the root, longest first."""
     patterns = config.getini("python_files")
-    found = set()
+    found: set[str] = set()
     for argument in config.args:
         path, _, inner = argument.partition("::")
         where = config.invocation_params.dir / path
+        files = [where]
         if where.is_dir():
-            found |= {file for pattern in patterns for file in where.rglob(pattern)}
-        else:
-            found.add(Path(f"{where}::{inner}" if inner else where))
-    names = [str(file.relative_to(config.rootpath)) for file in found]
+            files = [file for pattern in patterns for file in where.rglob(pattern)]
+        names = [str(file.relative_to(config.rootpath)) for file in files]
+        found |= {f"{name}::{inner}" if inner else name for name in names}
 
     def place(name: str) -> int:
         return next((n for n, first in enumerate(FIRST) if name.startswith(first)), len(FIRST))
 
-    return iter(sorted(names, key=lambda name: (place(name), name)))
+    return iter(sorted(found, key=lambda name: (place(name), name)))
 
 
 def _read_constants() -> None:
