@@ -43,7 +43,7 @@ for processes of theirs."""
 PRELOADED = (
     ("tests/", ("numpy", "hypothesis.strategies", "dht.libp2p.hivemind_host")),
     ("tests/averaging/", ("averaging.live.averager",)),
-    ("tests/peer/", ("torch", "peer.trainer.session", "peer.agent.agent", "peer.cli")),
+    ("tests/peer/", ("torch._dynamo", "peer.trainer.session", "peer.agent.agent", "peer.cli")),
     ("tests/peer/model/", ("transformers.models.llama.modeling_llama", "peft")),
 )
 """What is imported before the first module in a folder is run."""
