@@ -12,6 +12,7 @@ threads of numerical libraries would not exist in its children.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -19,6 +20,7 @@ import os
 import selectors
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections import deque
@@ -119,8 +121,11 @@ class ForkedModules:
 
     def _start(self, session: pytest.Session, module: str) -> _Running:
         self._preload(module)
-        log = self._log_dir / f"{self._started}-{Path(module).stem}.txt"
         self._started += 1
+        own = self._log_dir / f"{self._started}-{Path(module).stem}"
+        own.mkdir()
+        log = own / "output.txt"
+        assert threading.active_count() == 1, "a thread would be missing in the new process"
         read, write = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -140,7 +145,8 @@ class ForkedModules:
         for entry in now:
             self._to_preload.remove(entry)
             for name in entry[1]:
-                importlib.import_module(name)
+                with contextlib.suppress(ImportError):  # of an extra that is not installed
+                    importlib.import_module(name)
         if now:
             _read_constants()
             gc.collect()
@@ -151,6 +157,7 @@ class ForkedModules:
     def _run(self, session: pytest.Session, module: str, pipe: int, log: Path) -> int:
         """Collect and run one module; returns the status of the process."""
         config = self._config
+        os.environ["XDG_DATA_HOME"] = str(log.parent)  # where peers of one machine find each other
         capture = config.pluginmanager.getplugin("capturemanager")
         capture.stop_global_capturing()
         with log.open("wb") as file:
