@@ -39,8 +39,7 @@ FIRST = (
     "tests/averaging/live/test_",
     "tests/averaging/simulated/test_",
 )
-"""Modules that take longest, so that none of them is the last one. Most of the first two is waiting
-for processes of theirs."""
+"""Modules that take longest, so that none of them is the last one."""
 
 PRELOADED = (
     ("tests/", ("numpy", "hypothesis.strategies", "dht.libp2p.hivemind_host")),
