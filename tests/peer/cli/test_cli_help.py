@@ -83,6 +83,7 @@ def test_a_shell_can_complete_commands() -> None:
         ("run", "new", "--size", "3b"),
         ("run", "check", "nowhere.toml"),
         ("start", "nowhere.toml"),
+        ("start", "nowhere.toml", "--page", "9100"),
         ("keep", "nowhere.toml", "--until", "tomorrow"),
         ("limits", "--up", "fast"),
     ],
