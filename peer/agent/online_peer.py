@@ -58,7 +58,8 @@ from peer.storage.home import PEERS
 from peer.storage.proofs import keep_proof
 from peer.trainer.speed import time_left_s
 from peer.views import agent_page
-from peer.views.pages import Content, PageAddress, PageError, parse_page, serve_pages
+from peer.views.page_address import PageAddress, PageError, parse_page
+from peer.views.pages import Content, serve_pages
 
 logger = logging.getLogger(__name__)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -103,13 +104,7 @@ def pause(where: Where, key: KeyFile = None, seed: Seeds = None, as_json: Json =
 
     Example: shoal run pause my.run.toml
     """
-    return _order(
-        where,
-        lambda orders, before: msgspec.structs.replace(orders, paused=True),
-        key=key,
-        seed=seed,
-        as_json=as_json,
-    )
+    return _order(where, partial(_paused, True), key=key, seed=seed, as_json=as_json)
 
 
 @runs.command("resume")
@@ -118,13 +113,11 @@ def resume(where: Where, key: KeyFile = None, seed: Seeds = None, as_json: Json 
 
     Example: shoal run resume my.run.toml
     """
-    return _order(
-        where,
-        lambda orders, before: msgspec.structs.replace(orders, paused=False),
-        key=key,
-        seed=seed,
-        as_json=as_json,
-    )
+    return _order(where, partial(_paused, False), key=key, seed=seed, as_json=as_json)
+
+
+def _paused(is_paused: bool, orders: Orders, before: Before) -> Orders:
+    return msgspec.structs.replace(orders, paused=is_paused)
 
 
 @runs.command("attest")

@@ -269,7 +269,7 @@ def trains(
 
 def page_of(address: str) -> str | None:
     """Check the address before anything starts; ``None`` for 'off'."""
-    from peer.views.pages import parse_page
+    from peer.views.page_address import parse_page
 
     if address == "off":
         return None

@@ -73,8 +73,10 @@ def _look(
     *,
     keep: bool,
 ) -> Look:
+    from peer.trainer.deferred_compiler import defer_compiler
     from peer.trainer.preflight import examine
 
+    defer_compiler()
     found = examine(
         run,
         settings,
@@ -155,9 +157,11 @@ def _rank(
 ) -> int:
     """The work of one of several processes. Only the first one has a screen."""
     from peer.island.training import open_rank, train_rank
+    from peer.trainer.deferred_compiler import defer_compiler
     from peer.trainer.loop import Stop as NeverAsked
 
     start_logging()
+    defer_compiler()
 
     def work(
         stop: Stop,

@@ -43,7 +43,8 @@ from peer.hosting.listening import USUAL_PORT, SettingError, try_to_listen
 from peer.hosting.run_pages import RunPages, served_run_pages
 from peer.hosting.service import ServiceNotifier
 from peer.storage.home import PEERS
-from peer.views.pages import Check, Content, PageAddress, serve_pages
+from peer.views.page_address import PageAddress
+from peer.views.pages import Check, Content, serve_pages
 
 _logger = logging.getLogger("peer.hosting.bootstrap")
 

@@ -29,7 +29,7 @@ from peer.run_file.reading import from_canonical
 from peer.run_page.content import RunPage, ask
 from peer.run_page.server import Site, serve_run_pages
 from peer.run_page.words import described
-from peer.views.pages import PageAddress
+from peer.views.page_address import PageAddress
 
 logger = logging.getLogger(__name__)
 

@@ -27,12 +27,10 @@ from dht.presence.intake import Misfit
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from peer.errors import NobodyMet, PeerError, RunNotFound, SeedsElsewhere
-from peer.joining.link import Link, parse_link
+from peer.joining.link import ELSEWHERE, Link, parse_link
 
 FETCH_TIMEOUT_S = 60.0
 LOOK_EVERY_S = 0.2
-ELSEWHERE = 4
-"""Exit code for seeds that take part in another run: asking again is of no use."""
 SEEDS_JUDGED_AFTER_S = 5.0
 
 

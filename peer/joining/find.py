@@ -8,8 +8,7 @@ import sys
 
 from peer.bridge.agent_process import agent_environment
 from peer.errors import RunNotFound, SeedsElsewhere
-from peer.joining.fetch import ELSEWHERE
-from peer.joining.link import Link, find_run
+from peer.joining.link import ELSEWHERE, Link, find_run
 from peer.run_file.reading import RUN_FILE_MAX_BYTES
 from peer.run_file.sections import RunFile
 

@@ -32,6 +32,10 @@ LINK_MAX_CHARACTERS = 8192
 SHORT_SEEDS = 3
 """Number of addresses in the links that peers print."""
 
+ELSEWHERE = 4
+"""Exit code of the process that asks for a run file, when all seeds take part in another run:
+asking again is of no use."""
+
 _RUN_ID = re.compile(r"[0-9a-f]{64}")
 
 AskPeers = Callable[["Link"], bytes]

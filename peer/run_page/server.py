@@ -29,7 +29,8 @@ from aiohttp.typedefs import Handler
 from peer.publishing.shelf import FEED, published
 from peer.run_page.content import RunPage
 from peer.run_page.qr import qr_svg
-from peer.views.pages import PageAddress, PageError, listen, parse_page
+from peer.views.page_address import PageAddress, PageError, parse_page
+from peer.views.pages import listen
 
 FRESH_S = 5.0
 RATE_PER_S = 100.0

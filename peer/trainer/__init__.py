@@ -15,7 +15,8 @@ parameters of the run in the model, the learning rate, batches, events, statisti
 - ``engine``: the computing part of the loop's steps; ``choices`` (precision, micro-batch, compiler)
   and ``speed`` decide and compute from facts that ``device_facts`` reads; ``fitting``: a way to
   begin that is safe; ``tuning`` finds the best one while training, with ``probing`` and
-  ``compiling``; ``late``: values that nobody waits for; ``own_loops``: for other programs.
+  ``compiling``; ``deferred_compiler``: torch's, imported when something compiles; ``late``: values
+  that nobody waits for; ``own_loops``: for other programs.
 
 Start reading at ``Run._safe_point`` in ``session``. Not allowed here: a network, asyncio, imports
 of ``peer.agent``, ``peer.views`` or ``peer.cli`` (views read ``peer.trainer.observed_run``), and

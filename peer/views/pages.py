@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import hmac
-import ipaddress
 import json
 import os
 import secrets
@@ -40,15 +39,8 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from peer.errors import PeerError
+from peer.views.page_address import PageAddress, PageError, is_local
 
-DEFAULT_PAGE = "127.0.0.1:9100"
-
-ANY_PAGE = "auto"
-"""The first free one of several ports on the loopback interface."""
-
-ANY_PAGE_PORT = 7777
-ANY_PAGE_TRIES = 32
 SEARCH_MAX = 100
 
 _HEADERS = {
@@ -71,42 +63,6 @@ class Check:
     """The finding with its values; if it is not ok, also the remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class PageAddress:
-    """The address of the pages."""
-
-    host: str
-    port: int
-    tries: int = 1
-    """Number of ports to try, from ``port`` on."""
-
-    @property
-    def is_local(self) -> bool:
-        """``True`` if only this machine can reach the address."""
-        return _is_local(self.host)
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-class PageError(PeerError):
-    """The pages cannot be served at an address."""
-
-    exit_code = 2
-
-    def __init__(self, address: str, reason: str, option: str = "--page") -> None:
-        super().__init__(address, reason, option)
-        self.address = address
-        self.reason = reason
-        self.option = option
-
-    def __str__(self) -> str:
-        return (
-            f"the page cannot be served at {self.address}: {self.reason}; "
-            f"choose another address with {self.option} HOST:PORT, or none with {self.option} off"
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
     """Content of the page for people. Its functions are called for each request; must not wait."""
@@ -116,17 +72,6 @@ class Content:
     """Returns the newest events in which a text occurs."""
     token_file: Path
     """File of the token, if one is required; created if it is missing."""
-
-
-def parse_page(text: str) -> PageAddress:
-    """Parse ``HOST:PORT``, ``[::1]:9100`` or ``auto``. Raises ``PageError``."""
-    if text == ANY_PAGE:
-        return PageAddress("127.0.0.1", ANY_PAGE_PORT, ANY_PAGE_TRIES)
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise PageError(repr(text), f"it is not HOST:PORT, such as {DEFAULT_PAGE}")
-    return PageAddress(host, int(port))
 
 
 @asynccontextmanager
@@ -219,7 +164,7 @@ def _guard(address: PageAddress, token: str | None) -> Middleware:
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path in _FOR_MACHINES:
             return await handler(request)
-        if address.is_local and not _is_local(request.url.host or ""):
+        if address.is_local and not is_local(request.url.host or ""):
             # A web site whose name resolves to this address must not read it through a browser.
             raise web.HTTPForbidden(text=f"this page is served at {address.host} only\n")
         given = request.query.get("token", "")
@@ -231,15 +176,6 @@ def _guard(address: PageAddress, token: str | None) -> Middleware:
         return await handler(request)
 
     return guard
-
-
-def _is_local(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _token(file: Path) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from peer.joining.find import ask_peers
 from peer.joining.link import find_run
+from peer.trainer.deferred_compiler import defer_compiler
 from peer.trainer.loop import Stop, TrainerSettings, train
 from peer.trainer.settings import JoinSettings
 from peer.views.watch import JsonReporter
@@ -49,6 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
+    defer_compiler()
     with JsonReporter(say) as reporter, Stop().on_signals() as stop:
         train(
             found.run,

@@ -33,12 +33,7 @@ class Gpt(nn.Module):
         self.norm = nn.RMSNorm(shape.width, eps=NORM_EPSILON)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         self._recomputes = False
-        self.tie_weights()
-
-    def tie_weights(self) -> None:
-        """Let embedding and head share their weights, if they are tied; methods of torch that move
-        parameters to another device separate them."""
-        if self.shape.tied_head:
+        if shape.tied_head:
             self.head.weight = self.embedding.weight
 
     def forward(self, tokens_BT: Tensor) -> Tensor:

@@ -289,7 +289,7 @@ def test_a_reducer_that_returns_absurd_numbers_is_refused_and_replaced(
         async with swarm(MemoryNetwork()) as made:
             peers = await honest(made)
             await made.add("mallory")
-            await made.live(90.0)
+            await made.live(50.0)
             assert largest(peers) < 10.0
             failed = [e["reason"] for peer in peers for e in peer.told("upload_failed")]
             assert any("the merged slice has a norm of" in reason for reason in failed)

@@ -72,15 +72,15 @@ def test_a_reducer_that_lies_within_all_bounds_is_banned_by_everybody(
             policy = replace(HALF, codec=codec, merge=merge)
             peers = await honest(made, policy)
             await made.add("mallory", policy=policy)
-            await made.live(60.0)
+            await made.live(40.0)
             assert convicts(peers) == [{MALLORY}] * 3
             (event, *more) = peers[0].told("convicted")
             assert event["reason"].startswith("merged slice") and not more
             before = [peer.versions() for peer in peers]
             at = asyncio.get_running_loop().time()
-            await made.live(60.0)
+            await made.live(30.0)
             assert [peer.versions() for peer in peers] > before
-            later = [e for p in peers for t, n, e in p.events if n == "round" and t > at + 30.0]
+            later = [e for p in peers for t, n, e in p.events if n == "round" and t > at + 15.0]
             assert later and not any(MALLORY in each["members"] for each in later)
             made.check()
 
@@ -105,7 +105,7 @@ def test_honest_peers_that_audit_everything_find_nothing(way: str) -> None:
         async with swarm(MemoryNetwork()) as made:
             names = ("anna", "boris", "clara", "dora")
             peers = [await made.add(name, policy=WAYS[way]) for name in names]
-            await made.live(60.0)
+            await made.live(40.0)
             assert audits_of(peers) > 20
             assert convicts(peers) == [set()] * 4
             assert not any(peer.told("audit_refused") for peer in peers)
@@ -122,7 +122,7 @@ def test_bundles_of_a_site_are_audited_and_a_delegate_that_lies_is_banned(
             peers = [await made.add(name, policy=EVERYTHING) for name in ("anna", "boris")]
             for name in ("mallory", "nora"):
                 peers.append(await made.add(name, policy=EVERYTHING, site="attic"))
-            await made.live(90.0)
+            await made.live(50.0)
             assert audits_of(peers) > 20
             delegates = {
                 d for p in peers for e in p.told("round") for d in e.get("delegates", {}).values()
@@ -154,10 +154,10 @@ def test_a_peer_that_comes_later_is_shown_the_proof_and_one_that_restarts_has_ke
         async with swarm(MemoryNetwork()) as made:
             peers = await honest(made, HALF)
             await made.add("mallory", policy=HALF)
-            await made.live(60.0)
+            await made.live(40.0)
             assert convicts(peers) == [{MALLORY}] * 3
             late = await made.add("late", policy=HALF)
-            await made.live(100.0)
+            await made.live(70.0)
             assert convicts([late]) == [{MALLORY}]
             proof = late.proofs[MALLORY]
             again = await made.add("again", policy=HALF, proofs=[proof])
@@ -238,7 +238,7 @@ def test_a_coordinator_that_proposes_two_seals_is_banned(monkeypatch: pytest.Mon
                 honestly(peer, data)
 
             transport.send = twice  # type: ignore[method-assign]
-            await made.live(90.0)
+            await made.live(50.0)
             assert convicts(peers) == [{MALLORY}] * 3
             assert any("two seals" in each["reason"] for each in peers[0].told("convicted"))
             made.check()

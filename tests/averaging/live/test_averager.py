@@ -41,7 +41,7 @@ def test_two_learners_end_up_near_their_common_minimum_with_equal_bits(codec: st
             policy = replace(POLICY, codec=codec)
             anna = await made.add("anna", policy=policy)
             boris = await made.add("boris", policy=policy)
-            await made.live(120.0)
+            await made.live(85.0)
             made.check()
             assert min(v for v in anna.versions() if v is not None) >= 10
             for peer in (anna, boris):
@@ -60,10 +60,10 @@ def test_a_late_joiner_fetches_the_state_and_then_contributes() -> None:
         async with swarm(MemoryNetwork()) as made:
             anna = await made.add("anna")
             await made.add("boris")
-            await made.live(40.0)
+            await made.live(20.0)
             late = await made.add("clara", knows_start=False)
             assert late.versions() == [None] * len(made.layout.fragments)
-            await made.live(40.0)
+            await made.live(20.0)
             made.check()
             assert late.told("state_fetched")
             assert late.versions() == anna.versions()
@@ -77,14 +77,14 @@ def test_who_missed_rounds_replays_them_and_loses_no_work() -> None:
         network = MemoryNetwork()
         async with swarm(network) as made:
             peers = [await made.add(name) for name in ("anna", "boris", "clara")]
-            await made.live(30.0)
+            await made.live(18.0)
             clara = peers[2]
             before = clara.versions()
             network.partition([[clara.id]])
-            await made.live(40.0)
+            await made.live(30.0)
             assert clara.versions() == before
             network.heal()
-            await made.live(60.0)
+            await made.live(36.0)
             made.check()
             assert clara.versions() == peers[0].versions()
             adopted = clara.told("state_adopted")
@@ -113,7 +113,7 @@ def test_histories_that_were_founded_apart_are_never_averaged_and_one_goes_over_
                 for state in made.start
             ]
             clara = await made.add("clara", states=other)
-            await made.live(60.0)
+            await made.live(36.0)
             made.check()
             assert clara.versions() == [0] * len(made.layout.fragments)
             assert {told["peer"] for told in clara.told("founded_apart")} >= {anna.id}
@@ -123,7 +123,7 @@ def test_histories_that_were_founded_apart_are_never_averaged_and_one_goes_over_
 
             states = await clara.averager.states_of(anna.id)
             await clara.averager.replace_states(states, reason="founded_apart")
-            await made.live(60.0)
+            await made.live(36.0)
             made.check()
             assert clara.averager.stats.contributed > 0
             assert clara.versions() == anna.versions()
@@ -144,13 +144,13 @@ def test_who_must_know_the_way_replays_what_is_larger_than_a_state(
         network = MemoryNetwork()
         async with swarm(network) as made:
             clara = [await made.add(name) for name in ("anna", "boris", "clara")][2]
-            await made.live(30.0)
+            await made.live(18.0)
             network.partition([[clara.id]])
             await made.live(100.0)
             assert clara.learner is not None
             clara.learner.wants_the_way = wants_the_way
             network.heal()
-            await made.live(30.0)
+            await made.live(18.0)
             made.check()
             far = [a for a in clara.told("state_adopted") if a["version"] - a["from_version"] > 8]
             assert {a["how"] for a in far} == {how}
@@ -165,7 +165,7 @@ def test_a_peer_that_only_dials_out_takes_part_and_reduces_nothing() -> None:
             anna = await made.add("anna")
             await made.add("boris")
             hidden = await made.add("clara", reachable=False)
-            await made.live(80.0)
+            await made.live(40.0)
             made.check()
             assert hidden.averager.stats.contributed >= 8
             for done in anna.told("round"):
@@ -311,7 +311,7 @@ def test_newcomers_follow_a_founder_that_folded_after_they_had_its_state() -> No
                 )
                 for name in ("boris", "clara", "dora")
             ]
-            await made.live(60.0)
+            await made.live(40.0)
             made.check()
             peers = [anna, *newcomers]
             kinds = {r["kind"] for peer in peers for r in peer.told("round")}
@@ -344,15 +344,15 @@ def test_a_peer_that_was_away_for_long_follows_peers_of_which_it_knows_one() -> 
             await anna.stop()
             for name in ("dora", "emil"):
                 await made.add(name, knows_start=False)
-            await made.live(60.0)
+            await made.live(36.0)
             await boris.stop()
-            await made.live(60.0)
+            await made.live(36.0)
             gone = {anna.id, boris.id}
             made.peers = [peer for peer in made.peers if peer.id not in gone]
             before = max(version or 0 for version in clara.versions())
             back = await made.add("anna again", states=kept)
             _as_newcomer(back)
-            await made.live(40.0)
+            await made.live(26.0)
             assert min(version or 0 for version in back.versions()) > before
             assert any(event["how"] == "state" for event in back.told("state_adopted"))
             assert any(back.id in r["contributors"] for r in clara.told("round"))
@@ -383,7 +383,7 @@ def test_a_peer_killed_in_the_middle_of_a_round_does_not_stop_the_others() -> No
         network = MemoryNetwork()
         async with swarm(network) as made:
             peers = [await made.add(name) for name in ("anna", "boris", "clara", "dora")]
-            await made.live(30.0)
+            await made.live(18.0)
             victim = peers[3]
             entered = victim.told("entered")
             for _ in range(10_000):
@@ -395,7 +395,7 @@ def test_a_peer_killed_in_the_middle_of_a_round_does_not_stop_the_others() -> No
                 assert task is not None
                 task.cancel()
             before = min(version or 0 for version in peers[0].versions())
-            await made.live(120.0)
+            await made.live(70.0)
             made.peers.remove(victim)
             made.check()
             for peer in peers[:3]:
@@ -410,7 +410,7 @@ def test_a_peer_that_leaves_has_its_pending_work_merged_first() -> None:
         async with swarm(MemoryNetwork()) as made:
             for name in ("anna", "boris", "clara", "dora"):
                 await made.add(name)
-            await made.live(61.0)
+            await made.live(29.0)
             anna = made.peers[0]
             assert anna.learner is not None
             step = anna.learner.step
@@ -565,12 +565,12 @@ def test_where_one_round_fits_at_a_time_every_fragment_has_as_many(
                 )
                 for index, name in enumerate(("anna", "boris", "clara")[:count])
             ]
-            await made.live(300.0)
+            await made.live(150.0)
             made.check()
             check_tokens(peers)
             versions = [version or 0 for version in peers[0].versions()]
             assert max(versions) - min(versions) <= 3, versions
-            cycles = 300.0 / (POLICY.due.cycle_steps * (1.0 + spread))
+            cycles = 150.0 / (POLICY.due.cycle_steps * (1.0 + spread))
             assert min(versions) >= 0.8 * cycles, versions
             assert not any(peer.told("no_quorum") for peer in peers)
 
@@ -595,9 +595,9 @@ def test_fragments_that_wait_for_their_group_take_no_place_from_others() -> None
                 await made.add(
                     f"peer {index}", policy=policy, settings=settings, step_time_s=1.0 + 0.1 * index
                 )
-            await made.live(100.0)
+            await made.live(75.0)
             versions = [version or 0 for version in made.peers[0].versions()]
-            assert min(versions) >= 0.7 * 100.0 / (12 * 1.25), versions
+            assert min(versions) >= 0.7 * 75.0 / (12 * 1.25), versions
 
     run(main())
 
@@ -615,7 +615,7 @@ def test_statistics_are_merged_by_plain_means_beside_parameters_with_momentum(
         policy = replace(POLICY, mu=0.9, codec="int4", merge="clip", due=due, group_size=groups_of)
         async with swarm(MemoryNetwork(), layout=layout) as made:
             peers = [await made.add(f"peer {index}", policy=policy) for index in range(6)]
-            await made.live(80.0)
+            await made.live(48.0)
             if groups_of > len(peers):
                 made.check()
             for peer in peers:
@@ -651,7 +651,7 @@ def weather_the_storm(seed: int) -> None:
         async with swarm(network) as made:
             names = ("anna", "boris", "clara", "dora")
             peers = [await made.add(name, policy=ROUGH) for name in names]
-            await made.live(200.0)
+            await made.live(120.0)
             network.simulated.weather = CALM
             await made.live(60.0)
             made.check()
@@ -765,7 +765,7 @@ def test_two_halves_that_merged_apart_mix_and_agree_again(ahead: Counter[str]) -
                         await peer.host.connect(
                             other.id, await other.host.addresses(), timeout_s=10.0
                         )
-            await made.live(80.0)
+            await made.live(50.0)
             made.check()
             mixed = [r for p in peers for r in p.told("round") if r["kind"] == "mix"]
             rebased = [a for p in peers for a in p.told("state_adopted") if a["rebased"]]
@@ -791,7 +791,7 @@ def test_groups_that_change_meld_and_everybody_leaves_with_the_reducers_bytes(
         policy = replace(POLICY, group_size=3, slice_bytes_min=1024)
         async with swarm(MemoryNetwork()) as made:
             peers = [await made.add(f"peer-{number}", policy=policy) for number in range(6)]
-            await made.live(150.0)
+            await made.live(100.0)
             made.check()  # equal lineage, equal bits
             rounds = [r for p in peers for r in p.told("round") if r["outcome"] == "finished"]
             assert {r["kind"] for r in rounds} == {"merge", "meld"}

@@ -125,7 +125,7 @@ def test_a_bad_upload_is_left_out_with_its_reason_and_the_others_are_merged(
         async with swarm(MemoryNetwork()) as made:
             peers = await honest(made)
             await made.add("mallory")
-            await made.live(80.0)
+            await made.live(45.0)
             made.check()
             assert progress(peers) >= 3
             found = refusals(peers, "upload_refused")
@@ -169,7 +169,7 @@ def test_a_bad_upload_is_not_tried_again_and_its_sender_hears_why_and_gets_what_
         async with swarm(MemoryNetwork()) as made:
             peers = await honest(made)
             ill = await made.add("mallory")
-            await made.live(60.0)
+            await made.live(40.0)
             made.check()
             assert progress([ill]) >= progress(peers) - 1 >= 2
             assert not ill.told("upload_failed")
@@ -190,7 +190,7 @@ def test_an_upload_whose_stream_broke_is_tried_again(monkeypatch: pytest.MonkeyP
         async with swarm(MemoryNetwork()) as made:
             await honest(made)
             await made.add("mallory")
-            await made.live(60.0)
+            await made.live(40.0)
             assert max(tries.values()) > 1
 
     run(main())
@@ -213,7 +213,7 @@ def test_a_slice_merged_ahead_of_its_seal_is_made_anew_for_another_one(
         async with swarm(MemoryNetwork()) as made:
             peers = await honest(made)
             await made.add("mallory")
-            await made.live(80.0)
+            await made.live(45.0)
             made.check()
             anew = [made for made in makings.values() if len(made) > 1]
             assert anew
@@ -260,7 +260,7 @@ def test_an_upload_longer_than_the_layout_says_never_gets_past_its_own_stream(
         async with swarm(MemoryNetwork()) as made:
             peers = await honest(made)
             await made.add("mallory")
-            await made.live(80.0)
+            await made.live(45.0)
             made.check()
             assert progress(peers) >= 3
             found = refusals(peers, "upload_refused")
@@ -277,7 +277,7 @@ def test_a_learner_with_nan_says_which_tensor_and_is_left_out() -> None:
             assert ill.learner is not None
             for fragment in range(len(LAYOUT.fragments)):
                 ill.learner.parameters(fragment)[0] = np.nan
-            await made.live(60.0)
+            await made.live(40.0)
             made.check()
             assert progress(peers) >= 3
             found = refusals(peers, "upload_refused")
@@ -347,7 +347,7 @@ def test_a_reducer_without_a_model_leaves_an_absurd_upload_out_by_the_others(
             helper = await made.add("helper", trains=False, keeps=False, knows_start=False)
             peers = [await made.add(name, reachable=False) for name in ("anna", "boris", "clara")]
             await made.add("mallory", reachable=False)
-            await made.live(80.0)
+            await made.live(45.0)
             made.check()
             assert progress(peers) >= 3
             found = refusals([helper], "upload_refused")
@@ -418,7 +418,7 @@ def test_messages_and_openings_that_are_said_again_later_change_nothing(
 
             monkeypatch.setattr(mallory.averager.transport, "send", record)
             monkeypatch.setattr(mallory.averager.transport, "open_bulk", record_opening)
-            await made.live(60.0)
+            await made.live(40.0)
             before = progress(peers)
             for peer, message in recorded[:200]:
                 send(peer, message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from averaging.round.certificates import Certificates
 from averaging.round.parents import Parents
 from averaging.round.paxos import Coordinator
 from averaging.rules.due import DuePolicy
+from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
@@ -152,15 +153,23 @@ def test_certificates_cost_little_in_groups_of_16(
         send(self, peer, data)
 
     monkeypatch.setattr(Transport, "send", counted)
-    policy = replace(
-        POLICY,
-        due=DuePolicy(cycle_steps=8, fragments=1),
-        quorum=quorum,
-    )
+    policy = replace(POLICY, due=DuePolicy(cycle_steps=8, fragments=1), quorum=quorum)
+    layout = Layout.build([TensorSpec("tensor", (16, 8))], 1)
+    assert_cheap("signatures", members, policy, layout, watch, sent)
+
+
+def assert_cheap(
+    what: str,
+    members: int,
+    policy: RoundPolicy,
+    layout: Layout,
+    watch: Stopwatch,
+    sent: Sequence[int],
+) -> None:
+    """Let a swarm live, and print and check the cost for each peer and round."""
 
     async def main() -> None:
-        small = Layout.build([TensorSpec("tensor", (16, 8))], 1)
-        async with swarm(MemoryNetwork(), layout=small) as made:
+        async with swarm(MemoryNetwork(), layout=layout) as made:
             peers = [await made.add(f"peer {i}", policy=policy) for i in range(members)]
             await made.live(45.0)
             made.check()
@@ -168,7 +177,7 @@ def test_certificates_cost_little_in_groups_of_16(
             assert rounds >= 3
             each, bytes_each = watch.seconds / rounds / members, sent[0] / rounds / members
             print(  # noqa: T201
-                f"{bytes_each:.0f} bytes and {1e3 * each:.2f} ms of signatures"
+                f"{bytes_each:.0f} bytes and {1e3 * each:.2f} ms of {what}"
                 f" for each peer and round ({members} members, {rounds} rounds)"
             )
             assert bytes_each <= CERTIFICATE_BYTES_MAX
@@ -198,20 +207,5 @@ def test_claims_about_slices_cost_little_in_a_group_of_16(monkeypatch: pytest.Mo
         slice_bytes_min=1,
     )
 
-    async def main() -> None:
-        small = Layout.build([TensorSpec(f"t{i:02}", (16, 8)) for i in range(members)], 1)
-        async with swarm(MemoryNetwork(), layout=small) as made:
-            peers = [await made.add(f"peer {i}", policy=policy) for i in range(members)]
-            await made.live(45.0)
-            made.check()
-            rounds = max(peer.averager.stats.rounds for peer in peers)
-            assert rounds >= 3
-            each, bytes_each = watch.seconds / rounds / members, sent[0] / rounds / members
-            print(  # noqa: T201
-                f"{bytes_each:.0f} bytes and {1e3 * each:.2f} ms of claims"
-                f" for each peer and round ({members} members and slices, {rounds} rounds)"
-            )
-            assert bytes_each <= CERTIFICATE_BYTES_MAX
-            assert each <= CERTIFICATE_S_MAX
-
-    run(main())
+    layout = Layout.build([TensorSpec(f"t{i:02}", (16, 8)) for i in range(members)], 1)
+    assert_cheap("claims", members, policy, layout, watch, sent)

@@ -24,7 +24,7 @@ WAYS = (
 ROUGH = Storm(peers=(4, 8), audit_rate=0.4)
 OCCASION_S = 250.0
 """Whoever has not lied by then never does: it only dials out, so it neither reduces nor leads."""
-QUICK, SOAK, CHUNK = 100, 10_000, 20
+QUICK, SOAK, CHUNK = 40, 10_000, 20
 
 
 def swarm_of(seed: int, how: Storm, lie: Lie) -> SwarmWithLiars:
@@ -54,7 +54,7 @@ def lies_until_found(swarm: SwarmWithLiars, *, within_s: float) -> dict[str, int
 
 def test_a_reducer_that_lies_is_found_after_ten_lies_on_average_and_by_all() -> None:
     found: list[int] = []
-    for seed in range(24):
+    for seed in range(15):
         swarm = swarm_of(seed, WAYS[seed % len(WAYS)], first_for_all)
         for liar, lies in lies_until_found(swarm, within_s=450.0).items():
             if lies is None:  # not every one gets to reduce
@@ -70,19 +70,19 @@ def test_a_reducer_that_lies_is_found_after_ten_lies_on_average_and_by_all() -> 
     mean = sum(found) / len(found)
     spread = {most: sum(lies <= most for lies in found) for most in (1, 5, 10, 20, 40)}
     print(f"{len(found)} liars, found after {mean:.1f} lies on average, by lies {spread}")  # noqa: T201
-    assert len(found) > 20
+    assert len(found) > 12
     assert mean < 14.0
 
 
 @pytest.mark.parametrize("lie", PROVABLE, ids=lambda lie: lie.__name__)
 def test_every_provable_lie_is_proved_to_everybody(lie: Lie) -> None:
     liars = caught = 0
-    for seed in range(8):
+    for seed in range(6):
         swarm = swarm_of(seed, replace(WAYS[seed % len(WAYS)], audit_rate=0.5), lie)
         found = lies_until_found(swarm, within_s=600.0)
         liars += sum(swarm.lies[liar] > 0 for liar in found)
         caught += sum(lies is not None for lies in found.values())
-    assert liars >= 4
+    assert liars >= 3
     assert caught >= liars - 1, f"{caught} of {liars}"
 
 

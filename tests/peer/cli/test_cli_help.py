@@ -83,18 +83,19 @@ def test_a_shell_can_complete_commands() -> None:
         ("run", "new", "--size", "3b"),
         ("run", "check", "nowhere.toml"),
         ("start", "nowhere.toml"),
+        ("start", "nowhere.toml", "--page", "9100"),
         ("keep", "nowhere.toml", "--until", "tomorrow"),
         ("limits", "--up", "fast"),
     ],
     ids=" ".join,
 )
-def test_a_mistake_is_told_before_torch_is_loaded(arguments: tuple[str, ...]) -> None:
-    """It takes seconds to import, and ten on a busy machine."""
+def test_a_mistake_is_told_before_torch_or_a_server_is_loaded(arguments: tuple[str, ...]) -> None:
+    """Torch takes seconds to import, and ten on a busy machine; only the agent serves pages."""
     code = (
         "import sys; from peer import cli; code = cli.run(sys.argv[1:]); "
-        "print(code, 'torch' in sys.modules)"
+        "print(code, {'torch', 'aiohttp'} & set(sys.modules))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == "2 False", done.stderr
+    assert done.stdout.splitlines()[-1] == "2 set()", done.stderr

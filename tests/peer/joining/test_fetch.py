@@ -37,14 +37,24 @@ def test_an_invalid_link_is_an_error_of_one_line(capsys: pytest.CaptureFixture[s
     assert fetch.main([]) == 2
 
 
-def test_fetching_imports_neither_the_agent_nor_torch() -> None:
-    script = "import sys, peer.joining.fetch; print(*sorted(sys.modules))"
+def modules_imported_by(module: str) -> set[str]:
+    script = f"import sys, {module}; print(*sorted(sys.modules))"
     shown = subprocess.run(
         [sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
-    modules = set(shown.stdout.split())
+    return set(shown.stdout.split())
+
+
+def test_fetching_imports_neither_the_agent_nor_torch() -> None:
+    modules = modules_imported_by("peer.joining.fetch")
     assert "dht.libp2p.hivemind_host" in modules
     assert not modules & {"torch", "peer.agent", "averaging", "aiohttp", "rich"}
+
+
+def test_asking_from_a_trainer_imports_no_network() -> None:
+    """Every trainer imports this, and its network is in another process."""
+    modules = modules_imported_by("peer.joining.find")
+    assert not modules & {"hivemind", "dht.libp2p", "dht.presence", "uvloop"}
 
 
 def test_the_fetching_process_ends_when_its_parent_is_killed(

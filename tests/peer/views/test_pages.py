@@ -14,14 +14,8 @@ import aiohttp
 import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from peer.views.pages import (
-    Check,
-    Content,
-    PageAddress,
-    PageError,
-    parse_page,
-    serve_pages,
-)
+from peer.views.page_address import PageAddress, PageError, parse_page
+from peer.views.pages import Check, Content, serve_pages
 
 Fetch = Callable[[str], Awaitable[tuple[int, str]]]
 

@@ -1,0 +1,72 @@
+"""The address at which a process serves its pages. Nothing here serves or imports a server."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from peer.errors import PeerError
+
+DEFAULT_PAGE = "127.0.0.1:9100"
+
+ANY_PAGE = "auto"
+"""The first free one of several ports on the loopback interface."""
+
+ANY_PAGE_PORT = 7777
+ANY_PAGE_TRIES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PageAddress:
+    """The address of the pages."""
+
+    host: str
+    port: int
+    tries: int = 1
+    """Number of ports to try, from ``port`` on."""
+
+    @property
+    def is_local(self) -> bool:
+        """``True`` if only this machine can reach the address."""
+        return is_local(self.host)
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class PageError(PeerError):
+    """The pages cannot be served at an address."""
+
+    exit_code = 2
+
+    def __init__(self, address: str, reason: str, option: str = "--page") -> None:
+        super().__init__(address, reason, option)
+        self.address = address
+        self.reason = reason
+        self.option = option
+
+    def __str__(self) -> str:
+        return (
+            f"the page cannot be served at {self.address}: {self.reason}; "
+            f"choose another address with {self.option} HOST:PORT, or none with {self.option} off"
+        )
+
+
+def parse_page(text: str) -> PageAddress:
+    """Parse ``HOST:PORT``, ``[::1]:9100`` or ``auto``. Raises ``PageError``."""
+    if text == ANY_PAGE:
+        return PageAddress("127.0.0.1", ANY_PAGE_PORT, ANY_PAGE_TRIES)
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise PageError(repr(text), f"it is not HOST:PORT, such as {DEFAULT_PAGE}")
+    return PageAddress(host, int(port))
+
+
+def is_local(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
