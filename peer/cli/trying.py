@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -179,6 +180,104 @@ def bench_training(
         found = run_training_bench(bench, tell=progress)
     print(json.dumps(found) if as_json else table(found))
     return 1 if check and not all(bar["met"] for bar in found["bars"]) else 0
+
+
+@benches.command("regions")
+def bench_regions(
+    file: Annotated[
+        Path, Argument(metavar="RUN.toml", help="Run to train; its seeds are replaced.")
+    ],
+    regions: Annotated[int, Option(help="Number of regions, a learner in each.", min=2)] = 4,
+    mbit: Annotated[
+        str, Option(help="Speeds of a region's line in Mbit/s, separated by commas.")
+    ] = "200",
+    cycle: Annotated[
+        str | None,
+        Option(
+            help="Steps per cycle, separated by commas. [default: those of the run]",
+            show_default=False,
+        ),
+    ] = None,
+    distance: Annotated[
+        float, Option(help="Milliseconds from one region to another, one way.", min=0.0)
+    ] = 40.0,
+    step: Annotated[str, Option(help="Time of a step; computing must take less.")] = "0.5s",
+    time: Annotated[str, Option(help="Time of each trial, from the limiting of lines on.")] = "60s",
+    fail: Annotated[
+        str | None,
+        Option(help="Afterwards kill one region for this time, and watch its return."),
+    ] = None,
+    extrapolate: Annotated[
+        Path | None,
+        Option(metavar="LARGE.toml", help="Also say what this run needs of such lines."),
+    ] = None,
+    directory: Annotated[
+        Path | None, Option(help="Folder for logs. [default: a new folder in /tmp]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train in several regions on limited lines, and compare their traffic with its prediction.
+
+    Every region is a network namespace of this machine with a real peer in it. It needs Linux and
+    root. Bytes are those of the regions' interfaces, with all headers.
+
+    Example: sudo shoal bench regions examples/regions/run.toml --mbit 50,200 --cycle 8,32
+    """
+    import tempfile
+
+    import msgspec
+
+    from peer.joining.link import find_run
+    from peer.lab.network.topology import NetworkFailed, cannot_build
+    from peer.lab.processes import ProcessFailed
+    from peer.lab.regions import extrapolation
+    from peer.lab.regions.figures import record, table
+    from peer.lab.regions.trial import Trial, conduct
+    from peer.signals import as_interrupts
+
+    start_logging(logging.WARNING)
+    where = (directory or Path(tempfile.mkdtemp(prefix="shoal-regions-"))).resolve()
+    with usage_errors():
+        run = find_run(str(file), ask_peers=no_peers).run
+        large = None if extrapolate is None else find_run(str(extrapolate), ask_peers=no_peers).run
+        cycles = cycle.split(",") if cycle else [run.outer.steps_per_cycle]
+        trials = [
+            Trial(
+                run=msgspec.structs.replace(
+                    run, outer=msgspec.structs.replace(run.outer, steps_per_cycle=int(steps))
+                ),
+                directory=where / f"{rate}-mbit-cycle-{steps}",
+                regions=regions,
+                mbit=float(rate),
+                one_way_ms=distance / 2,
+                step_s=seconds(step),
+                seconds=seconds(time),
+                fail_s=None if fail is None else seconds(fail),
+            )
+            for steps in cycles
+            for rate in mbit.split(",")
+        ]
+    if (reason := cannot_build()) is not None:
+        complain(f"regions cannot be made here: {reason}")
+        raise typer.Exit(1)
+    rows = []
+    try:
+        with as_interrupts():
+            for trial in trials:
+                title = f"{trial.mbit:g} Mbit/s, H = {trial.run.outer.steps_per_cycle}"
+                tell = lambda line, title=title: print(f"{title}: {line}", file=sys.stderr)  # noqa: E731
+                rows.append(conduct(trial, tell=tell))
+    except (ProcessFailed, NetworkFailed) as error:
+        complain(str(error))
+        raise typer.Exit(1) from error
+    beyond = None if large is None else extrapolation.extrapolate(large, regions, rows)
+    if as_json:
+        found = {"rows": [record(each) for each in rows]}
+        print(json.dumps(found if beyond is None else {**found, "extrapolation": asdict(beyond)}))
+        return
+    print(table(rows))
+    if beyond is not None:
+        print(extrapolation.text(beyond))
 
 
 chaos = typer.Typer(

@@ -47,12 +47,16 @@ def spawn(
     log: Path,
     *,
     module: Sequence[str] = CLI,
+    prefix: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a command with its output appended to ``log``."""
+    """Start a command with its output appended to ``log``.
+
+    ``prefix``: a program that starts it, with arguments, such as ``ip netns exec NAME``.
+    """
     with log.open("ab") as out:
         return subprocess.Popen(
-            [sys.executable, *module, *arguments],
+            [*prefix, sys.executable, *module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

@@ -1,13 +1,9 @@
-"""Commands for network namespaces."""
+"""Checks in network namespaces."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 
 
 def reaches(name: str, address: str) -> bool:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from peer.lab.network.topology import ip
 from tests.integration.loopback import identity
-from tests.integration.namespaces import ip, reaches
+from tests.integration.namespaces import reaches
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

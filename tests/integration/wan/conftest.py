@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.wan.topology import cannot_build
+from peer.lab.network.topology import cannot_build
 
 
 @pytest.fixture(autouse=True)

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from dht.identity import Identity, PeerId
+from peer.lab.network.accounting import Used
+from peer.lab.network.topology import Internet, Nat, Site, internet
 from peer.views.event_log import read_events
 from tests.integration.swarm_processes import Command, Learner, Swarm, address_of, run_text, until
-from tests.integration.wan.accounting import Used
-from tests.integration.wan.topology import Internet, Nat, Site, internet
 from tests.processes import Processes
 
 BOOTSTRAP = "bootstrap"

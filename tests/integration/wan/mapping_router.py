@@ -1,7 +1,7 @@
 """NAT-PMP of a home's router: ``mapping_router OWN_ADDRESS``, started in the router's namespace.
 
 Answers requests of the computers inside (RFC 6886), for TCP only, with a rule for nftables in the
-table of ``tests.integration.wan.topology``. The outer port is ``SHIFT`` above the one inside, so
+table of ``peer.lab.network.topology``. The outer port is ``SHIFT`` above the one inside, so
 that a peer which tells its own port is not reached. Prints each mapping and each removal.
 """
 

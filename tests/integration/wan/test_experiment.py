@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dht.identity import PeerId
+from peer.lab.network.topology import Nat
 from tests.integration.wan.experiment import (
     Outcome,
     Phase,
@@ -17,7 +18,6 @@ from tests.integration.wan.experiment import (
     sites,
     table,
 )
-from tests.integration.wan.topology import Nat
 from tests.processes import Processes
 
 ANNA, BORIS, CLARA = PeerId("anna"), PeerId("boris"), PeerId("clara")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from peer.lab.network.topology import Nat
 from peer.views.event_log import read_events
 from tests.integration.swarm_processes import load, tell
 from tests.integration.wan.experiment import conduct, sites
-from tests.integration.wan.topology import Nat
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]

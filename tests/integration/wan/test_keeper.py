@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dht.identity import Identity
+from peer.lab.network.topology import Nat, Site, internet
 from peer.views.event_log import read_events
 from tests.integration.namespaces import reaches
 from tests.integration.swarm_processes import Swarm, address_of, load, run_text, tell, until
-from tests.integration.wan.topology import Nat, Site, internet
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

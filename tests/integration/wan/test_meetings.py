@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from peer.lab.network.topology import Nat, Site, internet
 from tests.integration.swarm_processes import load, tell
-from tests.integration.wan.topology import Nat, Site, internet
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

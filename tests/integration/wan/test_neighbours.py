@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from peer.lab.network.topology import Internet, Nat, Site, internet, must_run_in
 from tests.integration.swarm_processes import Swarm, address_of, load, run_text, tell, until
-from tests.integration.wan.topology import Internet, Nat, Site, internet, must_run_in
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
+from peer.lab.network.topology import Nat, Site, internet, must_run_in
+from peer.lab.network.topology import inside as inside_of
 from tests.integration.swarm_processes import load, tell
 from tests.integration.wan.mapping_router import SHIFT
-from tests.integration.wan.topology import Nat, Site, internet, must_run_in
-from tests.integration.wan.topology import inside as inside_of
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from peer.lab.network.topology import Internet, Nat, internet
 from tests.integration.swarm_processes import Command, Swarm, address_of, run_text, until
 from tests.integration.wan.experiment import BOOTSTRAP, PORT
 from tests.integration.wan.experiment import sites as usual_sites
-from tests.integration.wan.topology import Internet, Nat, internet
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -18,7 +18,7 @@ from typing import Any
 
 KINDS = {
     "hivemind_cli/p2pd": "daemons",
-    "wan.delay_line": "delay line",
+    "network.delay_line": "delay line",
     "peer.agent": "agents",
     "peer.cli": "trainers",
 }

@@ -26,14 +26,18 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
-from tests.integration.namespaces import ip
-from tests.integration.wan.accounting import counted_bytes, counting_rules
+from peer.errors import PeerError
+from peer.lab.network.accounting import counted_bytes, counting_rules
 
 NEEDED = ("ip", "nft", "sysctl", "tc")
 BUFFER_MS = 200
 """Length of the queue in front of a line, as a time at its rate; packets beyond it are dropped."""
 
 BURST_BYTES = 32 * 1024
+BURST_MS = 1.0
+"""Least length of a burst, as a time at the line's rate: fast lines are not limited by timers."""
+
+USUAL_MTU = 1500
 CLONE_NEWNET = 0x40000000
 
 
@@ -92,6 +96,16 @@ def cannot_build() -> str | None:
     return None
 
 
+class NetworkFailed(PeerError):
+    """A command that builds or changes the network failed."""
+
+
+def ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise NetworkFailed(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+
 def inside(namespace: str) -> list[str]:
     """Beginning of a command that runs inside a namespace."""
     return ["ip", "netns", "exec", namespace]
@@ -121,7 +135,8 @@ def run_in(namespace: str, *command: str, text: str = "") -> subprocess.Complete
 
 def must_run_in(namespace: str, *command: str, text: str = "") -> str:
     done = run_in(namespace, *command, text=text)
-    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.strip()}\n{text}"
+    if done.returncode != 0:
+        raise NetworkFailed(f"{' '.join(command)}: {done.stderr.strip()}\n{text}")
     return done.stdout
 
 
@@ -180,9 +195,10 @@ table ip router {{
 class Internet:
     """The namespaces of some sites. ``internet`` makes and removes them."""
 
-    def __init__(self, tag: str, sites: Sequence[Site]) -> None:
+    def __init__(self, tag: str, sites: Sequence[Site], mtu: int = USUAL_MTU) -> None:
         self.sites = {site.name: site for site in sites}
         self._tag = tag
+        self._mtu = mtu
         self._numbers = {site.name: number for number, site in enumerate(sites, start=1)}
         self._hosts = {site.name: 2 for site in sites}
         """Last byte of the public address of each site."""
@@ -222,7 +238,7 @@ class Internet:
         return int(must_run_in(self.edge(site), "cat", path))
 
     def count_by_port(self, port: int) -> None:
-        """Begin to count what each site sends (``tests.integration.wan.accounting``)."""
+        """Begin to count what each site sends (``peer.lab.network.accounting``)."""
         for site in self.sites:
             must_run_in(self.edge(site), "nft", "-f", "-", text=counting_rules(port))
 
@@ -251,6 +267,8 @@ class Internet:
         _link(self.middle, f"to{number}", edge, "outer")
         _give(self.middle, f"to{number}", f"{self._network(site.name)}.1/24")
         _give(edge, "outer", f"{self.address(site.name)}/24")
+        ip("-n", self.middle, "link", "set", f"to{number}", "mtu", str(self._mtu))
+        ip("-n", edge, "link", "set", "outer", "mtu", str(self._mtu))
         ip("-n", edge, "route", "add", "default", "via", f"{self._network(site.name)}.1")
         self._shape(site)
         if site.nat is None:
@@ -289,12 +307,13 @@ class Internet:
     def delay_command(self, loss: float) -> list[str]:
         """Lead all packets between sites into the delay line; returns the command that is it."""
         ip("-n", self.middle, "tuntap", "add", "dev", "delay", "mode", "tun")
+        ip("-n", self.middle, "link", "set", "delay", "mtu", str(self._mtu))
         ip("-n", self.middle, "link", "set", "delay", "txqueuelen", "10000", "up")
         ip("-n", self.middle, "route", "add", "default", "dev", "delay", "table", "100")
         for number in self._numbers.values():
             ip("-n", self.middle, "rule", "add", "iif", f"to{number}", "lookup", "100")
         distances = [f"{self._numbers[s.name]}={s.one_way_ms}" for s in self.sites.values()]
-        program = [sys.executable, "-m", "tests.integration.wan.delay_line"]
+        program = [sys.executable, "-m", "peer.lab.network.delay_line"]
         return [*inside(self.middle), *program, "delay", str(loss), *distances]
 
     # --- faults --------------------------------------------------------------------------------
@@ -356,9 +375,14 @@ class Internet:
 
 
 @contextmanager
-def internet(sites: Sequence[Site], *, loss: float = 0.0) -> Iterator[Internet]:
-    """An internet of these sites, as long as the block runs."""
-    built = Internet(f"w{os.getpid() % 100_000}", sites)
+def internet(
+    sites: Sequence[Site], *, loss: float = 0.0, mtu: int = USUAL_MTU
+) -> Iterator[Internet]:
+    """An internet of these sites, as long as the block runs.
+
+    ``mtu``: bytes of the largest packet.
+    """
+    built = Internet(f"w{os.getpid() % 100_000}", sites, mtu)
     with ExitStack() as stack:
         stack.callback(built.remove)
         built.build()
@@ -373,7 +397,8 @@ def _running(command: Sequence[str]) -> Iterator[None]:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
-            assert process.stdout.readline(), f"{' '.join(command)} ended"
+            if not process.stdout.readline():
+                raise NetworkFailed(f"{' '.join(command)} ended")
             yield
         finally:
             process.terminate()
@@ -397,5 +422,6 @@ def _limit(namespace: str, device: str, mbit: float | None) -> None:
     if mbit is None:
         run_in(namespace, "tc", "qdisc", "del", "dev", device, "root")  # there may be none
         return
-    bucket = ["rate", f"{mbit}mbit", "burst", str(BURST_BYTES), "latency", f"{BUFFER_MS}ms"]
+    burst = max(BURST_BYTES, round(mbit * 1e3 / 8 * BURST_MS))
+    bucket = ["rate", f"{mbit}mbit", "burst", str(burst), "latency", f"{BUFFER_MS}ms"]
     must_run_in(namespace, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *bucket)

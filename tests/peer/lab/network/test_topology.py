@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from peer.lab.network.topology import Internet, Nat, Site, internet, socket_in
 from tests.integration.namespaces import reaches
-from tests.integration.wan.topology import Internet, Nat, Site, internet, socket_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -5,7 +5,7 @@ Reading a packet, the program looks up the distances of both sites from the midd
 packet for their sum, and writes it back into the device, from where it is routed to its
 destination. Packets between two sites keep their order.
 
-Usage: python -m tests.integration.wan.delay_line DEVICE LOSS SITE=ONE_WAY_MS...
+Usage: python -m peer.lab.network.delay_line DEVICE LOSS SITE=ONE_WAY_MS...
 
 SITE is the third byte of the site's addresses; LOSS is the share of packets that is dropped.
 """
