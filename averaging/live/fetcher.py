@@ -467,6 +467,7 @@ class Fetcher:
 
         best = max(camps, key=weight)
         chosen = told[camps[best][0]]
+        most = sum(map(trust.counts, camps[best]))
         for identity, peers in camps.items():
             if identity == best:
                 continue
@@ -475,7 +476,9 @@ class Fetcher:
                     # Equal history and different bits: a bug, bad hardware, or a liar.
                     self.counters["digests_disagree"] += 1
                     reasons[peer] = "same lineage as the majority, other bits"
-                    self.on_wrong_bits(peer, fragment, "it serves other bits than most")
+                    if most > max(1, sum(map(trust.counts, peers))):
+                        # Of two that contradict each other the honest one may be either.
+                        self.on_wrong_bits(peer, fragment, "it serves other bits than most")
                     logger.warning(
                         "digests_disagree fragment=%d version=%d peer=%s",
                         fragment,
