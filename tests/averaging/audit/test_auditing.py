@@ -24,6 +24,28 @@ from tests.averaging.audit.audited_rounds import COURT, WHO, Round, commit_of
 ANNA = PeerId("anna")
 
 
+@pytest.mark.parametrize("auditors", [1, 3, 15, 63])
+def test_audits_cost_half_the_rate_of_a_round_s_bytes(auditors: int) -> None:
+    """An auditor fetches the uploads of all but itself, and uploads are half of a round's bytes."""
+    members, rate = auditors + 1, 0.1
+    of_one_audit = (members - 1) / (2 * (members - 1))
+    expected = auditors * selection.chance(rate, auditors) * of_one_audit
+    assert expected == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("auditors", [1, 3, 15])
+def test_a_liar_in_one_piece_of_each_round_is_found_after_about_ten(auditors: int) -> None:
+    rng, rounds, liars = random.Random(auditors), 0, 400
+    chance = selection.chance(0.1, auditors)
+    for _ in range(liars):
+        found = False
+        while not found:
+            rounds += 1
+            tickets = [rng.randbytes(64) for _ in range(auditors)]
+            found = any(selection.drawn(each, {0: 1}, chance=chance) for each in tickets)
+    assert 9.0 < rounds / liars < 11.0
+
+
 @pytest.mark.parametrize("auditors", [1, 3, 15])
 def test_a_piece_is_drawn_by_somebody_as_often_as_the_rate_says(auditors: int) -> None:
     rng, rate, found, tries = random.Random(auditors), 0.1, 0, 4000
