@@ -10,6 +10,7 @@ import pytest
 from averaging import messages as said
 from averaging.audit import selection
 from averaging.audit.claims import (
+    Claim,
     decode_claims,
     decode_statement,
     encode_claims,
@@ -123,6 +124,23 @@ def test_a_witness_proves_two_commits_of_one_attempt() -> None:
         return len(witness.sees_commit(encoded, WHO[0].sign(encoded)))
 
     assert [sees(first), sees(first), sees(later), sees(other)] == [0, 0, 0, 1]
+
+
+def test_a_witness_forgets_what_was_said_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("averaging.audit.witness.KEPT_MAX", 8)
+    monkeypatch.setattr("averaging.audit.witness.ROUNDS_KEPT_MAX", 4)
+    witness, plain = Witness(COURT), commit_of()
+    for nonce in range(20):
+        encoded = said.encode_commit(msgspec.structs.replace(plain, nonce=nonce))
+        witness.sees_commit(encoded, bytes(64))
+        name = said.digest(encoded)
+        witness.sees(WHO[0].peer_id, said.Propose(0, name, 0, (0, 1), bytes(64)))
+        for by in range(3):
+            claim = Claim(by, (by,), b"", bytes(32), bytes(64))
+            witness.sees_claim(encoded, 0, claim, merged=False)
+
+    assert (len(witness._rounds), len(witness._commits)) == (4, 4)
+    assert (len(witness._votes), len(witness._claims)) == (8, 8)
 
 
 def test_claims_and_statements_are_read_as_they_were_written_and_others_are_refused() -> None:
