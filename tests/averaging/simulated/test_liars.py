@@ -101,6 +101,12 @@ def test_small_groups_whose_states_too_few_had_signed_go_on() -> None:
     besieged(689)
 
 
+def test_a_peer_that_only_dials_out_finds_a_leader_when_its_group_has_none() -> None:
+    """Its version dealt it into a group in which nobody could be dialled any more. The others went
+    on to versions with other groups, of which it heard nothing."""
+    besieged(1269)
+
+
 def test_groups_that_silent_members_brought_to_a_standstill_go_on_without_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
