@@ -30,7 +30,7 @@ class BoundedMapping(dict[Key, Value]):
 
     # ``dict`` does not come by ``__setitem__`` in these
 
-    def setdefault(self, key: Key, default: Value) -> Value:  # type: ignore[override]
+    def setdefault(self, key: Key, default: Value) -> Value:
         """Return the value of a key, which is set to ``default`` if it is new."""
         if key not in self:
             self[key] = default
@@ -38,8 +38,10 @@ class BoundedMapping(dict[Key, Value]):
         return self[key]
 
     def update(self, *others: Mapping[Key, Value] | Iterable[tuple[Key, Value]]) -> None:  # type: ignore[override]
-        for key, value in dict(*others).items():
-            self[key] = value
+        for other in others:
+            new: dict[Key, Value] = dict(other)
+            for key in new:
+                self[key] = new[key]
 
     def __ior__(self, other: Any) -> BoundedMapping[Key, Value]:  # type: ignore[override,misc]
         self.update(other)

@@ -260,7 +260,8 @@ class Fetching:
         enough = camps[mine] >= node.machine.catching_up.holders_min(now)
         if node.wires.shortcuts or (enough and camps[mine] == max(camps.values())):
             if self._ends():
-                self._blame(state.lineage, camps)
                 node.fetched(state, self._signatures, self._effect)
+                if node.state is state:  # a state that is not taken accuses nobody
+                    self._blame(state.lineage, camps)
         else:
             self._fail()

@@ -101,6 +101,16 @@ def test_small_groups_whose_states_too_few_had_signed_go_on() -> None:
     besieged(689)
 
 
+STANDS_STILL = 1964
+"""Two peers stay at version 4: the honest peers that hold what they could fetch are newcomers to
+them, and the others serve forged bits."""
+
+
+@pytest.mark.xfail(strict=True, raises=Broken, reason="two peers are left behind")
+def test_a_storm_in_which_small_groups_leave_peers_behind() -> None:
+    besieged(STANDS_STILL)
+
+
 def test_a_peer_that_only_dials_out_finds_a_leader_when_its_group_has_none() -> None:
     """Its version dealt it into a group in which nobody could be dialled any more. The others went
     on to versions with other groups, of which it heard nothing."""
