@@ -43,6 +43,8 @@ class Times:
 
     round: float
     """Arithmetic of one round."""
+    merge: float
+    """The part of it that is the merge of its own slice."""
     audit: float
     """One audit."""
     claims: float
@@ -196,12 +198,13 @@ def measure(
 ) -> Times:
     """Return medians over ``turns`` of each part of the work, which take turns."""
     bench = Bench(members, values, codec=codec, merge=merge)
-    taken: dict[str, list[float]] = {"round": [], "audit": [], "claims": []}
     work: dict[str, Callable[[], None]] = {
         "round": bench.one_round,
+        "merge": lambda: bench.merge(0),
         "audit": bench.one_audit,
         "claims": bench.one_round_of_claims,
     }
+    taken: dict[str, list[float]] = {name: [] for name in work}
     for turn in range(turns + 1):
         for name, act in work.items():
             began = time.process_time()
@@ -233,7 +236,8 @@ def main() -> None:
             rate=given.rate,
         )
         print(
-            f"{values} values: round {1e3 * found.round:.2f} ms, audit {1e3 * found.audit:.2f} ms, "
+            f"{values} values: round {1e3 * found.round:.2f} ms, of these "
+            f"{1e3 * found.merge:.2f} ms to merge; audit {1e3 * found.audit:.2f} ms, "
             f"{found.audits:.3f} of them: {found.audits_share:.2%}; "
             f"claims {1e3 * found.claims:.2f} ms: {found.claims_share:.2%}",
             flush=True,

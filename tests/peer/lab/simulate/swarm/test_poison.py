@@ -90,6 +90,7 @@ def test_an_upload_beyond_the_norm_bound_is_left_out() -> None:
     assert bounded.notes.get("upload_outlying", 0) > free.notes.get("upload_outlying", 0) == 0
 
 
+@pytest.mark.slow
 def test_members_that_check_others_refuse_poison_and_nothing_that_is_honest() -> None:
     text = {"problem__name": "text_mlp", "problem__size": 64, "outer__merge": "centered_clip"}
     settings = {
@@ -98,6 +99,7 @@ def test_members_that_check_others_refuse_poison_and_nothing_that_is_honest() ->
         "peers__liars": 0.2,
         "rounds__spot_checks": 4.0,
         "end__cycles": 3.0,
+        "rounds__slice_bytes_min": 1024,
     }
     notes = run(experiment(**settings), 1).notes
     assert notes["checks of liars, failed"] >= 4
