@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -26,3 +27,22 @@ class BoundedMapping(dict[Key, Value]):
         super().__setitem__(key, value)
         while len(self) > self.limit:
             del self[next(iter(self))]
+
+    # ``dict`` does not come by ``__setitem__`` in these
+
+    def setdefault(self, key: Key, default: Value) -> Value:
+        """Return the value of a key, which is set to ``default`` if it is new."""
+        if key not in self:
+            self[key] = default
+            return default
+        return self[key]
+
+    def update(self, *others: Mapping[Key, Value] | Iterable[tuple[Key, Value]]) -> None:  # type: ignore[override]
+        for other in others:
+            new: dict[Key, Value] = dict(other)
+            for key in new:
+                self[key] = new[key]
+
+    def __ior__(self, other: Any) -> BoundedMapping[Key, Value]:  # type: ignore[override,misc]
+        self.update(other)
+        return self

@@ -8,7 +8,12 @@ peer has signed two different statements where an honest one makes one.
 ``check`` trusts nobody: not the author of the proof, nor the round's leader. All that it believes
 is signed by the accused peer; the bytes are those whose digests it has signed. So a peer that
 crashes, is slow, restarts or is cut off from others can never be convicted, because it signs
-nothing false; nor can one whose disk is damaged, because rounds are in memory.
+nothing false; nor can one whose disk is damaged, because rounds are in memory and a merge does not
+depend on the state; nor can one in whose memory a kept upload rots, because nobody has signed that.
+A reducer whose memory or processor fails between the check of an upload and the end of the merge
+signs something false, and is convicted as if it had lied: nothing that others see tells the two
+apart. Merging twice before signing would help, and costs as much as merging does: with
+``centered_clip`` most of a round's arithmetic (``tests/benchmark/audit_processor.py``).
 
 On the wire a proof is a head of bounded size and, of a ``FalseMerge``, the bytes that it is about.
 ``size_of_data`` tells their number from the layout, before any of them is read.

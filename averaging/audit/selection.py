@@ -6,10 +6,11 @@ it is known only when all of them are sent; and nobody but the member can comput
 draw by the round's certificate alone would be known to the reducers before they answer: a liar
 would lie in the slices that nobody audits, or change a bit until nobody does.
 
-The chance is set so that a piece is audited by anybody at all with the run's rate. With a tenth, a
-reducer that lies in one piece of each round is found in ten rounds on average, and one that lies in
-all of a slice of k pieces k times as soon. Auditing a piece costs the uploads of that piece, so at
-that rate a twentieth of what a round moves: uploads are half of it.
+The chance is set so that a piece is audited as often as the run's rate says, by all members
+together. Auditing a piece costs the uploads of that piece, and uploads are half of what a round
+moves: a rate of a tenth costs a twentieth. A reducer that lies in one piece of each round is found
+after ten rounds on average in a group of two, after ten and a half in one of 16, where two members
+may draw the same piece; one that lies in all of a slice of k pieces is found k times as soon.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def ticket_text(lineage: bytes) -> bytes:
 
 
 def chance(rate: float, auditors: int) -> float:
-    """Return the chance with which each auditor must draw, for this rate together."""
-    return 1.0 - float((1.0 - rate) ** (1.0 / max(1, auditors)))
+    """Return the chance with which each auditor draws a piece: so many audits at this rate."""
+    return rate / max(1, auditors)
 
 
 def drawn(ticket: bytes, pieces: Mapping[int, int], *, chance: float) -> list[tuple[int, int]]:

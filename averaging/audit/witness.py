@@ -27,7 +27,9 @@ from averaging.messages import BadMessage, Commit, Message
 from dht.identity import PeerId
 
 KEPT_MAX = 4096
-"""Statements of each kind that are kept: those of the last dozens of rounds."""
+"""Votes and claims that are kept: those of the last dozens of rounds, a few megabytes."""
+ROUNDS_KEPT_MAX = 256
+"""Commits that are kept: each takes as much as dozens of them."""
 
 
 class Witness:
@@ -37,9 +39,9 @@ class Witness:
 
     def __init__(self, court: Court) -> None:
         self._court = court
-        self._rounds = BoundedMapping[bytes, bytes](KEPT_MAX // 16)
+        self._rounds = BoundedMapping[bytes, bytes](ROUNDS_KEPT_MAX)
         """Encoded commits by the names of their rounds."""
-        self._commits = BoundedMapping[Hashable, SignedBytes](KEPT_MAX)
+        self._commits = BoundedMapping[Hashable, SignedBytes](ROUNDS_KEPT_MAX)
         self._votes = BoundedMapping[Hashable, Vote](KEPT_MAX)
         self._claims = BoundedMapping[Hashable, Claim](KEPT_MAX)
 

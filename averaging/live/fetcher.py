@@ -400,7 +400,20 @@ class Fetcher:
                 raise FetchFailed(fragment, reasons)
             await self._pieces_from_all(partial, holders, reasons, asked)
         del self._partials[fragment]
+        self._blame(manifest, told, trust)
         return partial.state()
+
+    def _blame(self, fetched: Manifest, told: Mapping[PeerId, Manifest], trust: Trust) -> None:
+        """Name the sources that are outvoted about the lineage of a state that was fetched.
+
+        Of two that contradict each other the honest one may be either. And a state that cannot be
+        had accuses nobody.
+        """
+        votes = Counter(told[peer].identity() for peer in told if trust.counts(peer))
+        for peer, theirs in sorted(told.items()):
+            differs = theirs.lineage == fetched.lineage and theirs.identity() != fetched.identity()
+            if differs and votes[fetched.identity()] > max(1, votes[theirs.identity()]):
+                self.on_wrong_bits(peer, fetched.fragment, "it serves other bits than most")
 
     async def _ask_all(
         self,
@@ -475,7 +488,6 @@ class Fetcher:
                     # Equal history and different bits: a bug, bad hardware, or a liar.
                     self.counters["digests_disagree"] += 1
                     reasons[peer] = "same lineage as the majority, other bits"
-                    self.on_wrong_bits(peer, fragment, "it serves other bits than most")
                     logger.warning(
                         "digests_disagree fragment=%d version=%d peer=%s",
                         fragment,

@@ -8,7 +8,7 @@ one object that the parts of a machine share, and each of them may add to it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from averaging.bounded_mapping import BoundedMapping
@@ -350,6 +350,25 @@ class Neighbourhood:
         """
         self.drop_outdated_failures()
         group = self.group(self._id.me, head.version, now) if self.trains else ()
+        ranked = self._leaders_of(group, head, failed, now, asked=asked)
+        if not ranked and self.passed_over:
+            self.passed_over.clear()  # nobody else is left: ask them again
+            ranked = self._leaders_of(group, head, failed, now, asked=asked)
+        if not ranked and group:
+            # A group in which nobody can be dialled: another one's leader knows where the run is.
+            ranked = self._leaders_of(tuple(sorted(self.view)), head, failed, now, asked=asked)
+        return ranked[0] if ranked else None
+
+    def _leaders_of(
+        self,
+        group: tuple[PeerId, ...],
+        head: Head,
+        failed: tuple[PeerId, ...],
+        now: float,
+        *,
+        asked: bool,
+    ) -> Sequence[PeerId]:
+        """The peers that can lead a group, the first in rank first."""
         down = (*self.avoided(), *failed)
         able = leaders(
             self._candidates(group, down, now),
@@ -364,11 +383,7 @@ class Neighbourhood:
             failed=down,
             now=now,
         )
-        ranked = self._ranked(self._on_usual_lines(able), head, now)
-        if not ranked and self.passed_over:
-            self.passed_over.clear()  # nobody else is left: ask them again
-            return self.leader(head, failed, now, asked=asked)
-        return ranked[0] if ranked else None
+        return self._ranked(self._on_usual_lines(able), head, now)
 
     def leader_for(self, sender: PeerId, join: Join, now: float) -> PeerId | None:
         """The leader of this joiner's group, as far as this peer sees."""

@@ -72,7 +72,7 @@ class Parents:
         if len(commit.parents) == 1 or standing is None:
             return None  # it is the own one, or this peer has none and only reduces
         for place, parent in enumerate(commit.parents):
-            if parent.lineage != standing.lineage and not self._catching_up.joins(parent, now):
+            if parent.lineage != standing.lineage and not self.may_join(parent, now):
                 self._catching_up.met_unproven(now)
                 members = [entry.peer for entry in commit.members if entry.parent == place]
                 return (
@@ -128,8 +128,17 @@ class Parents:
         return self._certificates.is_proven(now)
 
     def may_join(self, parent: Link, now: float) -> bool:
-        """True if this peer, as a leader, admits a join on another state than its own."""
-        return self._catching_up.joins(parent, now)
+        """True if this peer, as a leader or a member, takes a state that others stand on.
+
+        A version that it went through needs no signatures: its own state is made of it.
+        """
+        return self._is_behind(parent) or self._catching_up.joins(parent, now)
+
+    def _is_behind(self, parent: Link) -> bool:
+        standing = self._certificates.standing
+        return (
+            standing is not None and standing.chain.find(parent.version, parent.lineage) is not None
+        )
 
     def refused(self, now: float) -> None:
         """This peer, as a leader, did not admit a join."""

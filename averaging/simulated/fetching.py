@@ -26,6 +26,7 @@ from averaging.round.catching_up import fetch_timeout_s
 from averaging.round.effects import CatchUp, Rebase
 from averaging.round.machine import FragmentRounds
 from averaging.round.taking_over import prefers_replay
+from averaging.simulated.auditing import NodeAudits
 from averaging.simulated.wires import MARK_BYTES, STREAM_OVERHEAD_BYTES, WiredNode, Wires
 from dht.identity import PeerId
 
@@ -49,6 +50,9 @@ class Reader(WiredNode, Protocol):
 
     @property
     def machine(self) -> FragmentRounds: ...
+
+    @property
+    def audits(self) -> NodeAudits | None: ...
 
     def now(self) -> float: ...
 
@@ -232,6 +236,15 @@ class Fetching:
         if not self._asked or 2 * agree > len(self._asked) + len(self._digests):
             self._decide()
 
+    def _blame(self, lineage: bytes, camps: Counter[bytes]) -> None:
+        """Remember who shows other bits of this lineage than more peers that count do."""
+        audits = self._node.audits
+        _, mine = self._digests[self._source]
+        for peer, (their_lineage, digest) in sorted(self._digests.items()):
+            outvoted = camps[mine] > max(1, camps[digest])
+            if audits is not None and their_lineage == lineage and digest != mine and outvoted:
+                audits.wrong_bits(peer)
+
     def _decide(self) -> None:
         """Take the state if enough hold the same bits, and no more hold others of its lineage."""
         state, node = self._state, self._node
@@ -248,5 +261,7 @@ class Fetching:
         if node.wires.shortcuts or (enough and camps[mine] == max(camps.values())):
             if self._ends():
                 node.fetched(state, self._signatures, self._effect)
+                if node.state is state:  # a state that is not taken accuses nobody
+                    self._blame(state.lineage, camps)
         else:
             self._fail()

@@ -238,8 +238,8 @@ class Watch:
     ) -> tuple[ReplayEntry, ...]:
         return entries
 
-    def fault_of(self, sender: PeerId) -> str | None:
-        """The reason for which this peer's uploads are refused, if they are."""
+    def fault_of(self, node: FragmentNode, sender: PeerId) -> str | None:
+        """The reason for which a node refuses this peer's uploads, if it does."""
         return None
 
 
@@ -664,7 +664,7 @@ class FragmentNode:
     def _own_upload(
         self, buffers: Buffers, index: int, entry: int, part: Part, riders: tuple[int, ...]
     ) -> None:
-        fault = self.wires.watch.fault_of(buffers.commit.members[entry].peer)
+        fault = self.wires.watch.fault_of(self, buffers.commit.members[entry].peer)
         fault = fault or self._malformed(buffers, index, part)
         if fault is None and part.maps is not None:
             fault = problem_of(part.maps, buffers.commit, [entry, *riders])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +59,10 @@ LAST_ROUND_S = 30.0
 
 LAST_OFFERS_MAX = 1024
 """Number of peers whose last offer is remembered."""
+
+JUMP_REFUSED = "jump_refused"
+JUMPS_JUDGED = frozenset(("jump_measured", JUMP_REFUSED, "jump_allowed"))
+"""Verdicts of the loss gate (``averaging.live.loss_gate``)."""
 
 NOT_MERGED_EVENTS = frozenset(("no_quorum", "too_late", "turned_away", "gave_up"))
 """Events of averaging by which an offer of this peer failed before there was a round."""
@@ -220,6 +224,8 @@ class LocalPeer:
         self.phase: PhaseName = "connecting"
         self.averaging: Averager | NotAveraging = NotAveraging()
         self.rounds_missed = 0
+        self.jumps: Counter[str] = Counter()
+        """Verdicts of the loss gate, by the name of their event."""
         self.last_offers: OrderedDict[PeerId, str] = OrderedDict()
         """The outcome of each peer's last offer, as this peer's rounds showed it."""
         self.closed: set[int] = set()
@@ -382,6 +388,8 @@ class LocalPeer:
         if name == "state_adopted":
             # The rounds of rosters that closed without this peer: no other event tells of them.
             self.rounds_missed += fields["missed"]
+        if name in JUMPS_JUDGED:
+            self.jumps[name] += 1
         if name == "round":
             self._round_ended(fields)
         elif name == "founded_apart":

@@ -37,7 +37,7 @@ from dht.records import ContributionCounters, KeeperLimits, RecordKeeper
 from peer import attestable, description
 from peer.agent.account import merged_of
 from peer.agent.crediting import Crediting
-from peer.agent.local_peer import LocalPeer, PeerSettings, TrainerStatus
+from peer.agent.local_peer import JUMP_REFUSED, LocalPeer, PeerSettings, TrainerStatus
 from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
 from peer.credit.wire import PROTOCOL as CREDIT_PROTOCOL
@@ -457,6 +457,8 @@ class OnlinePeer:
             limits=tuple(words[:TEXT_MAX] for words in local.guest.words()),
             paths=lane.paths_by_name() if lane is not None else {},
             relayed_bytes=lane.relay.counters["bytes"] if lane is not None else 0,
+            jumps_judged=local.jumps.total(),
+            jumps_refused=local.jumps[JUMP_REFUSED],
             banned=tuple(sorted(self.presence.door.admission.convicted)[:BANNED_MAX]),
         )
 

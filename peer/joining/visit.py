@@ -51,7 +51,7 @@ from peer.errors import NobodyMet
 from peer.events.printable import printable
 from peer.joining.fetch import SeedFailures, check_seeds_run, observer
 from peer.joining.link import Link
-from peer.quantities import bytes_text, count_text, duration_text, fates_text, peers_text
+from peer.quantities import bytes_text, count_text, duration_text, fates_text, peers_text, plural
 from peer.run_file.reading import from_canonical
 
 FOLLOWING = ("learner", "keeper")
@@ -381,6 +381,11 @@ def status_lines(seen: RunStatus) -> list[str]:
             lines.append("  " + "; ".join(resting + allowed))
         if peer.banned:
             lines.append(f"  banned by proof: {', '.join(peer.banned)}")
+        if peer.jumps_judged:
+            lines.append(
+                f"  loss gate: {plural(peer.jumps_judged, 'jump')} to states of others judged, "
+                f"{peer.jumps_refused} taken back"
+            )
         if peer.merging:
             lines.append(f"  merges {peer.merging}")
         if peer.paths:

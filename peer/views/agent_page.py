@@ -66,6 +66,8 @@ def figures(status: Status) -> Iterator[Metric]:
         ("blocked_seconds", status.blocked_s, "Time that rounds blocked the trainer"),
         ("global_tokens", status.global_tokens, "Merged tokens of all peers"),
         ("relayed_bytes", status.relayed_bytes, "Bulk data passed on between other peers"),
+        ("jumps_judged", status.jumps_judged, "States of others judged by their held-out loss"),
+        ("jumps_refused", status.jumps_refused, "States of others that raised it, taken back"),
     ):
         yield CounterMetricFamily(f"shoal_{name}", text, value=float(count))
     versions = GaugeMetricFamily("shoal_version", "Version of each fragment", labels=["fragment"])

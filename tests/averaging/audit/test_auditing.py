@@ -10,6 +10,7 @@ import pytest
 from averaging import messages as said
 from averaging.audit import selection
 from averaging.audit.claims import (
+    Claim,
     decode_claims,
     decode_statement,
     encode_claims,
@@ -22,6 +23,28 @@ from dht.identity import PeerId
 from tests.averaging.audit.audited_rounds import COURT, WHO, Round, commit_of
 
 ANNA = PeerId("anna")
+
+
+@pytest.mark.parametrize("auditors", [1, 3, 15, 63])
+def test_audits_cost_half_the_rate_of_a_round_s_bytes(auditors: int) -> None:
+    """An auditor fetches the uploads of all but itself, and uploads are half of a round's bytes."""
+    members, rate = auditors + 1, 0.1
+    of_one_audit = (members - 1) / (2 * (members - 1))
+    expected = auditors * selection.chance(rate, auditors) * of_one_audit
+    assert expected == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("auditors", [1, 3, 15])
+def test_a_liar_in_one_piece_of_each_round_is_found_after_about_ten(auditors: int) -> None:
+    rng, rounds, liars = random.Random(auditors), 0, 400
+    chance = selection.chance(0.1, auditors)
+    for _ in range(liars):
+        found = False
+        while not found:
+            rounds += 1
+            tickets = [rng.randbytes(64) for _ in range(auditors)]
+            found = any(selection.drawn(each, {0: 1}, chance=chance) for each in tickets)
+    assert 9.0 < rounds / liars < 11.0
 
 
 @pytest.mark.parametrize("auditors", [1, 3, 15])
@@ -101,6 +124,23 @@ def test_a_witness_proves_two_commits_of_one_attempt() -> None:
         return len(witness.sees_commit(encoded, WHO[0].sign(encoded)))
 
     assert [sees(first), sees(first), sees(later), sees(other)] == [0, 0, 0, 1]
+
+
+def test_a_witness_forgets_what_was_said_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("averaging.audit.witness.KEPT_MAX", 8)
+    monkeypatch.setattr("averaging.audit.witness.ROUNDS_KEPT_MAX", 4)
+    witness, plain = Witness(COURT), commit_of()
+    for nonce in range(20):
+        encoded = said.encode_commit(msgspec.structs.replace(plain, nonce=nonce))
+        witness.sees_commit(encoded, bytes(64))
+        name = said.digest(encoded)
+        witness.sees(WHO[0].peer_id, said.Propose(0, name, 0, (0, 1), bytes(64)))
+        for by in range(3):
+            claim = Claim(by, (by,), b"", bytes(32), bytes(64))
+            witness.sees_claim(encoded, 0, claim, merged=False)
+
+    assert (len(witness._rounds), len(witness._commits)) == (4, 4)
+    assert (len(witness._votes), len(witness._claims)) == (8, 8)
 
 
 def test_claims_and_statements_are_read_as_they_were_written_and_others_are_refused() -> None:

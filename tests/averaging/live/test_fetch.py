@@ -249,10 +249,31 @@ def test_the_majority_is_believed_and_who_has_other_bits_is_named() -> None:
         theta[7] += 1
         odd = replace(state, theta=theta)
         async with sources(MemoryNetwork(), odd, state, state) as (fetcher, peers, _, servers, _):
+            blamed: list[tuple[PeerId, int, str]] = []
+            fetcher.on_wrong_bits = lambda *told: blamed.append(told)
             got = await fetcher.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=60.0)
             assert same(got, state)
             assert servers[0].counters["pieces_served"] == 0
             assert fetcher.counters["digests_disagree"] == 1
+            assert [peer for peer, _, _ in blamed] == peers[:1]
+
+    run(main())
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_sources_that_contradict_each_other_neither_is_blamed(first: int) -> None:
+    """Whoever is believed, the other one may be right."""
+
+    async def main() -> None:
+        state = state_of(4)
+        odd = replace(state, theta=state.theta + np.float32(1 + first))
+        pair = (odd, state) if first else (state, odd)
+        async with sources(MemoryNetwork(), *pair) as (fetcher, peers, _, _, _):
+            blamed: list[PeerId] = []
+            fetcher.on_wrong_bits = lambda peer, fragment, reason: blamed.append(peer)
+            await fetcher.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=60.0)
+            assert fetcher.counters["digests_disagree"] == 1
+            assert not blamed
 
     run(main())
 

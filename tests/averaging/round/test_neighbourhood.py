@@ -83,3 +83,20 @@ def test_who_is_sent_to_a_newcomer_asks_another_that_counts_whom_it_follows() ->
     assert peers.next_voucher(dora, 40.0) == clara
     peers.pass_over(clara)
     assert peers.next_voucher(dora, 40.0) is None
+
+
+def test_a_peer_that_only_dials_out_finds_a_leader_whatever_group_it_is_dealt_into() -> None:
+    others = [PeerId(f"peer {number}") for number in range(7)]
+    view = {
+        peer: PeerView(first_seen=0.0, heard_at=40.0, reachable=number < 2)
+        for number, peer in enumerate(others)
+    }
+    me, policy = PeerId("me"), RoundPolicy(group_size=4)
+    peers = Neighbourhood(identity(me, policy), Circumstances(reachable=False), view, now=0.0)
+    without = 0
+    for version in range(20):
+        head = msgspec.structs.replace(JOIN.head, version=version)
+        group = peers.group(me, version, 40.0)
+        without += not any(view[peer].reachable for peer in group if peer != me)
+        assert peers.leader(head, (), 40.0) in others[:2]
+    assert without, "each group has somebody who can be dialled"

@@ -44,6 +44,7 @@ FIVE = (ANNA, BORIS, CLARA, DORA, EVE)
 GROUPS = replace(POLICY, group_size=4)
 """Six peers are two groups: a link has the signatures of two at least."""
 MINE, THEIRS = standing("start", "mine"), standing("start", "theirs")
+EARLIER = standing("start")
 
 
 def joins(rounds: FragmentRounds, sender: PeerId, head: Head) -> tuple[said.Message, ...]:
@@ -116,6 +117,25 @@ def test_a_leader_admits_a_join_on_a_lineage_that_enough_have_signed(policy: Rou
     rounds = machine(MINE, FIVE, policy)
 
     assert not is_refused(joins(rounds, ANNA, certified(THEIRS, (ANNA, BORIS, CLARA))))
+
+
+def test_a_leader_admits_a_join_on_a_version_that_it_went_through_itself() -> None:
+    """Where too few that count stand with a peer that is left behind nobody can sign for it."""
+    rounds = machine(MINE, FIVE, GROUPS)
+
+    answers = joins(rounds, ANNA, certified(EARLIER, (ANNA,)))
+
+    assert not is_refused(answers)
+    assert not any(isinstance(answer, said.Behind) for answer in answers)
+
+
+def test_a_member_enters_a_commit_with_a_version_that_it_went_through_itself() -> None:
+    rounds, leader = waiting()
+    message = committed_with(rounds, leader, EARLIER, beside(EARLIER, 1, leader))
+
+    rounds.handle(Received(leader, message), 2.0)
+
+    assert rounds.phase is Phase.ENTERED
 
 
 def test_signatures_of_joins_on_one_lineage_add_up() -> None:

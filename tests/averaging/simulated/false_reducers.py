@@ -52,6 +52,7 @@ def _merge_falsely(swarm: SwarmWithLiars, node: FragmentNode) -> None:
             swarm.truth.lies.add(buffers.traffic.enter.round)
             swarm.truth.coverage["bundled falsely" if more.get("again") else "merged falsely"] += 1
             swarm.lies[node.name] += 1
+            swarm.rounds_of_lies[node.name].add(buffers.traffic.enter.round)
         return false
 
     node._merged = merged  # type: ignore[method-assign]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -48,6 +48,8 @@ class SwarmWithLiars(Swarm):
         self.liars = frozenset(self.names[number] for number in numbers) if count else frozenset()
         self.lies: Counter[PeerId] = Counter()
         """Number of lies that can be proved, by peer, where somebody counts them."""
+        self.rounds_of_lies: defaultdict[PeerId, set[bytes]] = defaultdict(set)
+        """The rounds in which each peer merged falsely."""
 
     @property
     def alive(self) -> list[Node]:

@@ -526,7 +526,7 @@ class Swarm(Watch):
         judge = self.answer_filter
         return judge is None or judge(self._owner(node), round_id, slice_index, to)
 
-    def fault_of(self, sender: PeerId) -> str | None:
+    def fault_of(self, node: FragmentNode, sender: PeerId) -> str | None:
         return self.faulty.get(sender)
 
     def _owner(self, node: FragmentNode) -> Node:

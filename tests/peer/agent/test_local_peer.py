@@ -96,6 +96,14 @@ def test_being_alone_is_reported_once_until_somebody_else_trains(
     assert "nobody else trains" in logged[0]["text"]
 
 
+def test_verdicts_of_the_loss_gate_are_counted(made: tuple[LocalPeer, Hearing]) -> None:
+    peer, _ = made
+    told = {"before": 2.0, "after": 6.0, "reason": "it rose", "fragments": [0], "versions": [7]}
+    peer.averager_event("jump_measured", told)
+    peer.averager_event("jump_refused", {**told, "back_to": [6]})
+    assert (peer.jumps.total(), peer.jumps["jump_refused"]) == (2, 1)
+
+
 def test_a_founder_is_not_called_alone_while_another_peer_arrives(
     made: tuple[LocalPeer, Hearing],
 ) -> None:

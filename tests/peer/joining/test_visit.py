@@ -34,6 +34,13 @@ def test_a_resting_peer_tells_the_reason_and_its_limits() -> None:
     ]
 
 
+def test_a_peer_whose_loss_gate_has_judged_says_so() -> None:
+    judged = status.decode(status.encode(a_status(jumps_judged=3, jumps_refused=1)))
+    lines = status_lines(RunStatus("ab" * 32, (judged, a_status(name="boris")), {}))
+    told = [line for line in lines if "loss gate" in line]
+    assert told == ["  loss gate: 3 jumps to states of others judged, 1 taken back"]
+
+
 def test_members_that_do_not_answer_are_named_in_words_and_count_as_training() -> None:
     silent = {
         BORIS: Silent("boris", "learner", 0.25, in_words(False, "dial tcp4 127.0.0.1:38821")),

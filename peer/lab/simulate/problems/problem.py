@@ -12,12 +12,21 @@ their mean gradient.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
+
+
+@runtime_checkable
+class ChecksOthers(Protocol):
+    """A problem that can say what the data of one peer's step were."""
+
+    def loss_of_step(self, values: Float32s, peer: int, seed: int, step: int) -> float:
+        """The loss of these parameters on the batch that a peer has in one of its steps."""
+        ...
 
 
 class LocalTraining(Protocol):

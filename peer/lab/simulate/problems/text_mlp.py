@@ -93,6 +93,21 @@ class TextMlp:
         with torch.no_grad():
             return float(self.loss(self.tensors(torch.from_numpy(values)), self._held_out))
 
+    def loss_of_step(self, values: Float32s, peer: int, seed: int, step: int) -> float:
+        """The loss on the batch that a peer has in one of its steps (``ChecksOthers``)."""
+        known, batches = self._read.setdefault(
+            (peer, seed), ([], _Batches(self.stream(peer, seed), self.batch))
+        )
+        while len(known) <= step:
+            known.append(batches.next())
+        with torch.no_grad():
+            return float(self.loss(self.tensors(torch.from_numpy(values)), known[step]))
+
+    @cached_property
+    def _read(self) -> dict[tuple[int, int], tuple[list[torch.Tensor], _Batches]]:
+        """The batches of peers that were read for checks, from the first one on."""
+        return {}
+
     @cached_property
     def _held_out(self) -> torch.Tensor:
         data = open_data(

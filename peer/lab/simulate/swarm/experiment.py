@@ -162,6 +162,9 @@ class Rounds(_Table, frozen=True, kw_only=True):
     norm_max_ratio: Positive | None = None
     """An upload so many times longer than usual is left out, as in a run file; ``None``: nothing
     is, and nothing is measured."""
+    spot_checks: Annotated[float, Meta(ge=0.0, le=24.0)] = 0.0
+    """Contributions that each honest peer checks on their authors' data in a cycle
+    (``averaging.audit.spot_checks``)."""
     alone_s: Positive = 600.0
     by_site: bool = True
     """Let peers of one site (``network.site_size``) reduce among themselves first, so that only

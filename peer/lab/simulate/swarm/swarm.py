@@ -28,6 +28,7 @@ from averaging.numbers.arrays import Float32s
 from averaging.round.effects import Apply, Note
 from averaging.simulated.node import FragmentNode, Watch
 from averaging.simulated.wires import Wires
+from dht.identity import PeerId
 from dht.memory.event_heap import EventHeap
 from dht.memory.network import SimulatedNetwork, Weather
 from peer.lab.simulate.problems.problem import Places, Problem, layout_of
@@ -40,6 +41,7 @@ from peer.lab.simulate.swarm.outcome import Point, RoundRecord, SwarmResult
 from peer.lab.simulate.swarm.peer import SimulatedPeer
 from peer.lab.simulate.swarm.resolving import check_names, problem_of
 from peer.lab.simulate.swarm.slots import BYTES_S_PER_MBIT, Slot, slots_of
+from peer.lab.simulate.swarm.spot_checking import SpotChecking
 from peer.lab.simulate.swarm.token_books import TokenBooks
 
 TIME_FACTOR = 3.0
@@ -123,6 +125,11 @@ class SimulatedSwarm(Watch):
             rng=rng,
             record=self.record,
         )
+        self._spot_checking: SpotChecking | None = None
+        if experiment.rounds.spot_checks:
+            self._spot_checking = SpotChecking(
+                self.environment, per_cycle=experiment.rounds.spot_checks
+            )
         self.lifecycle = Lifecycle(self.environment, rate=self._rate)
         self._begin(begins_at)
 
@@ -199,7 +206,17 @@ class SimulatedSwarm(Watch):
         what = self.heap.now, node.name, node.fragment.index, note.event, note.fields
         self.trace.update(_encoder.encode(what))  # formatting it as text takes five times as long
 
+    def uploaded(self, node: FragmentNode, round_id: bytes, entry: int, payload: bytes) -> None:
+        if self._spot_checking is not None:
+            self._spot_checking.uploaded(node, round_id)
+
+    def fault_of(self, node: FragmentNode, sender: PeerId) -> str | None:
+        checking = self._spot_checking
+        return None if checking is None else checking.fault_of(node.name, sender)
+
     def merged(self, node: FragmentNode, after: FragmentState, apply: Apply) -> None:
+        if self._spot_checking is not None:
+            self._spot_checking.finished(node, apply)
         if apply.round in self._seen_rounds:
             return
         self._seen_rounds.add(apply.round)
@@ -324,6 +341,8 @@ class SimulatedSwarm(Watch):
         return self._result()
 
     def _result(self) -> SwarmResult:
+        if self._spot_checking is not None:
+            self.notes += self._spot_checking.counts
         for peer in self.alive:
             for state in peer.states:
                 self.trace.update(state.digest())

@@ -1,0 +1,96 @@
+"""Spot checks by the honest members of a simulated swarm (``averaging.audit.spot_checks``).
+
+Losses are real: those of the model with the checker's own states, on the first batch of the
+author's steps, without and with what the author has uploaded. Measuring takes no virtual time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from averaging.audit.spot_checks import SpotChecks
+from averaging.audit.strikes import Strikes
+from averaging.bounded_mapping import BoundedMapping
+from averaging.messages import Entry
+from averaging.numbers.arrays import Float32s
+from averaging.round.effects import Apply
+from averaging.simulated.node import FragmentNode
+from dht.identity import PeerId
+from peer.lab.simulate.problems.problem import ChecksOthers
+from peer.lab.simulate.swarm.environment import Environment
+from peer.lab.simulate.swarm.slots import Slot
+
+ROUNDS_KEPT = 64
+
+
+class SpotChecking:
+    """The checks of all honest members of one swarm."""
+
+    def __init__(self, environment: Environment, *, per_cycle: float) -> None:
+        problem, cycle = environment.problem, environment.experiment.outer.steps_per_cycle
+        if not isinstance(problem, ChecksOthers):
+            raise ValueError(f"problem.name is {problem.name!r}, which has no spot checks")
+        self._environment = environment
+        self._problem = problem
+        self._slots = {slot.name: slot for slot in environment.slots}
+        self._uploads = BoundedMapping[bytes, dict[PeerId, Float32s]](ROUNDS_KEPT)
+        self._strikes = {slot.name: Strikes() for slot in environment.slots}
+        self._checks = {
+            slot.name: SpotChecks(
+                self._strikes[slot.name],
+                every_steps=max(1, round(cycle / per_cycle)),
+                random=np.random.default_rng([environment.seed, 6, slot.number]).random,
+            )
+            for slot in environment.slots
+            if not slot.lies
+        }
+        self.counts: Counter[str] = Counter()
+        """Checks of honest members and of others, by result, and refused uploads."""
+
+    def __repr__(self) -> str:
+        return f"SpotChecking({dict(self.counts)})"
+
+    def uploaded(self, node: FragmentNode, round_id: bytes) -> None:
+        """A member has encoded its contribution."""
+        learner = node.learner
+        if learner is not None and learner.snapshot is not None:
+            self._uploads.setdefault(round_id, {})[node.name] = learner.snapshot - learner.base
+
+    def finished(self, node: FragmentNode, apply: Apply) -> None:
+        """A member is about to take the outer step: it may check one of the others."""
+        checks = self._checks.get(node.name)
+        if checks is None or apply.commit.kind == "mix":
+            return
+        entries = {entry.peer: entry for entry in map(apply.commit.members.__getitem__, apply.seal)}
+        there = self._uploads.get(apply.round, {}).keys() & entries.keys() - {node.name}
+        checker = self._slots[node.name]
+        author = checks.draw(there, checker.steps)
+        if author is not None:
+            moved = self._uploads[apply.round][author]
+            self._check(checks, checker, node, entries[author], moved)
+
+    def _check(
+        self, checks: SpotChecks, checker: Slot, node: FragmentNode, entry: Entry, moved: Float32s
+    ) -> None:
+        env, author = self._environment, self._slots[entry.peer]
+        assert checker.peer is not None
+        values = env.places.join([state.theta for state in checker.peer.states])
+        earlier = sum(life.steps for life in author.past[: entry.incarnation - 1])
+        step = earlier + entry.mark - entry.steps
+        sample = (author.number, env.seed, step)
+        before = self._problem.loss_of_step(values, *sample)
+        env.places.add(node.fragment.index, values, moved)
+        after = self._problem.loss_of_step(values, *sample)
+        passed = checks.checked(entry.peer, before, after, env.heap.now)
+        who = "liars" if author.lies else "honest"
+        self.counts[f"checks of {who}, {'passed' if passed else 'failed'}"] += 1
+
+    def fault_of(self, reducer: PeerId, sender: PeerId) -> str | None:
+        """The reason why a reducer takes no upload of this peer."""
+        checks = self._checks.get(reducer)
+        if checks is None or not checks.refuses(sender, self._environment.heap.now):
+            return None
+        self.counts[f"uploads of {'liars' if self._slots[sender].lies else 'honest'} refused"] += 1
+        return "what it brought did not lower the loss on its own data"

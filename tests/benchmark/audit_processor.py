@@ -1,0 +1,248 @@
+"""Measures the processor time of auditing as a share of a round's arithmetic, free of load.
+
+``python -m tests.benchmark.audit_processor --members 16 --values 1048576``. One process takes turns
+at what a member of a round computes (encode, merge its slice, step) and at what an audit of one
+piece computes (signatures, digests, the merge again), and counts its own processor time, so that
+other programs do not matter. The share is that of the audits which one member makes of one round on
+average. Signing and checking the claims about slices is given apart: that time does not grow with
+the model. Moving the bytes is left out on both sides, which makes the shares look larger.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import blake3
+import msgspec
+import numpy as np
+
+from averaging import messages
+from averaging.audit import selection
+from averaging.audit.claims import Claim, Subject, claim, digest_of_pieces, is_signed
+from averaging.audit.inquiry import Inquiry
+from averaging.audit.proofs import Court, FalseMerge, Right, check
+from averaging.numbers.arithmetic import numbers_of
+from averaging.numbers.arrays import Float32s
+from averaging.numbers.chunks import Cutting
+from averaging.numbers.codec import Scratch
+from averaging.numbers.layout import Layout, TensorSpec
+from averaging.rules.weights import weights_of
+from dht.identity import Identity, verify
+from tests.averaging.history.replayed_rounds import commit_after, founded
+
+ROWS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Processor time in seconds, of one member."""
+
+    round: float
+    """Arithmetic of one round."""
+    merge: float
+    """The part of it that is the merge of its own slice."""
+    audit: float
+    """One audit."""
+    claims: float
+    """Signing and checking the claims of one round."""
+    audits: float
+    """Audits that a member makes of one round, on average."""
+
+    @property
+    def audits_share(self) -> float:
+        return self.audits * self.audit / self.round
+
+    @property
+    def claims_share(self) -> float:
+        return self.claims / self.round
+
+
+class Bench:
+    """One round of which everything is known, and the work of its first member."""
+
+    def __init__(self, members: int, values: int, *, codec: str, merge: str) -> None:
+        self.who = [Identity.from_seed(bytes([number + 1]) * 32) for number in range(members)]
+        shape = (values // ROWS // members, ROWS)
+        self.layout = Layout.build([TensorSpec(f"t{i:03}", shape) for i in range(members)], 1)
+        plain = commit_after(founded(), codec=codec)
+        self.commit = msgspec.structs.replace(
+            plain,
+            leader=self.who[0].peer_id,
+            members=tuple(
+                msgspec.structs.replace(plain.members[0], peer=each.peer_id) for each in self.who
+            ),
+            reducers=tuple(each.peer_id for each in self.who),
+            shares=(1,) * members,
+            merge=merge,
+        )
+        self.encoded = messages.encode_commit(self.commit)
+        self.round = messages.digest(self.encoded)
+        self.numbers = numbers_of(self.commit)
+        self.cutting = Cutting(self.layout.fragments[0], self.numbers, self.commit.shares)
+        self.court = Court(self.commit.topic, self.layout, verify)
+        self.scratch = Scratch()
+        self.weights = weights_of(self.commit, range(members))
+        rng = np.random.default_rng(1)
+        size = self.layout.size
+        self.base: Float32s = rng.standard_normal(size).astype(np.float32)
+        self.others = [
+            (self.base + 0.01 * rng.standard_normal(size)).astype(np.float32)
+            for _ in range(members)
+        ]
+        self.uploads = [self.encode(values) for values in self.others]
+        self.merged = bytearray(self.cutting.merged_size)
+        for index in range(members):
+            self.merge(index)
+        self.said = [self.claim_of(number) for number in range(members)]
+        self.proof = self.audit_of(index=1 % members)
+
+    def encode(self, values: Float32s) -> bytearray:
+        out = bytearray(self.cutting.data_size)
+        for chunk in self.cutting.all_chunks:
+            place = memoryview(out)[chunk.data]
+            self.numbers.encode(chunk, self.base, values, place, self.scratch)
+        return out
+
+    def merge(self, index: int) -> None:
+        """What the reducer of a slice computes."""
+        for chunk in self.cutting.chunks[index]:
+            payloads = [memoryview(data)[chunk.data] for data in self.uploads]
+            for payload in payloads:
+                self.numbers.up.check(chunk, payload, self.scratch)
+                self.numbers.up.squares(chunk, payload)
+            out = memoryview(self.merged)[chunk.merged]
+            self.numbers.merge(chunk, payloads, self.weights, out, self.scratch)
+
+    def step(self) -> None:
+        theta, momentum = self.base.copy(), np.zeros_like(self.base)
+        for chunk in self.cutting.all_chunks:
+            data = memoryview(self.merged)[chunk.merged]
+            self.numbers.step(chunk, data, self.base, theta, momentum, self.scratch)
+
+    def one_round(self) -> None:
+        self.encode(self.others[0])
+        self.merge(0)
+        for index in range(len(self.who)):
+            blake3.blake3(self._merged_of(index)).digest()
+        self.step()
+
+    def _merged_of(self, index: int) -> memoryview:
+        return memoryview(self.merged)[self.cutting.merged_of(index)]
+
+    def leaves(self, number: int, index: int) -> list[bytes]:
+        data = memoryview(self.uploads[number])[self.cutting.data_of(index)]
+        places = self.cutting.pieces(index)
+        return [blake3.blake3(data[place]).digest() for _, place in places]
+
+    def claim_of(self, number: int, index: int = 0, *, merged: bool = False) -> Claim:
+        subject, me = Subject(self.round, index, merged), self.who[number]
+        made = blake3.blake3(self._merged_of(index)).digest()
+        if not merged:
+            made = digest_of_pieces(self.leaves(number, index))
+        members = range(len(self.who)) if merged else [number]
+        sources: Sequence[Claim] = self.said if merged else ()
+        return claim(subject, self.commit, me.peer_id, members, made, sources=sources, sign=me.sign)
+
+    def one_round_of_claims(self) -> None:
+        """A member signs its uploads, checks those of its slice, and the other reducers'."""
+        members = len(self.who)
+        for index in range(members):
+            self.claim_of(0, index)
+        for number in range(members):
+            self.leaves(number, 0)
+            assert is_signed(Subject(self.round, 0, False), self.commit, self.said[number], verify)
+        mine = self.claim_of(0, merged=True)
+        for _ in range(members - 1):
+            assert is_signed(Subject(self.round, 0, True), self.commit, mine, verify)
+
+    def audit_of(self, *, index: int) -> Inquiry:
+        said = [self.claim_of(number, index) for number in range(len(self.who))]
+        self.said, before = said, self.said
+        head = FalseMerge(
+            commit=self.encoded,
+            slice=index,
+            merged=True,
+            claim=self.claim_of(index, index, merged=True),
+            sources=(),
+            piece=0,
+            leaves=(),
+        )
+        self.said = before
+        inquiry = Inquiry(self.encoded, self.commit, head, bytes(self._merged_of(index)))
+        assert inquiry.take_sources(said)
+        place = self.cutting.pieces(index)[0][1]
+        for by, _ in inquiry.wanted():
+            data = memoryview(self.uploads[by])[self.cutting.data_of(index)]
+            assert inquiry.take_upload(by, b"".join(self.leaves(by, index)), data[place])
+        return inquiry
+
+    def one_audit(self) -> None:
+        try:
+            check(self.proof.proof(), self.court, self.scratch)
+        except Right:
+            return
+        raise AssertionError("an honest merge is convicted")
+
+    def audits_per_round(self, rate: float) -> float:
+        """Pieces of the other members' slices that one of them draws, on average."""
+        pieces = sum(map(len, self.cutting.chunks)) / len(self.who)
+        return (len(self.who) - 1) * pieces * selection.chance(rate, len(self.who) - 1)
+
+
+def measure(
+    members: int, values: int, *, codec: str = "int4", merge: str = "mean", turns: int, rate: float
+) -> Times:
+    """Return medians over ``turns`` of each part of the work, which take turns."""
+    bench = Bench(members, values, codec=codec, merge=merge)
+    work: dict[str, Callable[[], None]] = {
+        "round": bench.one_round,
+        "merge": lambda: bench.merge(0),
+        "audit": bench.one_audit,
+        "claims": bench.one_round_of_claims,
+    }
+    taken: dict[str, list[float]] = {name: [] for name in work}
+    for turn in range(turns + 1):
+        for name, act in work.items():
+            began = time.process_time()
+            act()
+            if turn:  # the first one allocates
+                taken[name].append(time.process_time() - began)
+    return Times(
+        **{name: statistics.median(each) for name, each in taken.items()},
+        audits=bench.audits_per_round(rate),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--members", type=int, default=16)
+    parser.add_argument("--values", type=int, nargs="+", default=[1 << 20, 1 << 22, 1 << 24])
+    parser.add_argument("--codec", default="int4")
+    parser.add_argument("--merge", default="mean")
+    parser.add_argument("--turns", type=int, default=31)
+    parser.add_argument("--rate", type=float, default=0.1)
+    given = parser.parse_args()
+    for values in given.values:
+        found = measure(
+            given.members,
+            values,
+            codec=given.codec,
+            merge=given.merge,
+            turns=given.turns,
+            rate=given.rate,
+        )
+        print(
+            f"{values} values: round {1e3 * found.round:.2f} ms, of these "
+            f"{1e3 * found.merge:.2f} ms to merge; audit {1e3 * found.audit:.2f} ms, "
+            f"{found.audits:.3f} of them: {found.audits_share:.2%}; "
+            f"claims {1e3 * found.claims:.2f} ms: {found.claims_share:.2%}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
