@@ -264,7 +264,7 @@ class FragmentWork:
     def _do(self, effect: Effect) -> None:
         match effect:
             case Send():
-                self.averager.transport.send(effect.to, said.encode(effect.message))
+                self.averager.send(effect.to, effect.message)
             case Silent():
                 self.averager.silent(effect.peer, effect.since)
             case Note():

@@ -22,6 +22,7 @@ from averaging.bounded_mapping import BoundedMapping
 from averaging.rules.peer_view import PeerView
 from averaging.rules.sites import site_name
 from dht import addresses as address_rules
+from dht import protocol
 from dht.errors import DhtError
 from dht.guarded_host import GuardedHost
 from dht.identity import PeerId
@@ -638,4 +639,5 @@ def peer_view(member: Member, *, met: bool = False) -> PeerView:
         step_time_s=record.step_time_s,
         bytes_per_s=record.link_bytes_s,
         site=record.site or None,
+        protocol=protocol.common(record.protocol) or protocol.OLDEST,
     )
