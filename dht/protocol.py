@@ -26,8 +26,11 @@ Range: TypeAlias = tuple[int, int]
 
 SPOKEN: Final[Range] = OLDEST, NEWEST
 
-UPGRADE: Final = "pip install --upgrade ."
-"""Command that upgrades an installation, in a checkout of the newer release."""
+RELEASE: Final = "0.1.0"
+"""Release that this is; peers show it in their records."""
+
+UPGRADE: Final = "git pull && pip install ."
+"""Command that upgrades an installation, in its checkout."""
 
 
 def common(theirs: Range, ours: Range = SPOKEN) -> int | None:
@@ -47,8 +50,8 @@ def advice(theirs: Range, ours: Range = SPOKEN) -> str:
     "They" are the other side, of which the sentence has said who it is.
     """
     if theirs[0] > ours[1]:
-        return f"this side is too old: upgrade it with `{UPGRADE}` in a checkout of a newer release"
-    return "the other side is too old: it has to be upgraded to join, and nothing needs doing here"
+        return f"this side is too old: upgrade it with `{UPGRADE}`, and start it again"
+    return "the other side is too old: its owner has to upgrade it, nothing needs doing here"
 
 
 def not_spoken(number: int, ours: Range = SPOKEN) -> str:

@@ -127,6 +127,21 @@ class RunRefused(PeerError):
         return f"{self.what} does not match: here it is {self.ours}, the run has {self.theirs}"
 
 
+class ProtocolRefused(RunRefused):
+    """This peer and the run's have no protocol number in common."""
+
+    def __init__(self, peer: str, ours: str, theirs: str, advice: str) -> None:
+        super().__init__(peer, ours, theirs)
+        self.args = (peer, ours, theirs, advice)
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} speaks protocol versions {self.theirs}, this peer {self.ours}: "
+            f"{self.advice}"
+        )
+
+
 class ModelMismatch(RunRefused):
     """This peer's model is not that of the run. ``differences`` are the first ones, by name.
 
@@ -519,6 +534,7 @@ class CheckpointDamaged(PathError):
 REFUSALS: tuple[type[PeerError], ...] = (
     ModelMismatch,
     RunRefused,
+    ProtocolRefused,
     FolderOfAnotherRun,
     NotAdmitted,
     RunEnded,

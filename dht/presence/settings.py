@@ -10,7 +10,7 @@ from dht.membership.contacts import ContactSettings
 from dht.membership.reachability import ReachabilitySettings
 from dht.membership.seeds import SeedSettings
 from dht.membership.table import MembershipSettings
-from dht.protocol import SPOKEN, Range
+from dht.protocol import RELEASE, SPOKEN, Range
 from dht.records import RUN_FILE_MAX_BYTES, Role
 
 
@@ -29,6 +29,9 @@ class Profile:
 
     credential: bytes = b""
     """Proof that the run admits this peer (``dht.membership.credentials``)."""
+
+    release: str = RELEASE
+    """Release of the software, for people."""
 
     observes: bool = False
     """Read the membership of the run without joining it: nothing is published. An observer asks

@@ -452,6 +452,7 @@ _OTHER_PEERS = (
             "untested": ("", "{text}"),
             "hello_refused": ("peer, name, ours, theirs", "{text}"),
             "identity_in_use": ("", "{text}"),
+            "outdated": ("", "{text}"),
             "directive": ("signer, number, bans", "{text}"),
             "not_admitted": ("", "{text}"),
             "rolled_back": (
