@@ -1,9 +1,10 @@
 """The messages of a round of one fragment, and their encoding.
 
-A message is one byte, the protocol number of its form (``dht.protocol``), and one msgpack array that
-starts with the message's name. The types bound every size, so a decoded message is small; bytes
-that do not decode raise ``BadMessage``, which the receiver counts. Nothing here decides anything, and no message holds
-numbers of a model: slices travel on bulk streams, which begin with an ``Opening``.
+A message is one byte, the protocol number of its form (``dht.protocol``), and one msgpack array
+that starts with the message's name. The types bound every size, so a decoded message is small;
+bytes that do not decode raise ``BadMessage``, which the receiver counts. Nothing here decides
+anything, and no message holds numbers of a model: slices travel on bulk streams, which begin with
+an ``Opening``.
 
 A **round** is named by the blake3 digest of its commit (``Digest``), or, before there is a commit,
 by the fragment alone: a peer is in at most one round of a fragment.
@@ -806,9 +807,7 @@ def decode_opening(data: bytes, spoken: protocol.Range = protocol.SPOKEN) -> Ope
     return _decode(data, _openings, spoken)
 
 
-def _decode(
-    data: bytes, decoder: msgspec.msgpack.Decoder[_T], spoken: protocol.Range
-) -> _T:
+def _decode(data: bytes, decoder: msgspec.msgpack.Decoder[_T], spoken: protocol.Range) -> _T:
     if len(data) > MESSAGE_MAX_BYTES:
         raise BadMessage(f"{len(data)} bytes; at most {MESSAGE_MAX_BYTES} are read")
     if not data:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from averaging import messages as said
 from averaging.bounded_mapping import BoundedMapping
 from averaging.history.adoption import Parting
 from averaging.history.lineage import Lineage

@@ -135,7 +135,9 @@ def golden_file(number: int) -> Path:
 
 def golden_lines(number: int) -> list[str]:
     """The examples in the form of a protocol number, with whatever it can say."""
-    lines = [f"{type(example).__name__} {said.encode(example, number).hex()}" for example in EXAMPLES]
+    lines = [
+        f"{type(example).__name__} {said.encode(example, number).hex()}" for example in EXAMPLES
+    ]
     for commit in (COMMIT, NEWEST, COMMIT_2):
         if commit.protocol <= number:
             lines.append(f"Commit {said.encode_commit(commit).hex()}")

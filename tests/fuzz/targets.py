@@ -372,7 +372,9 @@ TARGETS: dict[str, Target] = {
         BadMessage,
     ),
     "commit": Target(
-        [said.encode_commit(each) for each in (COMMIT, NEWEST, COMMIT_2)], said.decode_commit, BadMessage
+        [said.encode_commit(each) for each in (COMMIT, NEWEST, COMMIT_2)],
+        said.decode_commit,
+        BadMessage,
     ),
     "signatures": Target(
         [said.encode_signatures(HEAD.signatures)], said.decode_signatures, BadMessage

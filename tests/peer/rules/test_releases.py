@@ -26,7 +26,9 @@ def test_the_majority_counts_this_peer_as_well() -> None:
         text = outdated(others, protocol=2, release="0.1.0")
         assert (text is not None) is is_behind, (newer, older)
         if text is not None:
-            assert f"{newer} of {newer + older} other peers run release 0.2.0, this one 0.1.0" in text
+            assert (
+                f"{newer} of {newer + older} other peers run release 0.2.0, this one 0.1.0" in text
+            )
             assert f"`{UPGRADE}`" in text
 
 
