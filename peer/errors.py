@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from dht.protocol import UPGRADE
+
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C or SIGTERM has ended, as in shells."""
 
@@ -529,6 +531,18 @@ class CheckpointDamaged(PathError):
 
     def __str__(self) -> str:
         return f"checkpoint {self.path} is damaged: {self.reason}"
+
+
+class OfLaterRelease(PathError):
+    """A file that a later release has written, in a format that this one does not read."""
+
+    exit_code = 4
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} was written by a later release ({self.reason}): this one is too old; "
+            f"upgrade it with `{UPGRADE}`. The file is left as it is"
+        )
 
 
 REFUSALS: tuple[type[PeerError], ...] = (
