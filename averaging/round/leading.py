@@ -684,6 +684,7 @@ class Leading:
                     "kind": commit.kind,
                     "reason": reason,
                     "waited_s": now - gathering.opened_at,
+                    "protocol": number,
                 },
             ),
             *(Send(peer, signed.message()) for peer in roster if peer != self._id.me),
