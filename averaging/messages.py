@@ -637,7 +637,7 @@ class Claim(_Part, frozen=True, kw_only=True):
 
 _T = TypeVar("_T")
 
-_SINCE: dict[type[Struct], tuple[tuple[str, int], ...]] = {
+_SINCE: dict[type[Any], tuple[tuple[str, int], ...]] = {
     Join: (("newer", 2),),
     Commit: (("protocol", 2),),
 }
