@@ -1,4 +1,4 @@
-"""Whether a peer runs an older release than most of its run. Pure.
+"""The comparison of this peer's release with those of the others. Pure.
 
 What peers say of their releases is shown to people; only protocol numbers decide anything.
 """
@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def newness(protocol: int, release: str) -> Newness:
-    """What a later release has more of."""
+    """A key that is greater for a later release."""
     return protocol, tuple(int(number) for number in _NUMBER.findall(release)[:4])
 
 

@@ -90,7 +90,8 @@ def test_peers_are_upgraded_one_by_one_and_every_round_is_read_by_all(seed: int)
 )
 def test_storms_over_two_releases_break_no_promise(seed: int) -> None:
     """Every invariant of a storm, while peers come back as another release or as an older one."""
-    how = Storm(peers=(3, 7), audit_rate=0.2 if seed % 3 == 0 else 0.0)
+    # Every peer is started again: two that made a version alone are believed late (seed 68 once).
+    how = Storm(peers=(3, 7), audit_rate=0.2 if seed % 3 == 0 else 0.0, calm_s=300.0)
     swarm = storm(seed, how)
     watch = Watch(swarm)
     for name in swarm.names:
