@@ -297,6 +297,8 @@ class Entrance:
             await asyncio.sleep(0.05)
         for fragment, state in waiting.items():
             held = self._memory.base(fragment)
+            if averager.states[fragment] is not state:
+                continue  # a newer one has come since the last look
             if held is None or state.chain.find(held.version, held.lineage) is not None:
                 self._port.adopt_first(fragment, state)
             else:
