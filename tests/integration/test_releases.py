@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from dht.identity import Identity
-from dht.protocol import UPGRADE
 from tests.integration.previous_release import unpack
 from tests.integration.swarm_processes import (
     Learner,
@@ -142,7 +141,3 @@ def test_eight_peers_are_upgraded_one_by_one_and_the_run_notices_nothing(
 
 def lost(fates: dict[str, Any]) -> dict[str, float]:
     return {name: count for name, count in fates.items() if name.startswith("discarded") and count}
-
-
-def test_what_a_peer_says_that_is_behind() -> None:
-    assert UPGRADE
