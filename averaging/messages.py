@@ -1,9 +1,10 @@
 """The messages of a round of one fragment, and their encoding.
 
-A message is one byte of version and one msgpack array that starts with the message's name. The
-types bound every size, so a decoded message is small; bytes that do not decode raise
-``BadMessage``, which the receiver counts. Nothing here decides anything, and no message holds
-numbers of a model: slices travel on bulk streams, which begin with an ``Opening``.
+A message is one byte, the protocol number of its form (``dht.protocol``), and one msgpack array
+that starts with the message's name. The types bound every size, so a decoded message is small;
+bytes that do not decode raise ``BadMessage``, which the receiver counts. Nothing here decides
+anything, and no message holds numbers of a model: slices travel on bulk streams, which begin with
+an ``Opening``.
 
 A **round** is named by the blake3 digest of its commit (``Digest``), or, before there is a commit,
 by the fragment alone: a peer is in at most one round of a fragment.
@@ -14,21 +15,16 @@ To add a message, add a class with a bounded type for each field, and add it to 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import blake3
 import msgspec
 from msgspec import Meta, Struct
 
+from dht import protocol
 from dht.identity import PeerId
-
-VERSION = 1
-"""First byte of every message. A peer that receives another version counts it and says so.
-
-It stays at 1 until the first release, whatever changes before. From then on a change of the golden
-file is a change of this number.
-"""
 
 MESSAGE_MAX_BYTES = 64 << 10
 """Largest control message. A commit of 64 members with their chains is half of it."""
@@ -58,6 +54,8 @@ BytesPerSecond: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e15)]
 Signature: TypeAlias = Annotated[bytes, Meta(max_length=64)]
 Indices: TypeAlias = Annotated[tuple[Index, ...], Meta(max_length=ROSTER_MAX)]
 Ballot: TypeAlias = Count
+Protocol: TypeAlias = Annotated[int, Meta(ge=1, le=2**16)]
+"""A protocol number (``dht.protocol``)."""
 Votes: TypeAlias = Annotated[tuple[tuple[Index, Signature], ...], Meta(max_length=ROSTER_MAX)]
 """Signatures of members under the same ``vote``, with their indices in the roster."""
 Signatures: TypeAlias = Annotated[tuple[tuple[Peer, Signature], ...], Meta(max_length=ROSTER_MAX)]
@@ -203,6 +201,9 @@ class Commit(_Part, frozen=True, kw_only=True):
     cycle after it. Left out of the bytes if it is the first."""
     directive: Stamp | None = None
     """The owner's directive that all members follow (``averaging.rules.orders``); left out, too."""
+    protocol: Protocol = 1
+    """The number of the form in which everything of this round is signed and hashed: all members
+    have signed their joins for it. Left out if it is 1, which had no such field."""
 
     def __post_init__(self) -> None:
         check_incarnation(self.leader_incarnation, name="leader_incarnation")
@@ -274,10 +275,22 @@ class Join(_Message, frozen=True):
     site: SitePass | None = None
     """Peers that prove the same site are near: one may carry the work of all over the slow link."""
     signature: Signature = b""
-    """The sender's, under ``claim_of``: all that a commit says of a member, for one leader."""
+    """The sender's, under ``claim_of``: all that a commit says of a member, for one leader, in
+    protocol 1."""
+    newer: Annotated[tuple[tuple[Protocol, Signature], ...], Meta(max_length=2)] = ()
+    """The same for newer protocol numbers. A commit is of a number that all members have signed."""
 
     def __post_init__(self) -> None:
         check_incarnation(self.incarnation)
+
+    def signed_for(self, number: int) -> bytes:
+        """The signature under the claim of this protocol number; empty if there is none."""
+        return self.signature if number == 1 else dict(self.newer).get(number, b"")
+
+    @property
+    def protocols(self) -> frozenset[int]:
+        """The protocol numbers of the rounds that the sender can be in."""
+        return frozenset({number for number, _ in self.newer} | ({1} if self.signature else set()))
 
 
 class Noted(_Message, frozen=True):
@@ -624,16 +637,34 @@ class Claim(_Part, frozen=True, kw_only=True):
 
 _T = TypeVar("_T")
 
+_SINCE: dict[type[Any], tuple[tuple[str, int], ...]] = {
+    Join: (("newer", 2),),
+    Commit: (("protocol", 2),),
+}
+"""Fields that are newer than the oldest protocol spoken, each with the number that brought it. They
+are the last of their class, in this order. In the form of an older number they are left out."""
+
 _encoder = msgspec.msgpack.Encoder()
 _messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _commits = msgspec.msgpack.Decoder(Commit)
 _openings = msgspec.msgpack.Decoder(Opening)
+_fields: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(list[Any])
 _signatures: msgspec.msgpack.Decoder[Signatures] = msgspec.msgpack.Decoder(Signatures)
 
 
-def encode(message: Message) -> bytes:
-    """Return the message's bytes. Raises ``ValueError`` if they are too many to be read."""
-    data = bytes([VERSION]) + _encoder.encode(message)
+def encode(message: Message, number: int = protocol.OLDEST) -> bytes:
+    """Return the message's bytes in the form of this protocol number; all read the oldest one.
+
+    Raises ``ValueError`` if they are too many to be read.
+    """
+    newest = _SINCE.get(type(message), ())
+    left_out = sum(since > number for _, since in newest)
+    if left_out:
+        fields = [type(message).__name__, *msgspec.structs.astuple(message)]
+        body = _encoder.encode(fields[:-left_out])
+    else:
+        body = _encoder.encode(message)
+    data = bytes([number]) + body
     if len(data) > MESSAGE_MAX_BYTES:
         raise ValueError(
             f"{type(message).__name__} has {len(data)} bytes; at most {MESSAGE_MAX_BYTES} are sent"
@@ -641,15 +672,15 @@ def encode(message: Message) -> bytes:
     return data
 
 
-def decode(data: bytes) -> Message:
+def decode(data: bytes, spoken: protocol.Range = protocol.SPOKEN) -> Message:
     """Decode a message. Raises ``BadMessage``, whatever the bytes are."""
-    return _decode(data, _messages)
+    return _decode(data, _messages, spoken)
 
 
 def encode_commit(commit: Commit) -> bytes:
     """Return the bytes that are signed, and whose digest names the round."""
     fields = list(msgspec.structs.astuple(commit))
-    for missing in (None, 0, None, ()):  # the last fields are newer than the first peers
+    for missing in (1, None, 0, None, ()):  # the last fields are newer than the first peers
         if fields[-1] != missing:
             break
         del fields[-1]
@@ -662,7 +693,9 @@ def decode_commit(data: bytes) -> Commit:
     try:
         commit = _commits.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadMessage(f"not a commit: {error}") from error
+        newer = _newer_protocol(data)
+        reason = str(error) if newer is None else protocol.not_spoken(newer)
+        raise BadMessage(f"not a commit: {reason}") from error
     problem = _problem(commit)
     if problem is not None:
         raise BadMessage(f"not a commit: {problem}")
@@ -674,9 +707,10 @@ def digest(commit: bytes) -> bytes:
     return blake3.blake3(commit).digest()
 
 
-def claim_of(join: Join, leader: PeerId) -> bytes:
-    """Return what a member signs with its join to this leader."""
+def claim_of(join: Join, leader: PeerId, number: int = 1) -> bytes:
+    """Return what a member signs with its join to this leader, for a round of this protocol."""
     return _encode_claim(
+        number,
         Claim(
             topic=join.topic,
             fragment=join.fragment,
@@ -694,13 +728,14 @@ def claim_of(join: Join, leader: PeerId) -> bytes:
             reachable=join.reachable,
             site=join.site,
             level=join.level,
-        )
+        ),
     )
 
 
 def claim_in(commit: Commit, entry: Entry) -> bytes:
     """Return what a member signed if the commit says of it what it said itself."""
     return _encode_claim(
+        commit.protocol,
         Claim(
             topic=commit.topic,
             fragment=commit.fragment,
@@ -718,12 +753,13 @@ def claim_in(commit: Commit, entry: Entry) -> bytes:
             reachable=entry.reachable,
             site=entry.site,
             level=entry.level,
-        )
+        ),
     )
 
 
-def _encode_claim(claim: Claim) -> bytes:
-    return b"shoal join 1 " + _encoder.encode(claim)
+def _encode_claim(number: int, claim: Claim) -> bytes:
+    # Who signs it for a number agrees to a round whose commit, votes and claims are of that form.
+    return b"shoal join %d " % number + _encoder.encode(claim)
 
 
 def vote(round_id: bytes, ballot: int, seal: tuple[int, ...]) -> bytes:
@@ -762,26 +798,48 @@ def decode_signatures(data: bytes) -> Signatures:
 
 
 def encode_opening(opening: Opening) -> bytes:
-    return bytes([VERSION]) + _encoder.encode(opening)
+    """Return the header's bytes, in the form that all read: no number has changed it."""
+    return bytes([protocol.OLDEST]) + _encoder.encode(opening)
 
 
-def decode_opening(data: bytes) -> Opening:
+def decode_opening(data: bytes, spoken: protocol.Range = protocol.SPOKEN) -> Opening:
     """Decode the header of a bulk stream. Raises ``BadMessage``, whatever the bytes are."""
-    return _decode(data, _openings)
+    return _decode(data, _openings, spoken)
 
 
-def _decode(data: bytes, decoder: msgspec.msgpack.Decoder[_T]) -> _T:
+def _decode(data: bytes, decoder: msgspec.msgpack.Decoder[_T], spoken: protocol.Range) -> _T:
     if len(data) > MESSAGE_MAX_BYTES:
         raise BadMessage(f"{len(data)} bytes; at most {MESSAGE_MAX_BYTES} are read")
-    if not data or data[0] != VERSION:
-        raise BadMessage(f"message version {data[0] if data else None}; this peer speaks {VERSION}")
+    if not data:
+        raise BadMessage("no bytes at all")
+    oldest, newest = spoken
+    if not oldest <= data[0] <= newest:
+        raise BadMessage(protocol.not_spoken(data[0], spoken))
     try:
-        return decoder.decode(memoryview(data)[1:])
+        message = decoder.decode(memoryview(data)[1:])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadMessage(str(error)) from error
+    for field, since in _SINCE.get(type(message), ()):
+        if since > data[0] and getattr(message, field):
+            raise BadMessage(f"{field} is of protocol {since}, the message of {data[0]}")
+    return message
+
+
+def _newer_protocol(commit: bytes) -> int | None:
+    """The protocol number that bytes name which cannot be read as a commit, if it is too new.
+
+    It has its place for ever, whatever fields follow it.
+    """
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError):
+        number = _fields.decode(commit)[Commit.__struct_fields__.index("protocol")]
+        if isinstance(number, int) and number > protocol.NEWEST:
+            return number
+    return None
 
 
 def _problem(commit: Commit) -> str | None:
+    if not protocol.OLDEST <= commit.protocol <= protocol.NEWEST:
+        return protocol.not_spoken(commit.protocol)
     members = len(commit.members)
     parents = len(commit.parents)
     if len({entry.peer for entry in commit.members}) != members:

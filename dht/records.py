@@ -85,6 +85,7 @@ class ContributionCounters(msgspec.Struct, frozen=True, array_like=True):
 
 NAME_LENGTH_MAX = 32
 SITE_LENGTH_MAX = 16
+RELEASE_LENGTH_MAX = 24
 
 
 def name_problem(name: str) -> str | None:
@@ -131,14 +132,17 @@ class PeerRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     counters: ContributionCounters = ContributionCounters()
     credential: Annotated[bytes, msgspec.Meta(max_length=CREDENTIAL_MAX_BYTES)] = b""
-    """See ``dht.membership.credentials``. Not written when it is empty."""
+    """See ``dht.membership.credentials``. Not written when it is empty and the last."""
+
+    release: Annotated[str, msgspec.Meta(max_length=RELEASE_LENGTH_MAX)] = ""
+    """Release of the software, for people. Not written when it is empty."""
 
     def __post_init__(self) -> None:
         if self.protocol[0] > self.protocol[1]:
             raise ValueError(f"protocol is {self.protocol}; its first version exceeds its last")
         if not 0 <= self.incarnation <= COUNT_MAX:  # other peers could not decode the record
             raise ValueError(f"incarnation is {self.incarnation}; it is at most {COUNT_MAX}")
-        for name in ("name", "site"):
+        for name in ("name", "site", "release"):
             if not getattr(self, name).isprintable():  # it is displayed on terminals
                 raise ValueError(f"{name} contains characters that cannot be printed")
         for name in ("step_time_s", "link_bytes_s"):
@@ -281,9 +285,13 @@ def seal(record: Record, identity: Identity, *, key: str, sequence: int, ttl_s: 
 
 
 def _payload(record: Record) -> bytes:
-    if isinstance(record, PeerRecord) and not record.credential:
-        return msgspec.msgpack.encode(msgspec.structs.astuple(record)[:-1])
-    return msgspec.msgpack.encode(record)
+    fields = list(msgspec.structs.astuple(record))
+    if isinstance(record, PeerRecord):
+        for _ in ("release", "credential"):  # the last fields are newer than the first peers
+            if fields[-1]:
+                break
+            del fields[-1]
+    return msgspec.msgpack.encode(fields)
 
 
 def check(

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from dht.protocol import UPGRADE
+
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C or SIGTERM has ended, as in shells."""
 
@@ -125,6 +127,21 @@ class RunRefused(PeerError):
 
     def __str__(self) -> str:
         return f"{self.what} does not match: here it is {self.ours}, the run has {self.theirs}"
+
+
+class ProtocolRefused(RunRefused):
+    """This peer and the run's have no protocol number in common."""
+
+    def __init__(self, peer: str, ours: str, theirs: str, advice: str) -> None:
+        super().__init__(peer, ours, theirs)
+        self.args = (peer, ours, theirs, advice)
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} speaks protocol versions {self.theirs}, this peer {self.ours}: "
+            f"{self.advice}"
+        )
 
 
 class ModelMismatch(RunRefused):
@@ -516,9 +533,22 @@ class CheckpointDamaged(PathError):
         return f"checkpoint {self.path} is damaged: {self.reason}"
 
 
+class OfLaterRelease(PathError):
+    """A file that a later release has written, in a format that this one does not read."""
+
+    exit_code = 4
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} was written by a later release ({self.reason}): this one is too old; "
+            f"upgrade it with `{UPGRADE}`. The file is left as it is"
+        )
+
+
 REFUSALS: tuple[type[PeerError], ...] = (
     ModelMismatch,
     RunRefused,
+    ProtocolRefused,
     FolderOfAnotherRun,
     NotAdmitted,
     RunEnded,

@@ -75,6 +75,7 @@ from averaging.rules.orders import RoundOrders
 from averaging.rules.probation import Probation
 from dht.host import Host
 from dht.identity import PeerId, verify
+from dht.protocol import NEWEST, OLDEST
 
 logger = logging.getLogger(__name__)
 
@@ -563,7 +564,10 @@ class Averager:
         return None
 
     def send(self, peer: PeerId, message: Message) -> None:
-        self.transport.send(peer, said.encode(message))
+        """Send a message in the form that its receiver speaks; the oldest one to a stranger."""
+        seen = self.view.get(peer)
+        number = OLDEST if seen is None else min(seen.protocol, NEWEST)
+        self.transport.send(peer, said.encode(message, number))
 
     def addresses_of(self, peer: PeerId) -> Sequence[Multiaddr]:
         return self.fetcher.addresses(peer)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from averaging import messages as said
 from averaging.bounded_mapping import BoundedMapping
 from averaging.history.adoption import Parting
 from averaging.history.lineage import Lineage
@@ -264,7 +263,7 @@ class FragmentWork:
     def _do(self, effect: Effect) -> None:
         match effect:
             case Send():
-                self.averager.transport.send(effect.to, said.encode(effect.message))
+                self.averager.send(effect.to, effect.message)
             case Silent():
                 self.averager.silent(effect.peer, effect.since)
             case Note():

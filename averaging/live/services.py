@@ -22,7 +22,7 @@ from averaging.live.loss_gate import JumpGate
 from averaging.live.parts import Workshop
 from averaging.live.settings import AveragerSettings, AveragerStats, Participant
 from averaging.live.threads import Threads
-from averaging.messages import Head
+from averaging.messages import Head, Message
 from averaging.numbers.layout import Fragment, Layout
 from averaging.round.catching_up import UnreliableSources
 from averaging.round.effects import Effect
@@ -109,6 +109,10 @@ class Services(Protocol):
 
     @property
     def bytes_per_s(self) -> float: ...
+
+    def send(self, peer: PeerId, message: Message) -> None:
+        """Send a message in the form that its receiver speaks."""
+        ...
 
     def now(self) -> float: ...
 

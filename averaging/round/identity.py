@@ -7,8 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
+from averaging import messages
+from averaging.messages import Join
 from averaging.rules.orders import OrderBook
 from averaging.rules.policy import RoundPolicy
+from dht import protocol
 from dht.identity import PeerId
 
 
@@ -50,8 +55,20 @@ class Identity:
     and remembers none of them, so it begins at random: it must not use a number twice."""
     book: OrderBook = field(default_factory=OrderBook)
     """Orders of the run's owner, which all fragments of this peer share. They change."""
+    speaks: protocol.Range = protocol.SPOKEN
+    """Oldest and newest protocol number of the rounds that this peer can be in."""
     has_statistics: bool = False
     """True for the fragment of statistics, whose policy is its own."""
+
+    def signed(self, join: Join, leader: PeerId) -> Join:
+        """The join with this peer's signatures, one for each protocol number that it speaks."""
+        oldest, newest = self.speaks
+        made = {
+            number: self.sign(messages.claim_of(join, leader, number))
+            for number in range(oldest, newest + 1)
+        }
+        first = made.pop(1, b"")
+        return msgspec.structs.replace(join, signature=first, newer=tuple(made.items()))
 
     def policy_at(self, version: int) -> RoundPolicy:
         """The policy of a round that makes this version."""

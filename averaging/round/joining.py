@@ -313,10 +313,9 @@ class Joining:
         failed = self._peers.avoided()[-messages.FAILED_MAX :]
         first_leader = attempt.first_leader
         join = msgspec.structs.replace(attempt.join, failed=failed)
-        signature = self._id.sign(messages.claim_of(join, attempt.leader))
         attempt = replace(
             attempt,
-            join=msgspec.structs.replace(join, signature=signature),
+            join=self._id.signed(join, attempt.leader),
             leaders_tried=attempt.leaders_tried + 1,
             first_leader=attempt.leader if first_leader is None else first_leader,
             asked_at=now,

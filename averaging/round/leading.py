@@ -60,7 +60,9 @@ from averaging.round.transitions import (
 )
 from averaging.rules import final_mix
 from averaging.rules.mixing import meets
+from averaging.rules.protocols import agreed_protocol, without_protocol
 from averaging.rules.quorum import Close, NoRound, Timings, Turnout, decide
+from dht import protocol
 from dht.identity import PeerId
 
 UNPROVEN = "too few that count for me have signed the version that you stand on"
@@ -155,9 +157,14 @@ class Leading:
 
     def _unfit(self, sender: PeerId, join: Join, situation: Situation, now: float) -> str | None:
         """The reason why no honest commit can contain this join; ``None``: one may."""
-        claim = messages.claim_of(join, self._id.me)
-        if not self._id.verify(sender, claim, join.signature):
-            return "its signature is not yours, or is for another leader"
+        oldest, newest = self._id.speaks
+        usable = [number for number in sorted(join.protocols) if oldest <= number <= newest]
+        for number in usable:
+            claim = messages.claim_of(join, self._id.me, number)
+            if not self._id.verify(sender, claim, join.signed_for(number)):
+                return "its signature is not yours, or is for another leader"
+        if not usable:
+            return "you have signed it for no protocol that I speak"
         standing = situation.standing
         if standing is not None and join.head.lineage == standing.lineage:
             mine = standing.head()
@@ -662,7 +669,9 @@ class Leading:
                 self._did_not_come[peer] = None
         reached = now if gathering.quorum_at is None else gathering.quorum_at
         self.timings.quorum_took(reached - gathering.opened_at)
-        signed = self._composed(gathering, situation, now)
+        number = agreed_protocol(gathering.joins, self._peers.view, self._id.speaks, now)
+        others = without_protocol(gathering.joins, number)
+        signed = self._composed(gathering, situation, number, now)
         commit = signed.commit
         live = self._turnout(gathering, now).live
         roster = all_peers_of(commit, list(commit.reducers))
@@ -675,10 +684,12 @@ class Leading:
                     "kind": commit.kind,
                     "reason": reason,
                     "waited_s": now - gathering.opened_at,
+                    "protocol": number,
                 },
             ),
             *(Send(peer, signed.message()) for peer in roster if peer != self._id.me),
             EnterOwnRound(signed),
+            *(Send(peer, self._of_other_protocol(join, number)) for peer, join in others.items()),
         ]
         closed = _closed(signed)
         for peer in dict.fromkeys([*gathering.group, *sorted(gathering.called), *gathering.held]):
@@ -689,8 +700,18 @@ class Leading:
             changes.append(RosterClosed(commit.version, commit.level))
         return changes
 
-    def _composed(self, gathering: Gathering, situation: Situation, now: float) -> SignedCommit:
+    def _of_other_protocol(self, join: Join, number: int) -> messages.NoQuorum:
+        reason = f"this round is of protocol {number}, for which you have not signed: "
+        theirs = min(join.protocols), max(join.protocols)
+        reason += protocol.advice((number, number), theirs)
+        return messages.NoQuorum(self._id.fragment, join.join, reason)
+
+    def _composed(
+        self, gathering: Gathering, situation: Situation, number: int, now: float
+    ) -> SignedCommit:
         self._nonce += 1
+        for peer in without_protocol(gathering.joins, number):
+            del gathering.joins[peer]
         leader = Leader(
             peer=self._id.me,
             incarnation=self._id.incarnation,
@@ -698,6 +719,7 @@ class Leading:
             fragment=self._id.fragment,
             nonce=self._nonce,
             directive=self._id.book.orders.stamp,
+            protocol=number,
         )
         version = 1 + max(join.head.version for join in gathering.joins.values())
         commit = compose(

@@ -195,6 +195,7 @@ from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import Probation
 from averaging.rules.sites import carries
+from dht import protocol
 from dht.identity import PeerId
 
 ROUNDS_MAX = 16
@@ -336,6 +337,11 @@ class FragmentRounds:
             times.append(at)
         times += [at for part in self.rounds.values() if (at := part.next_at()) is not None]
         return min(times) if times else None
+
+    @property
+    def speaks(self) -> protocol.Range:
+        """Oldest and newest protocol number that this peer speaks."""
+        return self._id.speaks
 
     @property
     def fragment(self) -> int:

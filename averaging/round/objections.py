@@ -15,6 +15,7 @@ from averaging.round.situation import Attempt, Situation
 from averaging.rules import commit_check, final_mix
 from averaging.rules.claims import SLACK
 from averaging.rules.sites import riders_of
+from dht import protocol
 
 
 def objection(
@@ -27,6 +28,9 @@ def objection(
     now: float,
 ) -> str | None:
     """The reason not to enter the round; ``None`` if there is none."""
+    oldest, newest = identity.speaks
+    if not oldest <= commit.protocol <= newest:
+        return protocol.not_spoken(commit.protocol, identity.speaks)
     return (
         identity.book.objection(commit.directive)
         or commit_check.objection(

@@ -120,6 +120,8 @@ class Leader:
     nonce: int
     directive: Stamp | None = None
     """The owner's directive that it follows."""
+    protocol: int = 1
+    """The number for which all members have signed their joins."""
 
 
 def compose(
@@ -201,6 +203,7 @@ def compose(
                 by_peer[peer],
                 parent=parent_of[by_peer[peer].head.lineage],
                 tokens=tokens_of_peer[peer],
+                signature=by_peer[peer].signed_for(leader.protocol),
                 delegate=delegate_of.get(peer),
             )
             for peer in roster
@@ -219,6 +222,7 @@ def compose(
         upload_s=limits.upload_s,
         round_s=limits.round_s,
         directive=leader.directive,
+        protocol=leader.protocol,
     )
 
 
@@ -228,8 +232,9 @@ def recomposed(
     """The commit that an honest leader composes of these members' claims and parents.
 
     What a leader may choose is kept: who is in, who of them votes, the kind of a round of several
-    lineages, the codecs if they are the run's or f32, and the deadlines
-    (``averaging.rules.commit_check`` limits those).
+    lineages, the codecs if they are the run's or f32, the deadlines
+    (``averaging.rules.commit_check`` limits those), and the protocol number of those for which all
+    members have signed.
     """
     codecs = commit.displacement_codec, commit.codec_down or "f32", "f32"
     leader = Leader(
@@ -239,6 +244,7 @@ def recomposed(
         fragment=commit.fragment,
         nonce=commit.nonce,
         directive=commit.directive,
+        protocol=commit.protocol,
     )
     shown = commit.ancestors or tuple((parent,) for parent in commit.parents)
     heads = [
@@ -279,7 +285,8 @@ def _join(commit: Commit, entry: Entry, head: Head, codecs: tuple[str, ...]) -> 
         reachable=entry.reachable,
         codecs=codecs,
         site=entry.site,
-        signature=entry.signature,
+        signature=entry.signature if commit.protocol == 1 else b"",
+        newer=() if commit.protocol == 1 else ((commit.protocol, entry.signature),),
         level=entry.level,
     )
 
@@ -316,7 +323,9 @@ def _codecs(
     return policy.mixing.codec(up) if kind == "meld" else up, None if down == up else down
 
 
-def _entry(peer: PeerId, join: Join, *, parent: int, tokens: int, delegate: int | None) -> Entry:
+def _entry(
+    peer: PeerId, join: Join, *, parent: int, tokens: int, signature: bytes, delegate: int | None
+) -> Entry:
     return Entry(
         peer=peer,
         incarnation=join.incarnation,
@@ -330,7 +339,7 @@ def _entry(peer: PeerId, join: Join, *, parent: int, tokens: int, delegate: int 
         reachable=join.reachable,
         bytes_per_s=join.bytes_per_s,
         batch_tokens_max=join.batch_tokens_max,
-        signature=join.signature,
+        signature=signature,
         claimed_tokens=None if tokens == join.tokens else join.tokens,
         site=join.site,
         delegate=delegate,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from dht.protocol import NEWEST
+
 SILENCE_MAX_S: Final = 30.0
 """A peer that was not heard for longer than this is not live."""
 
@@ -28,6 +30,8 @@ class PeerView:
     """True if it will have a learner: a newcomer that is still fetching the run's state."""
     step_time_s: float | None = None
     bytes_per_s: float | None = None
+    protocol: int = NEWEST
+    """The newest protocol number that it and the observer speak."""
     site: str | None = None
     """Peers that name the same site are near each other, and are dealt into one group."""
 

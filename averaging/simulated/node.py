@@ -108,6 +108,7 @@ from averaging.simulated.fetching import Fetching
 from averaging.simulated.wires import Part, Wires
 from dht.identity import PeerId
 from dht.memory.event_heap import Timer
+from dht.protocol import NEWEST, OLDEST
 
 HELD_MAX = 64
 """Events that wait for a sleeping peer to wake; what comes after is lost, as in a full queue."""
@@ -327,6 +328,14 @@ class FragmentNode:
     @property
     def is_alive(self) -> bool:
         return self.owner.alive
+
+    def speaks_to(self, peer: PeerId) -> int:
+        seen = self.machine.peers.view.get(peer)
+        return OLDEST if seen is None else min(seen.protocol, NEWEST)
+
+    def reads(self, number: int) -> bool:
+        oldest, newest = self.machine.speaks
+        return oldest <= number <= newest
 
     @property
     def is_busy(self) -> bool:

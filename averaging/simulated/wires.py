@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -30,6 +31,7 @@ from averaging.numbers.layout import Fragment
 from dht.identity import PeerId
 from dht.memory.event_heap import EventHeap
 from dht.memory.network import SimulatedNetwork
+from dht.protocol import NEWEST
 
 STREAM_OVERHEAD_BYTES = 1000
 """Size of an opening with its commit, roughly."""
@@ -68,6 +70,14 @@ class WiredNode(Protocol):
 
     @property
     def is_alive(self) -> bool: ...
+
+    def speaks_to(self, peer: PeerId) -> int:
+        """The protocol number in which it writes to another peer."""
+        ...
+
+    def reads(self, number: int) -> bool:
+        """True if it reads messages of this protocol number."""
+        ...
 
     def hear(self, sender: PeerId, message: Message) -> None: ...
 
@@ -179,6 +189,8 @@ class Wires(Generic[AnyGate]):
     admits: Callable[[PeerId], bool] = lambda peer: True
     """The door of every node: what other peers send is not looked at."""
     nodes: dict[tuple[PeerId, int], WiredNode] = field(default_factory=dict)
+    unread: Counter[tuple[PeerId, PeerId]] = field(default_factory=Counter)
+    """Messages of a protocol number that their receiver does not speak, by sender and receiver."""
     _melded: BoundedMapping[bytes, tuple[Part, MergedMap]] = field(default_factory=_kept)
     _stepped: BoundedMapping[bytes, Stepped] = field(default_factory=_kept)
     _carried: BoundedMapping[bytes, Carried] = field(default_factory=_kept)
@@ -186,8 +198,8 @@ class Wires(Generic[AnyGate]):
     _cuttings: BoundedMapping[tuple[int, str, tuple[str, str], tuple[int, ...]], Cutting] = field(
         default_factory=_kept
     )
-    _said: tuple[Message, int, Message] | None = None
-    """The last message, its size and its decoded form: many go to all of a roster."""
+    _said: tuple[Message, int, int, Message] | None = None
+    """The last message, its protocol number, size and decoded form: many go to all of a roster."""
 
     def node(self, peer: PeerId, fragment: int) -> WiredNode | None:
         """The node, if its peer is alive."""
@@ -254,14 +266,20 @@ class Wires(Generic[AnyGate]):
         return known
 
     def send(self, sender: WiredNode, to: PeerId, message: Message) -> None:
-        if self._said is None or self._said[0] is not message:
-            data = said.encode(message)
-            self._said = message, len(data), message if self.shortcuts else said.decode(data)
-        _, size, heard = self._said
+        number = sender.speaks_to(to)
+        if self._said is None or self._said[0] is not message or self._said[1] != number:
+            data = said.encode(message, number)
+            as_it_is = self.shortcuts and number == NEWEST
+            self._said = message, number, len(data), message if as_it_is else said.decode(data)
+        _, _, size, heard = self._said
         fragment = sender.fragment.index
 
         def deliver() -> None:
-            self.deliver(sender.name, to, fragment, heard)
+            node = self.node(to, fragment)
+            if node is not None and not node.reads(number):
+                self.unread[sender.name, to] += 1
+            else:
+                self.deliver(sender.name, to, fragment, heard)
 
         self.network.transfer(sender.name, to, size, deliver, lambda: sender.lost(to))
 

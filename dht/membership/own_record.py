@@ -46,6 +46,7 @@ class OwnRecord:
     versions: tuple[int, ...] = ()
     counters: ContributionCounters = field(default_factory=ContributionCounters)
     credential: bytes = b""
+    release: str = ""
     sequence: int = 0
     """The last sequence number used."""
 
@@ -72,6 +73,7 @@ class OwnRecord:
                 versions=versions,
                 counters=self.counters,
                 credential=self.credential,
+                release=self.release,
             )
             try:
                 return self.seal(record, key, ttl_s=self.ttl_s, wall_time=wall_time)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from dht import protocol
 from dht.identity import PeerId
 from dht.presence.announcement import Announcement
 from dht.presence.reachability_checks import ReachabilityChecks
@@ -25,6 +26,8 @@ class Misfit:
     what: Literal["run", "protocol versions"]
     ours: str
     theirs: str
+    advice: str = ""
+    """The side that has to be upgraded, in words."""
 
 
 class Intake:
@@ -95,13 +98,14 @@ class Intake:
         if sealed.run != self._this.profile.run or not isinstance(sealed.record, PeerRecord):
             return True  # of another kind, or for the keeper to reject
         ours, theirs = self._this.settings.protocol_versions, sealed.record.protocol
-        if ours[0] <= theirs[1] and theirs[0] <= ours[1]:
+        if protocol.common(theirs, ours) is not None:
             return True
+        here, there = protocol.text(ours), protocol.text(theirs)
+        advice = protocol.advice(theirs, ours)
         self.note_misfit(
             sealed.peer,
-            Misfit("protocol versions", "{} to {}".format(*ours), "{} to {}".format(*theirs)),
-            f"{sealed.peer} speaks protocol versions {theirs[0]} to {theirs[1]}, "
-            f"this peer {ours[0]} to {ours[1]}; one of them needs another version of shoal",
+            Misfit("protocol versions", here, there, advice),
+            f"{sealed.peer} speaks protocol versions {there}, this peer {here}: {advice}",
         )
         return False
 

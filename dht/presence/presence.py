@@ -92,6 +92,7 @@ class Presence:
             name=profile.name,
             site=profile.site,
             credential=profile.credential,
+            release=profile.release,
         )
         runs = KnownRuns(identity.peer_id, profile.run, settings.membership)
         events = Events(on_event)

@@ -10,6 +10,7 @@ from dht.membership.contacts import ContactSettings
 from dht.membership.reachability import ReachabilitySettings
 from dht.membership.seeds import SeedSettings
 from dht.membership.table import MembershipSettings
+from dht.protocol import RELEASE, SPOKEN, Range
 from dht.records import RUN_FILE_MAX_BYTES, Role
 
 
@@ -28,6 +29,9 @@ class Profile:
 
     credential: bytes = b""
     """Proof that the run admits this peer (``dht.membership.credentials``)."""
+
+    release: str = RELEASE
+    """Release of the software, for people."""
 
     observes: bool = False
     """Read the membership of the run without joining it: nothing is published. An observer asks
@@ -55,7 +59,7 @@ class PresenceSettings:
     seeds: SeedSettings = field(default_factory=SeedSettings)
     reachability: ReachabilitySettings = field(default_factory=ReachabilitySettings)
     contacts: ContactSettings = field(default_factory=ContactSettings)
-    protocol_versions: tuple[int, int] = (1, 1)
+    protocol_versions: Range = SPOKEN
     call_timeout_s: float = 5.0
     directory_timeout_s: float = 8.0
     look_ups_at_once: int = 8

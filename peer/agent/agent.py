@@ -399,7 +399,10 @@ async def serve(line_at: int, bell_at: int, memory_at: int) -> int:
     line = await TrainerLine.open(line_at)
     messages = line.messages()
     try:
-        begin = await anext(messages, None)
+        try:
+            begin = await anext(messages, None)
+        except PeerError as error:
+            return _fail(line, error, under_way=False)
         if not isinstance(begin, Begin):
             return 2
         os.nice(NICENESS)

@@ -27,7 +27,7 @@ from peer.agent.online_peer import OnlinePeer
 from peer.agent.slots import SlotPort
 from peer.bridge.messages import Begin
 from peer.bridge.shared_memory import SharedTensors
-from peer.errors import ModelMismatch, RunEnded, RunOver, RunRefused
+from peer.errors import ModelMismatch, ProtocolRefused, RunEnded, RunOver, RunRefused
 from peer.quantities import duration_text
 from peer.rules.ending import ended
 from peer.rules.foundings import heaviest
@@ -232,6 +232,8 @@ class Entrance:
         peer = wrong_peer(misfits, seeds, out_of_patience=out_of_patience)
         if peer is not None:
             misfit = misfits[peer]
+            if misfit.advice:
+                raise ProtocolRefused(f"peer {peer}", misfit.ours, misfit.theirs, misfit.advice)
             raise RunRefused(f"the {misfit.what} of peer {peer}", misfit.ours, misfit.theirs)
 
     async def _found(self) -> FirstStates:
@@ -295,6 +297,8 @@ class Entrance:
             await asyncio.sleep(0.05)
         for fragment, state in waiting.items():
             held = self._memory.base(fragment)
+            if averager.states[fragment] is not state:
+                continue  # a newer one has come since the last look
             if held is None or state.chain.find(held.version, held.lineage) is not None:
                 self._port.adopt_first(fragment, state)
             else:

@@ -22,6 +22,7 @@ from averaging.bounded_mapping import BoundedMapping
 from averaging.rules.peer_view import PeerView
 from averaging.rules.sites import site_name
 from dht import addresses as address_rules
+from dht import protocol
 from dht.errors import DhtError
 from dht.guarded_host import GuardedHost
 from dht.identity import PeerId
@@ -48,6 +49,7 @@ from peer.joining.link import short_link
 from peer.joining.nickname import is_default
 from peer.rules.ending import seconds_left
 from peer.rules.reach import Untested
+from peer.rules.releases import outdated
 from peer.status import BANNED_MAX, REQUEST_MAX_BYTES, TEXT_MAX, Status, read_request
 from peer.status import PROTOCOL as STATUS_PROTOCOL
 from peer.status import ask as ask_status
@@ -235,6 +237,8 @@ class OnlinePeer:
         self._kept_link = ""
         self._told_frozen = False
         """A peer with other frozen parameters was reported."""
+        self._told_outdated = False
+        """This peer's release was found to be older than those of most others."""
         self._banned: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue()
         name = local.settings.name
         self.credit = Crediting(
@@ -310,12 +314,22 @@ class OnlinePeer:
         for peer in view.keys() - live.keys():
             del view[peer]
         view.update(live)
+        self._tell_if_outdated()
         if self.host.lane is not None:
             self.host.lane.relay.set_rate(self.local.guest.relay_bytes_s)
         self.local.notice_company(
             reachable=True if self.can_serve else self.presence.reachable,
             connected=bool(self.presence.connected),
         )
+
+    def _tell_if_outdated(self) -> None:
+        """Say once that most of the run's peers have been upgraded, and this one has not."""
+        if self._told_outdated:
+            return
+        text = outdated([member.record for member in self.live_members()])
+        if text is not None:
+            self._told_outdated = True
+            self.local.event("outdated", text=text)
 
     def may_train(self, peer: PeerId) -> bool:
         """True if the run admits a peer as a learner, and not only as a keeper."""
@@ -641,4 +655,5 @@ def peer_view(member: Member, *, met: bool = False) -> PeerView:
         step_time_s=record.step_time_s,
         bytes_per_s=record.link_bytes_s,
         site=record.site or None,
+        protocol=protocol.common(record.protocol) or protocol.OLDEST,
     )

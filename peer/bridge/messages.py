@@ -1,8 +1,11 @@
 """Messages between trainer and agent, and their framing on a stream.
 
 Each message is a msgpack array whose first element is the name of its class, behind its length as
-a little-endian 32-bit number. Both processes are of one version, because a trainer starts its agent
-from its own installation.
+a little-endian 32-bit number. A trainer starts its agent from its own installation, so both are of
+one release, unless the installation was upgraded while the trainer ran: the next agent is then of
+the newer one. The trainer's first message has its protocol number (``dht.protocol``). An agent
+serves a trainer of the number before its own, and says to it nothing that only the newer one knows:
+fields are appended with a default and skipped by older readers, new messages are not sent to them.
 """
 
 from __future__ import annotations
@@ -13,10 +16,10 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
+from dht import protocol
 from peer.description import Described
 from peer.errors import PeerError
 
-VERSION = 1
 MESSAGE_MAX_BYTES = 16 << 20
 """Limit that detects a damaged stream. A layout of 10 000 tensors takes 1 MB."""
 
@@ -40,7 +43,7 @@ class Tensor(Struct, frozen=True, array_like=True):
 class Begin(_Message, frozen=True, kw_only=True):
     """Trainer, first message: everything that an agent has to know."""
 
-    version: int = VERSION
+    version: int = protocol.NEWEST
     run: bytes
     """The run file in canonical form; its hash is the run's id."""
     seeds: tuple[str, ...]
@@ -234,6 +237,34 @@ FromAgent: TypeAlias = Beat | Phase | Facts | Happened | Measure | Over
 _encoder = msgspec.msgpack.Encoder()
 decode_from_trainer = msgspec.msgpack.Decoder[FromTrainer](FromTrainer).decode
 decode_from_agent = msgspec.msgpack.Decoder[FromAgent](FromAgent).decode
+
+
+class OtherRelease(PeerError):
+    """The installation was upgraded too far while the trainer ran, or was set back."""
+
+    exit_code = 4
+
+    def __init__(self, trainer: int, ours: protocol.Range) -> None:
+        super().__init__(trainer, ours)
+        self.trainer = trainer
+        self.ours = ours
+
+    def __str__(self) -> str:
+        return (
+            f"the trainer speaks protocol {self.trainer}, the agent that it has started "
+            f"{protocol.text(self.ours)}: Shoal was installed anew meanwhile; start the trainer "
+            "again"
+        )
+
+
+def check_begin(frame: bytes, spoken: protocol.Range = protocol.SPOKEN) -> None:
+    """Raise ``OtherRelease`` for a first message of a trainer whose protocol is not spoken.
+
+    The number has its place for ever, whatever follows it.
+    """
+    match msgspec.msgpack.decode(frame):
+        case ["Begin", int(number), *_] if not spoken[0] <= number <= spoken[1]:
+            raise OtherRelease(number, spoken)
 
 
 class LineBroken(PeerError):

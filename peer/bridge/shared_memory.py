@@ -45,7 +45,11 @@ from peer.errors import PeerError
 
 Float32s: TypeAlias = NDArray[np.float32]
 
-_MAGIC = 0x5348_4F41_4C01_0002
+_KIND = 0x5348_4F41_4C01
+_VERSIONS = (2,)
+"""Versions of the layout below that are read, the newest last. ``spare`` has room for new fields,
+which are zero where a trainer of an earlier release has made the memory."""
+_MAGIC = _KIND << 16 | _VERSIONS[-1]
 _PAGE_BYTES = 4096
 _PROGRESS_OFFSET = 256
 _MADV_POPULATE_WRITE = 23
@@ -144,6 +148,24 @@ class MemoryUnavailable(PeerError):
         )
 
 
+class MemoryOfAnotherRelease(PeerError):
+    """The trainer that made the shared memory is of a release too far from this agent's."""
+
+    exit_code = 4
+
+    def __init__(self, found: int, versions: tuple[int, ...]) -> None:
+        super().__init__(found, versions)
+        self.found = found
+        self.versions = versions
+
+    def __str__(self) -> str:
+        return (
+            f"the trainer's shared memory has version {self.found}, this agent reads "
+            f"{', '.join(map(str, self.versions))}: Shoal was installed anew while the trainer "
+            "ran; start the trainer again"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Base:
     """Version that a trainer's parameters of one fragment are based on."""
@@ -180,8 +202,11 @@ class SharedTensors:
             raise ValueError(f"shared memory of {size} bytes has no header")
         self._map = mmap.mmap(descriptor, size)
         self._header = np.frombuffer(self._map, _HEADER, 1)[0:1]
-        if int(self._header["magic"][0]) != _MAGIC:
-            raise ValueError("shared memory of another kind or version")
+        kind, version = divmod(int(self._header["magic"][0]), 1 << 16)
+        if kind != _KIND:
+            raise ValueError("shared memory of another kind")
+        if version not in _VERSIONS:
+            raise MemoryOfAnotherRelease(version, _VERSIONS)
         if int(self._header["total_bytes"][0]) != size:
             raise ValueError("shared memory was cut off")
         count = int(self._header["fragments"][0])

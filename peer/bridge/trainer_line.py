@@ -17,6 +17,7 @@ from peer.bridge.messages import (
     FromAgent,
     FromTrainer,
     LineBroken,
+    check_begin,
     decode_from_trainer,
     pack,
 )
@@ -43,7 +44,8 @@ class TrainerLine:
             self._writer.write(pack(message))
 
     async def messages(self) -> AsyncIterator[FromTrainer]:
-        """Messages of the trainer, until the line is closed."""
+        """Messages of the trainer, until the line is closed. Raises ``OtherRelease`` at first."""
+        first = True
         frames = Frames()
         while True:
             try:
@@ -55,6 +57,9 @@ class TrainerLine:
             self.heard_at = asyncio.get_running_loop().time()
             for frame in frames.feed(data):
                 try:
+                    if first:
+                        check_begin(frame)
+                        first = False
                     yield decode_from_trainer(frame)
                 except msgspec.DecodeError as error:
                     raise LineBroken(str(error)) from error

@@ -133,7 +133,7 @@ def direct(
     from peer.event_loop import run_until_stopped, unless_stopped
     from peer.joining.link import Link
     from peer.joining.visit import visit
-    from peer.rules.amendments import objection
+    from peer.rules.amendments import objection, too_new
     from peer.storage.credentials import own_directive_path, owner_key_path
 
     found = find(where)
@@ -155,6 +155,9 @@ def direct(
                     return Delivered(last, False, await visitor.deliver(encode(last)))
                 if (reason := objection(found.run, wanted[1])) is not None:
                     raise ValueError(reason)
+                for amendment in wanted[1].amendments:
+                    if (reason := too_new(dict(amendment.settings), seen.members)) is not None:
+                        raise ValueError(reason)
                 directive = signer.directive(number, *wanted)
             write_whole(copy, encode(directive))
             return Delivered(directive, True, await visitor.deliver(encode(directive)))

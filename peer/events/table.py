@@ -66,8 +66,8 @@ TYPES: Mapping[str, str] = {
     for kind, fields in {
         "int": "addresses agent_restarts ballot bans contributors exit_code fragment from_version "
         "group in_flight live members number parted_at peers pid promised promises restarts "
-        "missed missing port rounds rounds_missed schema since slice slices step steps version "
-        "with_me",
+        "missed missing port protocol rounds rounds_missed schema since slice slices step steps "
+        "version with_me",
         "text": "codec codec_down how kind left_out link model name ours outcome phase reason role "
         "run run_name stage text theirs url",
         "s": "blocked_s encoded_s lasts_s merged_s offset_s restart_in_s seconds silent_s "
@@ -140,7 +140,7 @@ _COURSE_OF_A_ROUND = _rows(
         "redirected": ("by, to", "{by} redirected it to {to}"),
         "handed_over": ("to", "handed its roster over to {to}, which ranks higher"),
         "closed": (
-            "members, live, kind, reason, waited_s",
+            "members, live, kind, reason, waited_s, protocol",
             "closed the roster with {members} of {live} live peers: {reason} "
             "(after {waited_s:.1f} s)",
         ),
@@ -452,6 +452,7 @@ _OTHER_PEERS = (
             "untested": ("", "{text}"),
             "hello_refused": ("peer, name, ours, theirs", "{text}"),
             "identity_in_use": ("", "{text}"),
+            "outdated": ("", "{text}"),
             "directive": ("signer, number, bans", "{text}"),
             "not_admitted": ("", "{text}"),
             "rolled_back": (

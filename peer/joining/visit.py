@@ -38,6 +38,7 @@ from dht.membership.reachability import in_words
 from dht.membership.table import Member
 from dht.presence.door import exchange_papers
 from dht.presence.presence import Presence
+from dht.records import PeerRecord
 from peer import attestable, status
 from peer.attestable import Kept
 from peer.credit import wire
@@ -98,6 +99,8 @@ class RunStatus:
     """The directives in force, by signer."""
     contributors: tuple[Contributor, ...] = ()
     """All whose work is merged, the largest first."""
+    members: Mapping[PeerId, PeerRecord] = field(default_factory=dict)
+    """The records of all members, whether or not they answered."""
 
     @property
     def step_times_s(self) -> list[float]:
@@ -140,6 +143,10 @@ class RunStatus:
             ],
             "silent": {peer: silent.reason for peer, silent in self.silent.items()},
             "contributors": plain(self.contributors),
+            "releases": {
+                peer: {"release": record.release, "protocol": list(record.protocol)}
+                for peer, record in sorted(self.members.items())
+            },
             "directives": [
                 {
                     "signer": signer,
@@ -203,7 +210,8 @@ class Visitor:
         found.sort(key=lambda answer: (answer.name, answer.peer))
         in_force = await self._directives_in_force()
         rows = contributors(await self._credit([PeerId(a.peer) for a in able]))
-        return RunStatus(self._link.run_id, tuple(found), silent, in_force, tuple(rows))
+        records = {peer: member.record for peer, member in members.items()}
+        return RunStatus(self._link.run_id, tuple(found), silent, in_force, tuple(rows), records)
 
     async def _credit(self, peers: Sequence[PeerId]) -> Tally:
         """The tally of contributions, as a few peers that answered have it."""

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
+from dht.protocol import UPGRADE
 from peer.errors import Fault, RunFileError
 from peer.run_file.contradictions import Contradiction, contradictions, obstacles
 from peer.run_file.sections import SCHEMA, SIZES, RunFile
@@ -111,10 +112,9 @@ def _checked(settings: dict[str, Any], *, source: str, lines: TomlLines | None) 
     if schema != SCHEMA:
         # Reported alone: the rules below are those of this schema.
         line = lines.of(("schema",)) if lines else None
-        problem = (
-            f"schema is {schema!r}; this version of shoal reads {SCHEMA}: "
-            "update the older of the two"
-        )
+        later = isinstance(schema, int) and schema > SCHEMA
+        side = f"this side is too old: upgrade it with `{UPGRADE}`" if later else "it is no schema"
+        problem = f"schema is {schema!r}; this version of shoal reads {SCHEMA}: {side}"
         raise RunFileError(source, [Fault("schema", problem, line)])
     faults: list[Fault] = []
     check_table(settings, RunFile, (), faults, lines)

@@ -472,7 +472,10 @@ class Schedule(_Section, frozen=True, kw_only=True):
 # --- merging and membership -----------------------------------------------------------------
 
 
-Codec: TypeAlias = Literal["f32", "f16", "int8", "int4", "int2"]
+Codec: TypeAlias = Literal["f32", "f16", "int8", "int4", "int3", "int2"]
+
+CODECS_SINCE: Mapping[str, int] = {"int3": 2}
+"""Encodings that came later, with the protocol number from which on every build has them."""
 
 _CODEC = "|".join(get_args(Codec))
 CodecPair: TypeAlias = Annotated[

@@ -28,7 +28,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from peer.errors import CheckpointDamaged, DiskFull, QuotaFull
+from peer.errors import CheckpointDamaged, DiskFull, OfLaterRelease, QuotaFull
 from peer.storage.tensor_file import NUMPY_TYPES, Tensor, digest_of, read_header, write_safetensors
 
 logger = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class CheckpointFolder:
     def newest_meta(self) -> Mapping[str, Any] | None:
         """The ``meta`` of the newest checkpoint that has one; its tensors are not verified."""
         for number in reversed(self.numbers()):
-            with contextlib.suppress(CheckpointDamaged, FileNotFoundError):
+            with contextlib.suppress(CheckpointDamaged, OfLaterRelease, FileNotFoundError):
                 meta: Mapping[str, Any] = _read_meta(self.path_of(number))["meta"]
                 return meta
         return None
@@ -184,7 +184,10 @@ class CheckpointFolder:
         return final
 
     def load_latest(self) -> Checkpoint | None:
-        """The newest intact checkpoint; damaged ones are set aside with a warning."""
+        """The newest intact checkpoint; damaged ones are set aside with a warning.
+
+        Raises ``OfLaterRelease`` if a later release has written a newer one.
+        """
         for number in reversed(self.numbers()):
             path = self.path_of(number)
             if path in self._passed_over:
@@ -308,8 +311,11 @@ def _read_meta(path: Path) -> dict[str, Any]:
     if blake3(body.removesuffix(b"\n")).hexdigest().encode() != digest:
         raise CheckpointDamaged(str(path), f"{_META} does not have its digest")
     envelope: dict[str, Any] = json.loads(body)  # written by this module, as the digest matches
-    if envelope.get("format") != FORMAT:
-        found = envelope.get("format")
+    found = envelope.get("format")
+    if isinstance(found, int) and found > FORMAT:
+        # Not damaged: to set it aside would throw away what an upgrade would read.
+        raise OfLaterRelease(str(path), f"it has format {found}, this release reads {FORMAT}")
+    if found != FORMAT:
         raise CheckpointDamaged(str(path), f"it has format {found}, this version reads {FORMAT}")
     return envelope
 

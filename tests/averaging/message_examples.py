@@ -1,7 +1,8 @@
-"""One example of every message, and the golden file of their bytes.
+"""One example of every message, and the golden files of their bytes.
 
-``python -m tests.averaging.message_examples`` writes the file anew. A new message adds a line; a
-line that changes is a new protocol version.
+There is a file for each protocol number that this build speaks. ``python -m
+tests.averaging.message_examples`` writes that of the newest one anew, to which a new message adds a
+line. The files of older numbers never change: peers of earlier releases read and write these bytes.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import msgspec
 
 from averaging import messages as said
 from averaging.messages import Commit, Entry, Head, Link, Message, Opening, Stamp
+from dht import protocol
 from dht.identity import PeerId
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "messages.txt"
+GOLDEN = Path(__file__).parent.parent / "golden"
+
 
 ANNA = PeerId("12D3KooWAnna")
 BORIS = PeerId("12D3KooWBoris")
@@ -54,6 +57,7 @@ NEWEST = msgspec.structs.replace(
     on_probation=(1,),
     directive=Stamp(7, bytes(range(16))),
 )
+COMMIT_2 = msgspec.structs.replace(NEWEST, protocol=2)
 """With all fields that are left out of the bytes where they have nothing to say."""
 
 OPENING = Opening(
@@ -83,6 +87,8 @@ EXAMPLES: tuple[Message, ...] = (
         reachable=True,
         codecs=("f32", "int4"),
         failed=(BORIS,),
+        signature=bytes(range(64)),
+        newer=((2, bytes(64)),),
     ),
     said.Noted(3, 9, 30.0),
     said.Redirect(3, 9, BORIS),
@@ -122,13 +128,22 @@ EXAMPLES: tuple[Message, ...] = (
 )
 
 
-def golden_lines() -> list[str]:
-    lines = [f"{type(example).__name__} {said.encode(example).hex()}" for example in EXAMPLES]
-    lines.append(f"Commit {said.encode_commit(COMMIT).hex()}")
-    lines.append(f"Commit {said.encode_commit(NEWEST).hex()}")
+def golden_file(number: int) -> Path:
+    """The golden file of a protocol number."""
+    return GOLDEN / f"protocol_{number}" / "messages.txt"
+
+
+def golden_lines(number: int) -> list[str]:
+    """The examples in the form of a protocol number, with whatever it can say."""
+    lines = [
+        f"{type(example).__name__} {said.encode(example, number).hex()}" for example in EXAMPLES
+    ]
+    for commit in (COMMIT, NEWEST, COMMIT_2):
+        if commit.protocol <= number:
+            lines.append(f"Commit {said.encode_commit(commit).hex()}")
     lines.append(f"Opening {said.encode_opening(OPENING).hex()}")
     return lines
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text("\n".join(golden_lines()) + "\n")
+    golden_file(protocol.NEWEST).write_text("\n".join(golden_lines(protocol.NEWEST)) + "\n")

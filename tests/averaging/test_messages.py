@@ -7,14 +7,24 @@ import pytest
 
 from averaging import messages as said
 from averaging.messages import BadMessage, Commit, Entry, Head, Link, Message, Opening
+from dht import protocol
 from dht.identity import PeerId
-from tests.averaging.message_examples import COMMIT, EXAMPLES, GOLDEN, HEAD, OPENING, golden_lines
+from dht.protocol import NEWEST, OLDEST
+from tests.averaging.message_examples import (
+    COMMIT,
+    COMMIT_2,
+    EXAMPLES,
+    HEAD,
+    OPENING,
+    golden_file,
+    golden_lines,
+)
 
 
 @pytest.mark.parametrize("kind", [b"\xdd", b"\xdf", b"\xdb", b"\xc6"])
 def test_a_gigabyte_announced_is_refused_and_costs_nothing(kind: bytes) -> None:
     """A length of array items, map entries, text or bytes allocates nothing by itself."""
-    announced = bytes([said.VERSION]) + kind + (1 << 30).to_bytes(4, "big")
+    announced = bytes([NEWEST]) + kind + (1 << 30).to_bytes(4, "big")
     tracemalloc.start()
     for decode in (said.decode, said.decode_opening):
         with pytest.raises(BadMessage):
@@ -29,36 +39,96 @@ def test_a_gigabyte_announced_is_refused_and_costs_nothing(kind: bytes) -> None:
 
 def test_every_message_survives_encoding() -> None:
     for message in EXAMPLES:
-        assert said.decode(said.encode(message)) == message
+        assert said.decode(said.encode(message, NEWEST)) == message
 
 
 def test_every_message_has_an_example() -> None:
     assert {type(example) for example in EXAMPLES} == set(Message.__args__)
 
 
-def test_the_bytes_on_the_wire_do_not_change() -> None:
-    """A change of these bytes is a new protocol version, from the first release on.
+@pytest.mark.parametrize("number", range(OLDEST, NEWEST + 1))
+def test_the_bytes_on_the_wire_do_not_change(number: int) -> None:
+    """A change of these bytes is a new protocol number. What this build says to a peer of the
+    release before is what that release says itself: it wrote the file of its number.
 
-    ``python -m tests.averaging.message_examples`` writes the file.
+    ``python -m tests.averaging.message_examples`` writes the file of the newest number.
     """
-    assert GOLDEN.read_text().splitlines() == golden_lines()
+    assert golden_file(number).read_text().splitlines() == golden_lines(number)
+
+
+@pytest.mark.parametrize("number", range(OLDEST, NEWEST + 1))
+def test_the_golden_bytes_of_each_number_are_read(number: int) -> None:
+    for line in golden_file(number).read_text().splitlines():
+        kind, _, encoded = line.partition(" ")
+        data = bytes.fromhex(encoded)
+        match kind:
+            case "Commit":
+                assert said.encode_commit(said.decode_commit(data)) == data
+            case "Opening":
+                assert said.encode_opening(said.decode_opening(data)) == data
+            case _:
+                assert said.encode(said.decode(data), number) == data
+
+
+def test_what_is_too_new_for_a_number_is_left_out_and_refused_if_it_is_not() -> None:
+    (join,) = [example for example in EXAMPLES if isinstance(example, said.Join)]
+    assert join.protocols == {1, 2}
+
+    heard = said.decode(said.encode(join, 1))
+    assert isinstance(heard, said.Join) and heard.protocols == {1}
+
+    with pytest.raises(BadMessage, match="newer is of protocol 2, the message of 1"):
+        said.decode(bytes([1]) + said.encode(join, 2)[1:])
 
 
 def test_a_commit_and_an_opening_survive_encoding() -> None:
-    assert said.decode_commit(said.encode_commit(COMMIT)) == COMMIT
+    for commit in (COMMIT, COMMIT_2):
+        assert said.decode_commit(said.encode_commit(commit)) == commit
     assert said.decode_opening(said.encode_opening(OPENING)) == OPENING
 
 
-def test_another_version_is_refused_by_number() -> None:
+def test_another_protocol_is_refused_with_the_side_that_is_too_old() -> None:
     data = said.encode(EXAMPLES[0])
 
-    with pytest.raises(BadMessage, match="version 2"):
-        said.decode(bytes([2]) + data[1:])
+    with pytest.raises(BadMessage, match=r"protocol 3, .* 1 to 2: this side is too old: upgrade"):
+        said.decode(bytes([3]) + data[1:])
+    with pytest.raises(BadMessage, match=r"protocol 1, .* 2 to 3: the other side is too old"):
+        said.decode(data, (2, 3))
+
+
+def test_a_commit_of_a_later_protocol_is_refused_as_such_whatever_else_is_in_it() -> None:
+    fields: list[object] = [*msgspec.structs.astuple(COMMIT_2)]
+    place = Commit.__struct_fields__.index("protocol")
+    for later in ([*fields[:place], 3], [*fields[:place], 3, "a field of tomorrow"]):
+        with pytest.raises(BadMessage, match=r"protocol 3, .*this side is too old: upgrade it"):
+            said.decode_commit(msgspec.msgpack.encode(later))
+    with pytest.raises(BadMessage, match="at most length"):
+        said.decode_commit(msgspec.msgpack.encode([*fields, "a field of nobody"]))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "found"),
+    [
+        ((1, 1), (1, 2), 1),
+        ((1, 2), (1, 2), 2),
+        ((2, 3), (1, 2), 2),
+        ((1, 2), (2, 3), 2),
+        ((3, 4), (1, 2), None),
+        ((1, 1), (2, 3), None),
+    ],
+)
+def test_two_sides_speak_the_newest_number_that_both_know(
+    theirs: tuple[int, int], ours: tuple[int, int], found: int | None
+) -> None:
+    assert protocol.common(theirs, ours) == found
+    if found is None:
+        too_old = "this side" if theirs > ours else "the other side"
+        assert protocol.advice(theirs, ours).startswith(f"{too_old} is too old")
 
 
 def test_a_message_above_the_limit_is_refused() -> None:
     with pytest.raises(BadMessage, match="bytes; at most"):
-        said.decode(bytes([said.VERSION]) + bytes(said.MESSAGE_MAX_BYTES))
+        said.decode(bytes([NEWEST]) + bytes(said.MESSAGE_MAX_BYTES))
 
 
 def test_a_full_roster_with_chains_fits_into_one_message() -> None:

@@ -1,6 +1,7 @@
-"""Golden bytes of records: other versions of this program have to read them.
+"""Golden bytes of records: other releases of this program have to read them.
 
-A change here needs a new version number of the message, not a new golden file.
+``protocol_1`` is what the release before wrote, and never changes. ``protocol_2`` has the records
+with what came since, which older readers skip.
 """
 
 import json
@@ -33,7 +34,11 @@ from tests.dht.membership.signers import (
     invitation,
 )
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "dht_wire.json"
+FILES = [
+    Path(__file__).parent.parent / "golden" / f"protocol_{number}" / "dht_wire.json"
+    for number in (1, 2)
+]
+GOLDEN = FILES[0]
 ANNA = Identity.from_seed(b"a" * 32)
 RUN = RunId("5f" * 32)
 RECORD = PeerRecord(
@@ -105,9 +110,63 @@ def messages() -> dict[str, bytes]:
     }
 
 
+NEWER = msgspec.structs.replace(RECORD, release="0.2.1")
+
+
+def newer_records() -> dict[str, bytes]:
+    """Records with a release, which came with protocol 2."""
+    shown = credential(ANNA.peer_id, invitation(signer=DELEGATES))
+    with_credential = msgspec.structs.replace(NEWER, credential=shown)
+    key = bucket_key(RUN, "01")
+    return {
+        name: seal(record, ANNA, key=key, sequence=1_750_000_000_000, ttl_s=30)
+        for name, record in {
+            "peer_record": NEWER,
+            "peer_record_with_credential": with_credential,
+        }.items()
+    }
+
+
 def test_every_message_is_written_as_it_always_was() -> None:
-    golden = json.loads(GOLDEN.read_text())
-    assert {name: data.hex() for name, data in messages().items()} == golden
+    for file, made in zip(FILES, (messages(), newer_records()), strict=True):
+        golden = json.loads(file.read_text())
+        assert {name: data.hex() for name, data in made.items()} == golden
+
+
+def test_a_record_with_a_release_is_read_with_it_and_without_it_as_before() -> None:
+    golden = {name: bytes.fromhex(text) for name, text in json.loads(FILES[1].read_text()).items()}
+    for name, data in golden.items():
+        verdict = check(data, run=RUN, peer=ANNA.peer_id)
+        assert isinstance(verdict, Sealed) and isinstance(verdict.record, PeerRecord)
+        assert verdict.record.release == "0.2.1", name
+
+
+class RecordBefore(msgspec.Struct, frozen=True, array_like=True):
+    """The peer record of the release before: as many fields as it had, of any type."""
+
+    protocol: object
+    role: object
+    incarnation: object
+    addresses: object
+    reachable: object
+    leaving: object
+    name: object
+    site: object
+    trains: object
+    step_time_s: object
+    link_bytes_s: object
+    versions: object
+    counters: object
+    credential: bytes = b""
+
+
+def test_the_release_before_skips_what_it_does_not_know_in_a_record() -> None:
+    assert RecordBefore.__struct_fields__ == PeerRecord.__struct_fields__[:-1]
+    for release, shown in (("0.2.1", b""), ("0.2.1", b"shown"), ("", b"shown"), ("", b"")):
+        record = msgspec.structs.replace(RECORD, release=release, credential=shown)
+        sealed = seal(record, ANNA, key=bucket_key(RUN, "01"), sequence=1, ttl_s=30)
+        payload = msgspec.msgpack.decode(sealed[96:])[-1]
+        assert msgspec.msgpack.decode(payload, type=RecordBefore).credential == shown
 
 
 def test_every_golden_message_is_still_understood() -> None:

@@ -86,7 +86,7 @@ from peer.run_file.sections import FilesData, FileSource, HfModel, RunFile
 from peer.run_page import content as run_page
 from tests.averaging.audit.audited_rounds import COURT, Round, commit_of, heads_of_proofs, of_a_site
 from tests.averaging.live.served_states import state_of
-from tests.averaging.message_examples import COMMIT, EXAMPLES, HEAD, NEWEST, OPENING
+from tests.averaging.message_examples import COMMIT, COMMIT_2, EXAMPLES, HEAD, NEWEST, OPENING
 from tests.peer.credit.books import RUN as CREDIT_RUN
 from tests.peer.credit.books import a_tally
 from tests.peer.run_page.example_pages import RUN as PAGE_RUN
@@ -366,9 +366,15 @@ _FRAMES = b"\x03abc" + b"".join(
 _AT = "/ip4/203.0.113.7/tcp/7700/p2p/" + ANNA.peer_id
 
 TARGETS: dict[str, Target] = {
-    "message": Target([said.encode(message) for message in EXAMPLES], said.decode, BadMessage),
+    "message": Target(
+        [said.encode(message, number) for message in EXAMPLES for number in (1, 2)],
+        said.decode,
+        BadMessage,
+    ),
     "commit": Target(
-        [said.encode_commit(COMMIT), said.encode_commit(NEWEST)], said.decode_commit, BadMessage
+        [said.encode_commit(each) for each in (COMMIT, NEWEST, COMMIT_2)],
+        said.decode_commit,
+        BadMessage,
     ),
     "signatures": Target(
         [said.encode_signatures(HEAD.signatures)], said.decode_signatures, BadMessage

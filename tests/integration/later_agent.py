@@ -1,4 +1,4 @@
-"""An agent of a later version, which speaks only protocol versions 2 to 3."""
+"""An agent of a later version, which speaks only protocol versions 3 to 4."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from peer.run_file.sections import RunFile
 
 
 def later_settings(run: RunFile) -> PresenceSettings:
-    return replace(policies.presence_settings(run), protocol_versions=(2, 3))
+    return replace(policies.presence_settings(run), protocol_versions=(3, 4))
 
 
 if __name__ == "__main__":

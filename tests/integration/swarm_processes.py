@@ -206,6 +206,7 @@ class Learner(Command):
         options: Sequence[str] = (),
         prefix: Sequence[str] = (),
         listen: str = ANY_LOOPBACK_PORT,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.directory = directory
         self.name = directory.name
@@ -215,7 +216,11 @@ class Learner(Command):
             *("--listen", listen, "--pace", str(pace_s)),
             *("--threads", "1", "--json", "--yes", *options),
         ]
-        environment = {"XDG_DATA_HOME": str(directory.parent / "data"), "OMP_NUM_THREADS": "1"}
+        environment = {
+            "XDG_DATA_HOME": str(directory.parent / "data"),
+            "OMP_NUM_THREADS": "1",
+            **(environment or {}),
+        }
         super().__init__(
             processes, [*command, *self.options], prefix=prefix, environment=environment
         )

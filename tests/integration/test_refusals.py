@@ -97,7 +97,8 @@ def test_an_agent_of_another_protocol_is_refused_with_both_ranges(swarm: Swarm) 
     )
     assert boris.wait(timeout_s=120) == REFUSED, boris.output
     text = boris.wait_for_word("error")["text"]
-    assert "protocol" in text and "2 to 3" in text and "1 to 1" in text, text
+    assert "protocol" in text and "3 to 4" in text and "1 to 2" in text, text
+    assert "the other side is too old" in text, text
     assert anna.process.poll() is None
 
 
@@ -107,13 +108,15 @@ def test_a_peer_without_a_common_protocol_is_no_member_and_both_learn_why() -> N
         boris = await swarm.start(
             "boris",
             seeds=await swarm.seed_addresses("anna"),
-            settings=PresenceSettings(protocol_versions=(2, 3)),
+            settings=PresenceSettings(protocol_versions=(3, 4)),
         )
         await asyncio.sleep(60)
         assert anna.sees() == boris.sees() == set()
-        for peer, ours, theirs in ((anna, "1 to 1", "2 to 3"), (boris, "2 to 3", "1 to 1")):
+        for peer, ours, theirs in ((anna, "1 to 2", "3 to 4"), (boris, "3 to 4", "1 to 2")):
             (event,) = peer.told("hello_refused")
             assert event.fields["ours"] == ours and event.fields["theirs"] == theirs
             assert ours in event.text and theirs in event.text
+            side = "this side" if peer is anna else "the other side"
+            assert f"{side} is too old" in event.text, event.text
 
     presence_swarm.simulate(story)

@@ -149,7 +149,7 @@ def test_a_codec_that_this_peer_lacks_is_refused() -> None:
     state = founded()
     entry = round_after(state)
     fields = {n: getattr(entry.head.commit, n) for n in entry.head.commit.__struct_fields__}
-    forged = messages.encode_commit(Commit(**{**fields, "codec": "int3"}))
+    forged = messages.encode_commit(Commit(**{**fields, "codec": "int5"}))
     with pytest.raises(BadPayload, match="unknown codec"):
         advance(state, ReplayEntry(replace_head(entry.head, forged), b""), SIZES, Scratch())
 

@@ -24,6 +24,7 @@ from averaging.rules.quorum import QuorumPolicy
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import CALM, STORM
 from dht.memory.virtual_loop import run
+from dht.protocol import NEWEST
 from tests.averaging.live.quadratic import LAYOUT, POLICY, Peer, check_tokens, start_of, swarm
 
 ROUGH = replace(POLICY, quorum=QuorumPolicy(wait_s=20.0), margin_s=3.0)
@@ -34,7 +35,7 @@ def rms_distance(one: Sequence[Float32s], other: Sequence[Float32s]) -> float:
     return float(np.sqrt(squares / sum(a.size for a in one)))
 
 
-@pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4", "int2"])
+@pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4", "int3", "int2"])
 def test_two_learners_end_up_near_their_common_minimum_with_equal_bits(codec: str) -> None:
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
@@ -50,6 +51,8 @@ def test_two_learners_end_up_near_their_common_minimum_with_equal_bits(codec: st
                 assert peer.learner.distance(made.optimum) < 0.5 * alone
             rounds = anna.told("round")
             assert rounds and all(len(r["members"]) == 2 for r in rounds)
+            closed = [*anna.told("closed"), *boris.told("closed")]
+            assert {each["protocol"] for each in closed} == {NEWEST}
             assert anna.averager.stats.contributed > 0
 
     run(main())

@@ -193,6 +193,21 @@ def promised_after_many() -> FragmentRounds:
     return rounds
 
 
+def joining_after_many() -> FragmentRounds:
+    """Joining the last of as many leaders as may be tried."""
+    rounds = joining()
+    attempt = rounds.joining.attempt
+    assert attempt is not None
+    rounds.joining.attempt = replace(attempt, leaders_tried=LEADERS_TRIED_MAX)
+    return rounds
+
+
+def behind_what_nobody_has_signed(rounds: FragmentRounds) -> Input:
+    leader, _ = leader_of(rounds)
+    start = standing("start").lineage
+    return Received(leader, messages.Behind(0, AHEAD.head(), leader, start))
+
+
 def call_of_the_first(rounds: FragmentRounds) -> Input:
     return Received(other_than_leader(rounds), messages.Call(0, standing("start").head(), 10.0))
 
@@ -334,6 +349,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     (promised_to_one_of_lower_rank, mutual, 2.0),
     (promised, stream_with_a_false_commit, 2.0),
     (entered_with_slices_of_others, sealed_by_all, 2.0),
+    (joining_after_many, behind_what_nobody_has_signed, 2.0),
     (promised_after_many, call_of_the_first, 2.0),
     (promised_after_many, lambda rounds: Tick(), LATE),
     (idle, lambda rounds: Due(), 2.0),

@@ -53,6 +53,7 @@ from averaging.simulated.wires import Wires
 from dht.identity import PeerId
 from dht.memory.event_heap import EventHeap
 from dht.memory.network import CALM, SimulatedNetwork, Weather
+from dht.protocol import OLDEST, SPOKEN, Range, common
 from tests.averaging.simulated.truth import FRAGMENT, LAYOUT, Broken, Learner, Truth, Work
 
 TOPIC = bytes(range(16))
@@ -121,6 +122,7 @@ class Node:
             site=site_pass(plan.site, name),
             norm_ratio_max=swarm.wires.norm_ratio_max,
             book=self.book,
+            speaks=plan.speaks,
         )
         self.audits = swarm.audits_of(self) if swarm.policy.audit_rate else None
         struck = self.audits.strikes.is_out if self.audits else lambda peer, now: False
@@ -252,6 +254,7 @@ class PeerPlan:
     founder: bool = False
     site: str | None = None
     topic: bytes | None = None
+    speaks: Range = SPOKEN
 
 
 class Swarm(Watch):
@@ -431,6 +434,7 @@ class Swarm(Watch):
             reachable=not other.plan.dial_out_only,
             trains=other.plan.trains,
             step_time_s=other.plan.step_time_s,
+            protocol=common(other.plan.speaks, node.plan.speaks) or OLDEST,
         )
 
     def _heartbeat(self) -> None:

@@ -248,6 +248,30 @@ def test_states_that_are_being_fetched_are_awaited_but_not_for_ever() -> None:
     assert run(story(10_000.0)) == (pytest.approx(600.0, abs=0.1), ["kept"])
 
 
+def test_a_state_that_arrives_at_the_last_moment_is_not_taken_for_a_lost_one() -> None:
+    """Fetching ended between two looks. The checkpoint's state was then handed to a trainer that
+    had a newer one, and what it had done meanwhile counted as lost with a crash."""
+
+    async def story() -> list[str]:
+        pair = Pair()
+        states, after = await taken_beyond_the_checkpoint(pair)
+        port = successor(pair, [None, states[1]])
+        desk = Desk(states)
+        desk.phases = [Phase.CATCHING, Phase.IDLE]
+
+        def arrive() -> None:
+            desk.states = (after, states[1])
+            desk.phases = [Phase.IDLE, Phase.IDLE]
+
+        asyncio.get_running_loop().call_later(100.0, arrive)
+        entrance = Entrance(desk, port, pair.memory, None, None)  # type: ignore[arg-type]
+        first = FirstStates(tuple(states), settled=(0, 0))
+        await entrance.go_on_from_checkpoint(desk, first)  # type: ignore[arg-type]
+        return [name for name, _ in desk.told]
+
+    assert run(story()) == []
+
+
 def test_a_trainer_behind_the_checkpoint_adopts_it() -> None:
     pair = Pair()
     states = run(pair.found())

@@ -232,7 +232,7 @@ def test_smaller_rounds_are_refused_that_are_not_smaller() -> None:
     for text, problem in {
         "smaller_codecs = ['f16']": "'f16' has more bytes than int4",
         "smaller_codecs = ['int2', 'int2/int4']": "'int2/int4' has more bytes than int2",
-        "smaller_codecs = ['int3']": "smaller_codecs",
+        "smaller_codecs = ['int5']": "smaller_codecs",
         "steps_per_cycle_max = 12": "steps_per_cycle_max",
     }.items():
         with pytest.raises(RunFileError, match=problem):
@@ -291,7 +291,10 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
         ("outer = 3", "line 1: outer is 3; it must be a table: [outer]"),
         ("name = 'A b'", "lower-case letters"),
         ("description = '\\u001b[2J'".replace("'", '"'), "printable"),
-        ("schema = 2", "schema is 2; this version of shoal reads 1"),
+        (
+            "schema = 2",
+            "schema is 2; this version of shoal reads 1: this side is too old: upgrade",
+        ),
         ("schema = 2\nfoo = 3", "schema is 2"),
         ("[model]\nheads = 3", "model.heads is 3; the width 128 must be a multiple"),
         ("[data]\nsequence_length = 129", "it must be at most model.context, 128"),

@@ -24,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from peer.errors import CheckpointDamaged, DiskFull
+from peer.errors import CheckpointDamaged, DiskFull, OfLaterRelease
 from peer.storage import checkpoint
 from peer.storage.checkpoint import CheckpointFolder, open_checkpoint
 from peer.storage.tensor_file import Tensor, read_header
@@ -147,8 +147,14 @@ def test_a_checkpoint_of_a_later_format_is_refused(
     monkeypatch.setattr(checkpoint, "FORMAT", 2)
     path = CheckpointFolder(tmp_path).save(tensors(), {})
     monkeypatch.undo()
-    with pytest.raises(CheckpointDamaged, match="it has format 2, this version reads 1"):
+    with pytest.raises(OfLaterRelease, match=r"it has format 2, .*this one is too old; upgrade it"):
         open_checkpoint(path)
+    for reads_only in (False, True):
+        folder = CheckpointFolder(tmp_path, reads_only=reads_only)
+        with pytest.raises(OfLaterRelease):
+            folder.load_latest()
+        assert folder.newest_meta() is None
+    assert path.exists() and not CheckpointFolder(tmp_path).were_set_aside()
 
 
 @given(st.binary(max_size=300), st.integers(0, 400))

@@ -1,0 +1,93 @@
+"""What the release before has written or says within one machine, read by this one.
+
+The files of ``tests/golden/protocol_1`` were written by that release's own code. They never change.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from dht.protocol import NEWEST, OLDEST
+from peer.bridge.messages import (
+    Begin,
+    OtherRelease,
+    check_begin,
+    decode_from_agent,
+    decode_from_trainer,
+    pack,
+)
+from peer.bridge.shared_memory import MemoryOfAnotherRelease, SharedTensors
+from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.outer_state import load_outer
+from peer.storage.progress import Processed, read_progress
+
+BEFORE = Path(__file__).parents[1] / "golden" / f"protocol_{OLDEST}"
+BRIDGE = json.loads((BEFORE / "bridge.json").read_text())
+FROM_TRAINER = [bytes.fromhex(each) for each in BRIDGE["from_trainer"]]
+FROM_AGENT = [bytes.fromhex(each) for each in BRIDGE["from_agent"]]
+HEADER_BYTES = 4
+
+
+def test_an_agent_understands_the_trainer_that_was_started_before_the_upgrade() -> None:
+    for framed in FROM_TRAINER:
+        message = decode_from_trainer(framed[HEADER_BYTES:])
+        if isinstance(message, Begin):
+            check_begin(framed[HEADER_BYTES:])
+            assert message.version == OLDEST
+        assert pack(message) == framed
+
+
+def test_such_a_trainer_understands_the_new_agent_because_it_says_the_same_bytes() -> None:
+    assert [pack(decode_from_agent(framed[HEADER_BYTES:])) for framed in FROM_AGENT] == FROM_AGENT
+
+
+def test_a_trainer_states_its_number_and_is_refused_two_numbers_away() -> None:
+    begin = decode_from_trainer(FROM_TRAINER[0][HEADER_BYTES:])
+    assert isinstance(begin, Begin)
+    for number, fits in ((OLDEST - 1, False), (OLDEST, True), (NEWEST, True), (NEWEST + 1, False)):
+        frame = pack(msgspec.structs.replace(begin, version=number))[HEADER_BYTES:]
+        if fits:
+            check_begin(frame)
+            continue
+        with pytest.raises(OtherRelease, match=f"speaks protocol {number}, .*start the trainer"):
+            check_begin(frame)
+    # Whatever fields a later Begin has: the number is read before them.
+    with pytest.raises(OtherRelease):
+        check_begin(msgspec.msgpack.encode(["Begin", NEWEST + 1, {"a": "map"}]))
+    assert Begin.__struct_fields__[0] == "version"
+
+
+def test_shared_memory_is_laid_out_as_it_was() -> None:
+    memory = SharedTensors.create([5, 7], layout=bytes(range(32)), incarnation=42, coarse=True)
+    for name, at in (("memory_header", 0), ("memory_progress", 256), ("memory_control", 4096)):
+        expected = bytes.fromhex(BRIDGE[name])
+        assert os.pread(memory.descriptor, len(expected), at) == expected, name
+    memory.close()
+
+
+def test_shared_memory_of_another_version_is_refused_with_what_to_do() -> None:
+    memory = SharedTensors.create([5], layout=bytes(32), incarnation=42, coarse=False)
+    os.pwrite(memory.descriptor, (3).to_bytes(2, "little"), 0)
+    with pytest.raises(MemoryOfAnotherRelease, match=r"version 3, .*start the trainer again"):
+        SharedTensors(os.dup(memory.descriptor))
+    os.pwrite(memory.descriptor, bytes(8), 0)
+    with pytest.raises(ValueError, match="another kind"):
+        SharedTensors(os.dup(memory.descriptor))
+    memory.close()
+
+
+def test_checkpoints_and_counts_of_the_release_before_are_read(tmp_path: Path) -> None:
+    shutil.copytree(BEFORE / "checkpoint", tmp_path / "outer")
+    outer = load_outer(CheckpointFolder(tmp_path / "outer"))
+    assert outer is not None and outer.run.name == "a-run"
+    (state,) = outer.states
+    assert (state.version, state.chain.tip.tokens) == (7, 700)
+    assert np.array_equal(state.theta, np.arange(8, dtype=np.float32) / 8)
+    assert read_progress(BEFORE / "progress") == Processed(1_800_000_000, 3, 300, 0)
