@@ -289,7 +289,7 @@ def test_an_answer_that_is_too_long_or_malformed_is_refused(
     async def main() -> None:
         async with device(monkeypatch) as router:
             router.frame = lambda _: message
-            with pytest.raises(NotMapped, match="cannot be read"):
+            with pytest.raises(NotMapped, match="answer cannot be read"):
                 await Upnp(HERE).map(PORT, outer_port=PORT)
 
     run(main())
