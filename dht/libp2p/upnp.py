@@ -190,6 +190,18 @@ def _headers(lines: list[str]) -> dict[str, str]:
 # --- the router --------------------------------------------------------------------------------
 
 
+class _Answers(asyncio.DatagramProtocol):
+    """Answers to a search, with the addresses that they come from. Failures to send are nothing:
+    there may be no route to the group."""
+
+    def __init__(self) -> None:
+        self.received: asyncio.Queue[tuple[bytes, str]] = asyncio.Queue(64)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        with contextlib.suppress(asyncio.QueueFull):
+            self.received.put_nowait((data, addr[0]))
+
+
 class Upnp:
     """One router, asked over UPnP."""
 
@@ -262,20 +274,24 @@ class Upnp:
             asking.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 2)
             asking.bind((here, 0))
             loop = asyncio.get_running_loop()
+            transport, answers = await loop.create_datagram_endpoint(_Answers, sock=asking)
+        except BaseException:
+            asking.close()
+            raise
+        try:
             for _ in range(TRIES):
                 for device in DEVICES:
                     for at in (SEARCH_GROUP, self._router):  # some answer to one of them only
-                        with contextlib.suppress(OSError):  # no route to the group
-                            asking.sendto(search(device), (at, SEARCH_PORT))
+                        transport.sendto(search(device), (at, SEARCH_PORT))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(ANSWER_S):
                         while True:
-                            data, source = await loop.sock_recvfrom(asking, LINE_MAX_BYTES)
+                            data, source = await answers.received.get()
                             location = read_answer(data)
-                            if location is not None and source[0] == self._router:
+                            if location is not None and source == self._router:
                                 return location
         finally:
-            asking.close()
+            transport.close()
         raise NotMapped("the router does not answer UPnP")
 
     async def _call(self, control: Control, action: str, arguments: dict[str, str | int]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+import uvloop
 
 from dht.libp2p import nat_pmp, upnp
 from dht.libp2p.port_lease import LIFE_S, Mapped, NotMapped
@@ -139,7 +141,10 @@ async def device(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GatewayDevice
         await router.close()
 
 
-def test_a_port_is_mapped_with_a_lease_renewed_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("run_in", [run, uvloop.run])
+def test_a_port_is_mapped_with_a_lease_renewed_and_removed(
+    monkeypatch: pytest.MonkeyPatch, run_in: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
     async def main() -> None:
         async with device(monkeypatch) as router:
             way = Upnp(HERE)
@@ -150,7 +155,7 @@ def test_a_port_is_mapped_with_a_lease_renewed_and_removed(monkeypatch: pytest.M
             await way.remove(PORT, outer_port=PORT)
             assert router.mapped == {}
 
-    run(main())
+    run_in(main())
 
 
 def test_a_router_without_nat_pmp_is_asked_over_upnp_until_the_end(
