@@ -54,6 +54,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--heartbeat", type=float, default=2.0, help="seconds between heartbeats of the membership"
     )
+    parser.add_argument(
+        "--audits", type=float, default=0.1, help="share of the merged pieces that are audited"
+    )
     parser.add_argument("--folder", type=Path, help="keep the peers' files in this new folder")
     return parser.parse_args()
 
@@ -88,6 +91,7 @@ def main() -> int:
                 cycle=options.cycle,
                 heartbeat_s=options.heartbeat,
                 expiry_s=4 * options.heartbeat,
+                audit_rate=options.audits,
             )
     say(table(outcome), sys.stdout)
     say(f"{load()} at the end", sys.stdout)

@@ -360,12 +360,14 @@ class _Course:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         began, before, used, counted = time.time(), self._sent_bytes(), Used.now(), self._counted()
+        segments = self.trial.net.segments()
         yield
         ended, after = time.time(), self._sent_bytes()
         self.tell(f"{name}: processors in use: {Used.now().since(used)}")
         by_kind = (self._counted() - counted).items()
         sent = ", ".join(f"{kind} {count / 1e6:.2f} MB" for kind, count in by_kind)
-        self.tell(f"{name}: sent: {sent}")
+        segments = self.trial.net.segments() - segments
+        self.tell(f"{name}: sent: {sent}; {segments['again']} of {segments['sent']} segments again")
         self.phases.append(Phase(name, began, ended, sum(before.values()), sum(after.values())))
         uplinks = [
             f"{8e-6 * (after[name] - before[name]) / (ended - began) / site.up_mbit:.0%} of {name}"

@@ -221,6 +221,17 @@ class Internet:
         path = "/sys/class/net/outer/statistics/tx_bytes"
         return int(must_run_in(self.edge(site), "cat", path))
 
+    def segments(self) -> Counter[str]:
+        """TCP segments that all computers have sent, and those of them that were sent again."""
+        found: Counter[str] = Counter()
+        for site in self.sites.values():
+            for index in range(site.computers):
+                shown = must_run_in(self.computer(site.name, index), "cat", "/proc/net/snmp")
+                names, values = (each.split() for each in shown.splitlines() if each[:4] == "Tcp:")
+                told = dict(zip(names, values, strict=True))
+                found.update(sent=int(told["OutSegs"]), again=int(told["RetransSegs"]))
+        return found
+
     def count_by_port(self, port: int) -> None:
         """Begin to count what each site sends (``tests.integration.wan.accounting``)."""
         for site in self.sites:
