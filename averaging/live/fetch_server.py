@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 DATA = b"\x01"
 REFUSE_WITHIN_S = 5.0
 RELAYED = "the connection is relayed, and relays carry no bulk"
-"""What a peer is told that asks for more than a digest over a relay."""
+"""Refusal of all requests over a relay but for a digest."""
 
 _REQUEST_MAX_BYTES = 256
 

@@ -1,4 +1,4 @@
-"""What the ways to ask a router for a port have in common (``dht.libp2p.port_mapping``)."""
+"""Value types that NAT-PMP and UPnP share: a mapped port, its lease, and a refusal."""
 
 from __future__ import annotations
 
