@@ -185,6 +185,13 @@ def slow(trial: Trial, seconds: float) -> None:
     end()
 
 
+def narrow(trial: Trial, seconds: float) -> None:
+    """The lines of all homes drop to ``SLOW_MBIT`` outwards, and stay there."""
+    for home in trial.homes:
+        trial.net.slow_down(home, SLOW_MBIT, only_up=True)
+    time.sleep(seconds)
+
+
 def split(trial: Trial, seconds: float) -> None:
     """The internet falls into two halves."""
     names = list(trial.learners)
@@ -218,6 +225,7 @@ FAULTS: Mapping[str, tuple[Happening, float]] = {
     "forget": (forget, 60.0),
     "bootstrap": (bootstrap, 60.0),
     "slow": (slow, 180.0),
+    "narrow": (narrow, 120.0),
     "split": (split, 90.0),
     "kill": (kill, 60.0),
 }
@@ -371,7 +379,7 @@ class _Course:
         self.phases.append(Phase(name, began, ended, sum(before.values()), sum(after.values())))
         uplinks = [
             f"{8e-6 * (after[name] - before[name]) / (ended - began) / site.up_mbit:.0%} of {name}"
-            for name, site in self.trial.net.sites.items()
+            for name, site in self.trial.net.lines.items()
             if site.up_mbit is not None
         ]
         self.tell(f"{name}: uplinks in use: {', '.join(uplinks)}")
