@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
+import blake3
 import msgspec
 from msgspec import Meta, Struct
 
@@ -38,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 DATA = b"\x01"
 REFUSE_WITHIN_S = 5.0
+RELAYED = "the connection is relayed, and relays carry no bulk"
+"""Refusal of all requests over a relay but for a digest."""
+
 _REQUEST_MAX_BYTES = 256
 
 
@@ -98,7 +102,8 @@ class _Request(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
 
 class AskManifest(_Request, frozen=True):
     """Which state do you have? Answered by a frame of the signatures under its newest link, frames
-    of the manifest and an empty one."""
+    of the manifest and an empty one. Over a relay its digest (``Manifest.identity``) stands in the
+    manifest's place."""
 
 
 class AskPieces(_Request, frozen=True):
@@ -241,14 +246,6 @@ class FetchServer:
 
     async def _serve(self, stream: Stream) -> None:
         peer = stream.remote
-        if stream.relayed:
-            self.counters["fetches_refused"] += 1
-            await refuse(
-                stream,
-                "the connection is relayed, and relays carry no bulk",
-                timeout_s=REFUSE_WITHIN_S,
-            )
-            return
         now = asyncio.get_running_loop().time()
         place = self._served.take(peer, now=now, end=stream.abort)
         if place is None:
@@ -280,7 +277,11 @@ class FetchServer:
             self._served.leave(place)
 
     async def _answer(self, reader: _Reader, request: Request) -> None:
-        if isinstance(request, AskManifest):
+        if reader.stream.relayed:
+            if not isinstance(request, AskManifest):
+                raise _NotHere(RELAYED)
+            await self._confirm(reader, request)
+        elif isinstance(request, AskManifest):
             frozen = self._freeze(request.fragment, reader.place.peer)
             frozen.awaited.add(reader.stream.remote)
             frozen.asked.add(reader.stream.remote)
@@ -299,6 +300,14 @@ class FetchServer:
         self.counters["manifests_served"] += 1
         await reader.tell(encode_signatures(self._library.signatures(frozen.state)))
         await self._send_all(reader, memoryview(data))
+        await reader.tell()
+
+    async def _confirm(self, reader: _Reader, request: AskManifest) -> None:
+        """Tell the digest of a manifest in its place: relays carry little."""
+        frozen = self._freeze(request.fragment, reader.place.peer)
+        data = await asyncio.shield(frozen.manifest)
+        await reader.tell(encode_signatures(self._library.signatures(frozen.state)))
+        await reader.tell(blake3.blake3(data).digest())
         await reader.tell()
 
     def _freeze(self, fragment: int, peer: PeerId) -> _Frozen:

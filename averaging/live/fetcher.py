@@ -20,14 +20,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import blake3
 import msgspec
-import numpy as np
 from multiaddr import Multiaddr
 
 from averaging.errors import AveragingError, BadPayload, LineageBroken
@@ -36,8 +34,6 @@ from averaging.history.manifest import (
     MANIFEST_MAX_BYTES,
     PIECE_BYTES,
     Manifest,
-    Pieces,
-    as_bytes,
     read_manifest,
 )
 from averaging.history.replay import ReplayEntry, ReplayHead
@@ -45,12 +41,14 @@ from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.fetch_server import (
     DATA,
+    RELAYED,
     AskManifest,
     AskPieces,
     AskReplay,
     FetchSettings,
     fetch_protocol,
 )
+from averaging.live.partial_state import Partial
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage, Signatures, decode_signatures
 from averaging.numbers.arrays import uninitialised
@@ -67,6 +65,8 @@ ACTIVE_AT_FIRST = 2
 
 OWN_LINE_SLOWER_MAX = 2.0
 """A source may always take so many times what the fastest takes."""
+
+DIGEST_BYTES = 32
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -114,71 +114,25 @@ class Trust(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class Partial:
-    """A state on its way: what was verified stays, whoever it came from."""
+@dataclass(slots=True)
+class _Told:
+    """Answers of the peers that were asked for their manifests."""
 
-    manifest: Manifest
-    theta: np.ndarray[tuple[int], np.dtype[np.float32]]
-    momentum: np.ndarray[tuple[int], np.dtype[np.float32]]
-    count: int
-    """Number of pieces that are wanted."""
-    missing: list[int]
-    """Pieces that nobody is fetching, in descending order."""
-    verified: int = 0
+    reasons: dict[PeerId, str]
+    manifests: dict[PeerId, Manifest] = field(default_factory=dict)
+    digests: dict[PeerId, bytes] = field(default_factory=dict)
+    """Digests of the manifests of peers behind a relay. These hold the state, and send none."""
 
-    @classmethod
-    def begin(cls, manifest: Manifest, values: int, *, has_momentum: bool = True) -> Partial:
-        pieces = Pieces(values)
-        count = pieces.count if has_momentum else pieces.of_theta
-        return cls(
-            manifest,
-            np.empty(values, np.float32),
-            np.empty(values if has_momentum else 0, np.float32),
-            count,
-            list(range(count))[::-1],
-        )
+    def holders(self, identity: bytes) -> set[PeerId]:
+        """The peers that say they have this state."""
+        found = {peer for peer, digest in self.digests.items() if digest == identity}
+        return found | {p for p, each in self.manifests.items() if each.identity() == identity}
 
-    @property
-    def done(self) -> bool:
-        return self.verified == self.count
-
-    def take(self, most: int) -> list[int]:
-        """A run of consecutive missing pieces, for one request."""
-        taken: list[int] = []
-        while self.missing and len(taken) < most:
-            if taken and self.missing[-1] != taken[-1] + 1:
-                break
-            taken.append(self.missing.pop())
-        return taken
-
-    def put_back(self, indices: Iterable[int]) -> None:
-        self.missing = sorted({*self.missing, *indices}, reverse=True)
-
-    def place(self, index: int, data: bytes | memoryview) -> str | None:
-        """Verify a piece and put it where it belongs; returns what is wrong with it, if so."""
-        pieces = Pieces(self.theta.size)
-        target = pieces.view(index, as_bytes(self.theta), as_bytes(self.momentum))
-        if len(data) != len(target):
-            return f"piece {index} has {len(data)} bytes, not {len(target)}"
-        if blake3.blake3(data).digest() != self.manifest.piece_digest(index):
-            return f"piece {index} has other bits than its manifest says"
-        target[:] = data
-        return None
-
-    def state(self) -> FragmentState:
-        assert self.done
-        manifest = self.manifest
-        return FragmentState(
-            manifest.fragment,
-            manifest.version,
-            manifest.lineage,
-            manifest.chain(),
-            self.theta,
-            self.momentum,
-            manifest.merged(),
-            manifest.history,
-        )
+    def most_alike(self) -> int:
+        """Number of peers that have the state that most of them have."""
+        alike = Counter(manifest.identity() for manifest in self.manifests.values())
+        alike.update(self.digests.values())
+        return max(alike.values(), default=0)
 
 
 @dataclass(slots=True, eq=False)
@@ -371,17 +325,17 @@ class Fetcher:
         trust: Trust,
         reasons: dict[PeerId, str],
     ) -> FragmentState:
-        told: dict[PeerId, Manifest] = {}
+        told = _Told(reasons)
         asked = list(dict.fromkeys(sources))[: self.settings.sources_max]
-        await self._ask_all(asked, fragment, values, trust, told, reasons)
-        manifest, holders = self._chosen(fragment, told, trust, reasons)
+        await self._ask_all(asked, fragment, values, trust, told)
+        manifest, holders = self._chosen(fragment, told, trust)
         if sum(map(trust.counts, holders)) < trust.holders_min(manifest):
             # Each group of a large swarm has a state of its own: ask those who made this one.
             signers = [peer for peer in trust.signers(manifest) if peer not in asked]
             more = signers[: self.settings.sources_max]
-            await self._ask_all(more, fragment, values, trust, told, reasons)
+            await self._ask_all(more, fragment, values, trust, told)
             asked += more
-            manifest, holders = self._chosen(fragment, told, trust, reasons)
+            manifest, holders = self._chosen(fragment, told, trust)
         needed = trust.holders_min(manifest)
         if (count := sum(map(trust.counts, holders))) < needed:
             for peer in holders:
@@ -390,6 +344,7 @@ class Fetcher:
                     f"version {manifest.version}"
                 )
             raise FetchFailed(fragment, reasons)
+        holders -= told.digests.keys()
         partial = self._partials.get(fragment)
         if partial is None or partial.manifest != manifest:
             partial = Partial.begin(manifest, values, has_momentum=self.has_momentum)
@@ -421,18 +376,22 @@ class Fetcher:
         fragment: int,
         values: int,
         trust: Trust,
-        told: dict[PeerId, Manifest],
-        reasons: dict[PeerId, str],
+        told: _Told,
     ) -> None:
         """Ask for manifests; once most of those who were asked agree, the others have a moment."""
 
         async def ask(peer: PeerId) -> None:
             try:
-                told[peer], signatures = await self._manifest(peer, fragment, values)
+                answer, signatures = await self._manifest(peer, fragment, values)
             except _SOURCE_ERRORS as error:
-                reasons[peer] = str(error)
+                told.reasons[peer] = str(error)
+                return
+            if isinstance(answer, Manifest):
+                told.manifests[peer] = answer
+                trust.hear(answer, signatures)
             else:
-                trust.hear(told[peer], signatures)
+                told.digests[peer] = answer
+                told.reasons[peer] = RELAYED
 
         async with asyncio.TaskGroup() as tasks:
             pending = {tasks.create_task(ask(peer)) for peer in asked}
@@ -443,48 +402,41 @@ class Fetcher:
                 )
                 if not done:
                     break
-                alike = Counter(manifest.identity() for manifest in told.values())
-                if alike and 2 * max(alike.values()) > len(asked):
+                if 2 * told.most_alike() > len(asked):
                     patience_s = self.settings.stragglers_s
             for late in pending:
                 late.cancel()
         for peer in asked:
-            if peer not in told:
-                reasons.setdefault(peer, "most of the others agreed long before it answered")
+            if peer not in told.manifests:
+                told.reasons.setdefault(peer, "most of the others agreed long before it answered")
 
-    def _chosen(
-        self,
-        fragment: int,
-        told: Mapping[PeerId, Manifest],
-        trust: Trust,
-        reasons: dict[PeerId, str],
-    ) -> tuple[Manifest, set[PeerId]]:
-        """The state that most of the sources that count have, of those that may be taken."""
-        all_camps: dict[bytes, list[PeerId]] = {}
-        for peer in sorted(told):
-            all_camps.setdefault(told[peer].identity(), []).append(peer)
-        camps: dict[bytes, list[PeerId]] = {}
-        for identity, peers in all_camps.items():
-            problem = trust.problem(told[peers[0]])
+    def _chosen(self, fragment: int, told: _Told, trust: Trust) -> tuple[Manifest, set[PeerId]]:
+        """The state that most of the sources that count have, of those that may be taken, and the
+        peers that have it."""
+        reasons = told.reasons
+        camps: dict[bytes, Manifest] = {}
+        for peer in sorted(told.manifests):
+            manifest = told.manifests[peer]
+            problem = trust.problem(manifest)
             if problem is None:
-                camps[identity] = peers
+                camps.setdefault(manifest.identity(), manifest)
             else:
-                reasons |= dict.fromkeys(peers, problem)
+                reasons[peer] = problem
         if not camps:
             raise FetchFailed(fragment, reasons)
 
         def weight(identity: bytes) -> tuple[int, int, int, bytes]:
-            manifest, peers = told[camps[identity][0]], camps[identity]
-            count = sum(map(trust.counts, peers))
+            manifest = camps[identity]
+            count = sum(map(trust.counts, told.holders(identity)))
             return count, manifest.links[-1][2], manifest.version, identity
 
         best = max(camps, key=weight)
-        chosen = told[camps[best][0]]
-        for identity, peers in camps.items():
+        chosen = camps[best]
+        for identity, manifest in camps.items():
             if identity == best:
                 continue
-            for peer in peers:
-                if told[peer].lineage == chosen.lineage:
+            for peer in sorted(told.holders(identity)):
+                if manifest.lineage == chosen.lineage:
                     # Equal history and different bits: a bug, bad hardware, or a liar.
                     self.counters["digests_disagree"] += 1
                     reasons[peer] = "same lineage as the majority, other bits"
@@ -495,12 +447,13 @@ class Fetcher:
                         peer,
                     )
                 else:
-                    reasons[peer] = f"it has version {told[peer].version}, most have another"
-        return chosen, set(camps[best])
+                    reasons[peer] = f"it has version {manifest.version}, most have another"
+        return chosen, told.holders(best)
 
     async def _manifest(
         self, peer: PeerId, fragment: int, values: int
-    ) -> tuple[Manifest, Signatures]:
+    ) -> tuple[Manifest | bytes, Signatures]:
+        """A manifest with its signatures. Over a relay its digest."""
         timeout_s = self.settings.manifest_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -510,8 +463,8 @@ class Fetcher:
 
     async def _all_of_manifest(
         self, peer: PeerId, fragment: int, values: int
-    ) -> tuple[Manifest, Signatures]:
-        async with self._stream(peer) as stream:
+    ) -> tuple[Manifest | bytes, Signatures]:
+        async with self._stream(peer, for_digest=True) as stream:
             await stream.send(
                 _encoder.encode(AskManifest(fragment)), timeout_s=self.settings.stall_max_s
             )
@@ -520,10 +473,13 @@ class Fetcher:
             signatures = decode_signatures(bytes(await _next(stream, timeout_s=timeout_s)))
             while frame := await _next(stream, timeout_s=timeout_s):
                 data += frame
-                if len(data) > MANIFEST_MAX_BYTES:
-                    raise BadMessage(f"a manifest over {MANIFEST_MAX_BYTES} bytes")
+                most = DIGEST_BYTES if stream.relayed else MANIFEST_MAX_BYTES
+                if len(data) > most:
+                    raise BadMessage(f"a manifest over {most} bytes")
                 timeout_s = self.settings.stall_max_s
-            manifest = read_manifest(bytes(data), fragment=fragment, values=values)
+            manifest: Manifest | bytes = bytes(data)
+            if not stream.relayed:
+                manifest = read_manifest(bytes(data), fragment=fragment, values=values)
             await stream.finish(timeout_s=self.settings.stall_max_s)
             return manifest, signatures
 
@@ -696,7 +652,7 @@ class Fetcher:
         )
 
     @asynccontextmanager
-    async def _stream(self, peer: PeerId) -> AsyncIterator[Stream]:
+    async def _stream(self, peer: PeerId, *, for_digest: bool = False) -> AsyncIterator[Stream]:
         timeout_s = self.settings.open_timeout_s
         protocol = fetch_protocol(self.run)
         try:
@@ -708,8 +664,8 @@ class Fetcher:
             await self.host.connect(peer, addresses, timeout_s=timeout_s)
             stream = await self.host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=True)
         try:
-            if stream.relayed:
-                raise _Refusal("the connection is relayed, and relays carry no bulk")
+            if stream.relayed and not for_digest:
+                raise _Refusal(RELAYED)
             yield stream
         finally:
             stream.abort()

@@ -490,15 +490,20 @@ class CatchingUp:
         deadline = now + self._policy.catch_up_s
         return [Become(Phase.CATCHING), SetTimer(Timer.CATCHING, deadline), effect]
 
-    def ended(self, standing: Standing | None, held_s: float | None, now: float) -> None:
-        """``CatchUp`` or ``Rebase`` is done, or has failed: remember it of its source."""
+    def ended(self, standing: Standing | None, held_s: float | None, now: float) -> Changes:
+        """``CatchUp`` or ``Rebase`` is done, or has failed: remember it of its source.
+
+        A source that delivered is asked whether it has gone on meanwhile. Else a peer that caught
+        up over a slow line would learn that it is behind again only when it is due.
+        """
         source, self._source = self._source, None
         if source is None:
-            return
+            return []
         if standing is not None:
             self._apart_since = None
             self._sources.delivered(source)
-        else:
-            # It may have lied about what it has: ask others before it is believed again.
-            waited_s = now - self.began_at if held_s is None else held_s
-            self._sources.failed(source, held_s=waited_s, now=now)
+            return [Send(source, messages.Compare(self._id.fragment, standing.head()))]
+        # It may have lied about what it has: ask others before it is believed again.
+        waited_s = now - self.began_at if held_s is None else held_s
+        self._sources.failed(source, held_s=waited_s, now=now)
+        return []

@@ -1,14 +1,15 @@
-"""Asks the router to lead a TCP port of its public address to this machine (NAT-PMP, RFC 6886).
+"""Asks the router to lead a TCP port of its public address to this machine.
 
 The daemon maps its own port. The lane has another one, and without a mapping others cannot dial it
-even where they can dial the daemon. A request has 12 bytes and goes to the default gateway over
-UDP. The mapping ends by itself unless it is renewed, and is removed when the lane is closed. The
-library for this in most programs, miniupnpc, is a C extension; aioupnp is not maintained.
+even where they can dial the daemon. The default gateway is asked with NAT-PMP
+(``dht.libp2p.nat_pmp``), then over UPnP (``dht.libp2p.upnp``), which most home routers have
+instead. The mapping ends by itself unless it is renewed, and is removed when the lane is closed.
+The library for this in most programs, miniupnpc, is a C extension; aioupnp is not maintained.
 
-Only what a reply's format allows is believed: a router that lies makes peers dial a wrong port,
-which they give up as one that does not answer. Replies count from the gateway's address only. The
-address of a machine without a router in front is public; then nothing is asked. UPnP, which some
-routers have instead, is not spoken, and gateways are found on Linux only.
+A router that lies makes peers dial a wrong port, which they give up as one that does not answer.
+Nothing but the default gateway is believed, or sent anything beyond the search for it. The address
+of a machine without a router in front is public; then nothing is asked. Gateways are found on Linux
+only. PCP, the successor of NAT-PMP, is not spoken: routers that have it answer NAT-PMP too.
 """
 
 from __future__ import annotations
@@ -18,69 +19,26 @@ import contextlib
 import logging
 import socket
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dht.libp2p.lane_wire import is_outer
+from dht.libp2p.nat_pmp import ROUTER_PORT, NatPmp
+from dht.libp2p.port_lease import Mapped, NotMapped, Way
+from dht.libp2p.upnp import Upnp
 
 _logger = logging.getLogger("dht.libp2p.port_mapping")
 
-ROUTER_PORT = 5351
 ROUTES = Path("/proc/net/route")
 """The kernel's routes (Linux)."""
-
-LIFE_S = 1200
-"""Lifetime that is asked for. A router that was restarted has lost the mapping for half of it."""
-
-LIFE_MIN_S = 120
-"""A router that grants less is asked again no sooner than after half of this."""
-
-ANSWER_FIRST_S = 0.25
-TRIES = 5
-"""The first answer is waited for that long, each later one twice as long as the one before."""
 
 ASK_AGAIN_S = 300.0
 """Pause after a router that does not answer, or refuses."""
 
-_MAP_TCP, _MAPPED_TCP = 2, 130
-_REQUEST = struct.Struct("!BBHHHI")
-_REPLY = struct.Struct("!BBHIHHI")
+REMOVE_WITHIN_S = 1.0
+"""Time for removing the mapping at the end; it ends by itself soon after."""
+
 _GATEWAY_FLAG = 0x2
-
-
-class NotMapped(Exception):
-    """The router did not map the port."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mapped:
-    """A port of the router's public address that leads here."""
-
-    port: int
-    life_s: int
-
-
-def request(port: int, *, outer_port: int, life_s: int) -> bytes:
-    """A request to map ``port``, if possible from this outer port; both 0 with no life remove."""
-    return _REQUEST.pack(0, _MAP_TCP, 0, port, outer_port, life_s)
-
-
-def read_reply(data: bytes, port: int) -> Mapped | None:
-    """The mapping of ``port``; ``None`` if this answers something else. Raises ``NotMapped``."""
-    if len(data) < 4 or data[1] != _MAPPED_TCP:
-        return None
-    version, _, result = struct.unpack_from("!BBH", data)
-    if version != 0 or result:
-        raise NotMapped(f"the router refused: version {version}, result {result}")
-    if len(data) != _REPLY.size:
-        return None
-    *_, inner, outer, life_s = _REPLY.unpack(data)
-    if inner != port:
-        return None
-    if not outer or not life_s:
-        raise NotMapped(f"the router mapped port {outer} for {life_s} s")
-    return Mapped(outer, min(max(life_s, LIFE_MIN_S), LIFE_S))
 
 
 def gateway(routes: str) -> str | None:
@@ -105,62 +63,43 @@ def own_gateway() -> str | None:
         return None
 
 
-class _Answers(asyncio.DatagramProtocol):
-    def __init__(self) -> None:
-        self.received: asyncio.Queue[bytes] = asyncio.Queue(16)
-
-    def datagram_received(self, data: bytes, addr: object) -> None:
-        with contextlib.suppress(asyncio.QueueFull):
-            self.received.put_nowait(data)
-
-
 async def keep_mapped(router: str, port: int, changed: Callable[[int | None], None]) -> None:
     """Keep a port mapped until cancelled, and remove the mapping then.
 
     ``changed`` receives the outer port whenever it changes; ``None``: there is no mapping.
     """
+    ways: list[Way] = [NatPmp(router), Upnp(router)]
     told: int | None = None
     try:
         while True:
-            try:
-                mapped = await _map(router, port, told or port)
-            except (NotMapped, OSError) as error:
-                _logger.info("port_not_mapped port=%d router=%s reason=%s", port, router, error)
-                mapped = None
+            mapped, way = await _map(ways, router, port, told or port)
+            if way is not None:  # the one that this router speaks is the first from now on
+                ways.sort(key=lambda each: each is not way)
             outer = None if mapped is None else mapped.port
             if outer != told:
-                _logger.info("port_mapped port=%d router=%s outer=%s", port, router, outer)
+                name = None if way is None else way.name
+                _logger.info(
+                    "port_mapped port=%d router=%s outer=%s way=%s", port, router, outer, name
+                )
                 told = outer
                 changed(outer)
             await asyncio.sleep(ASK_AGAIN_S if mapped is None else mapped.life_s / 2)
     finally:
         if told is not None:
-            _remove(router, port)
+            with contextlib.suppress(NotMapped, OSError):  # TimeoutError is one
+                async with asyncio.timeout(REMOVE_WITHIN_S):
+                    await ways[0].remove(port, outer_port=told)
 
 
-async def _map(router: str, port: int, outer_port: int) -> Mapped:
-    """Ask for a mapping, several times if need be. Raises ``NotMapped`` or ``OSError``."""
-    loop = asyncio.get_running_loop()
-    # A connected socket receives from this address only.
-    transport, answers = await loop.create_datagram_endpoint(
-        _Answers, remote_addr=(router, ROUTER_PORT)
-    )
-    try:
-        for turn in range(TRIES):
-            transport.sendto(request(port, outer_port=outer_port, life_s=LIFE_S))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ANSWER_FIRST_S * 2**turn):
-                    while True:
-                        mapped = read_reply(await answers.received.get(), port)
-                        if mapped is not None:
-                            return mapped
-        raise NotMapped("the router does not answer NAT-PMP")
-    finally:
-        transport.close()
-
-
-def _remove(router: str, port: int) -> None:
-    """Ask once to remove the mapping, which would end by itself."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        asking.setblocking(False)
-        asking.sendto(request(port, outer_port=0, life_s=0), (router, ROUTER_PORT))
+async def _map(
+    ways: Sequence[Way], router: str, port: int, outer_port: int
+) -> tuple[Mapped | None, Way | None]:
+    """Ask in one way after the other."""
+    for way in ways:
+        try:
+            return await way.map(port, outer_port=outer_port), way
+        except (NotMapped, OSError) as error:
+            _logger.info(
+                "port_not_mapped port=%d router=%s way=%s reason=%s", port, router, way.name, error
+            )
+    return None, None

@@ -41,10 +41,13 @@ def peers_to_greet(
     strangers: Sequence[PeerId],
     settings: ContactSettings,
     *,
+    spared: Collection[PeerId] = (),
     now: float,
     rng: np.random.Generator,
 ) -> list[PeerId]:
     """Choose a few members, unheard ones first, one stranger, and sometimes a lost peer.
+
+    ``spared``: members that need no hello now.
 
     A stranger is connected and not known as a member: a bootstrap peer, or a member of the other
     half of a split swarm. Without a table, as at a bootstrap peer, there are only strangers.
@@ -56,7 +59,11 @@ def peers_to_greet(
         contacts = sum(member.peer in connected for member in live)
         if contacts >= settings.peers_max:  # news spread without a full mesh
             live = [member for member in live if member.peer in connected]
-        able = [member.peer for member in live if _can_greet(member, connected)]
+        able = [
+            member.peer
+            for member in live
+            if member.peer not in spared and _can_greet(member, connected)
+        ]
         chosen = able[: settings.hellos_per_beat]
     if strangers:
         chosen.append(strangers[int(rng.integers(len(strangers)))])

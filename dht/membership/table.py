@@ -361,17 +361,24 @@ class PeerTable:
         """The part of ``buckets_to_read`` that cannot wait: not quiet buckets without peers.
 
         Buckets with peers are read each time: a record may be a heartbeat old when it is read, and
-        has to last until the reading after the next, in case the next one misses it.
+        has to last until the reading after the next, in case the next one misses it. An empty one
+        costs a request to each of the nearest peers. Deeper than the own level it waits longest,
+        unless a swarm half as large again would write there: no peer is that far off for long.
         """
         with_peers = {bucket_of(m.peer, m.depth) for m in self.present(now)}
-        # Heartbeats come a little early or late: every other one.
-        read_before = now - 1.5 * self.settings.heartbeat_s
+        size = self.size_estimate(now)
+        depth = depth_for(size, bucket_peers=self.settings.bucket_peers)
+        deeper = depth_for(1.5 * size, bucket_peers=self.settings.bucket_peers) > depth
+
+        def rests_until(bucket: str) -> float:
+            # Heartbeats come a little early or late: every other one, or every fourth.
+            beats = 1.5 if deeper or len(bucket) <= depth else 3.5
+            return self._read_at[bucket] + beats * self.settings.heartbeat_s
+
         return tuple(
             bucket
             for bucket in self.buckets_to_read(now)
-            if bucket in with_peers
-            or not self.is_quiet(bucket)
-            or self._read_at[bucket] <= read_before
+            if bucket in with_peers or not self.is_quiet(bucket) or rests_until(bucket) <= now
         )
 
     def is_quiet(self, bucket: str) -> bool:

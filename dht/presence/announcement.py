@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 from dht.errors import DhtError
 from dht.membership.reachability import Reachability
@@ -17,11 +18,19 @@ class Announcement:
         self.wanted = asyncio.Event()
         """Set when the next heartbeat should come at once."""
 
+        self.hurried_at = -math.inf
+        """When that was last so."""
+
         self._this = this
         self._reachability = reachability
         self._key = ""
         self._sealed: bytes | None = None
         """``None`` once a fact in it has changed."""
+
+    def hurry(self) -> None:
+        """Have the next heartbeat at once: a fact changed for which no peer should wait."""
+        self.hurried_at = self._this.now()
+        self.wanted.set()
 
     def outdate(self) -> None:
         """Note that a fact changed: the next hello carries a new record."""

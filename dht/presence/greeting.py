@@ -23,6 +23,12 @@ from dht.presence.run_files import RunFiles
 from dht.presence.this_peer import ThisPeer
 
 GOODBYES_MAX = 64
+SPARED_BEATS = 0.75
+"""A peer that said hello so many heartbeats ago is not greeted: it has this peer's record."""
+
+UNASKED_BEATS_MAX = 4.0
+"""It is greeted after so many all the same: only who asks learns the difference of the clocks."""
+
 REFUSED_PAUSE_S = 600.0
 """Pause before a peer that refused a hello, or is of another run, is greeted again."""
 
@@ -50,6 +56,12 @@ class Greeting:
         self._not_to_greet: dict[PeerId, float] = {}
         """Connected peers of no run of ours, and until when to leave them alone."""
 
+        self._heard_from: dict[PeerId, float] = {}
+        """When each peer last said hello, ..."""
+
+        self._asked: dict[PeerId, float] = {}
+        """... and when one to it was answered."""
+
     @property
     def clock(self) -> ClockEstimate | None:
         """Estimated difference to the clocks of the swarm; ``None`` before any peer was asked."""
@@ -76,8 +88,23 @@ class Greeting:
             if peer not in self._not_to_greet and not this.runs.is_member(peer)
         ]
         return peers_to_greet(
-            this.table_if_any, connected, strangers, this.settings.contacts, now=now, rng=this.rng
+            this.table_if_any,
+            connected,
+            strangers,
+            this.settings.contacts,
+            spared=self._spared(now),
+            now=now,
+            rng=this.rng,
         )
+
+    def _spared(self, now: float) -> set[PeerId]:
+        """The peers that have just said hello, and got this peer's record with the answer."""
+        beat_s = self._this.settings.membership.heartbeat_s
+        asked_after = now - UNASKED_BEATS_MAX * beat_s
+        self._asked = {peer: at for peer, at in self._asked.items() if at > asked_after}
+        heard_after = max(now - SPARED_BEATS * beat_s, self._announcement.hurried_at)
+        self._heard_from = {peer: at for peer, at in self._heard_from.items() if at > heard_after}
+        return self._heard_from.keys() & self._asked.keys()
 
     def contacts_to_make(self) -> list[PeerId]:
         """The members to connect to, so that enough connections stay open."""
@@ -138,6 +165,7 @@ class Greeting:
             now=now(),
         )
         self._clock.add(peer, measured)
+        self._asked[peer] = now()
         self._judge_clock()
         if reply.yours:
             self._intake.take(reply.yours, peer=this.id)
@@ -185,6 +213,8 @@ class Greeting:
             sent_at = this.host.wall_time()
             return wire.write(wire.HelloReply(run=run, received_at=received_at, sent_at=sent_at))
         this.stats.hellos_received += 1
+        if hello.record and hello.run == run:
+            self._heard_from[peer] = this.now()
         self._take_hello(peer, hello.record, hello.passed)
         # A bootstrap peer that calls is told a little of every run, a member about its own.
         about = run or hello.run or None

@@ -114,7 +114,7 @@ class Intake:
         self._announcement.outdate()
         self._overruled += 1
         if self._overruled <= OVERRULED_MAX:
-            self._announcement.wanted.set()
+            self._announcement.hurry()
         elif self._overruled == OVERRULED_MAX + 1:  # a record of the past would not keep growing
             self._this.events.tell(
                 "identity_in_use",

@@ -293,7 +293,7 @@ class Presence:
         own.role = own.role if role is UNSET else role
         if trains is not UNSET and trains != own.trains:
             own.trains = trains
-            self._announcement.wanted.set()  # no round should wait for a peer that has stopped
+            self._announcement.hurry()  # no round should wait for a peer that has stopped
         own.step_time_s = own.step_time_s if step_time_s is UNSET else step_time_s
         own.link_bytes_s = own.link_bytes_s if link_bytes_s is UNSET else link_bytes_s
         own.counters = own.counters if counters is UNSET else counters
@@ -378,5 +378,5 @@ class Presence:
     def _met_a_seed(self) -> None:
         """Look again at once: the directory has a peer to ask, and a peer could dial back."""
         self._buckets.unsettle()
-        self._announcement.wanted.set()
+        self._announcement.hurry()
         self._checks.wanted.set()

@@ -156,7 +156,7 @@ class ReachabilityChecks:
             return
         self._reported = reachable
         self._announcement.outdate()
-        self._announcement.wanted.set()
+        self._announcement.hurry()
         own = self._this.own
         announced = ", ".join(str(address) for address in own.addresses) or "no address"
         state = {

@@ -203,6 +203,9 @@ class Internet:
         self._hosts = {site.name: 2 for site in sites}
         """Last byte of the public address of each site."""
 
+        self.lines = dict(self.sites)
+        """The sites with the rates that their lines have now."""
+
         self._drops: dict[str, str] = {}
         """Rules of the faults that are under way, by the name of the fault."""
 
@@ -236,6 +239,17 @@ class Internet:
         """Bytes that the site has sent into its line, with all headers."""
         path = "/sys/class/net/outer/statistics/tx_bytes"
         return int(must_run_in(self.edge(site), "cat", path))
+
+    def segments(self) -> Counter[str]:
+        """TCP segments that all computers have sent, and those of them that were sent again."""
+        found: Counter[str] = Counter()
+        for site in self.sites.values():
+            for index in range(site.computers):
+                shown = must_run_in(self.computer(site.name, index), "cat", "/proc/net/snmp")
+                names, values = (each.split() for each in shown.splitlines() if each[:4] == "Tcp:")
+                told = dict(zip(names, values, strict=True))
+                found.update(sent=int(told["OutSegs"]), again=int(told["RetransSegs"]))
+        return found
 
     def count_by_port(self, port: int) -> None:
         """Begin to count what each site sends (``peer.lab.network.accounting``)."""
@@ -293,6 +307,7 @@ class Internet:
         return f"11.78.{self._numbers[site]}"
 
     def _shape(self, site: Site) -> None:
+        self.lines[site.name] = site
         number = self._numbers[site.name]
         _limit(self.edge(site.name), "outer", site.up_mbit)
         _limit(self.middle, f"to{number}", site.down_mbit)
@@ -331,9 +346,10 @@ class Internet:
         one, other = f"ip saddr {{ {near} }} ip daddr", f"ip saddr {{ {far} }} ip daddr"
         return self._drop(f"split {near}", f"{one} {{ {far} }} drop; {other} {{ {near} }} drop")
 
-    def slow_down(self, site: str, mbit: float) -> Callable[[], None]:
-        """Make a site's line this slow in both directions. Returns what ends it."""
-        self._shape(replace(self.sites[site], up_mbit=mbit, down_mbit=mbit))
+    def slow_down(self, site: str, mbit: float, *, only_up: bool = False) -> Callable[[], None]:
+        """Make a site's line this slow in both directions, or outwards. Returns what ends it."""
+        down_mbit = self.sites[site].down_mbit if only_up else mbit
+        self._shape(replace(self.sites[site], up_mbit=mbit, down_mbit=down_mbit))
         return lambda: self._shape(self.sites[site])
 
     def readdress(self, site: str) -> None:

@@ -34,6 +34,7 @@ from dht.host import Host
 from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import Weather
+from dht.memory.stream import MemoryStream
 from dht.memory.virtual_loop import run
 from tests.averaging.live.links import introduce
 from tests.averaging.live.served_states import (
@@ -179,6 +180,59 @@ def test_the_bits_of_one_source_that_counts_are_not_taken_and_signers_are_asked_
             trust = Careful([peers[0], peers[3]], peers[2:])
             got = await fetcher.state(0, VALUES, peers[:2], trust=trust, timeout_s=60.0)
             assert same(got, state)
+
+    run(main())
+
+
+@pytest.mark.parametrize("holds", ["the same", "another", "none"])
+def test_a_peer_that_is_reached_over_a_relay_confirms_the_bits_of_others_and_sends_none(
+    monkeypatch: pytest.MonkeyPatch, holds: str
+) -> None:
+    """A home that only one public peer lets in would else never get a state that two must hold."""
+    state = state_of(1)
+    of_hidden = {"the same": state, "another": state_of(2), "none": None}[holds]
+
+    async def main() -> None:
+        async with sources(MemoryNetwork(), state, of_hidden) as (fetcher, peers, _, servers, _):
+            hidden, me = peers[1], fetcher.host.peer_id
+
+            def is_relayed(stream: MemoryStream) -> bool:
+                there = stream._other.remote
+                return {stream.remote, there} == {hidden, me}
+
+            monkeypatch.setattr(MemoryStream, "relayed", property(is_relayed))
+            trust = Careful(peers, [])
+            if holds == "the same":
+                got = await fetcher.state(0, VALUES, peers, trust=trust, timeout_s=60.0)
+                assert same(got, state)
+            else:
+                expected = "1 of 2 peers that must hold" if holds == "another" else "no state"
+                with pytest.raises(FetchFailed, match=expected):
+                    await fetcher.state(0, VALUES, peers, trust=trust, timeout_s=60.0)
+            assert servers[1].counters["pieces_served"] == 0
+            with pytest.raises(
+                FetchFailed, match="relays carry no bulk" if of_hidden else "no state"
+            ):
+                await fetcher.state(0, VALUES, [hidden], trust=EVERYBODY, timeout_s=60.0)
+
+    run(main())
+
+
+def test_a_peer_that_is_reached_over_a_relay_is_sent_no_pieces_and_no_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        state = state_of(1)
+        async with sources(MemoryNetwork(), state) as (fetcher, peers, *_):
+            monkeypatch.setattr(MemoryStream, "relayed", property(lambda stream: True))
+            for request in (AskPieces(0, state.lineage, 0, 1), AskReplay(0, 0, state.lineage)):
+                stream = await fetcher.host.open_stream(
+                    peers[0], fetch_protocol(RUN), timeout_s=10.0
+                )
+                await stream.send(msgspec.msgpack.encode(request), timeout_s=10.0)
+                answer = await stream.receive(timeout_s=10.0)
+                assert answer is not None and b"relays carry no bulk" in answer
+                stream.abort()
 
     run(main())
 

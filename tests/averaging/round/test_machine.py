@@ -512,6 +512,20 @@ def test_a_peer_that_hears_of_a_longer_chain_catches_up() -> None:
     assert rounds.standing == ahead and phase(rounds) is Phase.IDLE
 
 
+def test_a_peer_that_caught_up_asks_its_source_whether_it_has_gone_on_meanwhile() -> None:
+    rounds = machine()
+    ahead, further = standing("start", "one"), standing("start", "one", "two")
+    rounds.handle(Received(ANNA, behind(ahead, BORIS)), 1.0)
+
+    (asked,) = sent(rounds.handle(CaughtUp(ahead), 60.0), BORIS)
+
+    assert isinstance(asked, said.Compare) and asked.head.lineage == ahead.lineage
+    effects = rounds.handle(Received(BORIS, behind(further, BORIS)), 60.1)
+    (again,) = of(effects, CatchUp)
+    assert isinstance(again, CatchUp) and again.version == 2
+    assert not sent(rounds.handle(CaughtUp(None), 61.0), BORIS), "it has nothing to compare"
+
+
 def test_a_failed_catch_up_leaves_everything_as_it_was_and_has_a_deadline() -> None:
     rounds = machine()
     rounds.handle(Received(ANNA, behind(standing("start", "one"), BORIS)), 1.0)

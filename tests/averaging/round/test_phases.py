@@ -43,6 +43,7 @@ from tests.averaging.round import machines
 from tests.averaging.round.machines import (
     ANNA,
     BORIS,
+    ME,
     POLICY,
     asks,
     behind,
@@ -307,6 +308,29 @@ def sealed_by_all(rounds: FragmentRounds) -> Input:
     return Received(part.commit.leader, messages.Sealed(0, part.id, 0, seal, votes))
 
 
+def in_doubt() -> FragmentRounds:
+    """A machine that does not know how its last round ended."""
+    message = of_another_machine()
+    commit = messages.decode_commit(message.commit)
+    (entry,) = [each for each in commit.members if each.peer == ME]
+    rounds = idle()
+    rounds.doubting.begin(
+        messages.digest(message.commit), commit, entry.mark, 1.0, several_groups=False
+    )
+    return rounds
+
+
+def of_another_machine() -> messages.Committed:
+    rounds = promised()
+    return committed(rounds, leader_of(rounds)[0])
+
+
+def forsworn_by_one_ahead(rounds: FragmentRounds) -> Input:
+    message = of_another_machine()
+    answer = messages.Forsworn(0, messages.digest(message.commit), certified(AHEAD))
+    return Received(messages.decode_commit(message.commit).leader, answer)
+
+
 AHEAD = standing("start", "one")
 FROM_AHEAD: tuple[Message, ...] = (
     behind(AHEAD, BORIS),
@@ -360,6 +384,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     (promised, lambda rounds: PeerSilent(leader_of(rounds)[0]), 2.0),
     (folding, lambda rounds: Folded(), 2.0),
     (catching, lambda rounds: CaughtUp(AHEAD), 2.0),
+    (in_doubt, forsworn_by_one_ahead, 2.0),
 ]
 
 

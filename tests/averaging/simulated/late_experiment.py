@@ -114,6 +114,18 @@ def late_experiment(setting: Setting, seed: int, *, duration_s: float = 600.0) -
     )
 
 
+@dataclass(frozen=True, slots=True)
+class UseRow:
+    """Figures of homes that have nobody but each other."""
+
+    used: float
+    """Share of their uplinks, all of the time."""
+    missed: float
+
+    def __str__(self) -> str:
+        return f"uplinks used: {self.used:.1%}, member-rounds missed: {self.missed:.1%}"
+
+
 DROPS_AT_S = 90.0
 FULL_MBIT = 20.0
 AFTERWARDS_S = 120.0
@@ -210,6 +222,19 @@ def slow_experiment(setting: Setting, seed: int, mbit: float, *, lasts_s: float 
     )
 
 
+def uplinks_in_use(seed: int, *, step_time_s: float = 0.6, duration_s: float = 300.0) -> UseRow:
+    """Simulate three homes at 1 Mbit/s outwards whose rounds take two thirds of their lines."""
+    lines, up_bytes_s = [(1.0, 50.0)] * 3, 3 * BYTES_S_PER_MBIT
+    changes = {"peers__count": 3, "network__lines": lines, "peers__snapshot_s": [0.3, 0.5]}
+    experiment = experiment_of(Setting(2.4e6, step_time_s), duration_s, **changes)
+    result = run(experiment, seed)
+    there = sum(each.contributors for each in result.rounds)
+    return UseRow(
+        used=result.bytes_sent / (up_bytes_s * result.duration_s),
+        missed=1.0 - there / sum(each.live for each in result.rounds),
+    )
+
+
 if __name__ == "__main__":
     print(HEADER)  # noqa: T201
     for setting in (SMALL, LARGE):
@@ -219,3 +244,5 @@ if __name__ == "__main__":
     for mbit in (1.0, 3.0, 4.0, 5.0, 8.0):
         for seed in range(2):
             print(slow_experiment(SMALL, seed, mbit))  # noqa: T201
+    for seed in range(3):
+        print(uplinks_in_use(seed))  # noqa: T201

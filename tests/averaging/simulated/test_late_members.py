@@ -15,6 +15,7 @@ from tests.averaging.simulated.late_experiment import (
     Setting,
     late_experiment,
     slow_experiment,
+    uplinks_in_use,
 )
 
 
@@ -42,3 +43,10 @@ def test_a_line_that_drops_for_three_minutes_costs_the_others_little_and_no_work
     if mbit > 3.0:
         assert row.contained >= 8, row
         assert row.back_cycles <= 3.0, row
+
+
+def test_homes_that_have_nobody_but_each_other_use_four_fifths_of_their_uplinks() -> None:
+    row = uplinks_in_use(0)
+
+    assert row.used > 0.8, row
+    assert row.missed < 0.05, row

@@ -276,18 +276,25 @@ def test_look_ups_are_bounded_at_every_depth(depth: int, limit: int, reads: list
     assert len(set(buckets)) == len(buckets)
 
 
-def test_a_quiet_bucket_without_anybody_is_read_at_every_other_heartbeat() -> None:
+@pytest.mark.parametrize(("others", "waits_s"), [(1, 35.0), (41, 35.0), (42, 15.0), (63, 15.0)])
+def test_a_quiet_bucket_without_anybody_is_read_at_every_other_heartbeat_or_every_fourth(
+    others: int, waits_s: float
+) -> None:
+    """Every other, where a swarm half as large again writes there: 64 peers fill a bucket."""
     swarm = TableOfRecords()
-    swarm.record(ANNA, 0.0, sequence=1)
+    for peer in crowd(others):
+        swarm.record(peer, 0.0, sequence=1)
     assert set(swarm.table.buckets_due(0.0)) == {"", "0", "1"}
     for bucket in ("", "0", "1"):
         swarm.table.was_read(bucket, 0.0, quiet=True)
-    assert swarm.table.buckets_due(14.9) == ("",)
-    assert set(swarm.table.buckets_due(15.0)) == {"", "0", "1"}
+    for peer in crowd(others):
+        swarm.record(peer, waits_s - 10.0, sequence=2)
+    assert swarm.table.buckets_due(waits_s - 0.1) == ("",)
+    assert set(swarm.table.buckets_due(waits_s)) == {"", "0", "1"}
 
-    swarm.table.was_read("0", 15.0, quiet=False)  # it told of somebody new, or missed somebody
-    swarm.table.was_read("1", 15.0, quiet=True)
-    assert set(swarm.table.buckets_due(15.1)) == {"", "0"}
+    swarm.table.was_read("0", waits_s, quiet=False)  # it told of somebody new, or missed somebody
+    swarm.table.was_read("1", waits_s, quiet=True)
+    assert set(swarm.table.buckets_due(waits_s + 0.1)) == {"", "0"}
 
 
 def test_a_reading_that_misses_a_peer_is_known_before_the_peer_is_lost() -> None:

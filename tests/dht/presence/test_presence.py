@@ -479,6 +479,44 @@ def test_hellos_alone_keep_a_small_swarm_together() -> None:
 
 
 @pytest.mark.usefixtures("silent_directory")
+def test_two_peers_seldom_say_hello_to_each_other_in_the_same_heartbeat() -> None:
+    """One hello brings both records. All the same every peer asks for the others' clocks."""
+
+    async def story(swarm: Swarm) -> None:
+        await start_swarm(swarm, 5)
+        forget_events(swarm)
+        before = [peer.presence.stats for peer in swarm.members()]
+        counted = [(stats.hellos_sent, stats.heartbeats) for stats in before]
+        await asyncio.sleep(10 * MINUTE)
+        sent = beats = 0
+        for peer, (hellos, heartbeats) in zip(swarm.members(), counted, strict=True):
+            sent += peer.presence.stats.hellos_sent - hellos
+            beats += peer.presence.stats.heartbeats - heartbeats
+            assert peer.presence.clock is not None and peer.presence.clock.peers == 5
+            assert not peer.told("peer_lost")
+        # Four others, and the bootstrap peer now and then.
+        assert 2.0 < sent / beats < 3.2, sent / beats
+
+    simulate(story)
+
+
+@pytest.mark.usefixtures("silent_directory")
+def test_a_peer_that_has_just_said_hello_learns_at_once_that_another_stopped_training() -> None:
+    async def story(swarm: Swarm) -> None:
+        await start_swarm(swarm, 2)
+        anna, boris = swarm.members()
+        anna.presence.update(trains=True)
+        await asyncio.sleep(5 * MINUTE)
+        for tenth in range(10):
+            anna.presence.update(trains=bool(tenth % 2))
+            await asyncio.sleep(2.0 + tenth)
+            member = boris.presence.table.get(anna.id)
+            assert member is not None and member.record.trains == bool(tenth % 2), tenth
+
+    simulate(story)
+
+
+@pytest.mark.usefixtures("silent_directory")
 @pytest.mark.parametrize("ends", [("east0", "west3"), ("east", "west"), ("east2", "west")])
 def test_halves_join_up_by_hellos_alone(ends: tuple[str, str]) -> None:
     async def story(swarm: Swarm) -> None:

@@ -32,7 +32,7 @@ def arguments() -> argparse.Namespace:
         nargs="*",
         type=happening,
         metavar="FAULT[=SECONDS]",
-        help=f"what happens, in this order ({', '.join(FAULTS)}); by default all",
+        help=f"what happens, in this order ({', '.join(FAULTS)}); by default all but narrow",
     )
     parser.add_argument("--public", type=int, default=3, help="number of public peers")
     parser.add_argument(
@@ -54,6 +54,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--heartbeat", type=float, default=2.0, help="seconds between heartbeats of the membership"
     )
+    parser.add_argument(
+        "--audits", type=float, default=0.1, help="share of the merged pieces that are audited"
+    )
     parser.add_argument("--folder", type=Path, help="keep the peers' files in this new folder")
     return parser.parse_args()
 
@@ -68,7 +71,8 @@ def main() -> int:
     if (reason := cannot_build()) is not None:
         sys.stderr.write(f"wide-area networks cannot be made here: {reason}\n")
         return 2
-    happenings = options.happenings or [(name, FAULTS[name][1]) for name in FAULTS]
+    usual = [(name, FAULTS[name][1]) for name in FAULTS if name != "narrow"]
+    happenings = options.happenings or usual
     homes = options.home or [Nat.PORT_RESTRICTED] * 2
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
@@ -88,6 +92,7 @@ def main() -> int:
                 cycle=options.cycle,
                 heartbeat_s=options.heartbeat,
                 expiry_s=4 * options.heartbeat,
+                audit_rate=options.audits,
             )
     say(table(outcome), sys.stdout)
     say(f"{load()} at the end", sys.stdout)

@@ -185,6 +185,13 @@ def slow(trial: Trial, seconds: float) -> None:
     end()
 
 
+def narrow(trial: Trial, seconds: float) -> None:
+    """The lines of all homes drop to ``SLOW_MBIT`` outwards, and stay there."""
+    for home in trial.homes:
+        trial.net.slow_down(home, SLOW_MBIT, only_up=True)
+    time.sleep(seconds)
+
+
 def split(trial: Trial, seconds: float) -> None:
     """The internet falls into two halves."""
     names = list(trial.learners)
@@ -218,6 +225,7 @@ FAULTS: Mapping[str, tuple[Happening, float]] = {
     "forget": (forget, 60.0),
     "bootstrap": (bootstrap, 60.0),
     "slow": (slow, 180.0),
+    "narrow": (narrow, 120.0),
     "split": (split, 90.0),
     "kill": (kill, 60.0),
 }
@@ -360,16 +368,18 @@ class _Course:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         began, before, used, counted = time.time(), self._sent_bytes(), Used.now(), self._counted()
+        segments = self.trial.net.segments()
         yield
         ended, after = time.time(), self._sent_bytes()
         self.tell(f"{name}: processors in use: {Used.now().since(used)}")
         by_kind = (self._counted() - counted).items()
         sent = ", ".join(f"{kind} {count / 1e6:.2f} MB" for kind, count in by_kind)
-        self.tell(f"{name}: sent: {sent}")
+        segments = self.trial.net.segments() - segments
+        self.tell(f"{name}: sent: {sent}; {segments['again']} of {segments['sent']} segments again")
         self.phases.append(Phase(name, began, ended, sum(before.values()), sum(after.values())))
         uplinks = [
             f"{8e-6 * (after[name] - before[name]) / (ended - began) / site.up_mbit:.0%} of {name}"
-            for name, site in self.trial.net.sites.items()
+            for name, site in self.trial.net.lines.items()
             if site.up_mbit is not None
         ]
         self.tell(f"{name}: uplinks in use: {', '.join(uplinks)}")

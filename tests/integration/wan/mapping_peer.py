@@ -30,7 +30,7 @@ async def home(lane_port: int, outside: str) -> None:
     settings = HostSettings(daemon=daemon, lane=LaneSettings(port=lane_port))
     async with await HivemindHost.open(identity(2), settings) as host:
         assert host.lane is not None
-        for _ in range(100):  # until the router has answered, if it does
+        for _ in range(150):  # until the router has answered, if it does
             if host.lane.told_port != lane_port:
                 break
             await asyncio.sleep(0.1)

@@ -1,12 +1,15 @@
-"""NAT-PMP of a home's router: ``mapping_router OWN_ADDRESS``, started in the router's namespace.
+"""A home's router that maps ports: ``mapping_router OWN_ADDRESS``, started in its namespace.
 
-Answers requests of the computers inside (RFC 6886), for TCP only, with a rule for nftables in the
-table of ``peer.lab.network.topology``. The outer port is ``SHIFT`` above the one inside, so
-that a peer which tells its own port is not reached. Prints each mapping and each removal.
+Answers requests of the computers inside, for TCP only, with a rule for nftables in the table of
+``peer.lab.network.topology``: with NAT-PMP (RFC 6886), or over UPnP if ``upnp PORT`` follows
+the address. With NAT-PMP the outer port is ``SHIFT`` above the one inside, over UPnP the outer port
+of this number leads to another computer: a peer which tells its own port is not reached. Prints
+each mapping and each removal.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import struct
@@ -14,6 +17,7 @@ import subprocess
 import sys
 import time
 
+from tests.dht.libp2p.gateway_device import GatewayDevice
 from tests.integration.namespace_peer import say
 
 PORT = 5351
@@ -36,9 +40,9 @@ def stop_forwarding(ip: str, inner: int) -> None:
         nft(f"delete rule ip router arriving handle {handle}")
 
 
-def main() -> None:
+def answer_nat_pmp(address: str) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listening:
-        listening.bind((sys.argv[1], PORT))
+        listening.bind((address, PORT))
         say("router", PORT)
         while True:
             data, asking = listening.recvfrom(100)
@@ -53,6 +57,33 @@ def main() -> None:
             answer = struct.pack("!BBHIHHI", 0, 130, 0, passed_s, inner, outer, life_s)
             listening.sendto(answer, asking)
             say("mapped" if life_s else "removed", inner, outer)
+
+
+async def answer_upnp(address: str, taken: int) -> None:
+    """``taken``: an outer port that leads elsewhere already."""
+
+    def added(ip: str, inner: int, outer: int, life_s: int) -> None:
+        stop_forwarding(ip, inner)
+        forward(ip, inner, outer)
+        say("mapped", inner, outer)
+
+    def removed(ip: str, inner: int, outer: int) -> None:
+        stop_forwarding(ip, inner)
+        say("removed", inner, outer)
+
+    device = GatewayDevice(address, added=added, removed=removed)
+    device.mapped[taken] = "192.168.1.200", taken, 0
+    await device.open(1900, in_group=True)
+    say("router", device.port)
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    address, *words = sys.argv[1:]
+    if words:
+        asyncio.run(answer_upnp(address, int(words[1])))
+    else:
+        answer_nat_pmp(address)
 
 
 if __name__ == "__main__":
