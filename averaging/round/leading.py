@@ -41,7 +41,7 @@ from averaging.round.pace import Pace
 from averaging.round.parents import Parents
 from averaging.round.paxos import all_peers_of
 from averaging.round.phase import Phase
-from averaging.round.roster import Gathering, Leader, compose
+from averaging.round.roster import Gathering, Leader, compose, without_carrier
 from averaging.round.signed_commit import SignedCommit
 from averaging.round.situation import Situation
 from averaging.round.transitions import (
@@ -721,14 +721,19 @@ class Leading:
             directive=self._id.book.orders.stamp,
             protocol=number,
         )
+        apart = self._kind_of_lineages_apart(gathering, situation, now)
+        newcomers = self._peers.newcomers(gathering.joins, now)
+        if apart == "mix":
+            for peer in without_carrier(gathering.joins, newcomers):
+                del gathering.joins[peer]
         version = 1 + max(join.head.version for join in gathering.joins.values())
         commit = compose(
             leader,
             sorted(gathering.joins.items()),
             self._id.policy_at(version),
             encoded_bytes=self._id.encoded_bytes,
-            apart=self._kind_of_lineages_apart(gathering, situation, now),
-            on_probation=self._peers.newcomers(gathering.joins, now),
+            apart=apart,
+            on_probation=newcomers,
         )
         encoded = messages.encode_commit(commit)
         return SignedCommit(messages.digest(encoded), commit, encoded, self._id.sign(encoded))

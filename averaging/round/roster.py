@@ -401,6 +401,20 @@ def _carriers(
     )
 
 
+def without_carrier(
+    joins: Mapping[PeerId, Join], on_probation: Collection[PeerId]
+) -> frozenset[PeerId]:
+    """The members that are left out of a mix: nobody that counts stands where they stand.
+
+    A newcomer carries no state for others.
+    """
+    counting = joins.keys() - set(on_probation)
+    if not counting:
+        return frozenset()
+    carried = {joins[peer].head.lineage for peer in counting}
+    return frozenset(peer for peer, join in joins.items() if join.head.lineage not in carried)
+
+
 def slice_shares(speeds: Sequence[float]) -> tuple[int, ...]:
     """Sizes of slices in proportion to link speed; 0, an unknown speed, gets the smallest.
 
