@@ -358,16 +358,19 @@ class Fetcher:
         self._blame(manifest, told, trust)
         return partial.state()
 
-    def _blame(self, fetched: Manifest, told: Mapping[PeerId, Manifest], trust: Trust) -> None:
+    def _blame(self, fetched: Manifest, told: _Told, trust: Trust) -> None:
         """Name the sources that are outvoted about the lineage of a state that was fetched.
 
         Of two that contradict each other the honest one may be either. And a state that cannot be
         had accuses nobody.
         """
-        votes = Counter(told[peer].identity() for peer in told if trust.counts(peer))
-        for peer, theirs in sorted(told.items()):
+
+        def votes(manifest: Manifest) -> int:
+            return sum(map(trust.counts, told.holders(manifest.identity())))
+
+        for peer, theirs in sorted(told.manifests.items()):
             differs = theirs.lineage == fetched.lineage and theirs.identity() != fetched.identity()
-            if differs and votes[fetched.identity()] > max(1, votes[theirs.identity()]):
+            if differs and votes(fetched) > max(1, votes(theirs)):
                 self.on_wrong_bits(peer, fetched.fragment, "it serves other bits than most")
 
     async def _ask_all(

@@ -195,11 +195,11 @@ def promised_after_many() -> FragmentRounds:
 
 
 def joining_after_many() -> FragmentRounds:
-    """Joining the last of as many leaders as may be tried."""
+    """Joining the last of as many leaders as may be tried, which ranks second."""
     rounds = joining()
-    attempt = rounds.joining.attempt
+    attempt, second = rounds.joining.attempt, other_than_leader(rounds)
     assert attempt is not None
-    rounds.joining.attempt = replace(attempt, leaders_tried=LEADERS_TRIED_MAX)
+    rounds.joining.attempt = replace(attempt, leader=second, leaders_tried=LEADERS_TRIED_MAX)
     return rounds
 
 
@@ -374,6 +374,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     (promised, stream_with_a_false_commit, 2.0),
     (entered_with_slices_of_others, sealed_by_all, 2.0),
     (joining_after_many, behind_what_nobody_has_signed, 2.0),
+    (joining_after_many, call_of_the_first, 2.0),
     (promised_after_many, call_of_the_first, 2.0),
     (promised_after_many, lambda rounds: Tick(), LATE),
     (idle, lambda rounds: Due(), 2.0),

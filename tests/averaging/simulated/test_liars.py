@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import pytest
 
-from averaging.audit.strikes import Strikes
 from averaging.history.state import FragmentState
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S
@@ -101,9 +100,9 @@ def test_small_groups_whose_states_too_few_had_signed_go_on() -> None:
     besieged(689)
 
 
-STANDS_STILL = 1964
-"""Two peers stay at version 4: the honest peers that hold what they could fetch are newcomers to
-them, and the others serve forged bits."""
+STANDS_STILL = 259
+"""In groups of four too few that count for some peers have signed the versions that others stand
+on, so two stay behind for more than the calm of a storm."""
 
 
 @pytest.mark.xfail(strict=True, raises=Broken, reason="two peers are left behind")
@@ -115,17 +114,6 @@ def test_a_peer_that_only_dials_out_finds_a_leader_when_its_group_has_none() -> 
     """Its version dealt it into a group in which nobody could be dialled any more. The others went
     on to versions with other groups, of which it heard nothing."""
     besieged(1269)
-
-
-def test_groups_that_silent_members_brought_to_a_standstill_go_on_without_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Groups are dealt by the version. In seed 79 each had too many that fall silent, no version
-    was made, and so no other groups either, until silence counted against a peer."""
-    besieged(79)
-    monkeypatch.setattr(Strikes, "add_doubtful", lambda self, peer, now: None)
-    with pytest.raises(Broken, match=r"versions \[0, 0, 0, 0, 0\]"):
-        besieged(79)
 
 
 @pytest.mark.timeout(600)
