@@ -167,6 +167,7 @@ class ForkedModules:
         config.pluginmanager.unregister(self)
         config.pluginmanager.register(_Sender(config, pipe))
         config.args = [str(config.rootpath / module)]
+        session.testsfailed = 0  # pytest runs nothing after failures that it takes for its own
         try:
             config.hook.pytest_collection(session=session)
             config.hook.pytest_runtestloop(session=session)
@@ -186,17 +187,18 @@ class ForkedModules:
     def _end(self, session: pytest.Session, job: _Running) -> None:
         os.close(job.pipe)
         _, status = os.waitpid(job.pid, 0)
-        last = job.module
+        last, left = job.module, 0
         hook = self._config.hook
         for kind, data in map(json.loads, job.received.splitlines()):
             if kind == "start":
                 last = data[0]
                 hook.pytest_runtest_logstart(nodeid=data[0], location=tuple(data[1]))
             elif kind == "finish":
-                last = job.module
+                last, left = job.module, left - 1
                 hook.pytest_runtest_logfinish(nodeid=data[0], location=tuple(data[1]))
             elif kind == "collected":
                 session.testscollected += data
+                left += data
             elif kind == "deselected":
                 hook.pytest_deselected(items=[SimpleNamespace()] * data)  # they are counted
             else:
@@ -207,9 +209,11 @@ class ForkedModules:
                     hook.pytest_collectreport(report=report)
                 else:
                     hook.pytest_runtest_logreport(report=report)
-        if status != 0:
+        stopped_early = left != 0 and not self._config.getoption("maxfail")
+        if status != 0 or stopped_early:
             code = os.waitstatus_to_exitcode(status)
-            text = f"the process of {job.module} ended with {code}; it said:\n"
+            text = f"the process of {job.module} ended with {code}, {left} tests before its end; "
+            text += "it said:\n"
             text += job.log.read_text(errors="replace")[-10_000:]
             hook.pytest_runtest_logreport(report=_crashed(last, text))
 

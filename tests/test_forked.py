@@ -80,6 +80,25 @@ def test_forked_modules_have_the_outcomes_that_they_have_in_one_process(folder: 
     assert "test_kills_itself.py::test_dies" in forked and "never_runs" not in forked
 
 
+def test_modules_after_a_failure_are_run(tmp_path: Path) -> None:
+    """Their processes took the failure for one of their own, and ended before the first test."""
+    (tmp_path / "test_a.py").write_text("def test_fails(): assert False\n")
+    (tmp_path / "test_b.py").write_text("def test_passes(): pass\n")
+    of = command("--forks", "1", str(tmp_path))
+    done = subprocess.run(of, capture_output=True, text=True, check=False)
+    assert outcome(done.stdout) == {"failed": 1, "passed": 1}
+
+
+def test_a_module_that_ends_before_its_last_test_has_failed(tmp_path: Path) -> None:
+    (tmp_path / "test_stops.py").write_text(
+        "def test_stops(request): request.session.shouldstop = 'enough'\ndef test_more(): pass\n"
+    )
+    of = command("--forks", "1", str(tmp_path))
+    done = subprocess.run(of, capture_output=True, text=True, check=False)
+    assert outcome(done.stdout) == {"failed": 1, "passed": 1}
+    assert "1 tests before its end" in done.stdout
+
+
 def test_an_interrupted_run_releases_what_its_modules_hold(
     processes: Processes, tmp_path: Path
 ) -> None:
