@@ -221,7 +221,7 @@ def bench_regions(
     Every region is a network namespace of this machine with a real peer in it. It needs Linux and
     root. Bytes are those of the regions' interfaces, with all headers.
 
-    Example: sudo shoal bench regions examples/regions/run.toml --mbit 50,200 --cycle 8,32
+    Example: shoal bench regions examples/regions/run.toml --mbit 50,200 --cycle 8,32
     """
     import tempfile
 

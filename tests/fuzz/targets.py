@@ -37,7 +37,7 @@ from averaging.numbers.codecs import codec_named, codec_names
 from averaging.numbers.layout import TensorSpec
 from dht import addresses
 from dht.identity import Identity, RunId
-from dht.libp2p import directory_wire, lane_wire, port_mapping
+from dht.libp2p import directory_wire, lane_wire, nat_pmp, upnp
 from dht.libp2p.directory_wire import MalformedMessage, place_of, read_packed, read_subkey
 from dht.libp2p.frame_stream import HEADER, FrameStream, FrameType
 from dht.libp2p.hivemind_patches import (
@@ -47,6 +47,7 @@ from dht.libp2p.hivemind_patches import (
     _parsed,
     dht_pb2,
 )
+from dht.libp2p.port_lease import NotMapped
 from dht.membership import credentials, hello
 from dht.membership.credentials import (
     InviteKey,
@@ -517,8 +518,23 @@ TARGETS: dict[str, Target] = {
     "status": Target([status.encode(a_status())], status.decode, ValueError),
     "port_mapping": Target(
         [struct.pack("!BBHIHHI", 0, 130, 0, 1000, 7700, 7701, 3600)],
-        lambda data: port_mapping.read_reply(data, 7700),
-        port_mapping.NotMapped,
+        lambda data: nat_pmp.read_reply(data, 7700),
+        NotMapped,
+    ),
+    "upnp_answer": Target(
+        [
+            f"HTTP/1.1 200 OK\r\nST: {upnp.DEVICES[0]}\r\nLOCATION: http://10.0.0.1/d\r\n\r\n".encode()
+        ],
+        upnp.read_answer,
+    ),
+    "upnp_description": Target(
+        [
+            b"<root xmlns='urn:schemas-upnp-org:device-1-0'><device><serviceList><service>"
+            b"<serviceType>urn:schemas-upnp-org:service:WANIPConnection:1</serviceType>"
+            b"<controlURL>/control</controlURL></service></serviceList></device></root>"
+        ],
+        upnp.read_description,
+        NotMapped,
     ),
     "frames": Target([_FRAMES], _frames),
     "address": Target(

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("dht", "averaging", "peer")
 DECODERS = {
     "Decoder", "FromString", "ParseFromString", "MergeFromString", "unpack", "unpack_from",
-    "loads", "safe_load", "frombuffer", "safe_open", "literal_eval",
+    "loads", "safe_load", "frombuffer", "safe_open", "literal_eval", "Parse",
 }  # fmt: skip
 """Names of functions that decode bytes or text, as attributes of anything."""
 
@@ -36,7 +36,8 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "dht/libp2p/frame_stream.py": ("frames",),
     "dht/libp2p/hivemind_patches.py": ("directory_value", "directory_store", "directory_found"),
     "dht/libp2p/directory_wire.py": ("directory_packed", "directory_subkey"),
-    "dht/libp2p/port_mapping.py": ("port_mapping",),
+    "dht/libp2p/nat_pmp.py": ("port_mapping",),
+    "dht/libp2p/upnp.py": ("upnp_answer", "upnp_description"),
     "dht/libp2p/lane_wire.py": tuple(f"lane_{type(each).__name__.lower()}" for each in LANE),
     "averaging/messages.py": ("message", "commit", "opening", "signatures"),
     "averaging/history/replay.py": ("replay_head",),

@@ -110,9 +110,13 @@ class Books:
         self.swarm.heap.call_in(ASK_EVERY_S, self._beat)
 
     def agree(self, within: int) -> int:
-        """The number of turns of gossip after which all are equal, while nothing else happens."""
+        """The number of turns of gossip after which all are equal, while nothing else happens.
+
+        All that stand somewhere: a helper without a state may count too few to believe others.
+        """
+        standing = [node for node in self.swarm.alive if node.machine.standing is not None]
         for turns in range(within + 1):
-            parts = [self.tally(node).part for node in self.swarm.alive]
+            parts = [self.tally(node).part for node in standing]
             values = [(part.reports, [m.rank for m in part.maps]) for part in parts]
             if all(value == values[0] for value in values):
                 return turns
