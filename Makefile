@@ -7,14 +7,6 @@ INSTALLED := $(VENV)/.installed
 # Where it is set, every worker and every process of a test compiles all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# One process more than processors: some tests wait. Not every system library survives a fork on
-# macOS, where each worker imports and collects everything itself.
-ifeq ($(shell uname -s),Linux)
-PARALLEL = --forks $$(( $$(nproc) + 1 ))
-else
-PARALLEL = --numprocesses auto --dist loadfile
-endif
-
 .PHONY: setup check test slow soak gpu bench demo grid clean
 
 setup: $(INSTALLED)
@@ -31,7 +23,7 @@ check: setup
 	$(BIN)/mypy
 
 test: setup
-	$(BIN)/pytest $(PARALLEL)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 slow: setup
 	$(BIN)/pytest -m slow

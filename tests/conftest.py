@@ -12,8 +12,6 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.forked import pytest_addoption as pytest_addoption
-from tests.forked import pytest_configure as pytest_configure
 from tests.processes import Processes, descendants, described, still_running
 
 # A shell that starts pytest in the background makes it and its children ignore Ctrl-C.
@@ -22,7 +20,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Peers register in the data home and find each other's folders there; not in the user's.
 os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="shoal-tests-")
 
-# Workers have work for a core each, and threads that wait for one another spin.
+# The workers of `make test` have work for a core each, and threads that wait for one another spin.
 # Measurements run without workers, and use all cores.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -30,6 +28,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # The deadline of hypothesis, 0.2 s per example, would test the load of the machine.
 hypothesis.settings.register_profile("shoal", deadline=None)
 hypothesis.settings.load_profile("shoal")
+
+
+LONGEST = ("tests/integration/test_chaos.py", "tests/test_examples.py")
+"""Modules that mostly wait for processes of theirs. As the last ones they would leave the other
+worker without work."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest modules: workers take modules in the order of the tests."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

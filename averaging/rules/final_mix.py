@@ -17,11 +17,11 @@ that of two others, and a peer that is a version behind may be unable to catch u
 signatures of one small group at most, fewer than all peers as one group ask for. The older of the
 two states has fewer tokens and weighs less.
 
-Simulated with 12 to 256 peers in groups of 4 to 16: one lineage, three to nine cycles after the tokens
-are merged, with the quality of the mean of those who mixed (``test_swarm_end.py``, and with real
-peers ``test_ending_in_groups.py``; in experiments ``[end] together = true``). A peer that falsely
-claims to have the run's tokens makes others meet in one group and nothing worse, because final is
-only a version whose tokens they have themselves.
+Simulated with 12 to 256 peers in groups of 4 to 16: one lineage, three to nine cycles after the
+tokens are merged, with the quality of the mean of those who mixed (``test_swarm_end.py``, and with
+real peers ``test_ending_in_groups.py``; in experiments ``[end] together = true``). A peer that
+falsely claims to have the run's tokens makes others meet in one group and nothing worse, because
+final is only a version whose tokens they have themselves.
 
 This module says when a version is final and which side gives way; ``averaging.round.machine``
 closes the ranks.
