@@ -1,4 +1,4 @@
-"""Where a trial's bytes and processor time go.
+"""Counts of a trial's bytes and processor time, by what they are spent on.
 
 Bytes are counted in each site's namespace by the ports of the packets: those of the daemons, and
 all others, which are the lane's. Packets without content carry acknowledgements. Processor time is
@@ -62,7 +62,7 @@ class Used:
 
     at: float
     busy_s: float
-    """Of all processors together."""
+    """Time of all processors together."""
 
     by_kind: Mapping[str, float]
 

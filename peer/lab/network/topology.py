@@ -257,7 +257,7 @@ class Internet:
             must_run_in(self.edge(site), "nft", "-f", "-", text=counting_rules(port))
 
     def counted(self) -> Counter[str]:
-        """What all sites have sent since then, by kind."""
+        """Bytes that all sites have sent since then, by kind."""
         command = ("nft", "-j", "list", "counters", "table", "ip", "counting")
         each = (counted_bytes(must_run_in(self.edge(site), *command)) for site in self.sites)
         return sum(each, Counter())

@@ -21,7 +21,7 @@ from peer.run_file.sections import RunFile
 from peer.trainer.needs import needs_of
 
 STATE_BYTES = 8
-"""Of a value whose state a newcomer downloads: theta and momentum in f32."""
+"""Bytes of one value's state, which a newcomer downloads: theta and momentum in f32."""
 
 REPETITIONS = 5
 LINES_GBIT = (2.0, 5.0)
@@ -29,7 +29,7 @@ LINES_GBIT = (2.0, 5.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extrapolation:
-    """What one region needs."""
+    """Needs of one region."""
 
     parameters: int
     regions: int

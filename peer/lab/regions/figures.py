@@ -33,7 +33,7 @@ class Merged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What was seen of the learners and their lines between two moments."""
+    """Observations of the learners and their lines between two moments."""
 
     began_s: float
     ended_s: float
@@ -41,7 +41,7 @@ class Course:
     """Reports by region, oldest first."""
     merged: Mapping[str, Sequence[Merged]]
     sent_bytes: int
-    """By all regions between the two moments, with all headers."""
+    """Bytes sent by all regions between the two moments, with all headers."""
     loss: float | None
     """Newest held-out loss at the end."""
 
@@ -85,9 +85,9 @@ class Failure:
 
     away_s: float
     rounds_per_minute: float
-    """Of the others meanwhile."""
+    """Rounds of the others meanwhile."""
     returned_s: float | None
-    """From its start until its work was merged again; ``None``: not while it was watched."""
+    """Time from its start until its work was merged again; ``None``: not while it was watched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
