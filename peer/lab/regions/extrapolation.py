@@ -65,8 +65,8 @@ def extrapolate(run: RunFile, regions: int, rows: Sequence[Row]) -> Extrapolatio
 def codec_seconds_per_value(up: str, down: str) -> float:
     """Time of one core for what a member does with each value of a cycle.
 
-    It encodes its work, decodes its share of all members' work and encodes the mean of it, and
-    decodes what all reducers made.
+    It encodes its work, decodes its share of all members' work, and decodes what all reducers made.
+    Encoding the mean of its share is not counted: with several members it is a small part.
     """
     return _seconds_per_value(up, encodes=1, decodes=1) + _seconds_per_value(
         down, encodes=0, decodes=1
