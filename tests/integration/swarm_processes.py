@@ -63,12 +63,9 @@ round_deadline_s = {round_deadline_s}
 heartbeat_s = {heartbeat_s}
 expiry_s = {expiry_s}
 
-[policy]
-audit_rate = {audit_rate}
-
 [end]
 tokens = {tokens}
-"""
+{policy}"""
 
 DEFAULTS: Mapping[str, Any] = {
     "name": "integration",
@@ -85,7 +82,7 @@ DEFAULTS: Mapping[str, Any] = {
     "round_deadline_s": 20.0,
     "heartbeat_s": 2.0,
     "expiry_s": 8.0,
-    "audit_rate": 0.1,
+    "policy": "",
     "tokens": 100_000_000,
 }
 

@@ -92,7 +92,7 @@ def main() -> int:
                 cycle=options.cycle,
                 heartbeat_s=options.heartbeat,
                 expiry_s=4 * options.heartbeat,
-                audit_rate=options.audits,
+                policy=f"\n[policy]\naudit_rate = {options.audits}\n",
             )
     say(table(outcome), sys.stdout)
     say(f"{load()} at the end", sys.stdout)
