@@ -124,7 +124,10 @@ def test_eight_peers_are_upgraded_one_by_one_and_the_run_notices_nothing(
     closed = [record for each in everybody for record in all_events(each, "closed")]
     numbers = {record.get("protocol", 1) for record in closed}
     codecs = {record["codec"] for each in everybody for record in all_events(each, "round")}
-    trouble = {name: [r for each in everybody for r in all_events(each, name)] for name in TROUBLE}
+    trouble = {
+        name: [r for each in everybody for r in all_events(each, name) if not is_starting(r)]
+        for name in TROUBLE
+    }
     tell(
         f"{len(closed)} rosters, protocols {sorted(numbers)}, codecs {sorted(codecs)}, "
         f"{newest(anna)} versions; {load()}"
@@ -137,6 +140,11 @@ def test_eight_peers_are_upgraded_one_by_one_and_the_run_notices_nothing(
         assert sums_up(life["fates"]), life
         assert lost(life["fates"]) == {}, life
     assert not behind, "a peer of the release before cannot say that it is behind"
+
+
+def is_starting(event: Record) -> bool:
+    """True if a hello was refused by a peer that has just been started and serves nothing yet."""
+    return "this protocol is not served" in event.get("text", "")
 
 
 def lost(fates: dict[str, Any]) -> dict[str, float]:
