@@ -144,7 +144,7 @@ def test_eight_peers_are_upgraded_one_by_one_and_the_run_notices_nothing(
 
 def is_starting(event: Record) -> bool:
     """True if a hello was refused by a peer that has just been started and serves nothing yet."""
-    return "this protocol is not served" in event.get("text", "")
+    return "this protocol is not served" in str(event.get("text", ""))
 
 
 def lost(fates: dict[str, Any]) -> dict[str, float]:
