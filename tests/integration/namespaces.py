@@ -5,6 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+from peer.lab.network.topology import cannot_build
+
+
+@pytest.fixture(autouse=True)
+def needs_namespaces(request: pytest.FixtureRequest) -> None:
+    """Skip a slow test where namespaces cannot be made."""
+    if request.node.get_closest_marker("slow") and (reason := cannot_build()) is not None:
+        pytest.skip(f"wide-area networks cannot be made here: {reason}")
+
 
 def reaches(name: str, address: str) -> bool:
     probe = (

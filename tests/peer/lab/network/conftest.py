@@ -1,0 +1,5 @@
+"""Skips tests of networks where namespaces cannot be made."""
+
+from __future__ import annotations
+
+from tests.integration.namespaces import needs_namespaces as needs_namespaces
