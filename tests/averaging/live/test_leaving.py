@@ -64,9 +64,11 @@ def test_homes_that_leave_one_by_one_leave_all_their_work_to_a_keeper(reachable:
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
             terms = policy(cycle=120)
-            keeper = await made.add("keeper", policy=terms, trains=False)
+            # Away from the others a quadratic learner goes much further than with them.
+            settings = AveragerSettings(progress_s=1.0, norm_ratio_max=1e6)
+            keeper = await made.add("keeper", policy=terms, settings=settings, trains=False)
             anna, boris = [
-                await made.add(name, policy=terms, reachable=reachable)
+                await made.add(name, policy=terms, settings=settings, reachable=reachable)
                 for name in ("anna", "boris")
             ]
             await made.live(700.0)
@@ -84,9 +86,6 @@ def test_homes_that_leave_one_by_one_leave_all_their_work_to_a_keeper(reachable:
             took_s = await merged_within(boris, 60.0)
             assert took_s is not None and took_s < 5.0
             assert boris.averager.stats.folds == 0, "a fold costs the keeper a whole state"
-            for state in boris.averager.states:
-                assert state is not None
-                keeper.averager.transport  # noqa: B018
             check_tokens([boris])
             await asyncio.sleep(35.0)  # a keeper looks round every 30 s
             assert keeper.versions() == boris.versions()
@@ -134,7 +133,7 @@ def test_homes_on_lines_that_take_20_s_for_a_fragment_leave_nothing_behind() -> 
     run(main())
 
 
-def test_a_peer_without_company_folds_and_one_with_a_learner_that_rests_waits() -> None:
+def test_a_peer_without_any_company_folds() -> None:
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
             anna = await made.add("anna", policy=policy(cycle=24))
