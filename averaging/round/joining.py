@@ -193,8 +193,10 @@ class Joining:
         return [*self.abandon(reason), *self.become_idle(reason, retry=retry)]
 
     def leave_soon(self, situation: Situation) -> Changes:
-        """From now on joins say that this peer is about to leave. One that did not is withdrawn:
-        it holds older work, and nobody is called for it."""
+        """Say in joins from now on that this peer is about to leave.
+
+        A join that did not say it is withdrawn: it has older work, and nobody is called for it.
+        """
         if self.leaves:
             return []
         self.leaves = True

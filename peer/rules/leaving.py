@@ -21,7 +21,7 @@ UNKNOWN_BYTES_S: Final = 625_000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastOffers:
-    """What a peer that leaves has yet to bring to others."""
+    """Pending work of a peer that leaves, and the line that has to carry it."""
 
     encoded_bytes: int
     bytes_per_s: float
