@@ -279,6 +279,8 @@ class Join(_Message, frozen=True):
     protocol 1."""
     newer: Annotated[tuple[tuple[Protocol, Signature], ...], Meta(max_length=2)] = ()
     """The same for newer protocol numbers. A commit is of a number that all members have signed."""
+    leaves: bool = False
+    """The member is about to leave: what is not merged now is lost with it."""
 
     def __post_init__(self) -> None:
         check_incarnation(self.incarnation)
@@ -312,6 +314,8 @@ class Call(_Message, frozen=True):
 
     head: Head | None
     wait_s: Seconds
+    leaves: bool = False
+    """A member is about to leave: little work is enough."""
 
 
 class Coming(_Message, frozen=True):
@@ -638,7 +642,8 @@ class Claim(_Part, frozen=True, kw_only=True):
 _T = TypeVar("_T")
 
 _SINCE: dict[type[Any], tuple[tuple[str, int], ...]] = {
-    Join: (("newer", 2),),
+    Join: (("newer", 2), ("leaves", 2)),
+    Call: (("leaves", 2),),
     Commit: (("protocol", 2),),
 }
 """Fields that are newer than the oldest protocol spoken, each with the number that brought it. They

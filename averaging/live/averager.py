@@ -52,13 +52,13 @@ from averaging.round.effects import refusal
 from averaging.round.inputs import (
     AnswerEveryCall,
     Due,
-    FoldWhenAlone,
     GatherEverybody,
     GiveWay,
     Input,
     Leave,
     LineMeasured,
     LinkLost,
+    MergeBeforeLeaving,
     OrdersChanged,
     PeerSilent,
     ReachabilityChanged,
@@ -70,7 +70,7 @@ from averaging.round.phase import Phase
 from averaging.round.silence import LastHeard
 from averaging.round.turns import NO_PLACE, Turns, holder_that_gives_way
 from averaging.rules.line_levels import Level, Need
-from averaging.rules.line_pace import exchanges_at_once
+from averaging.rules.line_pace import exchanges_at_once, merges_at_once
 from averaging.rules.orders import RoundOrders
 from averaging.rules.probation import Probation
 from dht.host import Host
@@ -375,46 +375,52 @@ class Averager:
         assert self._tasks is not None
         return self._tasks.create_task(work, name=name)
 
-    async def merge_pending(self, *, timeout_s: float) -> bool:
-        """Have the work up to now merged before this peer leaves. ``False``: not all was.
+    def offer_before_leaving(self) -> int:
+        """Offer the learner's work now, as this peer leaves: to be called until nothing is left.
 
-        It offers every fragment at once and answers every call, and counts as any other member: its
-        tokens are merged under its own name, so once per lineage holds as in every round. The
-        others join as soon as they have half a cycle of steps, so most of a leaver's work is merged
-        within as long. A keeper or another peer that offered the work in its place would need a
-        right to do so that outlives the leaver, and a merge that is decided after the leaver has
-        counted its tokens: two fates for one token. So a peer waits instead of handing over.
+        Returns the encoded size of the fragments with work that is not merged. The others come with
+        little work of their own. This peer counts as any other member: its tokens are merged under
+        its own name, so once per lineage holds as in every round, for a peer that comes back in the
+        middle of one as well. A peer that offered the work in its place would need a right to do so
+        that outlives the leaver, and a merge that is decided after the leaver has counted its
+        tokens: two fates for one token. So a peer waits instead of handing over. Where no other
+        trains, a keeper makes the rounds with it, and where there is none either, it folds.
         """
         if self.port is None:
-            return True
+            return 0
+        self._tell(MergeBeforeLeaving())
         step = self.port.progress().step
-        self.answer_every_call()
-        try:
-            async with asyncio.timeout(timeout_s):
-                while lacking := self._lacking(step):
-                    if not self._others_train():
-                        return False
-                    self.make_due(lacking)
-                    await asyncio.sleep(self.settings.progress_s)
-        except TimeoutError:
-            return False
-        return True
-
-    def _lacking(self, step: int) -> list[int]:
-        """The fragments that do not contain this peer's work up to its own step."""
-        return [
-            work.index
+        lacking = [
+            work
             for work in self._works
             if work.state is not None and self.life.mark_in(work.state.merged) < step
         ]
+        places = self._merges_at_once() - sum(work.is_busy for work in lacking)
+        free = [work.index for work in lacking if not work.is_busy]
+        self.make_due(free[: max(0, places)])
+        return sum(work.upload_bytes for work in lacking)
 
-    def _others_train(self) -> bool:
+    def company_s(self) -> float:
+        """Longest time until another learner has enough steps to join one that leaves."""
         now = self.now()
-        return any(
+        trains = any(
             seen.trains and seen.is_live(now)
             for peer, seen in self.view.items()
             if peer != self.life.peer
         )
+        paces = [work.machine.pace for work in self._works if trains and work.machine is not None]
+        steps = max((pace.level.cycle_steps for pace in paces), default=0)
+        step_s = max((pace.median_step_s(now) for pace in paces), default=0.0)
+        return self.policy.due.hurried_share * steps * step_s
+
+    def round_bytes(self) -> int:
+        """Encoded size of one contribution to every fragment."""
+        return sum(work.upload_bytes for work in self._works)
+
+    def _merges_at_once(self) -> int:
+        speed = self.bytes_per_s or self.policy.slow_link_bytes_s
+        largest = max(work.upload_bytes for work in self._works)
+        return merges_at_once(largest / speed, upload_s=self.policy.upload_s)
 
     async def drain(self, *, timeout_s: float) -> bool:
         """Begin no round any more and let those under way end. ``False``: not all did."""
@@ -628,11 +634,6 @@ class Averager:
     def answer_every_call(self) -> None:
         """Join every leader that calls from now on, however little there is to offer."""
         self._tell(AnswerEveryCall())
-
-    def fold_when_alone(self) -> None:
-        """Make the learner's pending work part of the state now, if nobody else trains."""
-        self._tell(FoldWhenAlone())
-        self.make_due(range(len(self._works)))
 
     def gather_everybody(self) -> None:
         """Put all peers into one group from now on, up to the longest possible roster.

@@ -236,6 +236,11 @@ class FragmentWork:
                 # It writes to a disk: the threads are for work on numbers, which rounds wait for.
                 await asyncio.to_thread(keep_state, state)
 
+    @property
+    def upload_bytes(self) -> int:
+        """Encoded size of a contribution at the present level."""
+        return 0 if self.machine is None else self._encoded_bytes(self.machine.pace.level.codec)
+
     def _encoded_bytes(self, codec: str) -> int:
         return encoded_size(codec, self.fragment.unit_sizes)
 

@@ -219,8 +219,11 @@ class AnswerEveryCall:
 
 
 @dataclass(frozen=True, slots=True)
-class FoldWhenAlone:
-    """This peer is about to leave: while it is alone, fold without waiting for others to return."""
+class MergeBeforeLeaving:
+    """This peer is about to leave: it answers every call, and its joins say so.
+
+    While no other peer trains, a keeper is company enough; without one, it folds at once.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +258,7 @@ Input: TypeAlias = (
     | ReachabilityChanged
     | LineMeasured
     | AnswerEveryCall
-    | FoldWhenAlone
+    | MergeBeforeLeaving
     | GatherEverybody
     | OrdersChanged
 )

@@ -34,6 +34,7 @@ from averaging.round.transitions import (
     Compare,
     Count,
     HandOverRoster,
+    JoinCaller,
     LeaveOwnRoster,
     PassOwnRoster,
     RetryLater,
@@ -76,7 +77,7 @@ class Joining:
         "_snapshot_used",
         "attempt",
         "call",
-        "folds_at_once",
+        "leaves",
     )
 
     def __init__(self, identity: Identity, peers: Neighbourhood, pace: Pace) -> None:
@@ -85,7 +86,7 @@ class Joining:
         self._peers = peers
         self._pace = pace
         self.attempt: Attempt | None = None
-        self.call: tuple[PeerId, float] | None = None
+        self.call: JoinCaller | None = None
         """The leader that has called this peer, and until when it waits."""
         self._caller: PeerId | None = None
         """The leader that called last, whether this peer came or not."""
@@ -96,8 +97,8 @@ class Joining:
         self._snapshot_used = False
         self._alone_since: float | None = None
         self._met_others = False
-        self.folds_at_once = False
-        """The peer leaves, and does not wait for others to return before it folds."""
+        self.leaves = False
+        """The peer is about to leave: what it cannot have merged now is lost."""
         self._joins = identity.first_number
         self._failed_joins = BoundedMapping[PeerId, int](LEADERS_REMEMBERED_MAX)
 
@@ -115,6 +116,9 @@ class Joining:
         if self._peers.others_train(now):
             self._alone_since = None
             self._met_others = True
+        elif self.leaves and self._peers.keepers(now):
+            # A keeper merges it as a round of one: it gets the work encoded, not as a state.
+            return self._ask_learner("a keeper takes it", now)
         else:
             if self._alone_since is None:
                 self._alone_since = now
@@ -122,7 +126,7 @@ class Joining:
             founding = (
                 self._id.founder and not self._met_others and not self._peers.others_arrive(now)
             )
-            waits = not (founding or self.folds_at_once)
+            waits = not (founding or self.leaves)
             if waits and now - self._alone_since < self._policy.alone_s:
                 return [Note("alone"), RetryLater()]
             self._folds = True
@@ -145,7 +149,7 @@ class Joining:
 
     def is_called(self, now: float) -> bool:
         """True if a leader waits for this peer's join."""
-        return self.call is not None and now <= self.call[1]
+        return self.call is not None and now <= self.call.until
 
     def wants_a_round(self, situation: Situation, now: float) -> bool:
         """True if this peer is due, or called, and nothing is under way."""
@@ -188,6 +192,16 @@ class Joining:
             return []
         return [*self.abandon(reason), *self.become_idle(reason, retry=retry)]
 
+    def leave_soon(self, situation: Situation) -> Changes:
+        """Say in joins from now on that this peer is about to leave.
+
+        A join that did not say it is withdrawn: it has older work, and nobody is called for it.
+        """
+        if self.leaves:
+            return []
+        self.leaves = True
+        return self.leave("about to leave", situation, retry=False)
+
     def _offered(
         self,
         offer: Offer,
@@ -226,10 +240,10 @@ class Joining:
             leader: PeerId | None = self._id.me
         elif (
             call is not None
-            and now <= call[1]
-            and self._peers.follows(call[0], standing.head(), now)
+            and now <= call.until
+            and self._peers.follows(call.leader, standing.head(), now)
         ):
-            leader = call[0]
+            leader = call.leader
         else:
             leader = self._peers.leader(standing.head(), (), now)
         self._joins += 1
@@ -260,6 +274,7 @@ class Joining:
             codecs=self._id.codecs,
             level=self._pace.need.level,
             site=self._id.site,
+            leaves=self.leaves,
         )
 
     def _give_up_offer(self, reason: str) -> Changes:
@@ -448,14 +463,15 @@ class Joining:
     def called(
         self, sender: PeerId, call: messages.Call, situation: Situation, now: float
     ) -> Changes:
-        answer = AnswerCall(sender, call.head, now + call.wait_s)
+        answer = AnswerCall(sender, call.head, now + call.wait_s, call.leaves)
         if call.head is None or situation.standing is None:
             return [answer]
         return [Compare(sender, call.head), answer]
 
     def answer_call(self, answer: AnswerCall, situation: Situation, now: float) -> Changes:
         """Join the leader that called, change to it, or pass."""
-        leader, until = answer.leader, answer.until
+        leader = answer.leader
+        called = JoinCaller(leader, answer.until, answer.hurried)
         if not self._peers.may_lead(leader, now):
             return [Count("call_of_no_leader"), self._pass(leader, "you may not lead")]
         self._caller = leader
@@ -463,7 +479,7 @@ class Joining:
             return [self._pass(leader, "I have joined you in vain")]
         head = situation.standing.head() if situation.standing is not None else None
         if situation.phase is Phase.CATCHING:
-            self.call = (leader, until)
+            self.call = called
             # Near the end of the run the leader waits until this peer has caught up.
             eager = self._pace.due_time.eager
             return [] if eager else [self._pass(leader, "catching up")]
@@ -473,7 +489,7 @@ class Joining:
             return [HandOverRoster(leader), answer]
         attempt = self.attempt
         if attempt is None or situation.phase not in _ANSWERED_IN:
-            return self.join_caller(leader, until, situation, now)
+            return self.join_caller(called, situation, now)
         if attempt.leader == leader:
             return []
         if attempt.leader == self._id.me:
@@ -488,17 +504,16 @@ class Joining:
             ]
         return [self._pass(leader, "promised to another leader")]
 
-    def join_caller(
-        self, leader: PeerId, until: float, situation: Situation, now: float
-    ) -> Changes:
+    def join_caller(self, called: JoinCaller, situation: Situation, now: float) -> Changes:
         """Join the leader that called at once if there are enough steps, else pass."""
+        leader = called.leader
         if situation.phase is Phase.WANTED:
-            self.call = (leader, until)
+            self.call = called
             return self._come_to(leader, situation, now)
-        enough = self._pace.answers_call(now)
-        sits_out = self._sits_out(situation, now)
+        enough = self._pace.answers_call(now, hurried=called.hurried)
+        sits_out = self._sits_out(situation, now) and not called.hurried
         if self._may_join(situation) and enough and not sits_out:
-            self.call = (leader, until)
+            self.call = called
             self._folds = False
             self._alone_since = None
             self._met_others = True
@@ -656,7 +671,7 @@ class Joining:
         knows_round: bool,
     ) -> Changes:
         """A roster closed without this peer: the next one is due a cycle from now for all."""
-        was_called = self.call is not None and self.call[0] == sender
+        was_called = self.call is not None and self.call.leader == sender
         if was_called:
             self.call = None
         if self.attempt is None or self.attempt.leader != sender:
@@ -705,8 +720,8 @@ class Joining:
         self._snapshot_used = False
         return [*changes, StopTimers((Timer.ANSWER, Timer.SNAPSHOT))]
 
-    def take_call(self) -> tuple[PeerId, float] | None:
-        """Forget the call of a leader. Returns the leader, and until when it waits."""
+    def take_call(self) -> JoinCaller | None:
+        """Forget the call of a leader, and return it."""
         call, self.call = self.call, None
         return call
 

@@ -340,6 +340,7 @@ class Leading:
             gathering.held.pop(sender, None)
             gathering.passed.discard(sender)
             self._did_not_come.pop(sender, None)
+            changes += self._hurry(sender, join, gathering, situation, now)
         noted = self._noted(sender, join, now)
         is_first = gathering.quorum_at is None and len(gathering.joins) >= 2
         if is_first and self._policy.quorum.is_reached(self._turnout(gathering, now)):
@@ -392,13 +393,37 @@ class Leading:
         )
         if not self._peers.trains or situation.standing is None or me not in group:
             self.gathering.passed.add(me)
+        self.gathering.is_hurried = self._is_in_a_hurry(sender, join, now)
         others = [peer for peer in self.gathering.group if peer != sender]
         changes: Changes = [
             Note("gathering", {"group": len(self.gathering.group)}),
             *self._call(others, self.gathering, join.head, situation, now),
         ]
         if sender != me and me in group:
-            changes.append(JoinCaller(me, until))
+            changes.append(JoinCaller(me, until, self.gathering.is_hurried))
+        return changes
+
+    def _is_in_a_hurry(self, sender: PeerId, join: Join, now: float) -> bool:
+        """True if the others are to come at once, as a peer that counts is about to leave."""
+        return join.leaves and (sender == self._id.me or self._peers.is_established(sender, now))
+
+    def _hurry(
+        self, sender: PeerId, join: Join, gathering: Gathering, situation: Situation, now: float
+    ) -> Changes:
+        """Call those that have passed once more, for a member that is about to leave."""
+        if gathering.is_hurried or not self._is_in_a_hurry(sender, join, now):
+            return []
+        gathering.is_hurried = True
+        gathering.passed.difference_update(peer for peer in gathering.group if peer != self._id.me)
+        return self._call_missing(gathering, situation, now)
+
+    def _call_missing(self, gathering: Gathering, situation: Situation, now: float) -> Changes:
+        """Call the peers of an open roster that have not joined, this one included."""
+        me, missing = self._id.me, [p for p in gathering.group if p not in gathering.joins]
+        changes = self._call(missing, gathering, self._reference(situation), situation, now)
+        if me in missing and self._peers.trains and situation.standing is not None:
+            until = gathering.opened_at + self._policy.quorum.wait_s
+            changes.append(JoinCaller(me, until, gathering.is_hurried))
         return changes
 
     def _call(
@@ -411,7 +436,7 @@ class Leading:
     ) -> Changes:
         left_s = max(0.0, gathering.opened_at + self._policy.quorum.wait_s - now)
         where = situation.standing.head() if situation.standing else head
-        call = messages.Call(self._id.fragment, where, left_s)
+        call = messages.Call(self._id.fragment, where, left_s, gathering.is_hurried)
         called = [peer for peer in peers if peer != self._id.me]
         gathering.called.update(dict.fromkeys(called, now))
         return [Send(peer, call) for peer in called]
@@ -464,16 +489,19 @@ class Leading:
         if gathering is None:
             return []
         gathering.look_at = now + self._policy.resend_s
+        # One that has passed for want of steps may have enough of them by now.
+        again = self._call_missing(gathering, situation, now) if gathering.is_hurried else []
         if self.splits_each_round(situation, now):
-            return []
+            return again
         group = self._group_in_sight(gathering, situation, now)
         group = (*group, *self._peers.to_call(group, now))
         found = [peer for peer in group if peer not in gathering.group]
         if not found:
-            return []
+            return again
         gathering.group = tuple(sorted({*gathering.group, *found}))
         to_call = [peer for peer in found if peer not in gathering.joins]
         return [
+            *again,
             Note("found", {"peers": tuple(found)}),
             *self._call(to_call, gathering, self._reference(situation), situation, now),
             *self.consider_closing(situation, now),
@@ -623,7 +651,7 @@ class Leading:
         self._peers.drop_outdated_failures()
         quorum = self._policy.quorum
         grace_s = self.timings.grace_s(quorum, self._median_step_s(gathering))
-        if self._pace.due_time.eager:
+        if self._pace.due_time.eager and not gathering.is_hurried:
             grace_s = quorum.wait_s  # near the end of the run nothing is gained by being quick
         verdict = decide(self._turnout(gathering, now), quorum, grace_s=grace_s, now=now)
         if isinstance(verdict, NoRound):
@@ -648,6 +676,7 @@ class Leading:
             lambda peer: self._peers.is_live(peer, now),
             room=self._peers.group_size,
             answer_s=self._policy.suspect_s,
+            keeper=not self._peers.trains or bool(self._peers.keepers(now)),
             on_probation=self._peers.newcomers({*gathering.group, *gathering.joins}, now),
         )
 

@@ -459,8 +459,9 @@ class FragmentRounds:
                 self._consider_line(now)
             case inputs.AnswerEveryCall():
                 self.due_time.eager = True
-            case inputs.FoldWhenAlone():
-                self.joining.folds_at_once = True
+            case inputs.MergeBeforeLeaving():
+                self.due_time.eager = True
+                self._apply(self.joining.leave_soon(self._situation(now)), now)
             case inputs.GatherEverybody():
                 self.peers.group_size = messages.ROSTER_MAX
             case inputs.OrdersChanged():
@@ -554,7 +555,7 @@ class FragmentRounds:
             self.fresh_version = min(given.since, self.fresh_version)
 
     def _stand_where_fetched(
-        self, standing: Standing, call: tuple[PeerId, float] | None, now: float
+        self, standing: Standing, call: transitions.JoinCaller | None, now: float
     ) -> None:
         heard_closing = standing.version <= self.closed_version
         changes: Changes = [
@@ -566,10 +567,11 @@ class FragmentRounds:
             changes.append(transitions.RosterClosed(standing.version))
         self._apply(changes, now)
         if self.gathering is not None:
+            hurried = self.gathering.is_hurried
             self._apply(self.leading.review(self._situation(now), now), now)
-            self._apply([transitions.JoinCaller(self._id.me, now)], now)
-        elif call is not None and now < call[1]:
-            self._apply([transitions.JoinCaller(*call)], now)
+            self._apply([transitions.JoinCaller(self._id.me, now, hurried)], now)
+        elif call is not None and now < call.until:
+            self._apply([call], now)
 
     # Messages
 
@@ -1085,8 +1087,8 @@ class FragmentRounds:
         match change:
             case transitions.AnswerCall():
                 return self.joining.answer_call(change, situation, now)
-            case transitions.JoinCaller(leader, until):
-                return self.joining.join_caller(leader, until, situation, now)
+            case transitions.JoinCaller():
+                return self.joining.join_caller(change, situation, now)
             case transitions.AdmitJoin(sender, join):
                 return self.leading.admit(sender, join, situation, now)
             case transitions.HoldJoin():

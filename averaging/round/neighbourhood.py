@@ -472,6 +472,14 @@ class Neighbourhood:
             for peer, seen in self.view.items()
         )
 
+    def keepers(self, now: float) -> tuple[PeerId, ...]:
+        """The keepers that can be reached, sorted."""
+        return tuple(
+            peer
+            for peer, seen in sorted(self.view.items())
+            if seen.keeps and self.is_live(peer, now) and (seen.reachable or self.reachable)
+        )
+
     def others_arrive(self, now: float) -> bool:
         """True if a live peer is about to begin: it fetches the state as it is now."""
         return any(

@@ -42,6 +42,7 @@ def objection(
         or _own_objection(commit, identity, situation, reachable=peers.reachable)
         or _not_of_its_joins(commit, identity)
         or _strange_roster(commit, peers)
+        or _lonely(commit, identity, peers, now)
         or _overstated(commit, peers, median_step_s, now)
         or peers.probation.objection(commit, peers.asked(now), now, me=identity.me)
     )
@@ -88,6 +89,13 @@ def _strange_roster(commit: Commit, peers: Neighbourhood) -> str | None:
     if known >= commit.majority:
         return None
     return f"I know {known} of its {len(voters)} voters; a majority is {commit.majority}"
+
+
+def _lonely(commit: Commit, identity: Identity, peers: Neighbourhood, now: float) -> str | None:
+    """A round of one is for a peer that leaves its work to a keeper, where no other trains."""
+    if commit.index(identity.me) is None or len(commit.members) > 1 or not peers.others_train(now):
+        return None
+    return "I am alone in it, and others train"
 
 
 def _overstated(

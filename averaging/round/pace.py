@@ -67,9 +67,9 @@ class Pace:
         """Median step time of the peers in sight, this one included; 0: not known."""
         return self._peers.median_step_s(self.step_time_s, now)
 
-    def answers_call(self, now: float) -> bool:
+    def answers_call(self, now: float, *, hurried: bool) -> bool:
         """True if there are enough steps to join a leader that calls."""
-        return self.due_time.answers_call(self.step, self._cycle(now))
+        return self.due_time.answers_call(self.step, self._cycle(now), hurried=hurried)
 
     def sits_out(self, version: int, now: float) -> bool:
         """True if this peer takes no part in the next version, because of its line."""

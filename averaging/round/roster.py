@@ -45,6 +45,7 @@ class Gathering:
         "coming",
         "group",
         "held",
+        "is_hurried",
         "joins",
         "look_at",
         "opened_at",
@@ -66,6 +67,8 @@ class Gathering:
         """When each of the others was called."""
         self.coming: dict[PeerId, float] = {}
         """When the peers that said that they come should be here."""
+        self.is_hurried = False
+        """A peer that joined is about to leave: the others are called to come at once."""
         self.opened_at = now
         self.quorum_at: float | None = None
         self.until = until
@@ -79,13 +82,14 @@ class Gathering:
         *,
         room: int,
         answer_s: float,
+        keeper: bool = False,
         on_probation: Collection[PeerId] = (),
     ) -> Turnout:
         """The facts by which a roster closes.
 
         ``room``: number of members that fit. With members from other groups among them, not all of
-        the group fit. ``answer_s``: time that a peer has to answer a call. ``on_probation``: peers
-        that do not count.
+        the group fit. ``answer_s``: time that a peer has to answer a call. ``keeper``: there is
+        one. ``on_probation``: peers that do not count.
         """
         newcomers = self.joins.keys() & on_probation
         joined = self.joins.keys() - newcomers
@@ -106,6 +110,7 @@ class Gathering:
             expected_until=max((expected[peer] for peer in expected.keys() - late), default=None),
             newcomers=len(newcomers),
             newcomers_until=(self.quorum_at or 0.0) + answer_s if late else None,
+            to_keeper=keeper and all(join.leaves for join in self.joins.values()),
         )
 
 

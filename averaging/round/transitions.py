@@ -89,6 +89,8 @@ class AnswerCall:
     leader: PeerId
     head: Head | None
     until: float
+    hurried: bool
+    """A member is about to leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class JoinCaller:
 
     leader: PeerId
     until: float
+    hurried: bool
 
 
 @dataclass(frozen=True, slots=True)

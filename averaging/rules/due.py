@@ -25,6 +25,10 @@ class DuePolicy:
     called_share: float = 0.5
     """A peer that is called joins at once if it has made at least this share of its steps since the
     last round that it was in."""
+    hurried_share: float = 0.125
+    """The same where a member is about to leave, of the steps of all versions that it sits out. It
+    is not one step: a peer that says again and again that it leaves would have the others exchange
+    without end."""
     retry_share: float = 0.25
     """After an attempt that failed a fragment is due again this share of a cycle later."""
     scale_by_speed: bool = True
@@ -35,12 +39,10 @@ class DuePolicy:
             raise ValueError(f"cycle_steps is {self.cycle_steps}; it must be at least 1")
         if self.fragments < 1:
             raise ValueError(f"fragments is {self.fragments}; it must be at least 1")
-        if not 0.0 < self.called_share <= 1.0:
-            raise ValueError(
-                f"called_share is {self.called_share}; it must be above 0 and at most 1"
-            )
-        if not 0.0 < self.retry_share <= 1.0:
-            raise ValueError(f"retry_share is {self.retry_share}; it must be above 0 and at most 1")
+        for name in ("called_share", "hurried_share", "retry_share"):
+            share = getattr(self, name)
+            if not 0.0 < share <= 1.0:
+                raise ValueError(f"{name} is {share}; it must be above 0 and at most 1")
 
 
 class DueTime:
@@ -113,11 +115,14 @@ class DueTime:
         """Return whether to ask the learner now, whose next safe point is one step from here."""
         return step + 1 >= self._due
 
-    def answers_call(self, step: int, interval: int) -> bool:
+    def answers_call(self, step: int, interval: int, *, hurried: bool = False) -> bool:
         """Return whether a peer that is called after this many steps joins at once.
 
         The steps since its own last round count: a peer that missed the last closings has work for
-        another round, however short ago it heard of them.
+        another round, however short ago it heard of them. ``hurried``: a member is about to leave.
         """
-        least = 1.0 if self.eager else max(1.0, interval * self.policy.called_share)
+        share = self.policy.called_share
+        if hurried:
+            share = self.every * self.policy.hurried_share
+        least = 1.0 if self.eager else max(1.0, interval * share)
         return step - self._last_step >= least

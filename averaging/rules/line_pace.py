@@ -77,3 +77,13 @@ def exchanges_at_once(bytes_per_s: float, *, most: int, slow_bytes_s: float) -> 
     misses the rounds of other fragments meanwhile. With many they share it, and all end late.
     """
     return min(most, SLOW_EXCHANGES_MAX) if 0.0 < bytes_per_s < slow_bytes_s else most
+
+
+def merges_at_once(transfer_s: float, *, upload_s: float) -> int:
+    """Return the number of fragments that a peer offers at once before it leaves.
+
+    ``transfer_s``: time that its line takes for the upload of the largest one. Rounds that are
+    begun together share the line, and each has ``upload_s`` and twice the time of its own bytes
+    (``averaging.rules.deadlines``). Four uploads of 20 s at once all missed that deadline.
+    """
+    return 2 + int(upload_s / max(transfer_s, 1e-3))

@@ -28,6 +28,8 @@ class PeerView:
     """True if it has a learner. A keeper or bootstrap peer serves as leader and reducer at most."""
     arrives: bool = False
     """True if it will have a learner: a newcomer that is still fetching the run's state."""
+    keeps: bool = False
+    """True if it is a keeper: it holds the run's state without a learner."""
     step_time_s: float | None = None
     bytes_per_s: float | None = None
     protocol: int = NEWEST

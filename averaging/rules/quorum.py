@@ -75,8 +75,11 @@ class QuorumPolicy:
 
     def is_reached(self, turnout: Turnout) -> bool:
         """Return whether enough have joined. Peers on probation do not replace others that are
-        live, but one of them may be the second of a round."""
+        live, but one of them may be the second of a round. The only one that trains may be alone
+        in it when it leaves its work to a keeper."""
         live = max(turnout.live, turnout.joined)
+        if turnout.to_keeper and turnout.joined == live == 1:
+            return True
         needed = self.needed(live)
         enough = turnout.joined >= min(needed, max(1, live))
         return enough and turnout.joined + turnout.newcomers >= needed
@@ -128,6 +131,8 @@ class Turnout:
     """Peers on probation that have joined; the numbers above do not contain them."""
     newcomers_until: float | None = None
     """Time until which others of them are waited for, however slow they are."""
+    to_keeper: bool = False
+    """All that have joined are about to leave, and a keeper can take the version that they make."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from averaging import messages
@@ -25,9 +26,11 @@ from peer.agent.local_peer import LAST_ROUND_S
 from peer.agent.online_peer import OnlinePeer
 from peer.agent.policies import averager_settings, round_policy
 from peer.errors import DiskFull, PeerError
+from peer.events import sentences
 from peer.guest.enforcement import trim_log
 from peer.rules.ending import Ending, LastRounds, who_differs
 from peer.rules.foundings import Founding, founding_of
+from peer.rules.leaving import LastOffers
 from peer.rules.ledger import APART, ROLLED_BACK
 from peer.status import Status
 from peer.storage.checkpoint import CheckpointFolder
@@ -43,14 +46,14 @@ ASKED_LAST = 32
 """Number of peers that are asked at most before this peer goes."""
 
 PENDING_SHARE = 0.4
-"""Share of the time to leave in which a leaving peer offers what it has not merged yet."""
+"""Least share of the time to leave for a leaving peer to have merged what is pending."""
 
 KEEP_HOUSE_EVERY_S = 15.0
 LOOK_AT_END_EVERY_S = 0.25
-FOLD_SHARE = 0.2
 HAND_OVER_SHARE = 0.2
-"""Parts of the time for leaving: for folding what is pending, and for another peer to take over
-this one's versions."""
+"""Least share of the time to leave for another peer to take over this one's versions."""
+
+OFFER_EVERY_S = 0.25
 
 HAND_OVER_LOOK_S = 0.25
 SETTLE_EVERY_S = 5.0
@@ -78,6 +81,8 @@ class ActivePeer:
         """The trainer's checkpoints."""
         self._apart = ""
         """Peers that ended the run elsewhere, and how."""
+        self._folds_before = averager.stats.folds
+        """Folds before this peer began to leave."""
         self._made_last_rounds = False
         self._exported = ""
         """The name of the model that was exported."""
@@ -127,14 +132,12 @@ class ActivePeer:
             if ending.finished:
                 await self._until_others_agree(ending.timeout_s)
             elif ending.timeout_s > 0:
-                await self._fold_the_rest(FOLD_SHARE * ending.timeout_s)
-                if local.others_who_train():
-                    await self._merge_pending(PENDING_SHARE * ending.timeout_s)
-            if not await averager.drain(timeout_s=0.4 * ending.timeout_s):
+                await local.unless_hurried(self._merge_pending(ending))
+            if not await local.unless_hurried(averager.drain(timeout_s=0.4 * ending.timeout_s)):
                 local.event("drain_cut_short", in_flight=averager.in_flight)
             if ending.timeout_s > 0:
-                await self._hand_over(HAND_OVER_SHARE * ending.timeout_s)
-            if ending.timeout_s > 0 and until_adopted is not None:
+                await local.unless_hurried(self._hand_over(ending))
+            if ending.timeout_s > 0 and until_adopted is not None and not local.hurried.is_set():
                 await until_adopted(min(2.0, 0.2 * ending.timeout_s))
         finally:
             for task in work:
@@ -148,11 +151,29 @@ class ActivePeer:
             await self._online.presence.leave()
         return ending
 
-    async def _merge_pending(self, timeout_s: float) -> None:
-        """Wait for one more round of each fragment, so that less work is lost with this peer."""
-        began = time.monotonic()
-        merged = await self._averager.merge_pending(timeout_s=timeout_s)
-        self._local.event("last_offers", merged=merged, seconds=time.monotonic() - began)
+    async def _merge_pending(self, ending: Ending) -> None:
+        """Wait for one more round of each fragment, so that no work is lost with this peer."""
+        local, averager, began = self._local, self._averager, time.monotonic()
+        self._folds_before = averager.stats.folds
+        least_s, bytes_at_first, told, spent_s = PENDING_SHARE * ending.timeout_s, 0, 0, 0.0
+        while pending := local.delegate.trainer_status().pending_tokens:
+            bytes_left = averager.offer_before_leaving()
+            bytes_at_first = bytes_at_first or bytes_left
+            company_s, speed = averager.company_s(), averager.bytes_per_s
+            left = LastOffers(encoded_bytes=bytes_left, bytes_per_s=speed, company_s=company_s)
+            if pending != told:
+                if not told:
+                    local.event("handing_over", tokens=pending, seconds=left.expected_s)
+                told = pending
+                text = f"{ending.reason}: {sentences.tokens_left(pending, left.expected_s)}"
+                local.enter_phase("leaving", text, 1.0 - bytes_left / max(1, bytes_at_first))
+            whole = replace(left, encoded_bytes=bytes_at_first)
+            spent_s = time.monotonic() - began
+            if spent_s >= whole.patience_s(least_s=least_s, most_s=ending.patience_s):
+                break
+            await asyncio.sleep(OFFER_EVERY_S)
+        if told:
+            local.event("last_offers", merged=not pending, tokens=pending, seconds=spent_s)
 
     # --- files ----------------------------------------------------------------------------------
 
@@ -393,24 +414,18 @@ class ActivePeer:
                 "left_apart", text=self._apart, versions=list(local.versions()), model=local.model
             )
 
-    async def _fold_the_rest(self, timeout_s: float) -> None:
-        """Alone, make what is pending part of the state: nobody else will merge it."""
-        loop, local = asyncio.get_running_loop(), self._local
-        deadline = loop.time() + timeout_s
-        while (
-            loop.time() < deadline
-            and local.phase == "leaving"
-            and not local.others_who_train()
-            and local.delegate.trainer_status().pending_tokens > 0
-        ):
-            self._averager.fold_when_alone()
-            await asyncio.sleep(HAND_OVER_LOOK_S)
-
-    async def _hand_over(self, timeout_s: float) -> None:
+    async def _hand_over(self, ending: Ending) -> None:
         """Stay until a keeper, or without one another learner, has every version of this peer."""
         loop, local, online = asyncio.get_running_loop(), self._local, self._online
-        deadline = loop.time() + timeout_s
-        while local.versions() and loop.time() < deadline:
+        averager, began = self._averager, loop.time()
+        folded = averager.stats.folds > self._folds_before
+        # A fold is fetched as a state of 8 bytes for each value, a round by its payload.
+        size = 8 * local.layout.size if folded else averager.round_bytes()
+        left = LastOffers(encoded_bytes=size, bytes_per_s=averager.bytes_per_s)
+        patience_s = left.patience_s(
+            least_s=HAND_OVER_SHARE * ending.timeout_s, most_s=ending.patience_s
+        )
+        while local.versions() and loop.time() < began + patience_s:
             online.refresh_view()
             keepers = [m.peer for m in online.live_members() if m.record.role == "keeper"]
             takers = [peer for peer in keepers if peer in local.view] or online.followers()

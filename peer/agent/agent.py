@@ -86,6 +86,8 @@ LAST_OFFERS_OF_MODEL = 4
 
 FACTS_EVERY_S = 0.25
 LEAVE_WITHIN_S = 30.0
+LEAVE_PATIENCE_S = 300.0
+"""Longest time beyond ``LEAVE_WITHIN_S`` for work on a slow line."""
 SIGNAL_WITHIN_S = 10.0
 QUIT_WITHIN_S = 60.0
 """Time after which an agent without a trainer ends itself, wherever it hangs."""
@@ -185,7 +187,10 @@ class Agent(Delegate):
                 helpers = [
                     tasks.create_task(self._line.beat(), name="beat"),
                     tasks.create_task(self._listen(messages), name="listen"),
-                    tasks.create_task(local.leave_when_asked(LEAVE_WITHIN_S), name="leave"),
+                    tasks.create_task(
+                        local.leave_when_asked(LEAVE_WITHIN_S, patience_s=LEAVE_PATIENCE_S),
+                        name="leave",
+                    ),
                 ]
                 try:
                     online = await stack.enter_async_context(go_online(local))
@@ -232,13 +237,13 @@ class Agent(Delegate):
         self.port.rang()
         self.local.averaging.look()
 
-    def _end(self, reason: str, timeout_s: float) -> None:
-        self.local.end(reason, 0, finished=False, timeout_s=timeout_s)
+    def _end(self, reason: str, timeout_s: float, patience_s: float = 0.0) -> None:
+        self.local.end(reason, 0, finished=False, timeout_s=timeout_s, patience_s=patience_s)
 
     async def _listen(self, messages: AsyncIterator[FromTrainer]) -> None:
         async for message in messages:
             if isinstance(message, Leave):
-                self._end("the trainer leaves", message.timeout_s)
+                self._end("the trainer leaves", message.timeout_s, message.patience_s)
             elif isinstance(message, Due):
                 self.local.averaging.make_due([message.fragment])
             elif isinstance(message, Device):
@@ -281,9 +286,12 @@ class Agent(Delegate):
                 self._line.say(facts_of(online, status))
                 if turn % 8 == 0:
                     online.update_record(
-                        trains=local.phase == "ready"
-                        and not self._trainer.is_idle()
-                        and not self._rest.is_away(),
+                        trains=local.is_leaving
+                        or (
+                            local.phase == "ready"
+                            and not self._trainer.is_idle()
+                            and not self._rest.is_away()
+                        ),
                         step_time_s=status.step_time_s if status.step_time_s > 0 else None,
                         merged=status.fates["merged"],
                     )
@@ -347,7 +355,8 @@ class Agent(Delegate):
             staleness=max([0, *behind]),
             pending_tokens=int(total.pending),
             fates=fates(total),
-            rest=self._rest.reason,
+            # What it would make now could not be merged any more.
+            rest="this peer leaves" if local.is_leaving else self._rest.reason,
             device=self._device,
         )
 

@@ -233,6 +233,8 @@ class LocalPeer:
         self.last_rounds: LastRounds | None = None
         """The rounds at the run's date; ``None`` before it."""
         self.ending: asyncio.Future[Ending] = loop.create_future()
+        self.hurried = asyncio.Event()
+        """Set once this peer is to leave without waiting for anything any more."""
         self.ended_at = _ended_before(settings)
         """Wall-clock time at which the run ended; ``None`` while it goes on."""
         self.apart: dict[PeerId, None] = {}
@@ -251,10 +253,25 @@ class LocalPeer:
 
     # --- the end --------------------------------------------------------------------------------
 
-    def end(self, reason: str, exit_code: int, *, finished: bool, timeout_s: float) -> None:
-        """Leave the run. The first reason counts."""
-        if not self.ending.done():
-            self.ending.set_result(Ending(reason, exit_code, finished, timeout_s))
+    def end(
+        self,
+        reason: str,
+        exit_code: int,
+        *,
+        finished: bool,
+        timeout_s: float,
+        patience_s: float = 0.0,
+    ) -> None:
+        """Leave the run. The first reason counts; a second one is a wish to be quick about it."""
+        if self.ending.done():
+            self.hurried.set()
+        else:
+            self.ending.set_result(Ending(reason, exit_code, finished, timeout_s, patience_s))
+
+    @property
+    def is_leaving(self) -> bool:
+        """True while this peer leaves a run that goes on, with work that others may merge."""
+        return self.phase == "leaving" and not self.ending.result().finished
 
     def check_the_end(self) -> None:
         """End if the run has used its tokens."""
@@ -274,12 +291,30 @@ class LocalPeer:
         elif is_news:
             self.event("ended_here", reason=reason)
 
-    async def leave_when_asked(self, timeout_s: float) -> None:
+    async def leave_when_asked(self, timeout_s: float, *, patience_s: float = 0.0) -> None:
         """End when the machine's owner asks for it (``shoal leave``), in whatever phase."""
         while not self.guest.must_leave:
             self.guest.look()
             await asyncio.sleep(OBEY_EVERY_S)
-        self.end("its owner asked it to leave", 0, finished=False, timeout_s=timeout_s)
+        self.end(
+            "its owner asked it to leave",
+            0,
+            finished=False,
+            timeout_s=timeout_s,
+            patience_s=patience_s,
+        )
+
+    async def unless_hurried(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of ``work``; ``None``, with ``work`` cancelled, if there is no time for it."""
+        working = asyncio.ensure_future(work)
+        hurried = asyncio.ensure_future(self.hurried.wait())
+        try:
+            await asyncio.wait((working, hurried), return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            working.cancel()
+            hurried.cancel()
+            await asyncio.wait((working, hurried))
 
     async def unless_ending(self, work: Coroutine[Any, Any, T]) -> T | None:
         """The result of ``work``; ``None``, with ``work`` cancelled, if this peer ends first."""

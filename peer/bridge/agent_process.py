@@ -199,11 +199,14 @@ class AgentProcess:
         self._outbox.append(message)
         self._poke()
 
-    def leave(self, timeout_s: float) -> None:
-        """Ask the agent to finish and end, within ``timeout_s``; ``join`` waits for it."""
+    def leave(self, timeout_s: float, *, patience_s: float = 0.0) -> None:
+        """Ask the agent to finish and end; ``join`` waits for it.
+
+        It has ``timeout_s``, and ``patience_s`` more where pending work needs it to be merged.
+        """
         if self._leaving_until is None:
-            self._leaving_until = time.monotonic() + timeout_s
-            self.send(Leave(timeout_s))
+            self._leaving_until = time.monotonic() + timeout_s + patience_s
+            self.send(Leave(timeout_s, patience_s))
 
     def stop(self) -> None:
         """End the agent now. It saves what it can in a few seconds."""

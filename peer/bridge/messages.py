@@ -87,9 +87,13 @@ class Beat(_Message, frozen=True):
 
 
 class Leave(_Message, frozen=True):
-    """Trainer: finish exchanges in flight, save, say goodbye and end, within ``timeout_s``."""
+    """Trainer: finish exchanges in flight, save, say goodbye and end, within ``timeout_s``.
+
+    Where the line needs longer for the pending work, it may take ``patience_s`` more.
+    """
 
     timeout_s: float
+    patience_s: float = 0.0
 
 
 class Due(_Message, frozen=True):

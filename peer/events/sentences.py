@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from peer.quantities import bytes_text, peers_text
+from peer.quantities import bytes_text, count_text, peers_text
 
 Event: TypeAlias = Mapping[str, Any]
 
@@ -80,9 +80,21 @@ def phase_on_screen(event: Event) -> str:
 
 
 def last_offers(event: Event) -> str:
-    """Outcome of the offers that a peer made before it left."""
-    outcome = "all of it was merged" if event["merged"] else "not all of it was merged"
-    return f"offered what was pending before it left: {outcome}"
+    """Say whether the pending tokens of a peer were merged before it left, or how many were not."""
+    if event["merged"]:
+        return "handed over: all that was pending is merged"
+    return f"{count_text(float(event['tokens']))} tokens could not be merged before it left"
+
+
+def handing_over(event: Event) -> str:
+    """Tokens that are pending as a peer begins to leave, and the time to have them merged."""
+    left = tokens_left(float(event["tokens"]), float(event["seconds"]))
+    return f"{left}; Ctrl-C again leaves them behind"
+
+
+def tokens_left(tokens: float, seconds: float) -> str:
+    """``handing over 43 k tokens, about 20 s``."""
+    return f"handing over {count_text(tokens)} tokens, about {max(1, round(seconds))} s"
 
 
 def resumed(event: Event) -> str:

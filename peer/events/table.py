@@ -531,7 +531,8 @@ _THIS_PEER = (
         {
             "resumed": ("text", sentences.resumed),
             "trainer_steps_again": ("silent_s", "its trainer steps again"),
-            "last_offers": ("merged, seconds", sentences.last_offers),
+            "handing_over": ("tokens, seconds", sentences.handing_over),
+            "last_offers": ("merged, tokens, seconds", sentences.last_offers),
             "drain_cut_short": ("in_flight", "left with rounds under way: {in_flight}"),
             "exported": ("path, versions, model", "wrote {path}, model {model}"),
             "export_failed": ("text", "could not write the model: {text}"),

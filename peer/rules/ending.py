@@ -35,6 +35,8 @@ class Ending:
     """The run itself is over."""
     timeout_s: float
     """Time for rounds under way to finish."""
+    patience_s: float = 0.0
+    """Longest time to stay beyond that where pending work needs it to be merged."""
 
 
 def seconds_left(end: End, clock: ClockEstimate | None, *, now: datetime) -> float | None:

@@ -160,25 +160,26 @@ class Run(Rank):
         try:
             if calm:
                 settings = self._parts.plan.settings
-                self._drain(settings.drain_s)
+                self._drain(settings.drain_s, settings.patience_s)
                 if self._news.finished and settings.final == "run":
                     self._set_to_final()
         finally:
             self._open.close()
 
-    def _drain(self, timeout_s: float) -> None:
+    def _drain(self, timeout_s: float, patience_s: float) -> None:
         """Let the agent finish, and adopt what it still brings."""
         if timeout_s <= 0:
             return
         parts = self._parts
-        parts.agent.leave(timeout_s)
+        parts.agent.leave(timeout_s, patience_s=patience_s)
+        # From here on nothing is trained: a second Ctrl-C leaves work behind, and is no crash.
+        parts.progress.end()
         parts.inner.save(step=parts.learner.steps, position=parts.feed.state())
-        deadline = time.monotonic() + timeout_s + LAST_WORDS_S
+        deadline = time.monotonic() + timeout_s + patience_s + LAST_WORDS_S
         while not parts.agent.join(0.005) and time.monotonic() < deadline:
             parts.learner.exchange()
             self._tell()
         parts.inner.finish()
-        parts.progress.end()
 
     def adopt_final(self) -> None:
         check_finished(self.finished)

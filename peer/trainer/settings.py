@@ -61,6 +61,9 @@ class JoinSettings:
     take longer as long as it makes progress."""
     drain_s: float = 30.0
     """Time to finish exchanges in flight when the block ends."""
+    patience_s: float = 300.0
+    """Longest time beyond ``drain_s`` for which a slow line is waited for, so that the pending work
+    is merged before this peer leaves. Ctrl-C ends the wait."""
     save_every_s: float = 60.0
     """Time between two checkpoints of the optimizer; more where copying its state takes long."""
     started_at: float = field(default_factory=time.time)

@@ -234,3 +234,9 @@ def test_the_round_is_named_by_every_byte_of_its_commit() -> None:
 
     assert said.digest(said.encode_commit(COMMIT)) != said.digest(said.encode_commit(other))
     assert isinstance(COMMIT, Commit) and isinstance(OPENING, Opening)
+
+
+def test_that_a_peer_leaves_is_said_to_those_that_read_it() -> None:
+    call = said.Call(3, None, 29.5, leaves=True)
+    assert said.decode(said.encode(call, 2)) == call
+    assert said.decode(said.encode(call, 1)) == said.Call(3, None, 29.5)

@@ -106,6 +106,8 @@ class QuadraticLearner:
         self.rate = rate
         self.is_noisy = True
         """Without, a step of a million values takes a tenth of the time."""
+        self.rests = False
+        """It makes no steps any more: it is at a safe point all the time."""
         self.step = 0
         self.adopted: list[tuple[int, int, int | None]] = []
         self.went_through: list[tuple[int, int]] = []
@@ -139,6 +141,8 @@ class QuadraticLearner:
     async def train(self) -> None:
         while True:
             await asyncio.sleep(self.step_time_s)
+            if self.rests:
+                return
             self.train_once()
             self.on_step()
 
@@ -192,7 +196,8 @@ class QuadraticLearner:
         # The next safe point is the end of the step that is under way.
         try:
             async with asyncio.timeout(timeout_s):
-                await self._stepped.wait()
+                if not self.rests:
+                    await self._stepped.wait()
         except TimeoutError:
             return None
         held.snap = held.now.copy()
@@ -400,6 +405,7 @@ class Swarm:
                     heard_at=loop.time(),
                     reachable=there.averager.reachable,
                     trains=there.learner is not None,
+                    keeps=there.learner is None and there.averager.keeps,
                     site=site_name(there.averager.me.site),
                     step_time_s=there.learner.step_time_s if there.learner else None,
                 )

@@ -25,7 +25,7 @@ from dht.memory.host import MemoryNetwork
 from dht.memory.network import CALM, STORM
 from dht.memory.virtual_loop import run
 from dht.protocol import NEWEST
-from tests.averaging.live.quadratic import LAYOUT, POLICY, Peer, check_tokens, start_of, swarm
+from tests.averaging.live.quadratic import POLICY, Peer, check_tokens, start_of, swarm
 
 ROUGH = replace(POLICY, quorum=QuorumPolicy(wait_s=20.0), margin_s=3.0)
 
@@ -404,31 +404,6 @@ def test_a_peer_killed_in_the_middle_of_a_round_does_not_stop_the_others() -> No
             for peer in peers[:3]:
                 assert min(version or 0 for version in peer.versions()) >= before + 5
             check_tokens(peers[:3])
-
-    run(main())
-
-
-def test_a_peer_that_leaves_has_its_pending_work_merged_first() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            for name in ("anna", "boris", "clara", "dora"):
-                await made.add(name)
-            await made.live(29.0)
-            anna = made.peers[0]
-            assert anna.learner is not None
-            step = anna.learner.step
-            assert any(anna.learner.pending(index) for index in range(len(LAYOUT.fragments)))
-
-            assert await anna.averager.merge_pending(timeout_s=15.0)
-
-            for state in anna.averager.states:
-                assert state is not None
-                assert anna.averager.life.mark_in(state.merged) >= step
-            made.check()
-            left = [peer.id for peer in made.peers[1:]]
-            for peer in left:
-                del anna.view[peer]
-            assert not await anna.averager.merge_pending(timeout_s=15.0), "nobody is left"
 
     run(main())
 

@@ -34,10 +34,10 @@ from averaging.round.inputs import (
     CaughtUp,
     Due,
     Folded,
-    FoldWhenAlone,
     Leave,
     LineMeasured,
     LinkLost,
+    MergeBeforeLeaving,
     MergedArrived,
     Offered,
     Progressed,
@@ -435,12 +435,12 @@ def test_a_founder_alone_folds() -> None:
 def test_a_peer_that_is_about_to_leave_folds_at_once_but_only_alone() -> None:
     rounds = machine(others=())
     assert not of(rounds.handle(Due(), 1.0), TakeSnapshot), "others may be back soon"
-    rounds.handle(FoldWhenAlone(), 2.0)
+    rounds.handle(MergeBeforeLeaving(), 2.0)
     assert of(rounds.handle(Due(), 2.0), TakeSnapshot)
     assert of(rounds.handle(Offered(offer(standing("start"))), 2.0), Fold)
 
     rounds = machine()
-    rounds.handle(FoldWhenAlone(), 1.0)
+    rounds.handle(MergeBeforeLeaving(), 1.0)
     rounds.handle(Due(), 1.0)
     assert not of(rounds.handle(Offered(offer(standing("start"))), 1.0), Fold)
 

@@ -69,6 +69,17 @@ def test_a_called_peer_joins_with_half_a_cycle_of_steps() -> None:
     assert not time.answers_call(100, 1), "a call without a single new step is not answered"
 
 
+def test_a_peer_that_is_called_for_one_that_leaves_joins_with_an_eighth_of_its_steps() -> None:
+    time = DueTime(POLICY, fragment=0, step=100)
+
+    assert not time.answers_call(102, 24, hurried=True)
+    assert time.answers_call(103, 24, hurried=True)
+    assert not time.answers_call(100, 1, hurried=True)
+    time.every = 4
+    assert not time.answers_call(111, 24, hurried=True), "its line carries every fourth version"
+    assert time.answers_call(112, 24, hurried=True)
+
+
 def test_a_called_peer_that_missed_the_last_closings_joins_at_once() -> None:
     time = DueTime(POLICY, fragment=0, step=0)
     time.took_part(version=4, step=20)

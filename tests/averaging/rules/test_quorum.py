@@ -1,5 +1,7 @@
 """When a roster closes: quorum, grace window and deadline."""
 
+from dataclasses import replace
+
 import pytest
 
 from averaging.messages import Join
@@ -190,3 +192,13 @@ def test_a_roster_that_strangers_have_filled_waits_for_nobody(strangers: int, cl
     here = gathering.turnout(lambda peer: True, room=3, answer_s=1.0)
     verdict = decide(here, QuorumPolicy(required="all"), grace_s=0.0, now=101.0)
     assert isinstance(verdict, Close) == closes
+
+
+def test_one_that_leaves_its_work_to_a_keeper_may_be_alone_where_no_other_is_live() -> None:
+    policy = QuorumPolicy()
+    one = Turnout(live=1, joined=1, passed=0, opened_at=0.0, quorum_at=None)
+    assert isinstance(decide(one, policy, grace_s=0.0, now=1.0), Wait)
+    to_keeper = replace(one, to_keeper=True)
+    assert isinstance(decide(to_keeper, policy, grace_s=0.0, now=1.0), Close)
+    assert isinstance(decide(replace(to_keeper, live=2), policy, grace_s=0.0, now=1.0), Wait)
+    assert isinstance(decide(replace(to_keeper, joined=0), policy, grace_s=0.0, now=1.0), Wait)

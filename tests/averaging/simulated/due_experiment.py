@@ -44,7 +44,7 @@ class FreeRunning(DueTime):
     def attempt_failed(self, step: int, interval: int) -> None:
         self.closed(step, interval)
 
-    def answers_call(self, step: int, interval: int) -> bool:
+    def answers_call(self, step: int, interval: int, *, hurried: bool = False) -> bool:
         return False
 
 
