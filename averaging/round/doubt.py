@@ -121,9 +121,7 @@ class Doubting:
 
     def _look_who_is_left(self, doubt: Doubt, now: float) -> None:
         """Note since when nobody is left to wait for: those that may know are gone."""
-        silent = [
-            entry.peer for entry in doubt.commit.members if entry.peer not in doubt.forsworn
-        ]
+        silent = [entry.peer for entry in doubt.commit.members if entry.peer not in doubt.forsworn]
         if not self._peers.is_deserted(doubt.commit, now) or not all(
             self._peers.is_gone(peer, now) for peer in silent
         ):

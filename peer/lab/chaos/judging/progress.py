@@ -178,12 +178,16 @@ def _steps_in_quiet_end(evidence: Evidence, life: Life) -> int:
     return within[-1] - within[0] if within else 0
 
 
-def longest_gap(evidence: Evidence) -> tuple[float, float]:
-    """The longest time without a merge although two learners could have merged, and its start."""
+def longest_gap(evidence: Evidence, fragment: int | None = None) -> tuple[float, float]:
+    """The longest time without a merge although two learners could have merged, and its start.
+
+    ``fragment``: of this one; ``None``: of any.
+    """
     times = [
         report.at_s
         for _, report in evidence.finished_rounds()
         if evidence.ready_s <= report.at_s <= evidence.ended_s
+        and fragment in (None, report.fragment)
     ]
     moments = sorted([evidence.ready_s, *times, evidence.ended_s])
     return max(

@@ -268,7 +268,7 @@ class Lifecycle:
             if not lacking or now >= offers_until:
                 for node in peer.nodes:
                     node.run(node.machine.handle(Leave("leaving"), now))
-                drain()
+                env.heap.call_in(LEAVING_LOOK_S, drain)  # those who joined it are told first
                 return
             for node in lacking:
                 if not node.is_busy:

@@ -414,6 +414,15 @@ def test_a_bootstrap_peer_may_keep_as_much_as_a_full_directory(
     assert found.kept is kept, found.reason
 
 
+def test_folders_of_daemons_that_were_killed_for_good_are_no_leftovers() -> None:
+    left = Leaks(files=("/tmp/shoal-p2p-a", "/tmp/shoal-p2p-b"))
+    killed = peer("anna", lives=(life(ended_s=50.0, killed=True),))
+    found = verdict(Promise.CLEAN, evidence(killed, peer("boris"), leaks=left))
+    assert found.kept is False and "/tmp/shoal-p2p-b" in found.reason
+    one = Leaks(files=left.files[:1])
+    assert verdict(Promise.CLEAN, evidence(killed, peer("boris"), leaks=one)).kept is True
+
+
 def test_leftovers_are_named() -> None:
     left = Leaks(processes=("77: p2pd",), files=("/tmp/x",))
     found = verdict(Promise.CLEAN, evidence(leaks=left))
@@ -467,19 +476,21 @@ def without_rounds(begin_s: float, end_s: float) -> tuple[RoundReport, ...]:
 
 
 def test_a_pause_of_more_than_a_cycle_is_found_while_the_swarm_is_resized() -> None:
-    cycle_s = 3.2
-    short, long = without_rounds(29.0, 31.0), without_rounds(29.0, 33.0)
-    for told, kept in ((short, False), (rounds(), True), (long, False)):
+    """Merges that are due every 3.2 s may be 6.4 s apart."""
+    for until_s, kept in ((33.0, True), (35.0, False)):
+        told = without_rounds(29.0, until_s)
         peers = [peer("anna", rounds=told), peer("boris", rounds=told)]
-        assert verdict(Promise.RESIZES, evidence(*peers, sizes=SIZES)).kept is kept, cycle_s
+        assert verdict(Promise.RESIZES, evidence(*peers, sizes=SIZES)).kept is kept
 
 
-def test_a_pause_until_many_dead_peers_are_noticed_is_allowed() -> None:
-    told = without_rounds(60.0, 68.0)
-    peers = [peer("anna", rounds=told), peer("boris", rounds=told)]
-    at_once = ((1.0, 20), (61.0, 2))
-    assert verdict(Promise.RESIZES, evidence(*peers, sizes=at_once)).kept is True
-    assert verdict(Promise.RESIZES, evidence(*peers, sizes=SIZES)).kept is False
+def test_a_pause_until_the_round_of_killed_learners_is_over_is_allowed() -> None:
+    told = without_rounds(60.0, 76.0)
+    killed = life(ended_s=61.0, killed=True)
+    sizes = ((1.0, 3), (61.0, 2))
+    for lives, kept in (((killed,), True), ((replace(killed, killed=False),), False)):
+        third = peer("mallory", rounds=told, lives=lives)
+        given = evidence(peer("anna", rounds=told), peer("boris", rounds=told), third, sizes=sizes)
+        assert verdict(Promise.RESIZES, given).kept is kept
 
 
 def test_a_step_in_the_loss_is_found_while_the_swarm_is_resized() -> None:
