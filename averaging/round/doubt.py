@@ -47,7 +47,7 @@ class Doubt:
     wait_s: float
     forsworn: set[PeerId]
     deserted_at: float | None = None
-    """Since when most of the voters are gone, and all others that are left have vowed."""
+    """Time since which most voters are gone, and all others that are left have vowed."""
     void_said_by: set[PeerId] = field(default_factory=set)
 
 

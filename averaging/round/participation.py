@@ -193,7 +193,7 @@ class Participation:
         """When those that have finished get the signatures of the others that have."""
         self.takeover_at: float | None = None
         self._deserted_at: float | None = None
-        """Since when most of the voters are gone."""
+        """Time since which most of the voters are gone."""
         self._alone_until: float | None = None
         """When to give the round up if no other member is heard by then."""
         self._plan_takeover(commit.upload_s + 2 * policy.margin_s, now)

@@ -33,7 +33,7 @@ class Sizes:
 
     founders: int
     changes: tuple[Change, ...]
-    """In the order of time."""
+    """Sorted by time."""
     over_s: float
 
     @property

@@ -25,7 +25,7 @@ LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class MembershipCost:
-    """What membership costs a mean peer between two moments."""
+    """Cost of membership for a mean peer between two moments."""
 
     until_s: float
     bytes_per_s: float

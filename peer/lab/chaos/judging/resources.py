@@ -26,7 +26,7 @@ SETTLED_STEPS = 31
 STEPS_PER_SPAN_S = 2.0
 
 DAEMON_FOLDER = "shoal-p2p-"
-"""In the name of the folder of a libp2p daemon, as ``dht.libp2p.hivemind_daemon`` makes it."""
+"""Beginning of the name of a libp2p daemon's folder (``dht.libp2p.hivemind_daemon``)."""
 
 FLAT_AFTER_S = 300.0
 """Shorter processes are not judged: they have not reached their size yet."""

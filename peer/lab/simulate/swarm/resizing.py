@@ -33,7 +33,7 @@ WINDOWS = 10
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What happened between two moments."""
+    """Figures of the time between two moments."""
 
     until_s: float
     peers: int
