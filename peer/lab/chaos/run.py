@@ -203,7 +203,8 @@ def run_scenario(
             director.turn()
             if resizer is not None:
                 resizer.turn()
-            if now >= quiet_s and not director.over:
+            is_resized = resizer is None or resizer.over
+            if now >= quiet_s and not (director.over and is_resized):
                 quiet_s, end_s = now + LOOK_EVERY_S, now + timing.settle_s
             if now >= quiet_s and not injector.over:
                 injector.heal()
