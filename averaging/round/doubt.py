@@ -2,7 +2,9 @@
 
 The part of ``averaging.round.machine`` for after a round that ended in doubt. It asks the roster
 until one of these tells: a standing by its ``merged``, a void round, a majority that has forsworn
-the round, or the deadline after ``doubt_s``. A peer in doubt joins nothing.
+the round, or the deadline after ``doubt_s``. The deadline comes sooner where most of the voters are
+gone and the rest of the roster has forsworn the round: nobody is left to wait for. A peer in doubt
+joins nothing.
 
 Every method that decides returns changes (``averaging.round.transitions``).
 
@@ -44,6 +46,8 @@ class Doubt:
     ask_at: float
     wait_s: float
     forsworn: set[PeerId]
+    deserted_at: float | None = None
+    """Time since which most voters are gone, and all others that are left have vowed."""
     void_said_by: set[PeerId] = field(default_factory=set)
 
 
@@ -80,7 +84,11 @@ class Doubting:
         )
 
     def next_at(self) -> float | None:
-        return None if self.doubt is None else min(self.doubt.ask_at, self.doubt.ends_at)
+        doubt = self.doubt
+        if doubt is None:
+            return None
+        at = min(doubt.ask_at, doubt.ends_at)
+        return at if doubt.deserted_at is None else min(at, self._deserted_until(doubt))
 
     def standing_changed(self, standing: Standing) -> Changes:
         """This peer stands elsewhere now, and what is merged there ends the doubt."""
@@ -94,11 +102,11 @@ class Doubting:
         doubt = self.doubt
         if doubt is None:
             return []
+        self._look_who_is_left(doubt, now)
         if now >= doubt.ends_at:
-            reason = "nobody could tell in time"
-            if self._has_several_groups(doubt, now):
-                return self._presume(doubt, reason)
-            return self._settle(doubt, reason)
+            return self._end_unanswered(doubt, "nobody could tell in time", now)
+        if doubt.deserted_at is not None and now >= self._deserted_until(doubt):
+            return self._end_unanswered(doubt, "those who could tell are gone", now)
         if now < doubt.ask_at:
             return []
         doubt.wait_s = min(ASK_INTERVAL_MAX_S, 2 * doubt.wait_s)
@@ -106,6 +114,25 @@ class Doubting:
         ask = messages.Ask(self._id.fragment, doubt.round)
         roster = [entry.peer for entry in doubt.commit.members]
         return [Send(peer, ask) for peer in roster if peer not in doubt.forsworn]
+
+    def _deserted_until(self, doubt: Doubt) -> float:
+        assert doubt.deserted_at is not None
+        return doubt.deserted_at + self._policy.margin_s
+
+    def _look_who_is_left(self, doubt: Doubt, now: float) -> None:
+        """Note since when nobody is left to wait for: those that may know are gone."""
+        silent = [entry.peer for entry in doubt.commit.members if entry.peer not in doubt.forsworn]
+        if not self._peers.is_deserted(doubt.commit, now) or not all(
+            self._peers.is_gone(peer, now) for peer in silent
+        ):
+            doubt.deserted_at = None
+        elif doubt.deserted_at is None:
+            doubt.deserted_at = now
+
+    def _end_unanswered(self, doubt: Doubt, reason: str, now: float) -> Changes:
+        if self._has_several_groups(doubt, now):
+            return self._presume(doubt, reason)
+        return self._settle(doubt, reason)
 
     def is_answered_by(self, sender: PeerId, round_id: bytes) -> bool:
         """True if this peer may say how the round in doubt ended: its voters may."""
@@ -144,6 +171,7 @@ class Doubting:
         if not self._id.verify(sender, messages.vow(doubt.round), message.signature):
             return []
         doubt.forsworn.add(sender)
+        self._look_who_is_left(doubt, now)
         commit = doubt.commit
         if len(doubt.forsworn) == len(commit.members):
             return self._settle(doubt, "everybody has forsworn the round")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from averaging.bounded_mapping import BoundedMapping
-from averaging.messages import ROSTER_MAX, Head, Join
+from averaging.messages import ROSTER_MAX, Commit, Head, Join
 from averaging.round.identity import Circumstances, Identity
 from averaging.rules.claims import overstated
 from averaging.rules.grouping import group_of, grouping_named
@@ -131,6 +131,22 @@ class Neighbourhood:
         """Failed, and not heard for so long that another peer may take its place."""
         failed_at = self.failed.get(peer)
         return failed_at is not None and now - failed_at >= self._policy.suspect_s
+
+    def is_gone(self, peer: PeerId, now: float) -> bool:
+        """True if a peer has fallen silent for so long that it is not live, or has left.
+
+        A broken link alone does not say so: it may come back in a moment.
+        """
+        seen = self.view.get(peer)
+        return peer != self._id.me and (seen is None or not seen.is_live(now))
+
+    def is_deserted(self, commit: Commit, now: float) -> bool:
+        """True if so many voters of a roster are gone that no ballot of the others can succeed.
+
+        Not if this peer is alone: it has nobody to merge with instead, and may as well wait.
+        """
+        left = sum(not self.is_gone(commit.members[index].peer, now) for index in commit.voters)
+        return left < commit.majority and len(self.trainers(now)) > 1
 
     def is_live(self, peer: PeerId, now: float) -> bool:
         if peer == self._id.me:

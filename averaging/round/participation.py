@@ -9,7 +9,8 @@ the machine to apply.
 
 A member that no seal can include without its own vote leaves at once when all others have said that
 they are not in the round, and ``margin_s`` after the last link broke. Otherwise the only partner of
-a vanished peer would stay until the round's deadline.
+a vanished peer would stay until the round's deadline. So does a member of a roster most of whose
+voters are gone for good, as far as the table of members says.
 
 No reducer keeps a backup of its own slice elsewhere: that would cost half as much traffic again in
 a group of two, to save rounds in which only time is lost.
@@ -100,6 +101,7 @@ class Participation:
         "_certificate",
         "_changes",
         "_claimed",
+        "_deserted_at",
         "_fades_at",
         "_id",
         "_map_parents",
@@ -190,6 +192,8 @@ class Participation:
         self._shows_at: float | None = None
         """When those that have finished get the signatures of the others that have."""
         self.takeover_at: float | None = None
+        self._deserted_at: float | None = None
+        """Time since which most of the voters are gone."""
         self._alone_until: float | None = None
         """When to give the round up if no other member is heard by then."""
         self._plan_takeover(commit.upload_s + 2 * policy.margin_s, now)
@@ -815,6 +819,7 @@ class Participation:
                 self._overdue(now)
             if self._alone_until is not None and now >= self._alone_until:
                 self._leave_if_alone(now)
+            self._leave_if_deserted(now)
         if (
             self.stage in (Stage.UPLOADING, Stage.SEALED)
             and self.takeover_at is not None
@@ -855,6 +860,20 @@ class Participation:
             self._leave("nobody else of the roster is there any more", now)
         elif self._alone_until is None:
             self._alone_until = now + self._policy.margin_s
+
+    def _leave_if_deserted(self, now: float) -> None:
+        """Give up a round of which so many voters are gone that the others cannot seal it.
+
+        They would be in it until its deadline, and merge nothing with anybody else meanwhile: a
+        swarm that lost nine tenths at once stood still for all of ``round_s``. Looked at whenever
+        messages are repeated; a peer that slept has ``margin_s`` to hear of the others again.
+        """
+        if not self._peers.is_deserted(self.commit, now):
+            self._deserted_at = None
+        elif self._deserted_at is None:
+            self._deserted_at = now
+        elif now - self._deserted_at >= self._policy.margin_s:
+            self._leave("most of its voters are gone", now)
 
     def _resend(self) -> None:
         if self.stage is Stage.UPLOADING:

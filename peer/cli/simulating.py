@@ -26,6 +26,7 @@ from peer.cli.showing import (
 if TYPE_CHECKING:
     from peer.lab.results.page import Section
     from peer.lab.simulate.paper.training import TrainingFolder
+    from peer.lab.simulate.swarm.report import Cell
 
 simulations = typer.Typer(help="Experiments in virtual time.", no_args_is_help=True)
 
@@ -187,6 +188,16 @@ def simulate_swarm(
         list[Path] | None,
         Option(help="Your Python file that registers merge rules, codecs or groupings."),
     ] = None,
+    sizes: Annotated[
+        str | None,
+        Option(
+            help="Number of peers over time: 2,40,2 grows and shrinks; 20,20/40,40 doubles at once."
+        ),
+    ] = None,
+    over: Annotated[str, Option(help="With --sizes: duration of the schedule.")] = "10m",
+    politely: Annotated[
+        bool, Option("--politely", help="With --sizes: peers leave in order, and do not crash.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Simulate a swarm of any size, with your own merge rule, network and peers.
@@ -194,7 +205,11 @@ def simulate_swarm(
     Rounds, grouping, codecs, merging and catching up are the live peer's code; training is real (a
     small model, or a quadratic problem for thousands of peers); network, time and membership are
     simulated. The same seed gives the same result, to the last bit. All settings and their defaults
-    are in peer/lab/simulate/swarm/experiment.py; start from examples/swarm.toml. Example:
+    are in peer/lab/simulate/swarm/experiment.py; start from examples/swarm.toml.
+
+    With --sizes the swarm follows a schedule, and a table for each seed shows merges, pauses,
+    tokens and the cost of membership over time. The experiment's number of peers, events and end
+    are not used then. Example:
     shoal simulate swarm --set peers.count=64 --set mixing.every=0,1,4 --seeds 3 --out results
     """
     from peer.lab.results.page import write_csv, write_html
@@ -208,6 +223,9 @@ def simulate_swarm(
     except OSError as error:
         raise BadExperiment(f"{experiment} cannot be read: {error.strerror}") from error
     todo = swarm_report.cells(chosen, sweep(settings or []), _seeds(seeds, seed))
+    if sizes is not None:
+        _follow_sizes(todo, sizes, over, politely=politely, as_json=as_json)
+        return
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     with progress("simulating", quiet=as_json) as advance:
@@ -234,6 +252,34 @@ def simulate_swarm(
         print(json.dumps({"command": command, "rows": [asdict(row) for row in rows]}))
     else:
         print_section(swarm_report.table(todo, results))
+
+
+def _follow_sizes(
+    todo: Sequence[Cell], sizes: str, over: str, *, politely: bool, as_json: bool
+) -> None:
+    from peer.lab.simulate.membership_cost import membership_cost
+    from peer.lab.simulate.swarm import resizing
+    from peer.lab.sizes import parse
+
+    with usage_errors():
+        schedule = parse(sizes, over_s=seconds(over))
+    for cell in todo:
+        ends = resizing.window_ends(cell.experiment, schedule)
+        with progress("simulating", quiet=as_json) as advance:
+            found = resizing.follow(
+                cell.experiment,
+                schedule,
+                "leave" if politely else "crash",
+                cell.seed,
+                progress=advance,
+            )
+            costs = membership_cost(schedule, ends, politely=politely, seed=cell.seed)
+        if as_json:
+            windows = [asdict(window) for window in found.windows]
+            record = {"label": cell.label, "seed": cell.seed, "rise": found.rise}
+            print(json.dumps({**record, "windows": windows, "costs": [asdict(c) for c in costs]}))
+        else:
+            print_section(resizing.table(f"{cell.label}, seed {cell.seed}", found, costs))
 
 
 @simulations.command("heterogeneous")

@@ -296,7 +296,8 @@ def chaos_run(
     peers: Annotated[
         int | None,
         Option(
-            help="Number of learners, without hostile ones. [default: 4; of liars: 7]",
+            help="Number of learners, without hostile ones. [default: 4; of liars: 7; of resize: "
+            "12 at most]",
             min=2,
             max=32,
             show_default=False,
@@ -305,7 +306,8 @@ def chaos_run(
     minutes: Annotated[
         float | None,
         Option(
-            help="Length of each scenario. [default: 2; of liars: 4; of strangers: 60]",
+            help="Length of each scenario. [default: 2; of liars: 4; of resize: 10; of "
+            "strangers: 60]",
             min=0.4,
             show_default=False,
         ),
@@ -321,7 +323,7 @@ def chaos_run(
     """Inject faults into a swarm of real processes on a seeded schedule, and judge its promises.
 
     Exit status 1 if a promise is broken. Scenarios: kill, leader, seeds, freeze, slow, partition,
-    agent, disk, clock, poison, flood, strangers, liars, churn (a random mixture), all.
+    agent, disk, clock, poison, flood, strangers, liars, resize, churn (a random mixture), all.
 
     Example: shoal chaos run churn --peers 4 --minutes 2 --seed 7
     """

@@ -51,6 +51,7 @@ def collect(
     ended_s: float,
     others_share: float = 0.0,
     acts: Iterable[Act] = (),
+    sizes: Iterable[tuple[float, int]] = (),
 ) -> Evidence:
     """The evidence of a swarm. To be called after ``swarm.end()``."""
     assert swarm.run is not None and swarm.leaks is not None, "call swarm.end() first"
@@ -75,6 +76,7 @@ def collect(
         others_share=others_share,
         hostile_uploads=tuple(uploads),
         acts=tuple(acts),
+        sizes=tuple(sizes),
         lies=tuple(sorted(_lies(swarm), key=lambda told: told.at_s)),
         bootstraps={each.name: tuple(each.samples) for each in swarm.bootstraps},
         leaks=swarm.leaks,

@@ -32,6 +32,7 @@ class CurrentLife:
     ready_s: float | None = None
     ended_s: float | None = None
     killed: bool = False
+    asked_s: float | None = None
     reports: list[Report] = field(default_factory=list)
     merged_after_steps: int | None = None
     peer_id: str | None = None
@@ -51,6 +52,7 @@ class CurrentLife:
             exit_code=self.process.poll(),
             reports=tuple(self.reports),
             merged_after_steps=self.merged_after_steps,
+            asked_s=self.asked_s,
         )
 
 
@@ -143,6 +145,12 @@ class Learner:
     def come_back(self) -> None:
         """Begin the next life with the same folder."""
         self.launch(["join", str(self._workspace.run_path)])
+
+    def leave(self) -> None:
+        """Ask it to leave, as Ctrl-C does."""
+        self._workspace.note(family(self.life.process))
+        self.life.asked_s = self._workspace.now()
+        self.life.process.terminate()
 
     def kill(self) -> None:
         """Kill trainer, agent and daemon with SIGKILL."""

@@ -103,6 +103,11 @@ class ProcessSwarm:
         for learner in first:
             self._wait_until_training(learner)
 
+    def add(self) -> None:
+        """Start one more learner."""
+        self.learners.append(Learner(self.workspace, len(self.learners)))
+        self.learners[-1].come_back()
+
     def launch_late(self) -> None:
         """Start the learner that was held back, if there is one."""
         if self.settings.late and not self.learners[-1].lives:

@@ -30,6 +30,8 @@ from peer.lab.chaos.judging.schedule import Fault, Timing, plan
 from peer.lab.chaos.judging.tokens import goodput, tokens
 from peer.lab.chaos.judging.verdict import Promise, Verdict
 from peer.lab.chaos.process_swarm import ProcessSwarm
+from peer.lab.chaos.resizing import Resizer
+from peer.lab.sizes import parse
 
 LOOK_EVERY_S = 0.05
 TURN_EVERY_S = 0.25
@@ -115,7 +117,7 @@ def run_chaos(settings: ChaosSettings, watcher: Watcher) -> Outcome:
     judged = []
     for scenario in settings.scenarios:
         control = None
-        if settings.control:
+        if settings.control and not scenario.resizes:  # a swarm of one size compares with none
             quiet = scenario.control
             if quiet.name not in controls:
                 controls[quiet.name] = run_scenario(settings, quiet, (), watcher)
@@ -158,9 +160,11 @@ def run_scenario(
 ) -> Evidence:
     """Run one swarm from its start to its end."""
     timing = settings.timing(scenario)
+    sizes_text = scenario.sizes_text(settings.learners(scenario))
+    sizes = None if sizes_text is None else parse(sizes_text, over_s=timing.quiet_s)
     swarm_settings = SwarmSettings(
         directory=settings.directory / scenario.name.replace(" ", "-"),
-        peers=settings.learners(scenario),
+        peers=settings.learners(scenario) if sizes is None else sizes.founders,
         pace_s=settings.pace_s,
         hostile=scenario.hostile,
         proxied=scenario.proxied,
@@ -191,12 +195,16 @@ def run_scenario(
         )
         planned = acts(timing.lead_in_s, timing.quiet_s) if scenario.late else ()
         director = Director(swarm, planned, began_s=ready_s, tell=tell)
+        resizer = None if sizes is None else Resizer(swarm, sizes, began_s=ready_s, tell=tell)
         turn_s = 0.0
         quiet_s, end_s = ready_s + timing.quiet_s, ready_s + timing.total_s
         while (now := swarm.now()) < max(quiet_s, end_s):
             injector.turn()
             director.turn()
-            if now >= quiet_s and not director.over:
+            if resizer is not None:
+                resizer.turn()
+            is_resized = resizer is None or resizer.over
+            if now >= quiet_s and not (director.over and is_resized):
                 quiet_s, end_s = now + LOOK_EVERY_S, now + timing.settle_s
             if now >= quiet_s and not injector.over:
                 injector.heal()
@@ -219,6 +227,7 @@ def run_scenario(
             ended_s=ended_s,
             others_share=others_share,
             acts=director.done if scenario.lies else (),
+            sizes=() if resizer is None else resizer.done,
         )
 
 

@@ -16,6 +16,12 @@ from tests.averaging.round.machines import identity
 
 PEERS = tuple(PeerId(name) for name in ("anna", "boris", "clara", "dora"))
 JOIN = next(message for message in EXAMPLES if isinstance(message, said.Join))
+COMMIT = next(
+    said.decode_commit(message.commit)
+    for message in EXAMPLES
+    if isinstance(message, said.Committed)
+)
+ENTRY = COMMIT.members[0]
 
 
 def neighbourhood(me: PeerId, *, began: float) -> Neighbourhood:
@@ -100,3 +106,23 @@ def test_a_peer_that_only_dials_out_finds_a_leader_whatever_group_it_is_dealt_in
         without += not any(view[peer].reachable for peer in group if peer != me)
         assert peers.leader(head, (), 40.0) in others[:2]
     assert without, "each group has somebody who can be dialled"
+
+
+def test_a_round_is_deserted_when_its_majority_is_gone_and_others_are_left_to_merge_with() -> None:
+    me, boris, clara, dora = PEERS
+    left = PeerId("emil")
+    members = tuple(msgspec.structs.replace(ENTRY, peer=peer) for peer in PEERS)
+    commit = msgspec.structs.replace(COMMIT, members=members, on_probation=())
+    view = {peer: PeerView(first_seen=0.0, heard_at=40.0) for peer in (*PEERS[1:], left)}
+    peers = Neighbourhood(identity(me), Circumstances(), view, now=0.0)
+    assert not peers.is_deserted(commit, 40.0)
+    peers.mark_failed(boris, 41.0)  # a broken link alone may come back
+    peers.mark_failed(clara, 41.0)
+    assert not peers.is_deserted(commit, 41.0)
+
+    del view[boris]
+    assert not peers.is_deserted(commit, 41.0), "three of four are a majority"
+    del view[clara]
+    assert peers.is_deserted(commit, 41.0)
+    view[dora] = view[left] = PeerView(first_seen=0.0, heard_at=0.0)
+    assert not peers.is_deserted(commit, 41.0), "alone, it has nobody to merge with instead"

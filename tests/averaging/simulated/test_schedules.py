@@ -16,6 +16,7 @@ from averaging.history.state import FragmentState
 from averaging.messages import Message
 from averaging.round.effects import Note
 from averaging.round.inputs import Leave
+from averaging.rules.peer_view import SILENCE_MAX_S
 from averaging.rules.quorum import QuorumPolicy
 from averaging.rules.succession import succession
 from dht.identity import PeerId
@@ -586,6 +587,31 @@ def test_of_two_the_other_dies_after_both_accepted_and_the_doubt_ends_when_it_re
 
     settle(swarm)
     assert min(swarm.versions()) >= 1
+
+
+def test_those_left_when_most_of_a_round_died_merge_on_once_the_dead_are_missed() -> None:
+    """They were in the round until its deadline, and in doubt after it for as long again."""
+    swarm = swarm_of(9)
+    left = [PeerId(f"p{number}") for number in range(6, 9)]
+    swarm.on_send = lambda sender, to, message: to in left or not isinstance(message, said.Sealed)
+    died_at: list[float] = []
+
+    def die(node: Node, note: Note) -> None:
+        died_at.append(swarm.heap.now)
+        for number in range(6):
+            swarm.crash(PeerId(f"p{number}"))
+
+    at(swarm, "learned_seal", die)
+    while not died_at:
+        swarm.run(swarm.heap.now + 0.01)
+    swarm.on_send = None
+    before = max(swarm.versions())
+    missed_s = SILENCE_MAX_S + swarm.heartbeat_s
+    cycle_s = 10.0
+    swarm.run(died_at[0] + missed_s + 4 * POLICY.margin_s + 2 * cycle_s)
+
+    assert min(swarm.versions()) > before, swarm.versions()
+    settle(swarm)
 
 
 def test_an_upload_out_of_bound_is_left_out_and_stays_pending() -> None:

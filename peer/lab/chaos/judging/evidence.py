@@ -46,6 +46,8 @@ class Life:
     reports: tuple[Report, ...]
     merged_after_steps: int | None
     """Steps of this life before its work was first in a round, to the second."""
+    asked_s: float | None = None
+    """When it was asked to leave, if that was before the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +224,8 @@ class Evidence:
     """When the liars lied, and how; the times are the observer's."""
     lies: tuple[LieTold, ...] = ()
     """All lies, in the order of time."""
+    sizes: tuple[tuple[float, int], ...] = ()
+    """Number of learners that were to be there, and since when, if it changed by schedule."""
     bootstraps: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
     """Resources of the bootstrap peers, by name."""
     leaks: Leaks = field(default_factory=Leaks)

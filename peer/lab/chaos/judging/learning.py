@@ -22,7 +22,7 @@ def judge_loss(evidence: Evidence, control: Evidence | None) -> Verdict:
     if control is None or len(control.held_out) < 4 or len(points) < 4:
         return Verdict(Promise.LOSS, None, "no control to compare with, or too few measurements")
     loss, usual = losses(evidence, control)
-    spike, usual_spike = _spike(points), _spike(control.held_out)
+    spike, usual_spike = largest_rise(points), largest_rise(control.held_out)
     disturbed = "liars" if evidence.acts else "faults"
     figures = (
         f"held-out loss {loss:.3f}, without {disturbed} {usual:.3f} after equally many "
@@ -69,7 +69,7 @@ def _loss_at(
     return statistics.fmean(point.loss for point in near)
 
 
-def _spike(points: Iterable[HeldOutPoint]) -> float:
+def largest_rise(points: Iterable[HeldOutPoint]) -> float:
     """The largest rise above the lowest of the three losses before."""
     values = [point.loss for point in points]
     rises = [values[i] - min(values[i - 3 : i]) for i in range(3, len(values))]

@@ -10,6 +10,7 @@ from peer.lab.chaos.judging.history import judge_identical, judge_once
 from peer.lab.chaos.judging.learning import judge_loss
 from peer.lab.chaos.judging.liars import judge_liars
 from peer.lab.chaos.judging.progress import judge_bounded, judge_goes_on, judge_returns
+from peer.lab.chaos.judging.resizes import judge_resizes
 from peer.lab.chaos.judging.resources import judge_clean, judge_flat, judge_speed
 from peer.lab.chaos.judging.tokens import judge_ledger
 from peer.lab.chaos.judging.trust import judge_hygiene
@@ -26,6 +27,7 @@ def judge(evidence: Evidence, control: Evidence | None = None) -> tuple[Verdict,
         judge_speed(evidence, control),
         judge_ledger(evidence),
         judge_returns(evidence),
+        judge_resizes(evidence),
         judge_loss(evidence, control),
         judge_hygiene(evidence),
         judge_liars(evidence),

@@ -110,9 +110,9 @@ def judge_goes_on(evidence: Evidence) -> Verdict:
                 continue
             if not life.killed and life.exit_code not in (0, 130):
                 wrong.append(f"{peer.name} ended by itself with exit code {life.exit_code}")
-            elif not life.killed and life.ended_s < evidence.ended_s:
+            elif not life.killed and life.asked_s is None and life.ended_s < evidence.ended_s:
                 wrong.append(f"{peer.name} left at {life.ended_s:.0f} s without being asked")
-    gap_s, since_s = _longest_gap(evidence)
+    gap_s, since_s = longest_gap(evidence)
     # The slowest correct way to the next merge: a whole cycle, a quorum that waits for a peer
     # which has just died, and a round that loses its leader at its end.
     cycle_s = evidence.cycle_steps * evidence.pace_s
@@ -178,12 +178,16 @@ def _steps_in_quiet_end(evidence: Evidence, life: Life) -> int:
     return within[-1] - within[0] if within else 0
 
 
-def _longest_gap(evidence: Evidence) -> tuple[float, float]:
-    """The longest time without a merge although two learners could have merged, and its start."""
+def longest_gap(evidence: Evidence, fragment: int | None = None) -> tuple[float, float]:
+    """The longest time without a merge although two learners could have merged, and its start.
+
+    ``fragment``: of this one; ``None``: of any.
+    """
     times = [
         report.at_s
         for _, report in evidence.finished_rounds()
         if evidence.ready_s <= report.at_s <= evidence.ended_s
+        and fragment in (None, report.fragment)
     ]
     moments = sorted([evidence.ready_s, *times, evidence.ended_s])
     return max(

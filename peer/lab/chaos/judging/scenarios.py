@@ -34,6 +34,18 @@ class Scenario:
     """Chance that a piece of a merge is audited; ``None``: the usual one."""
     minutes: float = 2.0
     """Usual length."""
+    resizes: bool = False
+    """Learners start and end on a schedule (``sizes_text``)."""
+
+    def sizes_text(self, peers: int) -> str | None:
+        """The schedule of a swarm that grows to so many learners (``peer.lab.sizes``).
+
+        It shrinks to the half, doubles at once, and loses nine tenths at once.
+        """
+        if not self.resizes:
+            return None
+        half, few = max(2, peers // 2), max(2, round(peers / 10))
+        return f"2,{peers},{half}/{peers},{peers}/{few},{few}"
 
     @property
     def control(self) -> Scenario:
@@ -116,6 +128,13 @@ SCENARIOS: Mapping[str, Scenario] = {
             audit_rate=0.5,
             peers=7,
             minutes=4.0,
+        ),
+        Scenario(
+            "resize",
+            "a swarm that grows, shrinks, doubles at once and loses nine tenths at once",
+            peers=12,
+            minutes=10.0,
+            resizes=True,
         ),
         Scenario(
             "churn",

@@ -40,8 +40,14 @@ def goodput(evidence: Evidence) -> float | None:
             before = report.merged_tokens
         after = sum(size * merged.get(peer.peer_id, 0) for size, merged in final.values()) / whole
         gained += after - before
-    seconds = evidence.ended_s - evidence.ready_s
-    possible = len(evidence.honest) * seconds / evidence.pace_s * evidence.step_tokens
+    seconds = len(evidence.honest) * (evidence.ended_s - evidence.ready_s)
+    if evidence.sizes:
+        seconds = sum(
+            max(0.0, min(life.ended_s, evidence.ended_s) - max(life.began_s, evidence.ready_s))
+            for peer in evidence.honest
+            for life in peer.lives
+        )
+    possible = seconds / evidence.pace_s * evidence.step_tokens
     return gained / possible
 
 

@@ -26,6 +26,8 @@ class Promise(StrEnum):
     """processed = merged + pending + discarded, according to three independent counts."""
     RETURNS = "returns"
     """A peer that returns contributes within two cycles."""
+    RESIZES = "resizes"
+    """Merges do not pause and the loss has no step while the swarm grows and shrinks."""
     LOSS = "loss"
     """The loss has no spike when a peer joins, and ends as low as without faults."""
     HYGIENE = "hygiene"

@@ -9,6 +9,7 @@ rounds, the fate of every token, and a digest of all events.
 - ``lifecycle``: starts, crashes, pauses, partitions. ``incidents``: schedules them.
 - ``peer``, ``learner``, ``membership``: one simulated peer, its parameters, and its view of others.
 - ``token_books``: which tokens were merged. ``outcome``: the types of the results.
+- ``resizing``: a swarm that grows and shrinks by schedule.
 - ``report``: sweeps, tables and plots. ``plugins``: a user's own merge rules, codecs and groupings.
 
 Nothing here reads a real clock or opens a socket; the network is ``dht.memory.network``.

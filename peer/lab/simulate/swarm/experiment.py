@@ -22,6 +22,7 @@ from averaging.rules.due import DuePolicy
 from averaging.rules.line_levels import Level, ladder
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.policy import RoundPolicy
+from averaging.rules.probation import ProbationPolicy
 from averaging.rules.quorum import ALL, QuorumPolicy, Required
 from peer.errors import PeerError
 from peer.run_file.sections import codec_pairs
@@ -166,6 +167,10 @@ class Rounds(_Table, frozen=True, kw_only=True):
     """Contributions that each honest peer checks on their authors' data in a cycle
     (``averaging.audit.spot_checks``)."""
     alone_s: Positive = 600.0
+    probation_rounds: Natural = 0
+    """Merges after which a newcomer counts, as in a run file (there 64, over 10 minutes). Each peer
+    then judges all others by itself, which takes more time than a shared judgement."""
+    probation_minutes: Annotated[float, Meta(ge=0.0)] = 0.0
     by_site: bool = True
     """Let peers of one site (``network.site_size``) reduce among themselves first, so that only
     one of them uses the shared line (``averaging.rules.sites``)."""
@@ -219,9 +224,10 @@ class Churn(_Table, frozen=True, kw_only=True):
 class Event(_Table, frozen=True, kw_only=True):
     """An event that affects some peers at a given time."""
 
-    kind: Literal["crash", "pause", "partition", "join"]
-    """crash: return after ``lasts_s`` as in ``churn.returns``. pause: suspended for ``lasts_s``.
-    partition: cut off from all other peers. join: first start."""
+    kind: Literal["crash", "leave", "pause", "partition", "join"]
+    """crash: return after ``lasts_s`` as in ``churn.returns``. leave: in order, as at Ctrl-C, and
+    for good. pause: suspended for ``lasts_s``. partition: cut off from all other peers. join: first
+    start."""
     at_s: Annotated[float, Meta(ge=0.0)]
     lasts_s: Annotated[float, Meta(ge=0.0)] = 0.0
     every_s: Annotated[float, Meta(ge=0.0)] = 0.0
@@ -319,6 +325,9 @@ class Experiment(_Table, frozen=True, kw_only=True):
             round_s=rounds.round_deadline_s,
             slice_bytes_min=rounds.slice_bytes_min,
             alone_s=rounds.alone_s,
+            probation=ProbationPolicy(
+                rounds=rounds.probation_rounds, seconds=60.0 * rounds.probation_minutes
+            ),
             # The machines know the small model: to them all lines are so many times slower.
             slow_link_bytes_s=RoundPolicy().slow_link_bytes_s / self.network.bulk_factor,
         )

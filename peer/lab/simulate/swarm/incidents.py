@@ -51,6 +51,9 @@ class Incidents:
         if event.kind == "crash":
             for slot in affected:
                 lifecycle.crash(slot, event.lasts_s)
+        elif event.kind == "leave":
+            for slot in affected:
+                lifecycle.leave(slot)
         elif event.kind == "pause":
             lifecycle.pause(affected)
             heap.call_in(event.lasts_s, lifecycle.resume, affected)

@@ -16,8 +16,10 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.codecs import codec_names
 from averaging.round.certificates import link_of
 from averaging.round.identity import Circumstances, Identity
-from averaging.round.inputs import LineMeasured
+from averaging.round.inputs import AnswerEveryCall, Due, Leave, LineMeasured
 from averaging.round.machine import FragmentRounds
+from averaging.round.taking_over import Life
+from averaging.rules.probation import Probation
 from averaging.simulated.fetching import REQUEST_BYTES
 from averaging.simulated.node import FragmentNode
 from averaging.simulated.wires import MARK_BYTES
@@ -30,6 +32,13 @@ from peer.lab.simulate.swarm.poison import PoisoningSeat, directions, poisoned
 from peer.lab.simulate.swarm.slots import Slot
 
 REPLAY_BYTES_MAX = 64 << 20
+
+LAST_OFFERS_S = 12.0
+"""Time in which a peer that leaves has its work merged, and ..."""
+DRAIN_S = 12.0
+"""... in which its last rounds end: shares of ``peer.agent.agent.LEAVE_WITHIN_S``, as in
+``peer.agent.active_peer``."""
+LEAVING_LOOK_S = 0.5
 
 
 class Lifecycle:
@@ -64,11 +73,12 @@ class Lifecycle:
             rng=np.random.default_rng([env.seed, 2, slot.number, slot.lives]),
         )
         view = env.membership.view(slot.number, slot.side)
+        probation = Probation(env.policy.probation)
         for state in states:
             # Each has momentum of its own: the outer step moves it in place.
             own = replace(state, momentum=state.momentum.copy())
             seat = self._seat(slot, trainee, own)
-            machine = self._machine(slot, own, view)
+            machine = self._machine(slot, own, view, probation)
             node = FragmentNode(
                 peer,
                 env.wires,
@@ -112,7 +122,9 @@ class Lifecycle:
             trainee, state, rule=rule, alpha=alpha, missed_kept=kept, upload=upload
         )
 
-    def _machine(self, slot: Slot, state: FragmentState, view: Table) -> FragmentRounds:
+    def _machine(
+        self, slot: Slot, state: FragmentState, view: Table, probation: Probation
+    ) -> FragmentRounds:
         env, name = self._environment, slot.name
         fragment = env.layout.fragments[state.fragment]
         identity = Identity(
@@ -134,9 +146,11 @@ class Lifecycle:
             Circumstances(bytes_per_s=slot.bytes_per_s / env.wires.bulk_factor),
             view=view,
             standing=Standing.of(state),
+            probation=probation,
             now=env.heap.now,
         )
-        machine.peers.crowd = view
+        if not probation.is_on:  # otherwise peers differ in who counts
+            machine.peers.crowd = view
         if env.heap.now == 0.0:
             machine.peers.started_at = -1e6  # founders count as long-standing members
         return machine
@@ -223,13 +237,63 @@ class Lifecycle:
         if peer is None:
             return
         env.record("crash", peer=slot.name)
-        peer.crash()
-        self.live -= 1
-        slot.bury(peer)
-        env.network.crash(slot.name)
+        self._end(slot, peer)
         env.heap.call_in(env.network.weather.silence_s, env.wires.streams_to, slot.name)
         if env.experiment.churn.returns != "never" and away_s:
             env.heap.call_in(away_s, self._restart, slot)
+
+    def leave(self, slot: Slot) -> None:
+        """Let a peer leave in order: its work is offered once more, its rounds end, it is missed
+        by nobody. Other than a live one, it goes on training meanwhile."""
+        env, peer = self._environment, slot.living
+        if peer is None:
+            return
+        env.record("leave", peer=slot.name)
+        step, life = peer.trainee.step, Life(slot.name, slot.lives)
+        peer.now()
+        for node in peer.nodes:
+            node.run(node.machine.handle(AnswerEveryCall(), env.heap.now))
+        offers_until = env.heap.now + LAST_OFFERS_S
+        drained_until = offers_until + DRAIN_S
+
+        def offer() -> None:
+            if not peer.alive:
+                return
+            now = peer.now()
+            lacking = [
+                node
+                for node in peer.nodes
+                if node.state is not None and life.mark_in(node.state.merged) < step
+            ]
+            if not lacking or now >= offers_until:
+                for node in peer.nodes:
+                    node.run(node.machine.handle(Leave("leaving"), now))
+                env.heap.call_in(LEAVING_LOOK_S, drain)  # those who joined it are told first
+                return
+            for node in lacking:
+                if not node.is_busy:
+                    node.run(node.machine.handle(Due(), now))
+            env.heap.call_in(LEAVING_LOOK_S, offer)
+
+        def drain() -> None:
+            if not peer.alive:
+                return
+            under_way = any(node.machine.own_round is not None for node in peer.nodes)
+            if under_way and env.heap.now < drained_until:
+                env.heap.call_in(LEAVING_LOOK_S, drain)
+                return
+            self._end(slot, peer, left=True)
+            env.membership.left(slot.name)
+            env.wires.streams_to(slot.name)
+
+        offer()
+
+    def _end(self, slot: Slot, peer: SimulatedPeer, *, left: bool = False) -> None:
+        """End an incarnation."""
+        peer.crash()
+        self.live -= 1
+        slot.bury(peer, left=left)
+        self._environment.network.crash(slot.name)
 
     def _restart(self, slot: Slot) -> None:
         env = self._environment

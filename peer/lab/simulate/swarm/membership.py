@@ -118,6 +118,13 @@ class Membership:
         """Put all peers on side 0 again; the others reappear with their next heartbeat."""
         self._tables = {0: self._tables[0]}
 
+    def left(self, peer: PeerId) -> None:
+        """Drop a peer that said goodbye."""
+        for tables in self._tables.values():
+            for table in tables:
+                if table.pop(peer, None) is not None:
+                    table.changed()
+
     def _heartbeat(self, observer: int) -> None:
         now = self._heap.now
         for side, tables in self._tables.items():

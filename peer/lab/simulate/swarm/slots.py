@@ -22,11 +22,13 @@ BYTES_S_PER_MBIT = 125e3
 
 @dataclass(slots=True)
 class PastLife:
-    """Counters of an incarnation that crashed."""
+    """Counters of an incarnation that has ended."""
 
     steps: int
     merged_steps: list[int]
     discarded_steps: list[int]
+    left: bool
+    """True if it left in order; otherwise it crashed."""
 
 
 @dataclass(slots=True)
@@ -70,14 +72,15 @@ class Slot:
     def up_s(self) -> float:
         return self.past_up_s + (living.up_s() if (living := self.living) else 0.0)
 
-    def bury(self, peer: SimulatedPeer) -> None:
-        """Keep what is left of an incarnation that has just crashed."""
+    def bury(self, peer: SimulatedPeer, *, left: bool = False) -> None:
+        """Keep what is left of an incarnation that has just ended."""
         self.saved = peer.states
         self.past.append(
             PastLife(
                 peer.trainee.step,
                 [seat.own.merged_step for seat in peer.seats],
                 [seat.own.discarded_steps for seat in peer.seats],
+                left,
             )
         )
         self.past_blocked_s += peer.blocked_s

@@ -43,6 +43,7 @@ from peer.lab.simulate.swarm.resolving import check_names, problem_of
 from peer.lab.simulate.swarm.slots import BYTES_S_PER_MBIT, Slot, slots_of
 from peer.lab.simulate.swarm.spot_checking import SpotChecking
 from peer.lab.simulate.swarm.token_books import TokenBooks
+from peer.rules.ledger import Fate
 
 TIME_FACTOR = 3.0
 """Default time limit of an experiment, as a multiple of its duration without any waiting."""
@@ -296,6 +297,10 @@ class SimulatedSwarm(Watch):
             version=float(np.mean(versions)),
         )
 
+    def fate(self) -> Fate:
+        """The fate of all tokens that were processed so far."""
+        return self._books.fate(self.slots, self.alive, step_tokens=self.problem.step_tokens)
+
     def _loss(self, thetas: Sequence[Float32s]) -> float:
         return self.problem.evaluate(self.places.join(thetas))
 
@@ -354,7 +359,7 @@ class SimulatedSwarm(Watch):
             seed=self.seed,
             points=self.points,
             rounds=self.rounds,
-            fate=self._books.fate(self.slots, self.alive, step_tokens=self.problem.step_tokens),
+            fate=self.fate(),
             staleness=dict(sorted(self._books.staleness.items())),
             goodput=self.processed_tokens / max(1.0, possible * self.problem.step_tokens),
             blocked_share=sum(slot.blocked_s for slot in self.slots) / max(1e-9, up_s),

@@ -13,7 +13,7 @@ from averaging.round.effects import Apply
 from dht.identity import PeerId
 from peer.lab.simulate.swarm.peer import SimulatedPeer
 from peer.lab.simulate.swarm.slots import Slot
-from peer.rules.ledger import APART, CRASH, Fate
+from peer.rules.ledger import APART, CRASH, LEFT, Fate
 
 
 class TokenBooks:
@@ -21,8 +21,6 @@ class TokenBooks:
 
     def __init__(self, layout: Layout) -> None:
         self.staleness: Counter[int] = Counter()
-        self._merged: list[dict[PeerId, int]] = [{} for _ in layout.fragments]
-        """Tokens of each peer that were ever merged, in any lineage, by fragment."""
         self._merged_total = [0] * len(layout.fragments)
         self._merged_steps: list[dict[tuple[PeerId, int], int]] = [{} for _ in layout.fragments]
         """Last merged step of each peer and incarnation, by fragment."""
@@ -37,7 +35,7 @@ class TokenBooks:
         """Enter the contributions of a finished round. The caller passes each round once."""
         if apply.commit.kind == "mix":
             return
-        tokens, steps = self._merged[fragment], self._merged_steps[fragment]
+        steps = self._merged_steps[fragment]
         for index in apply.seal:
             entry = apply.commit.members[index]
             self.staleness[entry.staleness] += 1
@@ -46,37 +44,50 @@ class TokenBooks:
             life = (entry.peer, entry.incarnation)
             if entry.mark > steps.get(life, 0):
                 steps[life] = entry.mark
-                tokens[entry.peer] = tokens.get(entry.peer, 0) + entry.tokens
                 self._merged_total[fragment] += entry.tokens
 
     def fate(
         self, slots: Sequence[Slot], alive: Iterable[SimulatedPeer], *, step_tokens: int
     ) -> Fate:
-        """The fate of every token that was ever processed."""
+        """The fate of every token that was ever processed.
+
+        A peer has settled a step when it counts it as merged, there or elsewhere. What is settled
+        and in no state is ``apart``, as in a live peer's ledger; what is in a state and was not
+        settled is in excess, and a bug.
+        """
         standing = self._standing_maps(alive)
-        merged = pending = given_up = lost = apart = 0.0
+        merged = pending = given_up = apart = excess = 0.0
+        lost = {CRASH: 0.0, LEFT: 0.0}
         for fragment, share in enumerate(self._sizes / self._sizes.sum()):
             weight, per_step = float(share), float(share) * step_tokens
             for slot in slots:
                 mark = standing[fragment].get(slot.name)
                 held = mark.tokens if mark is not None else 0
-                merged += weight * held
-                apart += weight * (self._merged[fragment].get(slot.name, 0) - held)
+                settled = 0
                 for number, life in enumerate(slot.past, start=1):
                     # A round may have ended well after the death of its contributor.
                     done = self._merged_steps[fragment].get((slot.name, number), 0)
                     done = max(done, life.merged_steps[fragment])
+                    settled += done - life.discarded_steps[fragment]
                     given_up += per_step * life.discarded_steps[fragment]
-                    lost += per_step * (life.steps - done)
+                    lost[LEFT if life.left else CRASH] += per_step * (life.steps - done)
                 if slot.living is not None:
-                    seat = slot.living.seats[fragment]
-                    pending += per_step * seat.pending_steps
-                    given_up += per_step * seat.own.discarded_steps
+                    own = slot.living.seats[fragment].own
+                    done = own.merged_step
+                    if mark is not None and mark.incarnation == slot.lives:
+                        done = max(done, mark.step)  # merged, and this peer does not know it yet
+                    settled += done - own.discarded_steps
+                    given_up += per_step * own.discarded_steps
+                    pending += per_step * (slot.living.trainee.step - done)
+                merged += weight * held
+                apart += weight * max(0, settled * step_tokens - held)
+                excess += weight * max(0, held - settled * step_tokens)
         return Fate(
             processed=float(sum(slot.steps for slot in slots) * step_tokens),
             merged=merged,
             pending=pending,
-            discarded={"given up": given_up, CRASH: lost, APART: apart},
+            discarded={"given up": given_up, **lost, APART: apart},
+            excess=excess,
         )
 
     def _standing_maps(self, alive: Iterable[SimulatedPeer]) -> list[MergedMap]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from peer.lab.chaos.judging.evidence import Evidence, HostileUpload, Leaks, Sample
+from peer.lab.chaos.judging.evidence import Evidence, HostileUpload, Leaks, RoundReport, Sample
 from peer.lab.chaos.judging.oracle import judge
 from peer.lab.chaos.judging.schedule import FaultKind
 from peer.lab.chaos.judging.tokens import goodput, tokens
@@ -34,7 +34,7 @@ def test_a_healthy_swarm_breaks_no_promise() -> None:
     assert [each.promise for each in found] == list(Promise)
     assert all(each.kept is not False for each in found), found
     unknown = {each.promise for each in found if each.kept is None}
-    assert unknown == {Promise.RETURNS, Promise.FLAT}
+    assert unknown == {Promise.RETURNS, Promise.RESIZES, Promise.FLAT}
 
 
 # --- one history
@@ -414,6 +414,15 @@ def test_a_bootstrap_peer_may_keep_as_much_as_a_full_directory(
     assert found.kept is kept, found.reason
 
 
+def test_folders_of_daemons_that_were_killed_for_good_are_no_leftovers() -> None:
+    left = Leaks(files=("/tmp/shoal-p2p-a", "/tmp/shoal-p2p-b"))
+    killed = peer("anna", lives=(life(ended_s=50.0, killed=True),))
+    found = verdict(Promise.CLEAN, evidence(killed, peer("boris"), leaks=left))
+    assert found.kept is False and "/tmp/shoal-p2p-b" in found.reason
+    one = Leaks(files=left.files[:1])
+    assert verdict(Promise.CLEAN, evidence(killed, peer("boris"), leaks=one)).kept is True
+
+
 def test_leftovers_are_named() -> None:
     left = Leaks(processes=("77: p2pd",), files=("/tmp/x",))
     found = verdict(Promise.CLEAN, evidence(leaks=left))
@@ -448,3 +457,52 @@ def test_memory_and_descriptors_that_grow_are_found(
     keeps_descriptors = descriptors_s == 0.0
     assert verdict(Promise.FLAT, flooded).kept is keeps_descriptors, "a flood's memory has a bound"
     assert verdict(Promise.FLAT, flooded, beside).kept is kept
+
+
+# --- sizes
+
+
+SIZES = ((1.0, 2), (30.0, 3), (60.0, 2))
+
+
+def test_a_swarm_that_merges_on_while_it_is_resized_keeps_its_promise() -> None:
+    found = verdict(Promise.RESIZES, evidence(sizes=SIZES))
+    assert found.kept is True
+    assert "2 to 3 learners" in found.reason and "0.62 cycles" in found.reason
+
+
+def without_rounds(begin_s: float, end_s: float) -> tuple[RoundReport, ...]:
+    return tuple(told for told in rounds() if not begin_s < told.at_s < end_s)
+
+
+def test_a_pause_of_more_than_a_cycle_is_found_while_the_swarm_is_resized() -> None:
+    """Merges that are due every 3.2 s may be 6.4 s apart."""
+    for until_s, kept in ((33.0, True), (35.0, False)):
+        told = without_rounds(29.0, until_s)
+        peers = [peer("anna", rounds=told), peer("boris", rounds=told)]
+        assert verdict(Promise.RESIZES, evidence(*peers, sizes=SIZES)).kept is kept
+
+
+def test_a_pause_until_the_round_of_killed_learners_is_over_is_allowed() -> None:
+    told = without_rounds(60.0, 76.0)
+    killed = life(ended_s=61.0, killed=True)
+    sizes = ((1.0, 3), (61.0, 2))
+    for lives, kept in (((killed,), True), ((replace(killed, killed=False),), False)):
+        third = peer("mallory", rounds=told, lives=lives)
+        given = evidence(peer("anna", rounds=told), peer("boris", rounds=told), third, sizes=sizes)
+        assert verdict(Promise.RESIZES, given).kept is kept
+
+
+def test_a_step_in_the_loss_is_found_while_the_swarm_is_resized() -> None:
+    curve = list(loss_curve())
+    curve[10] = replace(curve[10], loss=curve[9].loss + 0.3)
+    found = verdict(Promise.RESIZES, evidence(sizes=SIZES, held_out=tuple(curve)))
+    assert found.kept is False and "rose by" in found.reason
+
+
+def test_a_peer_that_was_asked_to_leave_has_not_ended_by_itself() -> None:
+    early = replace(life(ended_s=50.0), asked_s=45.0)
+    asked = evidence(peer("anna", lives=(early,)), peer("boris"))
+    assert verdict(Promise.GOES_ON, asked).kept is True
+    by_itself = evidence(peer("anna", lives=(replace(early, asked_s=None),)), peer("boris"))
+    assert verdict(Promise.GOES_ON, by_itself).kept is False

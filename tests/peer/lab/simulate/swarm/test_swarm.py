@@ -26,6 +26,7 @@ def experiment(**settings: Any) -> Experiment:
 
 def assert_every_token_has_a_fate(result: SwarmResult) -> None:
     fate = result.fate
+    assert fate.excess == 0
     assert fate.processed == pytest.approx(
         fate.merged + fate.pending + sum(fate.discarded.values())
     )

@@ -1,0 +1,159 @@
+"""Cost of membership while a swarm changes its size: presences on a simulated network.
+
+Each peer is the presence of a live one (``dht.presence``) on a host in memory, in virtual time: its
+hellos, heartbeats, dial-backs and share of the directory are all there; encryption and libp2p are
+not. Nobody trains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dht.identity import PeerId, RunId
+from dht.memory.host import MemoryHost, MemoryNetwork, identity_of, run
+from dht.presence.presence import Presence
+from dht.presence.settings import PresenceSettings, Profile
+from peer.lab.sizes import Sizes
+
+RUN = RunId("c0" * 32)
+LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipCost:
+    """Cost of membership for a mean peer between two moments."""
+
+    until_s: float
+    bytes_per_s: float
+    """Bytes that a peer sends in a second; those of the bootstrap peer are not counted."""
+    hellos_per_beat: float
+    """Hellos that a peer sends in one heartbeat."""
+    wrong_s: float
+    """Time in which some peer saw others than those that were there."""
+
+
+@dataclass(slots=True)
+class _Member:
+    host: MemoryHost
+    presence: Presence
+
+
+class _Swarm:
+    """The peers that are there now."""
+
+    def __init__(self, network: MemoryNetwork, settings: PresenceSettings, seed: int) -> None:
+        self.network = network
+        self.members: dict[int, _Member] = {}
+        self.hellos_of_ended = 0
+        self._settings = settings
+        self._seed = seed
+
+    async def open_bootstrap(self) -> Presence:
+        identity = identity_of("bootstrap")
+        host = self.network.host("bootstrap")
+        rng = np.random.default_rng([self._seed, 0])
+        presence = Presence(
+            host, identity, Profile(None, role="bootstrap"), self._settings, rng=rng
+        )
+        await presence.start()
+        self._seeds = await host.addresses()
+        self._bootstrap = host.peer_id
+        return presence
+
+    async def start(self, number: int) -> None:
+        name = f"peer-{number}"
+        host = self.network.host(name)
+        rng = np.random.default_rng([self._seed, number + 1])
+        presence = Presence(
+            host, identity_of(name), Profile(RUN), self._settings, seeds=self._seeds, rng=rng
+        )
+        self.members[number] = _Member(host, presence)
+        await presence.start()
+
+    async def end(self, number: int, *, politely: bool) -> None:
+        member = self.members.pop(number)
+        self.hellos_of_ended += member.presence.stats.hellos_sent
+        if politely:
+            await member.presence.leave()
+        self.network.crash(member.host.peer_id)
+        await member.presence.close()
+
+    def sent_bytes(self) -> int:
+        simulated = self.network.simulated
+        return simulated.bytes_sent - simulated.traffic(self._bootstrap)[0]
+
+    def hellos(self) -> int:
+        return self.hellos_of_ended + sum(
+            member.presence.stats.hellos_sent for member in self.members.values()
+        )
+
+    def is_seen_right(self, now: float) -> bool:
+        ids = {member.host.peer_id for member in self.members.values()}
+        return all(_sees(member, now) == ids for member in self.members.values())
+
+
+def _sees(member: _Member, now: float) -> set[PeerId]:
+    present = {other.peer for other in member.presence.table.present(now)}
+    return present | {member.host.peer_id}
+
+
+def membership_cost(
+    sizes: Sizes,
+    until_s: Sequence[float],
+    *,
+    politely: bool,
+    seed: int = 0,
+    settings: PresenceSettings | None = None,
+    progress: Callable[[float], None] = lambda share: None,
+) -> list[MembershipCost]:
+    """Follow a schedule of sizes; returns the cost up to each of these moments.
+
+    ``politely``: peers that end say goodbye.
+    """
+    settings = settings or PresenceSettings()
+    beat_s = settings.membership.heartbeat_s
+
+    async def follow() -> list[MembershipCost]:
+        swarm = _Swarm(MemoryNetwork(seed=seed), settings, seed)
+        bootstrap = await swarm.open_bootstrap()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(sizes.founders):
+                tasks.create_task(swarm.start(number))
+        left = list(sizes.changes)
+        costs = []
+        for end_s in until_s:
+            sent, hellos, peers_s, wrong_s = swarm.sent_bytes(), swarm.hellos(), 0.0, 0.0
+            while (at_s := loop.time() - began) < end_s:
+                async with asyncio.TaskGroup() as tasks:
+                    while left and left[0].at_s <= at_s:
+                        change = left.pop(0)
+                        for number in change.starts:
+                            tasks.create_task(swarm.start(number))
+                        for number in change.ends:
+                            tasks.create_task(swarm.end(number, politely=politely))
+                step_s = min(LOOK_S, end_s - at_s)
+                await asyncio.sleep(step_s)
+                peers_s += step_s * len(swarm.members)
+                if not swarm.is_seen_right(loop.time()):
+                    wrong_s += step_s
+                progress(at_s / until_s[-1])
+            costs.append(
+                MembershipCost(
+                    until_s=end_s,
+                    bytes_per_s=(swarm.sent_bytes() - sent) / peers_s,
+                    hellos_per_beat=(swarm.hellos() - hellos) * beat_s / peers_s,
+                    wrong_s=wrong_s,
+                )
+            )
+        for member in swarm.members.values():
+            await member.presence.close()
+        await bootstrap.close()
+        return costs
+
+    return run(follow(), seed=seed)

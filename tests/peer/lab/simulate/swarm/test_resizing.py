@@ -1,0 +1,104 @@
+"""A simulated swarm whose size changes: merges go on, and every token has a fate at any time."""
+
+from __future__ import annotations
+
+import pytest
+
+from averaging.rules.peer_view import SILENCE_MAX_S
+from averaging.rules.policy import RoundPolicy
+from peer.lab.simulate.swarm.experiment import Experiment
+from peer.lab.simulate.swarm.membership import HEARTBEAT_S
+from peer.lab.simulate.swarm.resizing import Ending, Resized, follow
+from peer.lab.sizes import parse
+
+EXPERIMENT = Experiment().with_settings(
+    {
+        "peers.step_jitter": 0.05,
+        "problem.size": 4,
+        "outer.fragments": 2,
+        "rounds.group_size": 8,
+    }
+)
+CYCLE_S = EXPERIMENT.cycle_s
+MISSED_AFTER = (SILENCE_MAX_S + HEARTBEAT_S + 2 * RoundPolicy().margin_s) / CYCLE_S
+"""Cycles until all have noticed that a peer is dead, and are out of their rounds with it."""
+
+PAUSE_MAX = 1.0
+"""Merges of a fragment come once in a cycle. A pause, in cycles, is what is longer than that."""
+
+
+def followed(
+    text: str, ending: Ending, seed: int, *, over_s: float = 600.0, group_size: int = 8
+) -> Resized:
+    sizes = parse(text, over_s=over_s)
+    experiment = EXPERIMENT.with_settings({"rounds.group_size": group_size})
+    found = follow(experiment, sizes, ending, seed)
+    for window in found.windows:
+        fate = window.fate
+        assert fate.excess == 0, f"seed {seed}, {window}"
+        assert fate.processed == pytest.approx(fate.merged + fate.pending + fate.discarded_total)
+    assert found.group_max <= group_size
+    return found
+
+
+def assert_groups_follow(found: Resized, group_size: int) -> None:
+    """Several groups merge in each cycle while there are more peers than one holds."""
+    for before, window in zip(found.windows, found.windows[1:], strict=False):
+        if min(before.peers, window.peers) > 2 * group_size:
+            assert window.merges > 1.5, window
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_swarm_that_grows_and_shrinks_in_order_never_pauses_for_a_cycle(seed: int) -> None:
+    found = followed("2,16,2", "leave", seed, over_s=300.0, group_size=4)
+
+    assert found.fragment_pause < 1.0 + PAUSE_MAX, f"seed {seed}"
+    assert found.windows[-1].peers == 2
+    assert_groups_follow(found, 4)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_flash_crowd_costs_no_merge(seed: int) -> None:
+    found = followed("8,8/16,16", "crash", seed, over_s=240.0, group_size=4)
+
+    assert found.fragment_pause < 1.25, f"seed {seed}"
+    assert_groups_follow(found, 4)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_those_left_of_a_swarm_that_lost_nine_tenths_merge_on_when_the_dead_are_missed(
+    seed: int,
+) -> None:
+    found = followed("20,20/2,2", "crash", seed, over_s=240.0, group_size=4)
+
+    assert found.fragment_pause < 1.0 + MISSED_AFTER, f"seed {seed}"
+    assert found.windows[-1].merges > 0.7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_two_to_forty_peers_and_back_in_ten_minutes(seed: int) -> None:
+    found = followed("2,40,2", "leave", seed)
+
+    assert max(window.peers for window in found.windows) >= 39
+    assert found.fragment_pause < 1.0 + PAUSE_MAX, f"seed {seed}"
+    assert_groups_follow(found, 8)
+    assert found.windows[-1].fate.merged > 0.9 * found.windows[-1].fate.processed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_forty_peers_that_become_four_at_once(seed: int) -> None:
+    """Seed 2 stood still for 7.5 cycles: its last two were in a round with five dead."""
+    found = followed("40,40/4,4", "crash", seed)
+
+    assert found.fragment_pause < 1.0 + MISSED_AFTER, f"seed {seed}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_twenty_peers_that_become_forty_at_once(seed: int) -> None:
+    found = followed("20,20/40,40", "crash", seed)
+
+    assert found.fragment_pause < 1.25, f"seed {seed}"
+    assert_groups_follow(found, 8)
