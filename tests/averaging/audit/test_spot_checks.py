@@ -6,7 +6,14 @@ import random
 
 import pytest
 
-from averaging.audit.spot_checks import FALL_MIN, SpotChecks
+from averaging.audit.spot_checks import (
+    BACK_MAX,
+    CHANGE_MIN,
+    FALL_SHARE,
+    FALLS_MIN,
+    SpotChecks,
+    steps_between,
+)
 from averaging.audit.strikes import Strikes
 from dht.identity import PeerId
 
@@ -33,7 +40,7 @@ def test_a_peer_that_failed_is_checked_again_at_once_and_then_refused_for_a_whil
     assert not made.checked(BORIS, 2.0, 2.3, 0.0)
     assert not made.refuses(BORIS, 0.0), "one failure has no consequence"
     assert made.draw(ALL, 1) == BORIS
-    assert not made.checked(BORIS, 2.0, 2.0, 1.0)
+    assert not made.checked(BORIS, 2.0, 2.1, 1.0)
     assert made.refuses(BORIS, 1.0)
     assert made.refuses(BORIS, 600.0)
     assert not made.refuses(BORIS, 1200.0), "strikes fade"
@@ -48,12 +55,76 @@ def test_a_peer_that_passes_the_second_time_is_no_suspect() -> None:
     assert strikes.count(BORIS, 1.0) > 0.0, "it is remembered for a while"
 
 
+def usually(made: SpotChecks, fall: float) -> SpotChecks:
+    for _ in range(FALLS_MIN):
+        assert made.checked(CLARA, 2.0, 2.0 * (1 - fall), 0.0)
+    return made
+
+
 @pytest.mark.parametrize(("after", "passes"), [(1.98, True), (1.9999, False), (2.001, False)])
-def test_a_contribution_has_to_lower_the_loss_by_more_than_nothing(
-    after: float, passes: bool
-) -> None:
-    assert 1.98 <= (1 - FALL_MIN) * 2.0 < 1.9999
-    assert checks()[0].checked(ANNA, 2.0, after, 0.0) is passes
+def test_a_contribution_has_to_lower_the_loss_where_others_do(after: float, passes: bool) -> None:
+    made = usually(checks()[0], 0.1)
+    assert made.fall_wanted() == CHANGE_MIN
+    assert made.checked(ANNA, 2.0, after, 0.0) is passes
+
+
+@pytest.mark.parametrize("fall", [0.001, 0.01, 0.04])
+def test_where_the_loss_falls_little_a_share_of_that_is_enough(fall: float) -> None:
+    made = usually(checks()[0], fall)
+    assert made.fall_wanted() == pytest.approx(min(CHANGE_MIN, FALL_SHARE * fall))
+    assert made.checked(ANNA, 2.0, 2.0 * (1 - 0.2 * fall), 0.0)
+    assert not made.checked(BORIS, 2.0, 2.0 * (1 - 0.05 * fall), 0.0)
+
+
+@pytest.mark.parametrize("known", [0, FALLS_MIN - 1, FALLS_MIN])
+def test_while_nothing_is_usual_only_a_rise_is_held_against_its_author(known: int) -> None:
+    """During a warm-up from zero, and for the first contributions that a peer checks."""
+    made, _ = checks()
+    for _ in range(known):
+        assert made.checked(CLARA, 2.0, 2.0, 0.0)
+    assert made.checked(ANNA, 2.0, 2.0 * (1 + 0.9 * CHANGE_MIN), 0.0)
+    assert not made.checked(BORIS, 2.0, 2.0 * (1 + 1.1 * CHANGE_MIN), 0.0)
+    assert not made.checked(BORIS, 2.0, float("nan"), 0.0)
+
+
+@pytest.mark.parametrize("before", [0.0, float("nan"), float("inf")])
+def test_a_model_without_a_loss_judges_nobody(before: float) -> None:
+    made, strikes = checks()
+    assert made.checked(ANNA, before, 3.0, 0.0)
+    assert strikes.count(ANNA, 0.0) == 0.0
+
+
+def test_poisoners_among_the_checked_do_not_make_poison_usual() -> None:
+    made, _ = checks()
+    for round_ in range(10):
+        now = 60.0 * round_
+        assert made.checked(ANNA, 2.0, 1.8, now)
+        assert made.checked(CLARA, 2.0, 1.7, now)
+        passed = made.checked(BORIS, 2.0, 1.999, now)
+    assert not passed
+
+
+def test_an_author_that_shows_nothing_is_refused_after_three_times() -> None:
+    made, _ = checks()
+    for time in range(3):
+        assert not made.refuses(ANNA, float(time))
+        made.evaded(ANNA, 0.0)
+        assert made.draw((ANNA, BORIS), 0) in ((ANNA,) if time < 2 else (ANNA, BORIS))
+    assert made.refuses(ANNA, 0.0)
+
+
+def test_the_step_that_is_read_is_any_of_the_contribution() -> None:
+    made, _ = checks()
+    assert {made.step_to_read(40, 4) for _ in range(100)} == {37, 38, 39, 40}
+    assert made.step_to_read(3, 0) == 3
+    assert {made.step_to_read(2, 10**6) for _ in range(50)} <= {1, 2}
+    assert min(made.step_to_read(10**6, 10**6) for _ in range(200)) > 10**6 - BACK_MAX
+
+
+def test_checks_are_spread_over_cycles() -> None:
+    assert steps_between(cycle_steps=24, per_cycle=4.0) == 6
+    assert steps_between(cycle_steps=24, per_cycle=0.5) == 48
+    assert steps_between(cycle_steps=2, per_cycle=24.0) == 1
 
 
 def test_checks_want_a_distance() -> None:
