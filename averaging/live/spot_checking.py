@@ -51,6 +51,8 @@ class Losses:
 
     before: float
     after: float
+    seconds: float = 0.0
+    """Time for which training waited."""
 
 
 class OtherData:
@@ -120,8 +122,7 @@ class SpotChecking:
         """Draw a contribution, before the round's outer step changes ``theta``."""
         if self._busy or parts.is_mix or parts.entry is None:
             return None
-        uploaded = sum(map(parts.cutting.upload_size, range(len(parts.cutting.slices))))
-        if 2 * uploaded > self._audits.settings.kept_bytes_max:
+        if 2 * _upload_bytes(parts) > self._audits.settings.kept_bytes_max:
             return None  # its author need not have kept it
         members = parts.commit.members
         there = {
@@ -165,15 +166,21 @@ class SpotChecking:
         except (*WORLD, _Uncheckable):
             self.counters["spot_checks_without_answer"] += 1
         else:
-            self._conclude(author, fragment, losses)
+            self._conclude(author, fragment, losses, _upload_bytes(parts))
         finally:
             self._busy = False
 
-    def _conclude(self, author: PeerId, fragment: int, losses: Losses) -> None:
+    def _conclude(self, author: PeerId, fragment: int, losses: Losses, received_bytes: int) -> None:
         now = self._around.now()
         passed = self._checks.checked(author, losses.before, losses.after, now)
         self.counters["spot_checks"] += 1
-        told = {"peer": author, "before": losses.before, "after": losses.after}
+        told = {
+            "peer": author,
+            "before": losses.before,
+            "after": losses.after,
+            "seconds": losses.seconds,
+            "received_bytes": received_bytes,
+        }
         if passed:
             self._around.event("spot_check_passed", fragment=fragment, **told)
         else:
@@ -235,6 +242,11 @@ class SpotChecking:
     ) -> None:
         # As error feedback does with the own contribution: the values that it stands for.
         parts.numbers.leave_rest(chunk, before, after, data, self._threads.scratch())
+
+
+def _upload_bytes(parts: Parts) -> int:
+    """Size of a contribution to the round, of all slices."""
+    return sum(map(parts.cutting.upload_size, range(len(parts.cutting.slices))))
 
 
 class _OtherDataThere(Exception):

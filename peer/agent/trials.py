@@ -86,7 +86,7 @@ class TrainersTrials:
                 await asyncio.to_thread(self._path.unlink, missing_ok=True)
         if tried.other_data:
             return OtherData()
-        return None if tried.losses is None else Losses(*tried.losses)
+        return None if tried.losses is None else Losses(*tried.losses, tried.seconds)
 
     def _write(self, trial: Trial) -> None:
         with self._path.open("wb") as file:

@@ -255,6 +255,8 @@ class Tried(_Message, frozen=True, kw_only=True):
     number: int
     losses: tuple[float, float] | None = None
     """Mean losses of the author's sequences, with the first state and with the second one."""
+    seconds: float = 0.0
+    """Time for which training waited."""
     other_data: bool = False
     """It reads other sequences there than the author says."""
 

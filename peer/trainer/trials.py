@@ -54,11 +54,9 @@ class Trials:
         self._told_at = 0.0
         self._asked: Try | None = None
         self._reading: Future[Sequences] | None = None
-        self.seconds = 0.0
-        """Time for which training has waited."""
 
     def __repr__(self) -> str:
-        return f"Trials(asked={self._asked}, seconds={self.seconds:.3f})"
+        return f"Trials(asked={self._asked})"
 
     def note(self, step: int) -> None:
         """A step was made: remember what was read for it, and tell the agent now and then."""
@@ -102,9 +100,11 @@ class Trials:
         losses = self._learner.measured_with(
             asked.fragment, states, partial(loss_of, sequences[:SEQUENCES])
         )
-        self.seconds += time.monotonic() - began
-        if losses is not None:  # else at the next safe point
-            self._answer(Tried(number=asked.number, losses=(losses[0], losses[1])))
+        if losses is None:
+            return  # at the next safe point
+        seconds = time.monotonic() - began
+        found = losses[0], losses[1]
+        self._answer(Tried(number=asked.number, losses=found, seconds=seconds))
 
     def _answer(self, tried: Tried) -> None:
         self._asked = self._reading = None
