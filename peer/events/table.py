@@ -319,7 +319,8 @@ _ROUNDS = (
     _row(
         PROBLEM | Audience.NAMED,
         "spot_check_failed",
-        "fragment, peer, before:float, after:float, seconds:float, received_bytes:int, strikes:float",
+        "fragment, peer, before:float, after:float, seconds:float, received_bytes:int, "
+        "strikes:float",
         "what {peer} brought did not lower the loss on its own data: from {before:.4g} to "
         "{after:.4g} (strikes: {strikes:.1f}; with 3 its uploads are refused here)",
     ),
