@@ -1,4 +1,4 @@
-"""What a learner has read before one of its steps, so that another peer can read the same.
+"""A learner's place in its data before one of its steps, for another peer to read the same.
 
 The order of a learner's data follows from its key, and its place in that order is a few integers,
 which only the learner knows: it goes back when a trainer is restarted. So its author says where it

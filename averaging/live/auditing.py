@@ -115,7 +115,7 @@ class AskUpload(_Request, frozen=True):
 
 
 class AskReading(_Request, frozen=True):
-    """What you have read before the last of your steps that are in your contribution, less some."""
+    """Question: the data of the step ``back`` steps before the last one in your contribution."""
 
     round: Digest
     back: Index
@@ -230,7 +230,7 @@ class Auditing:
         settings: AuditSettings | None = None,
         reading_of: ReadingOf | None = None,
     ) -> None:
-        """``reading_of``: what the own learner has read before a step; ``None``: nobody checks."""
+        """``reading_of``: the data of the own learner's steps; ``None``: nobody checks."""
         self.settings = settings or AuditSettings()
         self.strikes = Strikes()
         self.convicted: dict[PeerId, str] = {}
@@ -547,7 +547,7 @@ class Auditing:
         return said, digests, data
 
     async def reading_of(self, peer: PeerId, parts: Parts, back: int) -> Reading | None:
-        """What the author of a contribution has read ``back`` steps before its last step."""
+        """The data of an author's step, ``back`` steps before the last one in its contribution."""
         async with self._stream(peer, AskReading(parts.round, back)) as stream:
             try:
                 return decode_reading(await self._next(stream))

@@ -68,7 +68,7 @@ class Judge(Protocol):
         ...
 
     async def reading_of(self, step: int) -> Reading | None:
-        """What the learner has read before a step; ``None``: nothing of the run's recipe."""
+        """The data of a step of the learner; ``None``: it was none of the run's recipe."""
         ...
 
     async def judge(self, trial: Trial) -> Losses | OtherData | None:

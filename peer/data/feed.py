@@ -94,7 +94,7 @@ class Feed:
 
     @property
     def reading(self) -> Reading | None:
-        """What was read of the run's recipe last; ``None`` if nothing was, or nobody checks it."""
+        """The last batch of the run's recipe; ``None`` before the first, or if nobody checks it."""
         return None if self._train is None else self._train.reading
 
     @property

@@ -312,15 +312,14 @@ _ROUNDS = (
     _row(
         PEER | Audience.NAMED,
         "spot_check_passed",
-        "fragment, peer, before:float, after:float, seconds:float, received_bytes:int",
+        "fragment, peer, before:float, after:float, seconds, received_bytes",
         "checked what {peer} brought: it changes the loss on its own data from {before:.4g} to "
         "{after:.4g}",
     ),
     _row(
         PROBLEM | Audience.NAMED,
         "spot_check_failed",
-        "fragment, peer, before:float, after:float, seconds:float, received_bytes:int, "
-        "strikes:float",
+        "fragment, peer, before:float, after:float, seconds, received_bytes, strikes:float",
         "what {peer} brought did not lower the loss on its own data: from {before:.4g} to "
         "{after:.4g} (strikes: {strikes:.1f}; with 3 its uploads are refused here)",
     ),

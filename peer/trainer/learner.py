@@ -233,7 +233,7 @@ class Learner:
     def measured_with(
         self, fragment: int, states: Sequence[torch.Tensor], measure: Callable[[], float]
     ) -> list[float] | None:
-        """What ``measure`` returns with each of these states of a fragment, at a safe point.
+        """The results of ``measure`` with each of these states of a fragment, at a safe point.
 
         The parameters are the same afterwards, to the last bit. ``None``: a copy of the fragment is
         under way, or its parameters are not all in this process.

@@ -36,7 +36,7 @@ TELL_STEPS = 64
 """Steps of which the agent is told at once."""
 
 UNREADABLE = (DataUnavailable, ValueError, KeyError, IndexError, OverflowError)
-"""What a place in the data that does not exist raises."""
+"""Errors that a place in the data which does not exist raises."""
 
 LossOf = Callable[[Sequences], float]
 
@@ -68,7 +68,14 @@ class Trials:
             self._read = {}
 
     def begin(self, asked: Try) -> None:
-        """Read what a trial needs, in a thread. A trial that is under way is given up."""
+        """Read what a trial needs, in a thread.
+
+        One thread at a time: where another peer's place in its data lies far inside of a file that
+        is streamed, reading may take as long as it will. Until then there are no other trials.
+        """
+        if self._reading is not None and not self._reading.done():
+            self._send(Tried(number=asked.number))
+            return
         self._asked = asked
         work = partial(self._feed.read_as, PeerId(asked.author), asked.reading)
         self._reading = in_background(work, name="trial")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from itertools import islice
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import msgspec
@@ -139,6 +140,34 @@ def test_what_is_not_the_authors_batch_here_is_told_and_not_measured(tmp_path: P
 
 def test_a_trainer_that_cannot_measure_says_so(tmp_path: Path) -> None:
     assert Bench(tmp_path).ask(last_of_author()[0], can=False) == Tried(number=7)
+
+
+def test_while_one_batch_is_being_read_no_other_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, go_on = Bench(tmp_path), Event()
+    reading, _ = last_of_author()
+    read_as = Feed.read_as
+
+    def slowly(self: Feed, *given: Any) -> Sequences:
+        go_on.wait(60.0)
+        return read_as(self, *given)
+
+    monkeypatch.setattr(Feed, "read_as", slowly)
+    first, second = (
+        Try(number=n, path=str(bench.path), fragment=0, author=AUTHOR, reading=reading)
+        for n in (1, 2)
+    )
+    bench.trials.begin(first)
+    bench.trials.look(bench.loss)
+    assert bench.said == []
+    bench.trials.begin(second)
+    assert bench.said == [Tried(number=2)]
+    go_on.set()
+    deadline = time.monotonic() + 60.0
+    while len(bench.said) < 2 and time.monotonic() < deadline:
+        bench.trials.look(bench.loss)
+    assert bench.said[1:] and isinstance(bench.said[1], Tried) and bench.said[1].number == 1
 
 
 def test_states_that_are_gone_are_not_measured(tmp_path: Path) -> None:
