@@ -6,19 +6,22 @@ it, and one in any other direction leaves it where it was. That holds for one fr
 and only on the author's own sequences: the effect on those of others is too small to see. So a peer
 draws a contribution now and then, and has the loss measured without it and with it.
 
-By how much an honest one lowers the loss depends on the model, the batch and the learning rate: by
-17% in one run, by nothing that can be measured during a warm-up from zero. So a contribution fails
-if it raises the loss, and otherwise only against what is usual: the median of the falls that this
-peer has measured, which is honest while most members are. Where that is too small to be measured in
-the precision of training, no contribution fails unless it raises the loss.
+By how much an honest one lowers the loss depends on the model, the fragment, the batch and the
+learning rate: by 17% in one run, by 1% in another and there by nothing in the fragment that has the
+norms' scales, and by nothing that can be measured during a warm-up from zero. So a fall is compared
+with what is usual for its fragment: the median of those that this peer has measured, which is an
+honest one while most members are honest. Where that is not known yet, or too small to be measured
+in the precision of training, a contribution fails only if it raises the loss.
 
 What a check shows is one peer's opinion: losses are no proof, and learners differ in hardware and
-state. So it counts as strikes, here and nowhere else (``averaging.audit.strikes``). A peer that has
-failed is checked again as soon as possible, and one failure has no consequence. After the second
-one this peer, as a reducer, refuses its uploads for about ten minutes, as it refuses those that are
-too long. A seal leaves out whoever any reducer refuses, so one honest reducer that has found a
-poisoner keeps it out of all rounds in which it reduces. No reducer gains power by that: any of them
-can refuse anybody in any case.
+state. So it counts as strikes, here and nowhere else (``averaging.audit.strikes``). One failure has
+no consequence: where models are small and rates high, one honest contribution in ten of one
+fragment helps less than it should, and one in sixty does harm (real processes, 35 000 parameters).
+A peer that has failed is checked again as soon as possible, and each check that it passes takes
+back a strike. With three, which are two reversals or three others, this peer as a reducer refuses
+its uploads for a while, as it refuses those that are too long. A seal leaves out whoever any
+reducer refuses, so one honest reducer that has found a poisoner keeps it out of all rounds in which
+it reduces. No reducer gains power by that: any of them can refuse anybody in any case.
 
 The checks come after a round and not before its seal: reducers have slices and no fragments, and a
 round would wait for trainers. So a check never prevents the harm of the round that it is about.
@@ -30,7 +33,7 @@ is not looked at. Half of what it brings is then honest work.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from statistics import median
 
@@ -38,20 +41,25 @@ from averaging.audit.strikes import LIMIT, Strikes
 from averaging.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
-CHANGE_MIN = 0.005
-"""Share of the loss by which a contribution that raises it fails, and by which one that is to lower
-it has to at most."""
+RISE_MIN = 0.005
+"""Share of the loss by which a contribution that raises it fails where nothing is usual."""
 FALL_SHARE = 0.1
 """Share of the usual fall of the loss that is enough."""
+REVERSED_SHARE = 0.5
+"""Share of the usual fall by which a contribution that raises the loss counts as a reversal."""
 FALL_MEASURABLE = 0.0005
 """Share of the loss below which a usual fall is lost in the rounding of bf16."""
 FALLS_KEPT = 31
 FALLS_MIN = 5
 """Falls that must be known before anything is usual."""
-WEIGHT = LIMIT * 2 / 3
-"""Strikes of a failed check: two of them, and the time in which they fade, are a consequence."""
+REVERSED = LIMIT * 2 / 3
+"""Strikes of a reversal."""
+FAILED = LIMIT / 3
+"""Strikes of another failure. A check that is passed takes back as much."""
 EVADED = LIMIT / 3
 """Strikes of an author that does not show its upload or its data: it may have been restarted."""
+SUSPICIOUS = FAILED / 2
+"""Strikes from which on a peer is checked as soon as possible."""
 SUSPECTS_MAX = 64
 BACK_MAX = 1024
 """Steps before its mark that an author must remember the data of."""
@@ -79,21 +87,25 @@ class SpotChecks:
         self._every_steps = every_steps
         self._random = random
         self._drawn_at = -math.inf
-        self._falls = deque[float](maxlen=FALLS_KEPT)
-        """The last falls of the loss, as shares of it."""
+        self._falls = defaultdict[int, deque[float]](lambda: deque(maxlen=FALLS_KEPT))
+        """The last falls of the loss by fragment, as shares of it."""
         self._suspects = BoundedMapping[PeerId, None](SUSPECTS_MAX)
-        """The peers that failed their last check, and are not refused."""
+        """The peers with strikes of checks, that are not refused."""
 
     def __repr__(self) -> str:
         return f"SpotChecks(every {self._every_steps} steps, {len(self._suspects)} suspects)"
 
-    def draw(self, contributors: Iterable[PeerId], step: int) -> PeerId | None:
+    def draw(
+        self, contributors: Iterable[PeerId], step: int, *, fragment: int = 0
+    ) -> PeerId | None:
         """Return the author to check of a round with these contributors; ``None``: check nobody.
 
-        ``step``: own steps so far. A suspect is checked at once.
+        ``step``: own steps so far. A suspect is checked at once, where a check may tell something.
         """
         there = sorted(contributors)
-        suspects = [peer for peer in there if peer in self._suspects]
+        usual = self._usual(fragment)
+        tells = usual is None or usual >= FALL_MEASURABLE
+        suspects = [peer for peer in there if tells and peer in self._suspects]
         if suspects:
             return suspects[int(self._random() * len(suspects))]
         if not there or step < self._drawn_at + self._every_steps:
@@ -108,15 +120,13 @@ class SpotChecks:
         """
         return max(1, mark - int(self._random() * max(1, min(steps, BACK_MAX))))
 
-    def fall_wanted(self) -> float:
-        """The share of the loss by which a contribution has to lower it now; negative: by which it
-        may raise it."""
-        usual = median(self._falls) if len(self._falls) >= FALLS_MIN else 0.0
-        if usual < FALL_MEASURABLE:
-            return -CHANGE_MIN
-        return min(CHANGE_MIN, FALL_SHARE * usual)
+    def _usual(self, fragment: int) -> float | None:
+        known = self._falls[fragment]
+        return median(known) if len(known) >= FALLS_MIN else None
 
-    def checked(self, author: PeerId, before: float, after: float, now: float) -> bool:
+    def checked(
+        self, author: PeerId, before: float, after: float, now: float, *, fragment: int = 0
+    ) -> bool:
         """The loss was measured without a contribution and with it. True if it is in order.
 
         A loss before that is not a number says nothing of the contribution.
@@ -124,21 +134,27 @@ class SpotChecks:
         if not math.isfinite(before) or before <= 0.0:
             return True
         fall = (before - after) / before if math.isfinite(after) else -math.inf
-        passed = fall >= self.fall_wanted()
-        self._falls.append(fall)
-        self._suspects.pop(author, None)
-        if not passed:
-            self._count(author, now, WEIGHT)
-        return passed
+        usual = self._usual(fragment)
+        self._falls[fragment].append(fall)
+        if usual is None or usual < FALL_MEASURABLE:
+            if fall >= -RISE_MIN:
+                return True  # it says too little to take anything back
+            self._count(author, now, FAILED)
+            return False
+        if fall >= FALL_SHARE * usual:
+            self._count(author, now, -min(FAILED, self.strikes_of(author, now)))
+            return True
+        self._count(author, now, REVERSED if fall < -REVERSED_SHARE * usual else FAILED)
+        return False
 
     def evaded(self, author: PeerId, now: float) -> None:
         """An author has not shown what the check needs, although it answers."""
-        self._suspects.pop(author, None)
         self._count(author, now, EVADED)
 
     def _count(self, author: PeerId, now: float, weight: float) -> None:
-        self._strikes.add(author, now, weight)
-        if not self._strikes.is_out(author, now):
+        counted = self._strikes.add(author, now, weight)
+        self._suspects.pop(author, None)
+        if SUSPICIOUS <= counted < LIMIT:
             self._suspects[author] = None
 
     def strikes_of(self, author: PeerId, now: float) -> float:

@@ -130,7 +130,7 @@ class SpotChecking:
             for entry in seal
             if entry != parts.entry and members[entry].peer not in self._audits.convicted
         }
-        author = self._checks.draw(there, step)
+        author = self._checks.draw(there, step, fragment=parts.commit.fragment)
         if author is None:
             return None
         self._busy = True
@@ -172,7 +172,7 @@ class SpotChecking:
 
     def _conclude(self, author: PeerId, fragment: int, losses: Losses, received_bytes: int) -> None:
         now = self._around.now()
-        passed = self._checks.checked(author, losses.before, losses.after, now)
+        passed = self._checks.checked(author, losses.before, losses.after, now, fragment=fragment)
         self.counters["spot_checks"] += 1
         told = {
             "peer": author,

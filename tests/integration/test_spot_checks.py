@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from averaging.audit.spot_checks import REFUSED
+from averaging.audit.strikes import LIMIT
 from dht.identity import Identity
 from peer.views.event_log import read_events
 from tests.integration.swarm_processes import (
@@ -56,18 +57,25 @@ def test_honest_learners_refuse_who_uploads_the_reverse_and_nobody_else(
     until((folder / "hostile.jsonl").exists, "mallory has poisoned", timeout_s=240.0)
     liar = Identity.load(folder / "identity.key").peer_id
 
-    def refusals() -> int:
-        rounds = [each for learner in honest for each in events(learner, "round")]
-        return sum(REFUSED in str(each["left_out"].get(liar)) for each in rounds)
+    def refused(learner: Learner) -> list[str]:
+        return [e["peer"] for e in events(learner, "upload_refused") if e["reason"] == REFUSED]
 
-    until(lambda: refusals() >= 4, "reducers have refused mallory's uploads", timeout_s=400.0)
-    failed = [{e["peer"] for e in events(learner, "spot_check_failed")} for learner in honest]
-    passed = [{e["peer"] for e in events(learner, "spot_check_passed")} for learner in honest]
-    evaded = [e for learner in honest for e in events(learner, "spot_check_evaded")]
-    assert set().union(*failed) == {liar}, failed
-    assert set().union(*passed) >= {
-        Identity.load(each.directory / "identity.key").peer_id for each in honest
+    until(
+        lambda: sum(map(len, map(refused, honest))) >= 12,
+        "reducers have refused mallory's uploads",
+        timeout_s=400.0,
+    )
+    # One failure of an honest contribution has no consequence: the model is tiny, its rate high.
+    struck = {
+        event["peer"]
+        for learner in honest
+        for event in events(learner, "spot_check_failed")
+        if event["strikes"] >= LIMIT
     }
-    assert not evaded
+    assert struck == {liar}
+    assert {peer for learner in honest for peer in refused(learner)} == {liar}
+    passed = {e["peer"] for learner in honest for e in events(learner, "spot_check_passed")}
+    assert passed >= {Identity.load(each.directory / "identity.key").peer_id for each in honest}
+    assert not any(events(learner, "spot_check_evaded") for learner in honest)
     mallory.stop()
     swarm.end()

@@ -66,7 +66,7 @@ class SpotChecking:
         entries = {entry.peer: entry for entry in map(apply.commit.members.__getitem__, apply.seal)}
         there = self._uploads.get(apply.round, {}).keys() & entries.keys() - {node.name}
         checker = self._slots[node.name]
-        author = checks.draw(there, checker.steps)
+        author = checks.draw(there, checker.steps, fragment=node.fragment.index)
         if author is not None:
             moved = self._uploads[apply.round][author]
             self._check(checks, checker, node, entries[author], moved)
@@ -83,7 +83,8 @@ class SpotChecking:
         before = self._problem.loss_of_step(values, *sample)
         env.places.add(node.fragment.index, values, moved)
         after = self._problem.loss_of_step(values, *sample)
-        passed = checks.checked(entry.peer, before, after, env.heap.now)
+        fragment = node.fragment.index
+        passed = checks.checked(entry.peer, before, after, env.heap.now, fragment=fragment)
         who = "liars" if author.lies else "honest"
         self.counts[f"checks of {who}, {'passed' if passed else 'failed'}"] += 1
 
