@@ -16,12 +16,13 @@ in the precision of training, a contribution fails only if it raises the loss.
 What a check shows is one peer's opinion: losses are no proof, and learners differ in hardware and
 state. So it counts as strikes, here and nowhere else (``averaging.audit.strikes``). One failure has
 no consequence: where models are small and rates high, one honest contribution in ten of one
-fragment helps less than it should, and one in sixty does harm (real processes, 35 000 parameters).
-A peer that has failed is checked again as soon as possible, and each check that it passes takes
-back a strike. With three, which are two reversals or three others, this peer as a reducer refuses
-its uploads for a while, as it refuses those that are too long. A seal leaves out whoever any
-reducer refuses, so one honest reducer that has found a poisoner keeps it out of all rounds in which
-it reduces. No reducer gains power by that: any of them can refuse anybody in any case.
+fragment helps less than it should, and one in twenty does harm (real processes, 25 000 parameters).
+A peer that has failed is checked again as soon as possible, and a check that it passes takes back a
+failure. After two reversals, or three others, this peer as a reducer refuses its uploads for some
+minutes, as it refuses those that are too long; then it is checked again at once. A seal leaves out
+whoever any reducer refuses, so one honest reducer that has found a poisoner keeps it out of all
+rounds in which it reduces. No reducer gains power by that: any of them can refuse anybody in any
+case.
 
 The checks come after a round and not before its seal: reducers have slices and no fragments, and a
 round would wait for trainers. So a check never prevents the harm of the round that it is about.
@@ -38,7 +39,6 @@ from collections.abc import Callable, Iterable
 from statistics import median
 
 from averaging.audit.strikes import LIMIT, Strikes
-from averaging.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 RISE_MIN = 0.005
@@ -52,15 +52,15 @@ FALL_MEASURABLE = 0.0005
 FALLS_KEPT = 31
 FALLS_MIN = 5
 """Falls that must be known before anything is usual."""
-REVERSED = LIMIT * 2 / 3
-"""Strikes of a reversal."""
-FAILED = LIMIT / 3
-"""Strikes of another failure. A check that is passed takes back as much."""
-EVADED = LIMIT / 3
+REVERSED = 0.55 * LIMIT
+"""Strikes of a reversal: two of them in nine minutes are a consequence, ..."""
+FAILED = 0.4 * LIMIT
+"""... and three other failures, each at most eight minutes after the last. A check that is passed
+takes back as much."""
+EVADED = FAILED
 """Strikes of an author that does not show its upload or its data: it may have been restarted."""
 SUSPICIOUS = FAILED / 2
 """Strikes from which on a peer is checked as soon as possible."""
-SUSPECTS_MAX = 64
 BACK_MAX = 1024
 """Steps before its mark that an author must remember the data of."""
 
@@ -76,7 +76,7 @@ def steps_between(*, cycle_steps: float, per_cycle: float) -> int:
 class SpotChecks:
     """The checks of one peer. Times are on its own clock."""
 
-    __slots__ = ("_drawn_at", "_every_steps", "_falls", "_random", "_strikes", "_suspects")
+    __slots__ = ("_drawn_at", "_every_steps", "_falls", "_random", "_strikes")
 
     def __init__(self, strikes: Strikes, *, every_steps: int, random: Callable[[], float]) -> None:
         """``every_steps``: own steps between two checks. ``random``: a number below 1 that others
@@ -89,14 +89,12 @@ class SpotChecks:
         self._drawn_at = -math.inf
         self._falls = defaultdict[int, deque[float]](lambda: deque(maxlen=FALLS_KEPT))
         """The last falls of the loss by fragment, as shares of it."""
-        self._suspects = BoundedMapping[PeerId, None](SUSPECTS_MAX)
-        """The peers with strikes of checks, that are not refused."""
 
     def __repr__(self) -> str:
-        return f"SpotChecks(every {self._every_steps} steps, {len(self._suspects)} suspects)"
+        return f"SpotChecks(every {self._every_steps} steps, {self._strikes!r})"
 
     def draw(
-        self, contributors: Iterable[PeerId], step: int, *, fragment: int = 0
+        self, contributors: Iterable[PeerId], step: int, now: float, *, fragment: int = 0
     ) -> PeerId | None:
         """Return the author to check of a round with these contributors; ``None``: check nobody.
 
@@ -105,7 +103,7 @@ class SpotChecks:
         there = sorted(contributors)
         usual = self._usual(fragment)
         tells = usual is None or usual >= FALL_MEASURABLE
-        suspects = [peer for peer in there if tells and peer in self._suspects]
+        suspects = [peer for peer in there if tells and self._is_suspect(peer, now)]
         if suspects:
             return suspects[int(self._random() * len(suspects))]
         if not there or step < self._drawn_at + self._every_steps:
@@ -139,23 +137,21 @@ class SpotChecks:
         if usual is None or usual < FALL_MEASURABLE:
             if fall >= -RISE_MIN:
                 return True  # it says too little to take anything back
-            self._count(author, now, FAILED)
+            self._strikes.add(author, now, FAILED)
             return False
         if fall >= FALL_SHARE * usual:
-            self._count(author, now, -min(FAILED, self.strikes_of(author, now)))
+            self._strikes.add(author, now, -min(FAILED, self.strikes_of(author, now)))
             return True
-        self._count(author, now, REVERSED if fall < -REVERSED_SHARE * usual else FAILED)
+        reversed_ = fall < -REVERSED_SHARE * usual
+        self._strikes.add(author, now, REVERSED if reversed_ else FAILED)
         return False
 
     def evaded(self, author: PeerId, now: float) -> None:
         """An author has not shown what the check needs, although it answers."""
-        self._count(author, now, EVADED)
+        self._strikes.add(author, now, EVADED)
 
-    def _count(self, author: PeerId, now: float, weight: float) -> None:
-        counted = self._strikes.add(author, now, weight)
-        self._suspects.pop(author, None)
-        if SUSPICIOUS <= counted < LIMIT:
-            self._suspects[author] = None
+    def _is_suspect(self, author: PeerId, now: float) -> bool:
+        return SUSPICIOUS <= self.strikes_of(author, now) < LIMIT
 
     def strikes_of(self, author: PeerId, now: float) -> float:
         return self._strikes.count(author, now)

@@ -130,7 +130,8 @@ class SpotChecking:
             for entry in seal
             if entry != parts.entry and members[entry].peer not in self._audits.convicted
         }
-        author = self._checks.draw(there, step, fragment=parts.commit.fragment)
+        now = self._around.now()
+        author = self._checks.draw(there, step, now, fragment=parts.commit.fragment)
         if author is None:
             return None
         self._busy = True

@@ -15,7 +15,7 @@ from averaging.audit.spot_checks import (
     SpotChecks,
     steps_between,
 )
-from averaging.audit.strikes import Strikes
+from averaging.audit.strikes import LIMIT, Strikes
 from dht.identity import PeerId
 
 ANNA, BORIS, CLARA = PeerId("anna"), PeerId("boris"), PeerId("clara")
@@ -29,10 +29,10 @@ def checks(seed: int = 0) -> tuple[SpotChecks, Strikes]:
 
 def test_one_contribution_is_drawn_in_so_many_steps_and_each_author_in_time() -> None:
     made, _ = checks()
-    drawn = [made.draw(ALL, step) for step in range(0, 600, 5)]
+    drawn = [made.draw(ALL, step, 0.0) for step in range(0, 600, 5)]
     assert [peer for peer in drawn[1::2] if peer is not None] == []
     assert set(drawn[::2]) == set(ALL)
-    assert made.draw((), 1000) is None
+    assert made.draw((), 1000, 0.0) is None
 
 
 def usually(fall: float, *, fragment: int = 0) -> SpotChecks:
@@ -44,34 +44,44 @@ def usually(fall: float, *, fragment: int = 0) -> SpotChecks:
 
 def test_who_reverses_is_checked_again_at_once_and_then_refused_for_a_while() -> None:
     made = usually(0.1)
-    assert made.draw((BORIS,), 0) == BORIS
+    assert made.draw((BORIS,), 0, 0.0) == BORIS
     assert not made.checked(BORIS, 2.0, 2.3, 0.0)
     assert not made.refuses(BORIS, 0.0), "one failure has no consequence"
-    assert made.draw(ALL, 1) == BORIS
+    assert made.draw(ALL, 1, 0.0) == BORIS
     assert not made.checked(BORIS, 2.0, 2.2, 1.0)
     assert made.refuses(BORIS, 1.0)
-    assert made.refuses(BORIS, 600.0)
-    assert not made.refuses(BORIS, 1200.0), "strikes fade"
-    assert made.draw(ALL, 2) is None, "it is no suspect any more"
+    assert made.draw(ALL, 2, 1.0) is None, "it is refused, and need not be checked"
+    assert made.refuses(BORIS, 240.0)
+    assert not made.refuses(BORIS, 300.0), "strikes fade"
+    assert made.draw(ALL, 2, 300.0) == BORIS, "as soon as it is back"
+    assert not made.checked(BORIS, 2.0, 2.2, 300.0)
+    assert made.refuses(BORIS, 1200.0), "for longer this time"
 
 
 def test_three_contributions_that_do_nothing_are_refused() -> None:
     made = usually(0.1)
-    for time in range(3):
-        assert not made.refuses(BORIS, float(time))
-        assert not made.checked(BORIS, 2.0, 2.0, 0.0)
-    assert made.refuses(BORIS, 0.0)
+    for time in (0.0, 300.0, 600.0):
+        assert not made.refuses(BORIS, time)
+        assert not made.checked(BORIS, 2.0, 2.0, time)
+    assert made.refuses(BORIS, 600.0)
+
+
+def test_a_reversal_and_a_failure_are_not_enough() -> None:
+    made = usually(0.1)
+    assert not made.checked(BORIS, 2.0, 2.2, 0.0)
+    assert not made.checked(BORIS, 2.0, 2.0, 0.0)
+    assert not made.refuses(BORIS, 0.0)
 
 
 def test_a_check_that_is_passed_takes_back_a_failure() -> None:
     made = usually(0.1)
     for now in (0.0, 10.0, 20.0, 30.0):
         assert not made.checked(BORIS, 2.0, 2.0, now)
-        assert made.draw(ALL, 1) == BORIS
+        assert made.draw(ALL, 1, 0.0) == BORIS
         assert made.checked(BORIS, 2.0, 1.8, now)
         assert made.strikes_of(BORIS, now) == 0.0
-    assert made.draw((ANNA,), 0) == ANNA
-    assert made.draw(ALL, 1) is None, "it is no suspect"
+    assert made.draw((ANNA,), 0, 0.0) == ANNA
+    assert made.draw(ALL, 1, 0.0) is None, "it is no suspect"
 
 
 @pytest.mark.parametrize(("after", "passes"), [(1.97, True), (1.99, False), (2.001, False)])
@@ -95,9 +105,9 @@ def test_a_fragment_that_never_changes_the_loss_tells_nothing() -> None:
     assert not made.checked(BORIS, 2.0, 2.0, 0.0)
     assert made.checked(BORIS, 2.0, 2.0, 0.0, fragment=3)
     assert made.strikes_of(BORIS, 0.0) == FAILED, "that takes nothing back"
-    assert made.draw((ANNA,), 0) == ANNA
-    assert made.draw(ALL, 1, fragment=3) is None
-    assert made.draw(ALL, 1) == BORIS
+    assert made.draw((ANNA,), 0, 0.0) == ANNA
+    assert made.draw(ALL, 1, 0.0, fragment=3) is None
+    assert made.draw(ALL, 1, 0.0) == BORIS
 
 
 @pytest.mark.parametrize("known", [0, FALLS_MIN - 1, FALLS_MIN])
@@ -109,7 +119,7 @@ def test_while_nothing_is_usual_only_a_rise_is_held_against_its_author(known: in
     assert made.checked(ANNA, 2.0, 2.0 * (1 + 0.9 * RISE_MIN), 0.0)
     assert not made.checked(BORIS, 2.0, 2.0 * (1 + 1.1 * RISE_MIN), 0.0)
     assert not made.checked(BORIS, 2.0, float("nan"), 0.0)
-    assert made.strikes_of(BORIS, 0.0) == 2 * FAILED
+    assert made.strikes_of(BORIS, 0.0) == 2 * FAILED < LIMIT
 
 
 @pytest.mark.parametrize("before", [0.0, float("nan"), float("inf")])
@@ -134,7 +144,7 @@ def test_an_author_that_shows_nothing_is_refused_after_three_times() -> None:
     for time in range(3):
         assert not made.refuses(ANNA, float(time))
         made.evaded(ANNA, 0.0)
-        assert time == 2 or made.draw(ALL, 1) == ANNA
+        assert time == 2 or made.draw(ALL, 1, 0.0) == ANNA
     assert made.refuses(ANNA, 0.0)
 
 

@@ -66,7 +66,8 @@ class SpotChecking:
         entries = {entry.peer: entry for entry in map(apply.commit.members.__getitem__, apply.seal)}
         there = self._uploads.get(apply.round, {}).keys() & entries.keys() - {node.name}
         checker = self._slots[node.name]
-        author = checks.draw(there, checker.steps, fragment=node.fragment.index)
+        now = self._environment.heap.now
+        author = checks.draw(there, checker.steps, now, fragment=node.fragment.index)
         if author is not None:
             moved = self._uploads[apply.round][author]
             self._check(checks, checker, node, entries[author], moved)
