@@ -16,7 +16,7 @@ in the precision of training, a contribution fails only if it raises the loss.
 What a check shows is one peer's opinion: losses are no proof, and learners differ in hardware and
 state. So it counts as strikes, here and nowhere else (``averaging.audit.strikes``). One failure has
 no consequence: where models are small and rates high, one honest contribution in ten of one
-fragment helps less than it should, and one in twenty does harm (real processes, 25 000 parameters).
+fragment helps less than it should, and one in twenty does harm (real processes, 20 000 parameters).
 A peer that has failed is checked again as soon as possible, and a check that it passes takes back a
 failure. After two reversals, or three others, this peer as a reducer refuses its uploads for some
 minutes, as it refuses those that are too long; then it is checked again at once. A seal leaves out

@@ -128,7 +128,7 @@ def test_honest_peers_that_check_each_other_strike_nobody(way: str) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("direction", ["reverse", "noise"])
+@pytest.mark.parametrize("direction", ["reverse", pytest.param("noise", marks=pytest.mark.slow)])
 def test_who_poisons_within_the_norm_bound_is_refused_by_all_that_check(
     monkeypatch: pytest.MonkeyPatch, direction: str
 ) -> None:
@@ -153,6 +153,7 @@ def test_who_poisons_within_the_norm_bound_is_refused_by_all_that_check(
     run(main())
 
 
+@pytest.mark.slow
 def test_a_poisoner_cannot_hide_behind_other_data_where_the_run_fixes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
