@@ -133,7 +133,8 @@ class SpotChecks:
             return True
         fall = (before - after) / before if math.isfinite(after) else -math.inf
         usual = self._usual(fragment)
-        self._falls[fragment].append(fall)
+        if self.strikes_of(author, now) < SUSPICIOUS:  # a suspect is checked far more often
+            self._falls[fragment].append(fall)
         if usual is None or usual < FALL_MEASURABLE:
             if fall >= -RISE_MIN:
                 return True  # it says too little to take anything back

@@ -139,6 +139,14 @@ def test_poisoners_among_the_checked_do_not_make_poison_usual() -> None:
     assert not passed
 
 
+def test_what_a_suspect_brings_does_not_become_usual_however_often_it_is_checked() -> None:
+    made = usually(0.1)
+    made.evaded(BORIS, 0.0)
+    for _ in range(40):
+        assert not made.checked(BORIS, 2.0, 2.0, 0.0)
+    assert not made.checked(ANNA, 2.0, 2.0, 0.0)
+
+
 def test_an_author_that_shows_nothing_is_refused_after_three_times() -> None:
     made, _ = checks()
     for time in range(3):
