@@ -10,8 +10,8 @@ one peer about one thing are a proof as well; ``witness`` notices them.
 
 A proof bans its author. What proves nothing, such as bytes that do not come, costs standing at the
 peer that waited for them, and fades (``strikes``): a crash or a slow line looks the same. What a
-contribution is worth cannot be proved either: ``spot_checks`` compares losses on its author's data.
-So far only the simulator lets peers do so.
+contribution is worth cannot be proved either: ``spot_checks`` compares losses on its author's data,
+where the run asks for it.
 
 In: claims, commits and bytes of other peers. Out: what to audit, proofs, and verdicts. Start with
 ``claims``. Nothing here sends, stores or waits, and no verdict is taken over from another peer.

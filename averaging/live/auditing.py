@@ -6,6 +6,9 @@ the round as much as a fair audit needs. After a round it draws pieces, asks the
 claims and the members for the bytes, and checks. What proves a lie bans its author here, is kept,
 and is shown to every peer that comes into view: each of them checks it anew.
 
+The same streams serve spot checks (``averaging.live.spot_checking``): whole uploads, and what their
+authors have read.
+
 A peer that cannot be reached is not blamed. One that answers that it does not have what it must
 have costs itself a strike (``averaging.audit.strikes``).
 """
@@ -15,10 +18,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -39,6 +42,8 @@ from averaging.audit.proofs import (
     decode_head,
     size_of_data,
 )
+from averaging.audit.readings import Reading, decode_reading, encode_reading
+from averaging.audit.spot_checks import BACK_MAX
 from averaging.audit.strikes import Strikes
 from averaging.audit.witness import Witness
 from averaging.bounded_mapping import BoundedMapping
@@ -109,11 +114,18 @@ class AskUpload(_Request, frozen=True):
     alone: bool
 
 
+class AskReading(_Request, frozen=True):
+    """Question: the data of the step ``back`` steps before the last one in your contribution."""
+
+    round: Digest
+    back: Index
+
+
 class AskProof(_Request, frozen=True):
     proof: Digest
 
 
-Request = AskSources | AskUpload | AskProof
+Request = AskSources | AskUpload | AskReading | AskProof
 
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 
@@ -195,6 +207,9 @@ class _Kept:
     until: float
 
 
+ReadingOf: TypeAlias = Callable[[int], Awaitable[Reading | None]]
+
+
 class NotHere(Exception):
     """The peer that was asked answers that it has nothing of this."""
 
@@ -213,7 +228,9 @@ class Auditing:
         sign: Callable[[bytes], bytes],
         threads: Threads,
         settings: AuditSettings | None = None,
+        reading_of: ReadingOf | None = None,
     ) -> None:
+        """``reading_of``: the data of the own learner's steps; ``None``: nobody checks."""
         self.settings = settings or AuditSettings()
         self.strikes = Strikes()
         self.convicted: dict[PeerId, str] = {}
@@ -224,6 +241,7 @@ class Auditing:
         self._around = around
         self._court = court
         self._rate = rate
+        self._reading_of = reading_of
         self._sign = sign
         self._threads = threads
         self._witness = Witness(court)
@@ -253,7 +271,8 @@ class Auditing:
     def keep(self, parts: Parts) -> None:
         """Keep the uploads of a round that is over, as long as auditors may ask."""
         uploads = parts.uploads
-        if not self._rate or not (uploads.size or parts.evidence.sources):
+        wanted = self._rate or self._reading_of is not None
+        if not wanted or not (uploads.size or parts.evidence.sources):
             return
         self._drop_old()
         until = self._around.now() + self.settings.kept_s
@@ -309,6 +328,8 @@ class Auditing:
                 await self._tell(stream, encode_claims(sources))
             case AskUpload():
                 await self._show(stream, request)
+            case AskReading():
+                await self._tell(stream, encode_reading(await self._read_by_me(stream, request)))
             case AskProof(name):
                 if name not in self._proofs:
                     raise _Refused("that proof is not kept here")
@@ -331,6 +352,15 @@ class Auditing:
         self._around.moved(sent=size)
         await self._tell(stream, msgspec.msgpack.encode(_Shown(said, b"".join(leaves))))
         await self._tell_all(stream, data[place])
+
+    async def _read_by_me(self, stream: Stream, request: AskReading) -> Reading | None:
+        commit = self._uploads_of(request.round, stream.remote).commit
+        entry = commit.index(self._host.peer_id)
+        if entry is None or self._reading_of is None:
+            raise _Refused("nothing of mine is in that round")
+        if not 0 <= request.back < min(BACK_MAX, max(1, commit.members[entry].steps)):
+            raise _Refused("that step is not in what I contributed")
+        return await self._reading_of(commit.members[entry].mark - request.back)
 
     async def _tell(self, stream: Stream, *parts: bytes | memoryview) -> None:
         await stream.send(DATA, *parts, timeout_s=self.settings.stall_max_s)
@@ -393,7 +423,7 @@ class Auditing:
         """A delegate's bundle is audited like a merged slice."""
         peer = parts.commit.members[delegate].peer
         try:
-            said, leaves, data = await self._upload(peer, parts, index, piece, alone=False)
+            said, leaves, data = await self.upload_of(peer, parts, index, piece, alone=False)
         except (NotHere, *WORLD):
             self.counters["audits_without_answer"] += 1
             return
@@ -418,21 +448,22 @@ class Auditing:
         head = inquiry.head
         peer = accused
         try:
-            sources = await self._sources(accused, parts, head.slice, merged=head.merged)
+            sources = await self.sources_of(accused, parts, head.slice, merged=head.merged)
             if not inquiry.take_sources(sources):
                 raise NotHere("it lists other claims than those that it has signed")
             if await self._try(inquiry):
                 return
             for by, sender in inquiry.wanted():
                 peer = sender
-                found = await self._upload(
+                found = await self.upload_of(
                     sender, parts, head.slice, head.piece, alone=not head.merged
                 )
                 if not inquiry.take_upload(by, found[1], found[2]):
-                    self._compare(parts, inquiry, by, found[0])
+                    source = next(each for each in inquiry.sources if each.by == by)
+                    self.compare(parts, head.slice, source, found[0])
                     raise NotHere("it shows another upload than the one that was merged")
         except NotHere as error:
-            self._strike(peer, str(error), parts)
+            self.strike(peer, str(error), parts)
             return
         except WORLD:
             self.counters["audits_without_answer"] += 1
@@ -456,10 +487,8 @@ class Auditing:
     def _check(self, proof: Proof) -> Guilty:
         return check(proof, self._court, self._threads.scratch())
 
-    def _compare(self, parts: Parts, inquiry: Inquiry, by: int, shown: Claim) -> None:
+    def compare(self, parts: Parts, index: int, source: Claim, shown: Claim) -> None:
         """A member shows another upload than the one that was merged: perhaps it signed both."""
-        index = inquiry.head.slice
-        source = next(each for each in inquiry.sources if each.by == by)
         if is_signed(parts.evidence.subject(index, merged=False), parts.commit, shown, verify):
             self.sees_claim(parts.encoded_commit, index, source, False)
             self.sees_claim(parts.encoded_commit, index, shown, False)
@@ -478,7 +507,7 @@ class Auditing:
         strikes = self.strikes.add(peer, self._around.now())
         self._around.event("struck", peer=peer, reason=reason, fragment=fragment, strikes=strikes)
 
-    def _strike(self, peer: PeerId, reason: str, parts: Parts) -> None:
+    def strike(self, peer: PeerId, reason: str, parts: Parts) -> None:
         strikes = self.strikes.add(peer, self._around.now())
         fragment = parts.commit.fragment
         self._around.event(
@@ -487,7 +516,7 @@ class Auditing:
 
     # Asking
 
-    async def _sources(
+    async def sources_of(
         self, peer: PeerId, parts: Parts, index: int, *, merged: bool
     ) -> tuple[Claim, ...]:
         async with self._stream(peer, AskSources(parts.round, index, merged)) as stream:
@@ -499,7 +528,7 @@ class Auditing:
         except BadMessage as error:
             raise NotHere(str(error)) from error
 
-    async def _upload(
+    async def upload_of(
         self, peer: PeerId, parts: Parts, index: int, piece: int, *, alone: bool
     ) -> tuple[Claim, bytes, memoryview]:
         place = parts.cutting.pieces(index)[piece][1]
@@ -516,6 +545,14 @@ class Auditing:
             data = await self._read(stream, place.stop - place.start)
         self._around.moved(received=len(data))
         return said, digests, data
+
+    async def reading_of(self, peer: PeerId, parts: Parts, back: int) -> Reading | None:
+        """The data of an author's step, ``back`` steps before the last one in its contribution."""
+        async with self._stream(peer, AskReading(parts.round, back)) as stream:
+            try:
+                return decode_reading(await self._next(stream))
+            except BadMessage as error:
+                raise NotHere(str(error)) from error
 
     async def _read(self, stream: Stream, size: int) -> memoryview:
         data, filled = uninitialised(size), 0

@@ -22,6 +22,8 @@ from multiaddr import Multiaddr
 
 from averaging import messages as said
 from averaging.audit.proofs import Court, Guilty, Proof
+from averaging.audit.spot_checks import SpotChecks, steps_between
+from averaging.audit.strikes import Strikes
 from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry
 from averaging.history.standing import Standing
@@ -45,6 +47,7 @@ from averaging.live.settings import (
     Surroundings,
     topic_of,
 )
+from averaging.live.spot_checking import SpotChecking
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage, Head, Link, Message, Signatures
 from averaging.round.catching_up import UnreliableSources
@@ -80,6 +83,9 @@ from dht.protocol import NEWEST, OLDEST
 logger = logging.getLogger(__name__)
 
 PEERS_BLAMED_MAX = 1024
+
+SHARE_BITS = 32
+"""Bits of a random share."""
 
 
 class Averager:
@@ -138,6 +144,7 @@ class Averager:
             addresses=around.addresses,
             prefers=self.is_established,
         )
+        judge = around.judge if terms.policy.spot_checks > 0 else None
         self.audits = Auditing(
             host,
             terms.run,
@@ -147,7 +154,21 @@ class Averager:
             sign=me.identity.sign,
             threads=self.threads,
             settings=self.settings.audit,
+            reading_of=judge.reading_of if judge is not None else None,
         )
+        self.spot_checks: SpotChecking | None = None
+        """Checks of others' contributions, where the run asks for them and a learner judges."""
+        if judge is not None and port is not None:
+            every_steps = steps_between(
+                cycle_steps=terms.policy.due.cycle_steps, per_cycle=terms.policy.spot_checks
+            )
+            self.spot_checks = SpotChecking(
+                judge,
+                SpotChecks(Strikes(), every_steps=every_steps, random=self._draw_share),
+                audits=self.audits,
+                around=self,
+                threads=self.threads,
+            )
         self._on_proof = around.on_proof
         self._kept_proofs = around.proofs
         outside = self.settings.outside_bytes_max
@@ -160,6 +181,7 @@ class Averager:
             norm_ratio_max=self.settings.norm_ratio_max,
             sign=me.identity.sign,
             heard_claim=self.audits.sees_claim,
+            refuses=self._refuses,
             spawn=self.spawn,
         )
         self._server = FetchServer(
@@ -183,7 +205,7 @@ class Averager:
         self._last_heard = LastHeard()
         self.sources = UnreliableSources(terms.policy)
         self.probation = Probation(
-            terms.policy.probation, trusted=around.trusted, struck=self.audits.strikes.is_out
+            terms.policy.probation, trusted=around.trusted, struck=self._is_struck
         )
         self._turns = Turns()
         self._catching = asyncio.Semaphore(self.settings.catching_max)
@@ -202,6 +224,15 @@ class Averager:
     def __repr__(self) -> str:
         versions = [state.version if state else None for state in self.states]
         return f"Averager({self.host.peer_id}, versions={versions})"
+
+    def _draw_share(self) -> float:
+        return self.draw_bits(SHARE_BITS) / (1 << SHARE_BITS)
+
+    def _refuses(self, peer: PeerId) -> str | None:
+        return None if self.spot_checks is None else self.spot_checks.refuses(peer)
+
+    def _is_struck(self, peer: PeerId, now: float) -> bool:
+        return self.audits.strikes.is_out(peer, now) or self._refuses(peer) is not None
 
     # What others see
 
@@ -261,6 +292,8 @@ class Averager:
         total.update(self.fetcher.counters)
         total.update(self._server.counters)
         total.update(self.audits.counters)
+        if self.spot_checks is not None:
+            total.update(self.spot_checks.counters)
         return total
 
     def set_reachable(self, reachable: bool) -> None:

@@ -25,6 +25,7 @@ from averaging.live.following import Following
 from averaging.live.learner_port import LearnerPort, Progress, Snapshot
 from averaging.live.parts import FragmentFacts, Tally
 from averaging.live.services import Services
+from averaging.live.spot_checking import Drawn
 from averaging.messages import Commit
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codecs import codec_names
@@ -530,6 +531,7 @@ class FragmentWork:
         exchange = self.exchanges[effect.round]
         await self.stop_encoding()
         before = state = self.state
+        drawn = self._draw_spot_check(exchange, effect, state)
         jumps = averager.gate is not None and await exchange.is_unusual()
         if jumps and averager.gate is not None:
             await averager.gate.before_jump(before, effect.standing)
@@ -564,12 +566,24 @@ class FragmentWork:
             self.event("melded", dispersion=dispersion)
         self.do(self.machine.handle(Applied(effect.round, merged, dispersion), averager.now()))
         averager.audits.finished(exchange.parts, state.lineage)
+        if drawn is not None and averager.spot_checks is not None:
+            averager.spot_checks.begin(exchange.parts, drawn)
         self.keep_if_good(state)
         if state.version % averager.settings.audit_versions == 0:
             # A peer that merges without mixing has a lineage of its own: nothing to compare.
             averager.spawn(
                 self.following.take_digest(state, effect.commit), f"digest of fragment {self.index}"
             )
+
+    def _draw_spot_check(
+        self, exchange: Exchange, effect: Apply, before: FragmentState
+    ) -> Drawn | None:
+        """Draw one of the round's contributions to be checked; ``None``: check none."""
+        checking, port = self.averager.spot_checks, self.averager.port
+        if checking is None or port is None or self.fragment.has_statistics:
+            return None
+        step = port.progress().step
+        return checking.draw(exchange.parts, effect.seal, before.theta, step=step)
 
     def _report(self, round_id: bytes, apply: Apply | None, reason: str) -> None:
         """Emit one event about a round: members, outcome, durations, bytes, who was left out."""

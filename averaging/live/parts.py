@@ -149,6 +149,8 @@ class Workshop:
     """Signs the claims of this peer (``averaging.audit.claims``)."""
     heard_claim: Callable[[bytes, int, Claim, bool], None]
     """Hears each claim of others, with the encoded commit and the slice; true: it is merged."""
+    refuses: Callable[[PeerId], str | None]
+    """The reason why this peer, as a reducer, takes no upload of another one."""
     spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
 
@@ -186,6 +188,7 @@ class Parts:
         self.cutting = Cutting(facts.fragment, self.numbers, enter.commit.shares)
         self.outcomes = outcomes
         self.threads = workshop.threads
+        self.refuses = workshop.refuses
         self.arena = workshop.arena
         self._outside = workshop.outside
         self._charged = 0

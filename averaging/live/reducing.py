@@ -204,6 +204,11 @@ class Reducing:
         if not bundling.roster.wants(entry, index):
             await self._discard(bulk, index)
             return
+        if reason := parts.refuses(bulk.remote):
+            await self._discard(bulk, index)
+            bundling.leave_out(entry)
+            parts.tally.refused[bulk.remote] = reason
+            return
         try:
             sent = await parts.receive_maps(bulk, index)
             growing = Growing(parts.room_for(bulk, size))
@@ -228,6 +233,10 @@ class Reducing:
         received = self._received.setdefault((index, entry), Received())
         if received.arrived:
             await self._discard(bulk, index)
+            return
+        if reason := parts.refuses(bulk.remote):
+            await self._discard(bulk, index)
+            self._refuse(index, entry, reason)
             return
         if received.streams >= STREAMS_MAX:
             raise BulkRefused(bulk.remote, "this upload is being received already")

@@ -21,6 +21,7 @@ from averaging.live.links import Transport
 from averaging.live.loss_gate import JumpGate
 from averaging.live.parts import Workshop
 from averaging.live.settings import AveragerSettings, AveragerStats, Participant
+from averaging.live.spot_checking import SpotChecking
 from averaging.live.threads import Threads
 from averaging.messages import Head, Message
 from averaging.numbers.layout import Fragment, Layout
@@ -102,6 +103,7 @@ class Services(Protocol):
     fetcher: Fetcher
     workshop: Workshop
     audits: Auditing
+    spot_checks: SpotChecking | None
 
     def catching_up(self) -> AbstractAsyncContextManager[None]:
         """A turn to fetch a fragment: few are fetched at once, and one on a slow line."""

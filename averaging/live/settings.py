@@ -20,6 +20,7 @@ from averaging.live.bulk import TransportSettings
 from averaging.live.fetch_server import FetchSettings
 from averaging.live.fetcher import FetchProgress
 from averaging.live.loss_gate import JumpGate
+from averaging.live.spot_checking import Judge
 from averaging.live.threads import threads_for
 from averaging.numbers.layout import Layout
 from averaging.round.taking_over import Life
@@ -176,6 +177,8 @@ class Surroundings:
     """Keep a state that the run's owner may attest; called in a thread. ``None``: none is kept."""
     gate: JumpGate | None = None
     """Asked before a state is taken that this peer has not merged step by step."""
+    judge: Judge | None = None
+    """The learner's judgement of others' contributions; ``None``: it cannot judge them."""
     draw_bits: Callable[[int], int] = secrets.randbits
     """Draws a number of so many bits that this peer has not drawn in an earlier life."""
     on_event: EventHandler = lambda event, fields: None

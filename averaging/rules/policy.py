@@ -65,6 +65,8 @@ class RoundPolicy:
     audit_rate: float = 0.0
     """Chance that a piece of a merged slice is audited by anybody (``averaging.audit``); 0: no
     audits. Each peer does it for itself."""
+    spot_checks: float = 0.0
+    """Contributions that each learner checks in a cycle (``averaging.audit.spot_checks``)."""
     stale_max: int = 8
     """Work that began more than this many versions ago is discarded, ..."""
     stale_s: float = 600.0

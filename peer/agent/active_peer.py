@@ -17,6 +17,7 @@ from averaging.live.fetcher import FetchProgress
 from averaging.live.learner_port import LearnerPort
 from averaging.live.loss_gate import JumpGate
 from averaging.live.settings import Participant, RunTerms, Surroundings
+from averaging.live.spot_checking import Judge
 from averaging.rules.orders import OrderBook
 from dht.errors import DhtError
 from dht.identity import PeerId
@@ -463,10 +464,12 @@ def make_averager(
     states: Sequence[FragmentState],
     founder: bool = False,
     gate: JumpGate | None = None,
+    judge: Judge | None = None,
     closed: Callable[[str], str | None] = lambda protocol: None,
     on_fetched: Callable[[FetchProgress], None] = lambda progress: None,
 ) -> Averager:
-    """The averager of this peer. ``port``: its trainer, if it has one; ``gate``: its loss gate.
+    """The averager of this peer. ``port``: its trainer, if it has one; ``gate``: its loss gate;
+    ``judge``: its trainer, as it judges the contributions of others.
 
     ``closed(protocol)``: a reason to refuse streams now. ``on_fetched`` hears of downloads.
     """
@@ -498,6 +501,7 @@ def make_averager(
             begins_from=local.is_followed,
             rollback=local.rollback,
             gate=gate,
+            judge=judge,
             take_directive=online.take_directive,
             keep_state=None if local.good is None else local.good.keep,
             on_event=local.averager_event,

@@ -52,13 +52,16 @@ from peer.agent.local_peer import (
 )
 from peer.agent.loss_gate import TrainersLoss, open_gate
 from peer.agent.online_peer import OnlinePeer, go_online
+from peer.agent.policies import fixes_its_data
 from peer.agent.slots import Adopted, SlotPort
+from peer.agent.trials import TrainersTrials
 from peer.bridge.messages import (
     Begin,
     Device,
     Due,
     FromTrainer,
     Happened,
+    HasRead,
     Leave,
     Measure,
     Measured,
@@ -66,6 +69,7 @@ from peer.bridge.messages import (
     Over,
     Phase,
     Restore,
+    Tried,
 )
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine, hear_doorbell
@@ -158,6 +162,7 @@ class Agent(Delegate):
         )
         self._trainer = IdleTrainer(self.local, memory, line)
         self._rest = OwnersRest(self.local)
+        self._trials = TrainersTrials(line, self.local.directory, same_data=fixes_its_data(run))
         self._loss = TrainersLoss(line, is_ready=lambda: self.local.phase == "ready")
         self._fetched: dict[int, float] = {}
         """The fetched part of each fragment's state."""
@@ -212,6 +217,7 @@ class Agent(Delegate):
             online,
             self.port,
             gate=gate,
+            judge=self._trials,
             incarnation=self._memory.incarnation,
             states=first.states,
             founder=first.founded,
@@ -248,6 +254,10 @@ class Agent(Delegate):
                 self.local.averaging.make_due([message.fragment])
             elif isinstance(message, Device):
                 self._device = message
+            elif isinstance(message, HasRead):
+                self._trials.heard_reading(message)
+            elif isinstance(message, Tried):
+                self._trials.heard(message)
             elif isinstance(message, Measured) and message.gate:
                 self._loss.heard(message)
             elif isinstance(message, Measured):

@@ -27,7 +27,8 @@ from dht.membership.orders import Orders
 from dht.membership.table import MembershipSettings
 from dht.presence.settings import PresenceSettings
 from peer.rules.amendments import effective
-from peer.run_file.sections import Mixing, Outer, Policy, Quorum, RunFile
+from peer.run_file.places import place_of
+from peer.run_file.sections import FilesData, HfData, Mixing, Outer, Policy, Quorum, RunFile
 
 
 def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
@@ -53,6 +54,7 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
         mixing=_mixing_policy(run.mixing),
         probation=_probation_policy(run.policy),
         audit_rate=run.policy.audit_rate,
+        spot_checks=run.policy.spot_checks,
         group_size=rounds.group_size,
         codec=outer.codecs[0],
         codec_down=outer.codecs[1],
@@ -198,3 +200,17 @@ def presence_settings(run: RunFile) -> PresenceSettings:
             heartbeat_s=run.membership.heartbeat_s, expiry_s=run.membership.expiry_s
         )
     )
+
+
+def fixes_its_data(run: RunFile) -> bool:
+    """True if every byte that learners of the run read follows from the run file.
+
+    Who reads something else, as it says, has no excuse there: see ``averaging.audit.spot_checks``.
+    """
+    data = run.data
+    if isinstance(data, HfData):
+        return data.tokenizer == "bytes"
+    if not isinstance(data, FilesData):
+        return False
+    names = [data.tokenizer, *(text for source in data.sources for text in source.files)]
+    return all(name == "bytes" or place_of(name).sha256 is not None for name in names)

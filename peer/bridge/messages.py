@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
+from averaging.audit.readings import Reading
 from dht import protocol
 from peer.description import Described
 from peer.errors import PeerError
@@ -235,8 +236,39 @@ class Device(_Message, frozen=True, kw_only=True):
     temperature_c: float | None
 
 
-FromTrainer: TypeAlias = Begin | Beat | Leave | Due | Measured | Device | Restore | Mistaken
-FromAgent: TypeAlias = Beat | Phase | Facts | Happened | Measure | Over
+class HasRead(_Message, frozen=True):
+    """Trainer, in a run with spot checks: what it has read before its last steps."""
+
+    steps: dict[int, Reading | None]
+
+
+class Try(_Message, frozen=True, kw_only=True):
+    """Agent, in a run with spot checks: compare two states of a fragment on another one's data."""
+
+    number: int
+    path: str
+    """File with both states in fp32, one after the other."""
+    fragment: int
+    author: str
+    reading: Reading
+
+
+class Tried(_Message, frozen=True, kw_only=True):
+    """Trainer: the answer to ``Try``. Without losses it cannot tell."""
+
+    number: int
+    losses: tuple[float, float] | None = None
+    """Mean losses of the author's sequences, with the first state and with the second one."""
+    seconds: float = 0.0
+    """Time for which training waited."""
+    other_data: bool = False
+    """It reads other sequences there than the author says."""
+
+
+FromTrainer: TypeAlias = (
+    Begin | Beat | Leave | Due | Measured | Device | Restore | Mistaken | HasRead | Tried
+)
+FromAgent: TypeAlias = Beat | Phase | Facts | Happened | Measure | Over | Try
 
 _encoder = msgspec.msgpack.Encoder()
 decode_from_trainer = msgspec.msgpack.Decoder[FromTrainer](FromTrainer).decode

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from averaging.audit.readings import Reading
 from dht.identity import PeerId
 from peer.data.device_batches import Placing, placing
 from peer.data.order import Order
 from peer.data.prefetch import Prefetched, in_background
-from peer.data.sequences import Data
+from peer.data.sequences import Data, Sequences
 from peer.data.sources import open_data
 from peer.errors import RunRefused
 from peer.run_file.sections import RunFile
@@ -92,6 +93,11 @@ class Feed:
                 raise ValueError("the dataset yields nothing; it must yield at least one batch")
 
     @property
+    def reading(self) -> Reading | None:
+        """The last batch of the run's recipe; ``None`` before the first, or if nobody checks it."""
+        return None if self._train is None else self._train.reading
+
+    @property
     def recipe(self) -> Data | None:
         """The run's data recipe, opened for this reader.
 
@@ -106,7 +112,7 @@ class Feed:
             opened = opening.result()
             if self._recipe_at:
                 opened.train.restore(self._recipe_at)
-            self._train = Prefetched(opened.train)
+            self._train = Prefetched(opened.train, digests=self._run.policy.spot_checks > 0)
             self._recipe = replace(opened, train=self._train)
         return self._recipe
 
@@ -121,6 +127,16 @@ class Feed:
                 name="open-data",
             )
         return self._opening
+
+    def read_as(self, reader: PeerId, reading: Reading) -> Sequences:
+        """The batch that another reader has read. Raises ``DataUnavailable`` or ``ValueError``.
+
+        It may take long: for another thread than the training loop's.
+        """
+        cache = data_home(os.environ) / "data"
+        opened = open_data(self._run, peer_id=reader, cache_dir=cache, data_dir=self._data_dir)
+        opened.train.restore(reading.position)
+        return opened.train.next(reading.sequences)
 
     def state(self) -> dict[str, int]:
         """The position, to be saved."""

@@ -13,7 +13,8 @@ from concurrent.futures import Future
 from threading import Condition, Thread, current_thread
 from typing import Any, TypeVar
 
-from peer.data.sequences import Sequences, TokenStream
+from averaging.audit.readings import Reading
+from peer.data.sequences import Sequences, TokenStream, digest_of
 
 T = TypeVar("T")
 Place = Callable[[Sequences], Any]
@@ -44,9 +45,13 @@ def in_background(work: Callable[[], T], *, name: str) -> Future[T]:
 class Prefetched:
     """A ``TokenStream`` that reads another one ahead. Used by one thread at a time."""
 
-    def __init__(self, stream: TokenStream) -> None:
+    def __init__(self, stream: TokenStream, *, digests: bool = False) -> None:
+        """``digests``: have ``reading`` say what was read last."""
         self._stream = stream
         self._state = stream.state()
+        self._digests = digests
+        self.reading: Reading | None = None
+        """The last batch that was taken, so that another peer may read it too."""
         self._reader: _Reader | None = None
         self._end = weakref.finalize(self, lambda: None)
 
@@ -65,7 +70,7 @@ class Prefetched:
         reader = self._reader
         if reader is None or not reader.reads(sequences, place):
             self._stop()
-            reader = self._reader = _Reader(self._stream, sequences, place)
+            reader = self._reader = _Reader(self._stream, sequences, place, self._digests)
             self._end = weakref.finalize(self, reader.end)
         try:
             taken = reader.take(timeout_s)
@@ -74,7 +79,9 @@ class Prefetched:
             raise
         if taken is None:
             return None
-        batch, self._state = taken
+        before = self._state
+        batch, self._state, digest = taken
+        self.reading = Reading(before, sequences, digest) if digest else None
         return batch
 
     def state(self) -> dict[str, int]:
@@ -97,13 +104,16 @@ class Prefetched:
 class _Reader:
     """The thread that reads ahead. It refers to no ``Prefetched``, whose end therefore ends it."""
 
-    def __init__(self, stream: TokenStream, sequences: int, place: Place | None) -> None:
+    def __init__(
+        self, stream: TokenStream, sequences: int, place: Place | None, digests: bool
+    ) -> None:
+        self._digests = digests
         self._stream = stream
         self._sequences = sequences
         self._place = place
         self._depth: int | None = None
         self._changed = Condition()  # reentrant: ``end`` may be called by the garbage collector
-        self._ready: deque[tuple[Any, dict[str, int]]] = deque()
+        self._ready: deque[tuple[Any, dict[str, int], bytes]] = deque()
         self._failure: BaseException | None = None
         self._stopping = False
         self._thread = Thread(target=self._run, name="prefetch", daemon=True)
@@ -112,7 +122,7 @@ class _Reader:
     def reads(self, sequences: int, place: Place | None) -> bool:
         return (sequences, place) == (self._sequences, self._place)
 
-    def take(self, timeout_s: float | None) -> tuple[Any, dict[str, int]] | None:
+    def take(self, timeout_s: float | None) -> tuple[Any, dict[str, int], bytes] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._failure, timeout_s)
             if self._ready:
@@ -141,9 +151,10 @@ class _Reader:
                 if self._depth is None:
                     fitting = TOKENS_MAX // max(1, batch.size)
                     self._depth = min(max(fitting, BATCHES_MIN), BATCHES_MAX)
+                digest = digest_of(batch) if self._digests else b""
                 placed = batch if self._place is None else self._place(batch)
                 with self._changed:
-                    self._ready.append((placed, self._stream.state()))
+                    self._ready.append((placed, self._stream.state(), digest))
                     self._changed.notify_all()
         except BaseException as error:
             with self._changed:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from dht.identity import PeerId, RunId
@@ -145,6 +146,13 @@ def evenly_spaced(
     sequences = min(sequences, fitting)
     starts = np.arange(sequences) * fitting // sequences * sequence_length
     return _windows(tokens, starts, sequence_length)
+
+
+def digest_of(batch: Sequences) -> bytes:
+    """Digest of a batch, equal at peers that read the same sequences."""
+    hasher = blake3(repr(batch.shape).encode())
+    hasher.update(np.ascontiguousarray(batch, "<i8").tobytes())
+    return hasher.digest()
 
 
 def _windows(tokens: NDArray[np.generic], starts: NDArray[np.int64], length: int) -> Sequences:

@@ -55,6 +55,18 @@ def contradictions(run: RunFile) -> Iterator[Contradiction]:
             "is unset; admission = 'invited' needs an owner who invites: `shoal run sign FILE` "
             "writes your key into the file",
         )
+    if run.policy.spot_checks and isinstance(run.data, CustomData):
+        yield (
+            "policy.spot_checks",
+            f"is {run.policy.spot_checks:g}; with data.recipe = 'custom' nobody knows what others "
+            "train on, so it must be 0",
+        )
+    if run.policy.spot_checks and run.synchronous:
+        yield (
+            "policy.spot_checks",
+            f"is {run.policy.spot_checks:g}; in a synchronous run all learners would wait for "
+            "each check, so it must be 0",
+        )
     for name, peers in (("owner", [run.policy.owner or ""]), ("peers", run.policy.peers)):
         for peer in filter(None, peers):
             try:

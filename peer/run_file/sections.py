@@ -813,6 +813,16 @@ class Policy(_Section, frozen=True, kw_only=True):
             "a round's bytes. 0: no audits."
         ),
     ] = 0.1
+    spot_checks: Annotated[
+        Annotated[float, Meta(ge=0.0, le=24.0)],
+        _later(
+            "Contributions of others that each learner checks in a cycle, to find members that "
+            "poison: whether one lowers the loss on the data that its author must have used. One "
+            "in a cycle costs two forward passes of a batch and the bytes of one upload; as a "
+            "reducer, a learner refuses who fails repeatedly. All learners must read the run's "
+            "recipe, from the same data. 0: no checks."
+        ),
+    ] = 0.0
 
 
 class RunFile(_Section, frozen=True, kw_only=True):

@@ -69,6 +69,12 @@ class LocalPiece:
         """
         return self.parameter.data.reshape(-1)[self.start : self.end]
 
+    def put(self, given: torch.Tensor) -> None:
+        """Overwrite the values."""
+        values = self.values()
+        values.copy_(given)
+        self.written(values)
+
     def written(self, values: torch.Tensor) -> None:
         """Write changes of ``values()`` back into the parameter, where they are a copy."""
         data = self.parameter.data

@@ -32,6 +32,7 @@ from averaging.numbers.layout import Layout
 from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors, SlotState
 from peer.trainer.device_copies import (
     DirectCopies,
+    LocalPiece,
     Piece,
     copies_of_device,
     local_pieces,
@@ -227,6 +228,31 @@ class Learner:
             for unit, piece in zip(fragment.units, pieces, strict=True):
                 values = value_of(unit.tensor).reshape(-1)[unit.start : unit.end]
                 piece.adopt(values, SET_VALUES, coarse=False)
+
+    @torch.no_grad()
+    def measured_with(
+        self, fragment: int, states: Sequence[torch.Tensor], measure: Callable[[], float]
+    ) -> list[float] | None:
+        """The results of ``measure`` with each of these states of a fragment, at a safe point.
+
+        The parameters are the same afterwards, to the last bit. ``None``: a copy of the fragment is
+        under way, or its parameters are not all in this process.
+        """
+        pieces = self._pieces[fragment]
+        local = [piece for piece in pieces if isinstance(piece, LocalPiece)]
+        if fragment in self._offering or fragment in self._adopting or len(local) < len(pieces):
+            return None
+        kept = [piece.values().clone() for piece in local]
+        found = []
+        try:
+            for state in states:
+                for piece in local:
+                    piece.put(state[piece.where])
+                found.append(measure())
+        finally:
+            for piece, values in zip(local, kept, strict=True):
+                piece.put(values)
+        return found
 
     def take_adopted(self) -> list[tuple[int, int]]:
         """Fragments and versions adopted since the last call."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from peer.bridge.messages import Facts, FromAgent, Happened, Measure, Over, Phase
+from peer.bridge.messages import Facts, FromAgent, Happened, Measure, Over, Phase, Try
 from peer.trainer.observed_run import Fields
 
 EVENTS_MAX = 1000
@@ -49,6 +49,7 @@ class News:
         """File with the run's final parameters."""
         self._to_measure: dict[bool, Measure] = {}
         """The latest request of the loss gate (true), and the latest other one."""
+        self._to_try: Try | None = None
         self._handlers: dict[str, list[Callable[[Fields], None]]] = {}
         self._events: deque[tuple[str, Fields]] = deque(maxlen=EVENTS_MAX)
 
@@ -65,6 +66,8 @@ class News:
             self.add(message.name, message.fields)
         elif isinstance(message, Measure):
             self._to_measure[message.gate > 0] = message
+        elif isinstance(message, Try):
+            self._to_try = message
         elif isinstance(message, Over):
             self.over = message
             self.add("over", {"reason": message.reason, "finished": message.finished})
@@ -105,6 +108,11 @@ class News:
     def take_measure(self) -> Measure | None:
         """The agent's latest request to measure the held-out loss, once; the gate's first."""
         return self._to_measure.pop(True, None) or self._to_measure.pop(False, None)
+
+    def take_try(self) -> Try | None:
+        """The agent's latest request to try a contribution, once."""
+        asked, self._to_try = self._to_try, None
+        return asked
 
     @property
     def finished(self) -> bool:

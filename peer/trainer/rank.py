@@ -19,7 +19,7 @@ import torch
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId, RunId
 from peer.data.feed import Feed
-from peer.data.sequences import Data
+from peer.data.sequences import Data, Sequences
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
 from peer.storage.inner_saves import InnerSaves
@@ -122,6 +122,7 @@ class Rank(abc.ABC):
         self._checks: LoopChecks | None = None
         self._agreed = Agreed()
         self._measure: Callable[[], tuple[float, int]] | None = None
+        self._loss_of: Callable[[Sequences], float] | None = None
         self._leaving: Callable[[], bool] = lambda: False
         self._device_use: Callable[[], DeviceUse] | None = None
         self._step_tokens = 0
@@ -282,6 +283,15 @@ class Rank(abc.ABC):
         rank 0 is published.
         """
         self._measure = measure
+
+    def check_with(self, loss: Callable[[Sequences], float]) -> None:
+        """Set the function that measures the mean loss of token sequences of the run's recipe.
+
+        Needed for spot checks of other peers' contributions, where the run asks for them
+        (``policy.spot_checks``): it is called at a safe point, with other parameters than the
+        learner's own. A learner of several processes makes none.
+        """
+        self._loss_of = loss
 
     def leave_when(self, asked: Callable[[], bool]) -> None:
         """Set a function that says whether this peer is to leave; it is called now and then.

@@ -50,6 +50,7 @@ from peer.trainer.parts import Conditions, Parts, arrive, open_parts
 from peer.trainer.rank import Agreed, Plan, Rank, check_finished, entered
 from peer.trainer.settings import JoinSettings, settings_from
 from peer.trainer.speed import first_merges, steps_to_merge, time_left_s
+from peer.trainer.trials import Trials
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,8 @@ class Run(Rank):
         self._news.on("not_finite", self._heard_not_finite)
         self._losses: deque[LateValue] = deque(maxlen=LOSSES_MAX)
         self._reads_ahead = False
+        self._trials: Trials | None = None
+        """Trials of others' contributions, where the run asks for them."""
         self._link_seen: str | None = None
         self._link_told: str | None = None
         self._tell_device_at = 0.0
@@ -136,6 +139,8 @@ class Run(Rank):
             self._tell_link()
             self._news.deliver()
             self._open.callback(parts.inner.close)
+            if parts.run_file.policy.spot_checks:
+                self._trials = Trials(parts.feed, parts.learner, parts.agent.send)
             self._begin_steps()
             self._agree()
         except BaseException as error:
@@ -245,10 +250,20 @@ class Run(Rank):
                 version=wanted.version, loss=loss, sequences=sequences, gate=wanted.gate
             )
             parts.agent.send(measured)
+        if self._trials is not None:
+            self._trials.note(learner.steps)
+            self._try(self._trials)
         parts.inner.maybe_save(step=learner.steps, position=parts.feed.state)
         if self._device_use is not None and time.monotonic() >= self._tell_device_at:
             self._tell_device_at = time.monotonic() + TELL_DEVICE_EVERY_S
             parts.agent.send(self._look_at_device())
+
+    def _try(self, trials: Trials) -> None:
+        """Try a contribution of another peer, if the agent asks for it."""
+        asked = self._news.take_try()
+        if asked is not None:
+            trials.begin(asked)
+        trials.look(self._loss_of if self._ranks is None else None)
 
     def _count(self) -> None:
         # Before a peer can hear of this step, so that it counts even after a kill -9.

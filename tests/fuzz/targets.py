@@ -23,12 +23,20 @@ from averaging.audit.claims import (
     encode_statement,
 )
 from averaging.audit.proofs import BadProof, Proof, decode_head, encode_head, size_of_data
+from averaging.audit.readings import Reading, decode_reading, encode_reading
 from averaging.errors import BadPayload
 from averaging.history.manifest import describe, read_manifest
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.parent_maps import ParentMap, decode_maps, encode_maps
 from averaging.history.replay import ReplayHead
-from averaging.live.auditing import AskProof, AskSources, AskUpload, read_request, read_shown
+from averaging.live.auditing import (
+    AskProof,
+    AskReading,
+    AskSources,
+    AskUpload,
+    read_request,
+    read_shown,
+)
 from averaging.live.fetch_server import AskManifest, AskPieces, AskReplay, _read_request
 from averaging.messages import BadMessage
 from averaging.numbers.arrays import arithmetic
@@ -402,10 +410,16 @@ TARGETS: dict[str, Target] = {
             for each in (
                 AskSources(bytes(32), 1, True),
                 AskUpload(bytes(32), 1, 2, False),
+                AskReading(bytes(32), 5),
                 AskProof(bytes(32)),
             )
         ],
         read_request,
+        BadMessage,
+    ),
+    "reading": Target(
+        [encode_reading(each) for each in (Reading({"0/visit": 3}, 8, bytes(32)), None)],
+        decode_reading,
         BadMessage,
     ),
     "shown_upload": Target(

@@ -45,6 +45,7 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "averaging/history/parent_maps.py": ("merged_maps",),
     "averaging/audit/claims.py": ("statement", "claims"),
     "averaging/audit/proofs.py": ("proof",),
+    "averaging/audit/readings.py": ("reading",),
     "averaging/live/auditing.py": ("audit_request", "shown_upload"),
     "averaging/live/fetch_server.py": ("fetch_request",),
     "averaging/numbers/codec.py": tuple(f"payload_{name}" for name in codec_names()),

@@ -6,8 +6,16 @@ import random
 
 import pytest
 
-from averaging.audit.spot_checks import FALL_MIN, SpotChecks
-from averaging.audit.strikes import Strikes
+from averaging.audit.spot_checks import (
+    BACK_MAX,
+    FAILED,
+    FALL_SHARE,
+    FALLS_MIN,
+    RISE_MIN,
+    SpotChecks,
+    steps_between,
+)
+from averaging.audit.strikes import LIMIT, Strikes
 from dht.identity import PeerId
 
 ANNA, BORIS, CLARA = PeerId("anna"), PeerId("boris"), PeerId("clara")
@@ -21,39 +29,145 @@ def checks(seed: int = 0) -> tuple[SpotChecks, Strikes]:
 
 def test_one_contribution_is_drawn_in_so_many_steps_and_each_author_in_time() -> None:
     made, _ = checks()
-    drawn = [made.draw(ALL, step) for step in range(0, 600, 5)]
+    drawn = [made.draw(ALL, step, 0.0) for step in range(0, 600, 5)]
     assert [peer for peer in drawn[1::2] if peer is not None] == []
     assert set(drawn[::2]) == set(ALL)
-    assert made.draw((), 1000) is None
+    assert made.draw((), 1000, 0.0) is None
 
 
-def test_a_peer_that_failed_is_checked_again_at_once_and_then_refused_for_a_while() -> None:
+def usually(fall: float, *, fragment: int = 0) -> SpotChecks:
     made, _ = checks()
-    assert made.draw((BORIS,), 0) == BORIS
+    for _ in range(FALLS_MIN):
+        assert made.checked(CLARA, 2.0, 2.0 * (1 - fall), 0.0, fragment=fragment)
+    return made
+
+
+def test_who_reverses_is_checked_again_at_once_and_then_refused_for_a_while() -> None:
+    made = usually(0.1)
+    assert made.draw((BORIS,), 0, 0.0) == BORIS
     assert not made.checked(BORIS, 2.0, 2.3, 0.0)
     assert not made.refuses(BORIS, 0.0), "one failure has no consequence"
-    assert made.draw(ALL, 1) == BORIS
-    assert not made.checked(BORIS, 2.0, 2.0, 1.0)
+    assert made.draw(ALL, 1, 0.0) == BORIS
+    assert not made.checked(BORIS, 2.0, 2.2, 1.0)
     assert made.refuses(BORIS, 1.0)
+    assert made.draw(ALL, 2, 1.0) is None, "it is refused, and need not be checked"
+    assert made.refuses(BORIS, 240.0)
+    assert not made.refuses(BORIS, 300.0), "strikes fade"
+    assert made.draw(ALL, 2, 300.0) == BORIS, "as soon as it is back"
+    assert not made.checked(BORIS, 2.0, 2.2, 300.0)
+    assert made.refuses(BORIS, 1200.0), "for longer this time"
+
+
+def test_three_contributions_that_do_nothing_are_refused() -> None:
+    made = usually(0.1)
+    for time in (0.0, 300.0, 600.0):
+        assert not made.refuses(BORIS, time)
+        assert not made.checked(BORIS, 2.0, 2.0, time)
     assert made.refuses(BORIS, 600.0)
-    assert not made.refuses(BORIS, 1200.0), "strikes fade"
-    assert made.draw(ALL, 2) is None, "it is no suspect any more"
 
 
-def test_a_peer_that_passes_the_second_time_is_no_suspect() -> None:
+def test_a_reversal_and_a_failure_are_not_enough() -> None:
+    made = usually(0.1)
+    assert not made.checked(BORIS, 2.0, 2.2, 0.0)
+    assert not made.checked(BORIS, 2.0, 2.0, 0.0)
+    assert not made.refuses(BORIS, 0.0)
+
+
+def test_a_check_that_is_passed_takes_back_a_failure() -> None:
+    made = usually(0.1)
+    for now in (0.0, 10.0, 20.0, 30.0):
+        assert not made.checked(BORIS, 2.0, 2.0, now)
+        assert made.draw(ALL, 1, 0.0) == BORIS
+        assert made.checked(BORIS, 2.0, 1.8, now)
+        assert made.strikes_of(BORIS, now) == 0.0
+    assert made.draw((ANNA,), 0, 0.0) == ANNA
+    assert made.draw(ALL, 1, 0.0) is None, "it is no suspect"
+
+
+@pytest.mark.parametrize(("after", "passes"), [(1.97, True), (1.99, False), (2.001, False)])
+def test_a_contribution_has_to_lower_the_loss_where_others_do(after: float, passes: bool) -> None:
+    assert usually(0.1).checked(ANNA, 2.0, after, 0.0) is passes
+
+
+@pytest.mark.parametrize("fall", [0.001, 0.01, 0.04])
+def test_where_the_loss_falls_little_a_share_of_that_is_enough(fall: float) -> None:
+    made = usually(fall)
+    assert made.checked(ANNA, 2.0, 2.0 * (1 - 2 * FALL_SHARE * fall), 0.0)
+    assert not made.checked(BORIS, 2.0, 2.0 * (1 - 0.5 * FALL_SHARE * fall), 0.0)
+
+
+def test_a_fragment_that_never_changes_the_loss_tells_nothing() -> None:
+    """Such as the one with the scales of norms: none of it is drawn for a suspect."""
+    made = usually(0.1)
+    for _ in range(FALLS_MIN):
+        made.checked(CLARA, 2.0, 2.0, 0.0, fragment=3)
+    assert made.checked(ANNA, 2.0, 2.0, 0.0, fragment=3)
+    assert not made.checked(BORIS, 2.0, 2.0, 0.0)
+    assert made.checked(BORIS, 2.0, 2.0, 0.0, fragment=3)
+    assert made.strikes_of(BORIS, 0.0) == FAILED, "that takes nothing back"
+    assert made.draw((ANNA,), 0, 0.0) == ANNA
+    assert made.draw(ALL, 1, 0.0, fragment=3) is None
+    assert made.draw(ALL, 1, 0.0) == BORIS
+
+
+@pytest.mark.parametrize("known", [0, FALLS_MIN - 1, FALLS_MIN])
+def test_while_nothing_is_usual_only_a_rise_is_held_against_its_author(known: int) -> None:
+    """During a warm-up from zero, and for the first contributions that a peer checks."""
+    made, _ = checks()
+    for _ in range(known):
+        assert made.checked(CLARA, 2.0, 2.0, 0.0)
+    assert made.checked(ANNA, 2.0, 2.0 * (1 + 0.9 * RISE_MIN), 0.0)
+    assert not made.checked(BORIS, 2.0, 2.0 * (1 + 1.1 * RISE_MIN), 0.0)
+    assert not made.checked(BORIS, 2.0, float("nan"), 0.0)
+    assert made.strikes_of(BORIS, 0.0) == 2 * FAILED < LIMIT
+
+
+@pytest.mark.parametrize("before", [0.0, float("nan"), float("inf")])
+def test_a_model_without_a_loss_judges_nobody(before: float) -> None:
     made, strikes = checks()
-    made.checked(BORIS, 2.0, 2.3, 0.0)
-    assert made.checked(BORIS, 2.0, 1.7, 1.0)
-    assert not made.refuses(BORIS, 1.0)
-    assert strikes.count(BORIS, 1.0) > 0.0, "it is remembered for a while"
+    assert made.checked(ANNA, before, 3.0, 0.0)
+    assert strikes.count(ANNA, 0.0) == 0.0
 
 
-@pytest.mark.parametrize(("after", "passes"), [(1.98, True), (1.9999, False), (2.001, False)])
-def test_a_contribution_has_to_lower_the_loss_by_more_than_nothing(
-    after: float, passes: bool
-) -> None:
-    assert 1.98 <= (1 - FALL_MIN) * 2.0 < 1.9999
-    assert checks()[0].checked(ANNA, 2.0, after, 0.0) is passes
+def test_poisoners_among_the_checked_do_not_make_poison_usual() -> None:
+    made, _ = checks()
+    for round_ in range(10):
+        now = 60.0 * round_
+        assert made.checked(ANNA, 2.0, 1.8, now)
+        assert made.checked(CLARA, 2.0, 1.7, now)
+        passed = made.checked(BORIS, 2.0, 1.999, now)
+    assert not passed
+
+
+def test_what_a_suspect_brings_does_not_become_usual_however_often_it_is_checked() -> None:
+    made = usually(0.1)
+    made.evaded(BORIS, 0.0)
+    for _ in range(40):
+        assert not made.checked(BORIS, 2.0, 2.0, 0.0)
+    assert not made.checked(ANNA, 2.0, 2.0, 0.0)
+
+
+def test_an_author_that_shows_nothing_is_refused_after_three_times() -> None:
+    made, _ = checks()
+    for time in range(3):
+        assert not made.refuses(ANNA, float(time))
+        made.evaded(ANNA, 0.0)
+        assert time == 2 or made.draw(ALL, 1, 0.0) == ANNA
+    assert made.refuses(ANNA, 0.0)
+
+
+def test_the_step_that_is_read_is_any_of_the_contribution() -> None:
+    made, _ = checks()
+    assert {made.step_to_read(40, 4) for _ in range(100)} == {37, 38, 39, 40}
+    assert made.step_to_read(3, 0) == 3
+    assert {made.step_to_read(2, 10**6) for _ in range(50)} <= {1, 2}
+    assert min(made.step_to_read(10**6, 10**6) for _ in range(200)) > 10**6 - BACK_MAX
+
+
+def test_checks_are_spread_over_cycles() -> None:
+    assert steps_between(cycle_steps=24, per_cycle=4.0) == 6
+    assert steps_between(cycle_steps=24, per_cycle=0.5) == 48
+    assert steps_between(cycle_steps=2, per_cycle=24.0) == 1
 
 
 def test_checks_want_a_distance() -> None:

@@ -22,6 +22,7 @@ from averaging.live.averager import Averager
 from averaging.live.learner_port import Progress, Snapshot
 from averaging.live.loss_gate import JumpGate
 from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
+from averaging.live.spot_checking import Judge
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy
@@ -343,6 +344,7 @@ class Swarm:
         wrap: Callable[[Host], Host] = lambda host: host,
         issued: Mapping[bytes, RoundOrders] | None = None,
         gate: JumpGate | None = None,
+        judge: Judge | None = None,
     ) -> Peer:
         """A peer that everybody else sees at once, as if presence had done its work."""
         identity: Identity = identity_of(name)
@@ -385,6 +387,7 @@ class Swarm:
             around=Surroundings(
                 view=view,
                 gate=gate,
+                judge=judge,
                 take_directive=take_directive,
                 draw_bits=random.Random(f"{name} {incarnation}").getrandbits,
                 on_event=lambda event, fields: events.append((loop.time(), event, fields)),

@@ -20,15 +20,18 @@ from averaging.history.chain import ChainLink
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.loss_gate import GateSettings, LossGate
+from averaging.live.spot_checking import Losses, Trial
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer.agent.loss_gate import TrainersLoss
 from peer.agent.slots import Adopted, SlotPort
+from peer.agent.trials import TrainersTrials
 from peer.bridge.messages import (
     Begin,
     Device,
     Facts,
     Happened,
+    HasRead,
     Leave,
     Measure,
     Measured,
@@ -36,6 +39,7 @@ from peer.bridge.messages import (
     Over,
     Phase,
     Restore,
+    Tried,
 )
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine, hear_doorbell
@@ -145,6 +149,7 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
     states: list[FragmentState] = []
     to_restore: set[int] = set()
     loss = TrainersLoss(line, is_ready=lambda: True)
+    trials = TrainersTrials(line, Path(begin.directory), same_data=True)
     rounds = 0
 
     async def play() -> None:
@@ -208,6 +213,8 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
                     line.say(Happened("exported", {"path": write_final(begin, layout, states)}))
                 line.say(the_end)
             line.say(Measure(rounds))
+            if os.environ.get("LONE_AGENT_TRIES") and rounds == 2:
+                await try_own(memory.step)
             if os.environ.get("LONE_AGENT_POISONED") and rounds == 2:
                 await take_poison()
 
@@ -217,6 +224,17 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
         holds=port.holds,
         on_event=lambda name, fields: line.say(Happened(name, dict(fields))),
     )
+
+    async def try_own(step: int) -> None:
+        """Have a contribution tried that the trainer itself might have made, and one of poison."""
+        reading = await trials.reading_of(step)
+        assert reading is not None
+        theta = states[0].theta
+        for after in (theta, theta + POISON):
+            found = await trials.judge(Trial(0, me, reading, theta, after))
+            assert isinstance(found, Losses)
+            told = {"before": found.before, "after": found.after, "seconds": found.seconds}
+            line.say(Happened("tried", told))
 
     async def take_poison() -> None:
         """Take states over that nobody merged, as if other peers had certified them."""
@@ -245,6 +263,10 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
             line.say(Happened("loop_mistake", {"kind": message.kind, "text": message.text}))
         if isinstance(message, Restore):
             to_restore |= set(range(memory.fragments))
+        if isinstance(message, HasRead):
+            trials.heard_reading(message)
+        if isinstance(message, Tried):
+            trials.heard(message)
         if isinstance(message, Measured) and message.gate:
             loss.heard(message)
         elif isinstance(message, Measured):

@@ -7,7 +7,7 @@ import pytest
 from averaging.rules.due import DueTime
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.probation import ProbationPolicy
-from peer.agent.policies import round_policy
+from peer.agent.policies import fixes_its_data, round_policy
 from peer.run_file.reading import parse
 from peer.run_file.sections import Outer, RunFile
 from tests.dht.membership.signers import OWNER as OWNER_KEY
@@ -54,3 +54,32 @@ def test_each_way_has_its_codec_and_statistics_are_exact_both_ways() -> None:
 
     exact = policy.of_statistics()
     assert (exact.codecs, exact.feedback) == (("f32", "f32"), frozenset())
+
+
+HASHED = f"#sha256={'0' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("data", "fixed"),
+    [
+        ("recipe = 'python_stdlib'", False),
+        ("recipe = 'text'\nfiles = ['a.txt']", False),
+        (f"recipe = 'files'\n[[data.sources]]\nfiles = ['a.txt{HASHED}']", True),
+        ("recipe = 'files'\n[[data.sources]]\nfiles = ['a.txt']", False),
+        (
+            f"recipe = 'files'\n[[data.sources]]\nfiles = ['a.txt{HASHED}']\n"
+            "[[data.sources]]\nfiles = ['b.txt']",
+            False,
+        ),
+        (f"recipe = 'hf'\ndataset = 'a/b'\nrevision = '{'0' * 40}'", True),
+    ],
+)
+def test_some_recipes_fix_every_byte_that_learners_read(data: str, fixed: bool) -> None:
+    """Nobody is blamed for reading something else where two machines may."""
+    assert fixes_its_data(parse(f"[data]\n{data}")) is fixed
+
+
+def test_spot_checks_are_off_unless_the_run_asks_for_them() -> None:
+    assert round_policy(RunFile(), fragments=8).spot_checks == 0.0
+    asked = parse("[policy]\nspot_checks = 1.5")
+    assert round_policy(asked, fragments=8).spot_checks == 1.5

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from averaging.audit.readings import Reading
 from peer.bridge.messages import (
     Beat,
     Facts,
@@ -14,12 +15,15 @@ from peer.bridge.messages import (
     FromAgent,
     FromTrainer,
     Happened,
+    HasRead,
     Leave,
     LineBroken,
     Measure,
     Measured,
     Over,
     Phase,
+    Tried,
+    Try,
     decode_from_agent,
     decode_from_trainer,
     pack,
@@ -32,6 +36,9 @@ FROM_TRAINER: list[FromTrainer] = [
     Leave(3.5),
     Measured(version=3, loss=2.5, sequences=7),
     Measured(version=0, loss=2.5, sequences=7, gate=2),
+    HasRead({3: Reading({"position": 5}, 8, bytes(32)), 4: None}),
+    Tried(number=1, losses=(2.5, 2.25)),
+    Tried(number=2, other_data=True),
 ]
 FROM_AGENT: list[FromAgent] = [
     Beat(),
@@ -55,6 +62,13 @@ FROM_AGENT: list[FromAgent] = [
     Measure(4),
     Measure(0, gate=2),
     Over("left", 0, finished=False),
+    Try(
+        number=1,
+        path="/somewhere/trial.f32",
+        fragment=2,
+        author="12D3",
+        reading=Reading({"0/visit": 3, "sequence": 7}, 8, bytes(32)),
+    ),
 ]
 
 

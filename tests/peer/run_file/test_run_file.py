@@ -305,6 +305,14 @@ def test_a_wrong_name_is_refused_with_its_line_and_the_nearest_valid_one(
         ("[membership]\nexpiry_s = 15", "at least twice membership.heartbeat_s, 10"),
         ("[rounds]\nround_deadline_s = 20", "at least rounds.quorum_deadline_s, 30"),
         ("[policy]\nadmission = 'listed'", "would admit no peer"),
+        (
+            "[policy]\nspot_checks = 1\n[data]\nrecipe = 'custom'",
+            "nobody knows what others train on",
+        ),
+        (
+            "[policy]\nspot_checks = 1\n[outer]\noverlap_steps = 0",
+            "in a synchronous run all learners would wait",
+        ),
         ("seeds = ['/ip4/999.0.0.1/tcp/1']", "line 1: seeds has '/ip4/999.0.0.1/tcp/1'"),
         ("seeds = ['/ip4/10.0.0.1/tcp/1']", "it has to end in /p2p/PEER"),
         ("[data]\nrecipe = 'text'", "data.files is missing"),

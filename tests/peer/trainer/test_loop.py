@@ -75,6 +75,31 @@ def test_the_loop_stops_after_the_given_steps_and_reports_them(
     assert any(e["event"] == "phase" and e["name"] == "ready" for e in events)
 
 
+def test_the_loop_tries_contributions_of_others_where_the_run_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer reads the batch that it is told of, here its own, and trains on as before."""
+    monkeypatch.setenv("LONE_AGENT_TRIES", "1")
+    run_file = parse(TEXT + "[policy]\nspot_checks = 1.0\n")
+    told: list[Fields] = []
+    stop = Stop()
+
+    def on_event(fields: Fields) -> None:
+        if fields["event"] == "tried":
+            told.append(fields)
+        if len(told) == 2:
+            stop.ask()
+
+    settings = TrainerSettings(device="cpu", threads=1, steps_max=20_000)
+    outcome = train(run_file, own=own(tmp_path), settings=settings, stop=stop, on_event=on_event)
+    same, poisoned = told
+    assert same["before"] == same["after"]
+    assert poisoned["after"] > 1.05 * poisoned["before"]
+    assert all(each["seconds"] > 0.0 for each in told)
+    assert outcome.loss is not None and outcome.loss < 6.0, "the poison is gone again"
+    assert not list(tmp_path.glob("trial*"))
+
+
 def test_the_loop_knows_its_speed_and_the_time_left(run_file: RunFile, tmp_path: Path) -> None:
     speeds: list[Speed] = []
     train(

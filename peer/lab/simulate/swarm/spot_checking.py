@@ -1,6 +1,6 @@
 """Spot checks by the honest members of a simulated swarm (``averaging.audit.spot_checks``).
 
-Losses are real: those of the model with the checker's own states, on the first batch of the
+Losses are real: those of the model with the checker's own states, on the batch of one of the
 author's steps, without and with what the author has uploaded. Measuring takes no virtual time.
 """
 
@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 
-from averaging.audit.spot_checks import SpotChecks
+from averaging.audit.spot_checks import REFUSED, SpotChecks, steps_between
 from averaging.audit.strikes import Strikes
 from averaging.bounded_mapping import BoundedMapping
 from averaging.messages import Entry
@@ -40,7 +40,7 @@ class SpotChecking:
         self._checks = {
             slot.name: SpotChecks(
                 self._strikes[slot.name],
-                every_steps=max(1, round(cycle / per_cycle)),
+                every_steps=steps_between(cycle_steps=cycle, per_cycle=per_cycle),
                 random=np.random.default_rng([environment.seed, 6, slot.number]).random,
             )
             for slot in environment.slots
@@ -66,7 +66,8 @@ class SpotChecking:
         entries = {entry.peer: entry for entry in map(apply.commit.members.__getitem__, apply.seal)}
         there = self._uploads.get(apply.round, {}).keys() & entries.keys() - {node.name}
         checker = self._slots[node.name]
-        author = checks.draw(there, checker.steps)
+        now = self._environment.heap.now
+        author = checks.draw(there, checker.steps, now, fragment=node.fragment.index)
         if author is not None:
             moved = self._uploads[apply.round][author]
             self._check(checks, checker, node, entries[author], moved)
@@ -78,12 +79,13 @@ class SpotChecking:
         assert checker.peer is not None
         values = env.places.join([state.theta for state in checker.peer.states])
         earlier = sum(life.steps for life in author.past[: entry.incarnation - 1])
-        step = earlier + entry.mark - entry.steps
+        step = earlier + checks.step_to_read(entry.mark, entry.steps) - 1
         sample = (author.number, env.seed, step)
         before = self._problem.loss_of_step(values, *sample)
         env.places.add(node.fragment.index, values, moved)
         after = self._problem.loss_of_step(values, *sample)
-        passed = checks.checked(entry.peer, before, after, env.heap.now)
+        fragment = node.fragment.index
+        passed = checks.checked(entry.peer, before, after, env.heap.now, fragment=fragment)
         who = "liars" if author.lies else "honest"
         self.counts[f"checks of {who}, {'passed' if passed else 'failed'}"] += 1
 
@@ -93,4 +95,4 @@ class SpotChecking:
         if checks is None or not checks.refuses(sender, self._environment.heap.now):
             return None
         self.counts[f"uploads of {'liars' if self._slots[sender].lies else 'honest'} refused"] += 1
-        return "what it brought did not lower the loss on its own data"
+        return REFUSED

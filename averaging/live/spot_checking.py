@@ -1,0 +1,254 @@
+"""Spot checks by a live peer: the loss with another's contribution, on that author's own data.
+
+``averaging.audit.spot_checks`` decides whom to check and what follows. This module brings together
+what a check needs: after a round, the author's upload of all slices, as the reducers have signed
+that they merged it; what the author has read before one of its steps; and the learner's judgement
+of two states of the fragment, the one that the round began with, and that with the contribution.
+
+One check is under way at a time, and it has a deadline. Whatever the network or the own learner
+cannot do costs nobody a strike. Not checked: riders and delegates of a site, whose uploads travel
+together, and fragments of statistics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import blake3
+
+from averaging.audit.claims import Claim, authors, digest_of_pieces, hash_of
+from averaging.audit.readings import Reading
+from averaging.audit.spot_checks import REFUSED, SpotChecks
+from averaging.live.auditing import WORLD, Around, Auditing, NotHere
+from averaging.live.parts import Parts
+from averaging.live.threads import Threads
+from averaging.numbers.arrays import Float32s
+from averaging.numbers.chunks import Chunk
+from dht.identity import PeerId
+
+CHECK_WITHIN_S = 300.0
+"""Longest check. Another one begins no sooner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Two states of a fragment, for the learner to compare on another one's data."""
+
+    fragment: int
+    author: PeerId
+    reading: Reading
+    before: Float32s
+    after: Float32s
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """The loss of the learner's model with each of the two states."""
+
+    before: float
+    after: float
+    seconds: float = 0.0
+    """Time for which training waited."""
+
+
+class OtherData:
+    """The learner reads other sequences there than the author says."""
+
+
+class Judge(Protocol):
+    """A learner that judges contributions, and says what it has read itself."""
+
+    @property
+    def same_data(self) -> bool:
+        """True if the run fixes every byte of its data, so that nobody may have another."""
+        ...
+
+    async def reading_of(self, step: int) -> Reading | None:
+        """The data of a step of the learner; ``None``: it was none of the run's recipe."""
+        ...
+
+    async def judge(self, trial: Trial) -> Losses | OtherData | None:
+        """``None``: it cannot tell. Returns within a bounded time."""
+        ...
+
+
+class _Uncheckable(Exception):
+    """Nobody is to blame for it that a contribution cannot be checked here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A contribution that is to be checked, of a round that is about to be over."""
+
+    entry: int
+    before: Float32s
+    """A copy of the state that the round began with."""
+
+
+class SpotChecking:
+    """The spot checks of one peer with a learner."""
+
+    def __init__(
+        self,
+        judge: Judge,
+        checks: SpotChecks,
+        *,
+        audits: Auditing,
+        around: Around,
+        threads: Threads,
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self._judge = judge
+        self._checks = checks
+        self._audits = audits
+        self._around = around
+        self._threads = threads
+        self._busy = False
+
+    def __repr__(self) -> str:
+        return f"SpotChecking({self._checks!r}, {dict(self.counters)})"
+
+    def refuses(self, peer: PeerId) -> str | None:
+        """The reason to take no upload of a peer as a reducer."""
+        return REFUSED if self._checks.refuses(peer, self._around.now()) else None
+
+    def draw(
+        self, parts: Parts, seal: Iterable[int], theta: Float32s, *, step: int
+    ) -> Drawn | None:
+        """Draw a contribution, before the round's outer step changes ``theta``."""
+        if self._busy or parts.is_mix or parts.entry is None:
+            return None
+        if 2 * _upload_bytes(parts) > self._audits.settings.kept_bytes_max:
+            return None  # its author need not have kept it
+        members = parts.commit.members
+        there = {
+            members[entry].peer: entry
+            for entry in seal
+            if entry != parts.entry and members[entry].peer not in self._audits.convicted
+        }
+        now = self._around.now()
+        author = self._checks.draw(there, step, now, fragment=parts.commit.fragment)
+        if author is None:
+            return None
+        self._busy = True
+        return Drawn(there[author], theta.copy())
+
+    def begin(self, parts: Parts, drawn: Drawn) -> None:
+        """The round is over: check what was drawn."""
+        self._around.spawn(self._check(parts, drawn), f"spot check {parts.round.hex()[:8]}")
+
+    async def _check(self, parts: Parts, drawn: Drawn) -> None:
+        entry = parts.commit.members[drawn.entry]
+        author, fragment = entry.peer, parts.commit.fragment
+        try:
+            async with asyncio.timeout(CHECK_WITHIN_S):
+                step = self._checks.step_to_read(entry.mark, entry.steps)
+                reading = await self._audits.reading_of(author, parts, entry.mark - step)
+                if reading is None:
+                    raise _OtherDataThere("it does not read the run's data, or cannot say where")
+                after = await self._with_contribution(parts, drawn)
+                trial = Trial(fragment, author, reading, drawn.before, after)
+                losses = await self._judge.judge(trial)
+                if isinstance(losses, OtherData):
+                    raise _OtherDataThere("it has read other data than the run's")
+                if losses is None:
+                    raise _Uncheckable
+        except _OtherDataThere as error:
+            if self._judge.same_data:
+                self._evaded(author, fragment, str(error))
+            else:
+                self.counters["spot_checks_of_other_data"] += 1
+        except NotHere as error:
+            self._evaded(author, fragment, str(error))
+        except (*WORLD, _Uncheckable):
+            self.counters["spot_checks_without_answer"] += 1
+        else:
+            self._conclude(author, fragment, losses, _upload_bytes(parts))
+        finally:
+            self._busy = False
+
+    def _conclude(self, author: PeerId, fragment: int, losses: Losses, received_bytes: int) -> None:
+        now = self._around.now()
+        passed = self._checks.checked(author, losses.before, losses.after, now, fragment=fragment)
+        self.counters["spot_checks"] += 1
+        told = {
+            "peer": author,
+            "before": losses.before,
+            "after": losses.after,
+            "seconds": losses.seconds,
+            "received_bytes": received_bytes,
+        }
+        if passed:
+            self._around.event("spot_check_passed", fragment=fragment, **told)
+        else:
+            self.counters["spot_checks_failed"] += 1
+            strikes = self._checks.strikes_of(author, now)
+            self._around.event("spot_check_failed", fragment=fragment, **told, strikes=strikes)
+
+    def _evaded(self, author: PeerId, fragment: int, reason: str) -> None:
+        now = self._around.now()
+        self._checks.evaded(author, now)
+        self.counters["spot_checks_evaded"] += 1
+        strikes = self._checks.strikes_of(author, now)
+        self._around.event(
+            "spot_check_evaded", peer=author, fragment=fragment, reason=reason, strikes=strikes
+        )
+
+    async def _with_contribution(self, parts: Parts, drawn: Drawn) -> Float32s:
+        """The state with the contribution, as it was merged. Raises ``NotHere`` or a ``WORLD``."""
+        after = drawn.before.copy()
+        author = parts.commit.members[drawn.entry].peer
+        for index in range(len(parts.cutting.slices)):
+            source = await self._source(parts, index, drawn.entry)
+            for number, (chunk, _) in enumerate(parts.cutting.pieces(index)):
+                said, leaves, data = await self._audits.upload_of(
+                    author, parts, index, number, alone=False
+                )
+                digests = [leaves[at : at + 32] for at in range(0, len(leaves), 32)]
+                if digest_of_pieces(digests) != source.made:
+                    self._audits.compare(parts, index, source, said)
+                    raise NotHere("it shows another upload than the one that was merged")
+                if number >= len(digests) or blake3.blake3(data).digest() != digests[number]:
+                    raise NotHere("it shows other bytes than it has signed")
+                await self._threads.run(self._add, parts, chunk, drawn.before, after, data)
+        return after
+
+    async def _source(self, parts: Parts, index: int, entry: int) -> Claim:
+        """The claim of a member's upload that went into a merged slice."""
+        merged = parts.evidence.merged.get(index)
+        if merged is None:
+            raise _Uncheckable
+        reducer = authors(parts.commit)[merged.by]
+        if reducer == parts.me:
+            sources = parts.evidence.sources[index]
+        else:
+            try:
+                sources = await self._audits.sources_of(reducer, parts, index, merged=True)
+                if hash_of(sources) != merged.sources:
+                    raise NotHere("it lists other claims than those that it has signed")
+            except NotHere as error:
+                self._audits.strike(reducer, str(error), parts)
+                raise _Uncheckable from error
+        for source in sources:
+            if source.by == entry and source.members == (entry,):
+                return source
+        raise _Uncheckable  # it came in the bundle of a site
+
+    def _add(
+        self, parts: Parts, chunk: Chunk, before: Float32s, after: Float32s, data: memoryview
+    ) -> None:
+        # As error feedback does with the own contribution: the values that it stands for.
+        parts.numbers.leave_rest(chunk, before, after, data, self._threads.scratch())
+
+
+def _upload_bytes(parts: Parts) -> int:
+    """Size of a contribution to the round, of all slices."""
+    return sum(map(parts.cutting.upload_size, range(len(parts.cutting.slices))))
+
+
+class _OtherDataThere(Exception):
+    """A contribution cannot be checked, because of what its author says of its data."""

@@ -1,0 +1,94 @@
+"""Spot checks of an agent: its trainer tries contributions, and tells what it has read itself.
+
+The two states of a trial are as large as two fragments, so they go by a file in the peer's folder,
+which is removed when the answer is there or no longer waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+
+import numpy as np
+
+from averaging.audit.readings import Reading
+from averaging.audit.spot_checks import BACK_MAX
+from averaging.bounded_mapping import BoundedMapping
+from averaging.live.spot_checking import Losses, OtherData, Trial
+from peer.bridge.messages import HasRead, Tried, Try
+from peer.bridge.trainer_line import TrainerLine
+
+logger = logging.getLogger(__name__)
+
+STATES = "trial.f32"
+
+TRIED_WITHIN_S = 240.0
+"""Time for the trainer to read another one's data and to come to a safe point."""
+READ_WITHIN_S = 10.0
+"""Time for the trainer to tell what it has read: it does so once a second."""
+LOOK_S = 0.1
+
+
+class TrainersTrials:
+    """The ``Judge`` of an agent beside a trainer."""
+
+    def __init__(self, line: TrainerLine, directory: Path, *, same_data: bool) -> None:
+        self.same_data = same_data
+        self._line = line
+        self._path = directory / STATES
+        self._readings = BoundedMapping[int, Reading | None](4 * BACK_MAX)
+        self._asked = 0
+        self._answer: asyncio.Future[Tried] | None = None
+
+    def __repr__(self) -> str:
+        return f"TrainersTrials(asked={self._asked})"
+
+    def heard_reading(self, message: HasRead) -> None:
+        self._readings.update(sorted(message.steps.items()))
+
+    def heard(self, tried: Tried) -> None:
+        """The trainer has answered. An answer that comes too late is dropped."""
+        waiting = self._answer
+        if tried.number == self._asked and waiting is not None and not waiting.done():
+            waiting.set_result(tried)
+
+    async def reading_of(self, step: int) -> Reading | None:
+        async with asyncio.timeout(READ_WITHIN_S):
+            while step not in self._readings:
+                if self._readings and step < next(iter(self._readings)):
+                    return None
+                await asyncio.sleep(LOOK_S)
+        return self._readings[step]
+
+    async def judge(self, trial: Trial) -> Losses | OtherData | None:
+        self._asked += 1
+        self._answer = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.to_thread(self._write, trial)
+            self._line.say(
+                Try(
+                    number=self._asked,
+                    path=str(self._path),
+                    fragment=trial.fragment,
+                    author=trial.author,
+                    reading=trial.reading,
+                )
+            )
+            async with asyncio.timeout(TRIED_WITHIN_S):
+                tried = await self._answer
+        except (OSError, TimeoutError) as error:
+            logger.warning("trial_not_made fragment=%d reason=%s", trial.fragment, error)
+            return None
+        finally:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(self._path.unlink, missing_ok=True)
+        if tried.other_data:
+            return OtherData()
+        return None if tried.losses is None else Losses(*tried.losses, tried.seconds)
+
+    def _write(self, trial: Trial) -> None:
+        with self._path.open("wb") as file:
+            for state in (trial.before, trial.after):
+                file.write(np.ascontiguousarray(state, np.float32).data)

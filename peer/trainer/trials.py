@@ -1,0 +1,123 @@
+"""The trainer's side of spot checks: what it has read, and trials of other peers' contributions.
+
+A trial reads another peer's sequences in a thread. At the first safe point after that it measures
+their loss twice, with two states of one fragment, and puts the own parameters back: two forward
+passes of at most ``SEQUENCES`` sequences, during which training waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from averaging.audit.readings import Reading
+from dht.identity import PeerId
+from peer.bridge.messages import HasRead, Tried, Try
+from peer.data.feed import Feed
+from peer.data.prefetch import in_background
+from peer.data.sequences import Sequences, digest_of
+from peer.errors import DataUnavailable
+from peer.trainer.learner import Learner
+
+logger = logging.getLogger(__name__)
+
+SEQUENCES = 32
+"""Sequences of a batch that are measured: the first ones."""
+
+TELL_EVERY_S = 1.0
+TELL_STEPS = 64
+"""Steps of which the agent is told at once."""
+
+UNREADABLE = (DataUnavailable, ValueError, KeyError, IndexError, OverflowError)
+"""Errors that a place in the data which does not exist raises."""
+
+LossOf = Callable[[Sequences], float]
+
+
+class Trials:
+    """The trials of one trainer, on its own thread."""
+
+    def __init__(
+        self, feed: Feed, learner: Learner, send: Callable[[HasRead | Tried], None]
+    ) -> None:
+        self._feed = feed
+        self._learner = learner
+        self._send = send
+        self._read: dict[int, Reading | None] = {}
+        self._told_at = 0.0
+        self._asked: Try | None = None
+        self._reading: Future[Sequences] | None = None
+
+    def __repr__(self) -> str:
+        return f"Trials(asked={self._asked})"
+
+    def note(self, step: int) -> None:
+        """A step was made: remember what was read for it, and tell the agent now and then."""
+        self._read[step] = self._feed.reading
+        now = time.monotonic()
+        if now - self._told_at >= TELL_EVERY_S or len(self._read) >= TELL_STEPS:
+            self._told_at = now
+            self._send(HasRead(self._read))
+            self._read = {}
+
+    def begin(self, asked: Try) -> None:
+        """Read what a trial needs, in a thread.
+
+        One thread at a time: where another peer's place in its data lies far inside of a file that
+        is streamed, reading may take as long as it will. Until then there are no other trials.
+        """
+        if self._reading is not None and not self._reading.done():
+            self._send(Tried(number=asked.number))
+            return
+        self._asked = asked
+        work = partial(self._feed.read_as, PeerId(asked.author), asked.reading)
+        self._reading = in_background(work, name="trial")
+
+    def look(self, loss_of: LossOf | None) -> None:
+        """Finish the trial at this safe point if its data is here. Answers at most once."""
+        asked, reading = self._asked, self._reading
+        if asked is None or reading is None or not reading.done():
+            return
+        try:
+            sequences = reading.result()
+        except UNREADABLE as error:
+            logger.info("trial_without_data author=%s reason=%s", asked.author, error)
+            self._answer(Tried(number=asked.number, other_data=not _is_missing(error)))
+            return
+        if digest_of(sequences) != asked.reading.digest:
+            self._answer(Tried(number=asked.number, other_data=True))
+            return
+        if loss_of is None:
+            self._answer(Tried(number=asked.number))
+            return
+        began = time.monotonic()
+        try:
+            states = torch.from_numpy(np.fromfile(Path(asked.path), np.float32)).chunk(2)
+        except OSError as error:
+            logger.warning("trial_without_states path=%s reason=%s", asked.path, error)
+            self._answer(Tried(number=asked.number))
+            return
+        losses = self._learner.measured_with(
+            asked.fragment, states, partial(loss_of, sequences[:SEQUENCES])
+        )
+        if losses is None:
+            return  # at the next safe point
+        seconds = time.monotonic() - began
+        found = losses[0], losses[1]
+        self._answer(Tried(number=asked.number, losses=found, seconds=seconds))
+
+    def _answer(self, tried: Tried) -> None:
+        self._asked = self._reading = None
+        self._send(tried)
+
+
+def _is_missing(error: BaseException) -> bool:
+    """True if this machine could not get data, which says nothing of the place."""
+    return isinstance(error, DataUnavailable)

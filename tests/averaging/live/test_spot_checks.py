@@ -1,0 +1,189 @@
+"""Live peers check each other's contributions: who poisons is refused, and nobody else is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from blake3 import blake3
+
+from averaging.audit.readings import Reading
+from averaging.audit.spot_checks import REFUSED
+from averaging.live.exchange import Exchange
+from averaging.live.spot_checking import Losses, OtherData, Trial
+from averaging.rules.mixing import MixingPolicy
+from dht.identity import PeerId
+from dht.memory.host import MemoryNetwork, identity_of
+from dht.memory.virtual_loop import run
+from tests.averaging.live.quadratic import POLICY, Peer, QuadraticLearner, Swarm, swarm
+
+MALLORY = identity_of("mallory").peer_id
+CHECKED = replace(POLICY, spot_checks=4.0)
+NAMES = ("anna", "boris", "clara")
+
+
+class QuadraticJudge:
+    """The ``Judge`` of a quadratic learner: its data is its target, which the swarm knows."""
+
+    def __init__(self, made: Swarm, me: PeerId, *, same_data: bool = True, own: str = "") -> None:
+        """``own``: of other data than the author's, if not empty."""
+        self._made = made
+        self._me = me
+        self._own = own
+        self.same_data = same_data
+        self.judged: list[PeerId] = []
+
+    def _digest(self, author: PeerId, step: int) -> bytes:
+        return blake3(f"{self._own}/{author}/{step}".encode()).digest()
+
+    async def reading_of(self, step: int) -> Reading | None:
+        return Reading({"step": step}, 1, self._digest(self._me, step))
+
+    async def judge(self, trial: Trial) -> Losses | OtherData | None:
+        if self._digest(trial.author, trial.reading.position["step"]) != trial.reading.digest:
+            return OtherData()
+        self.judged.append(trial.author)
+        (author,) = (peer for peer in self._made.peers if peer.id == trial.author)
+        assert isinstance(author.learner, QuadraticLearner)
+        target = author.learner.targets[trial.fragment]
+        before, after = (
+            float(np.square(state - target).mean()) for state in (trial.before, trial.after)
+        )
+        return Losses(before, after)
+
+
+async def checking(
+    made: Swarm, *names: str, policy: Any = CHECKED, judged_by: Mapping[str, Any] | None = None
+) -> list[Peer]:
+    return [
+        await made.add(
+            name,
+            policy=policy,
+            judge=QuadraticJudge(
+                made, identity_of(name).peer_id, **(judged_by or {}).get(name, {})
+            ),
+        )
+        for name in names
+    ]
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, *, direction: str = "reverse") -> None:
+    """Mallory uploads something else than it has learned, as long as that."""
+    honestly = Exchange.contribute
+    rng = np.random.default_rng(5)
+
+    def contribute(self: Exchange, base: Any, values: Any, *rest: Any, **more: Any) -> None:
+        if self.parts.me == MALLORY and not self.is_mix:
+            moved = values - base
+            if direction == "noise":
+                noise = rng.standard_normal(moved.size, dtype=np.float32)
+                moved = -noise * np.float32(np.linalg.norm(moved) / np.linalg.norm(noise))
+            values = base - moved
+        honestly(self, base, values, *rest, **more)
+
+    monkeypatch.setattr(Exchange, "contribute", contribute)
+
+
+def failed(peers: list[Peer]) -> list[set[PeerId]]:
+    return [{fields["peer"] for fields in peer.told("spot_check_failed")} for peer in peers]
+
+
+def reasons_of(peers: list[Peer]) -> set[str]:
+    """Why Mallory's work was left out of rounds. Who is no reducer knows no reason."""
+    rounds = [fields for peer in peers for fields in peer.told("round")]
+    return {each["left_out"][MALLORY] for each in rounds if MALLORY in each["left_out"]}
+
+
+def checks_of(peers: list[Peer]) -> int:
+    return sum(peer.averager.counters()["spot_checks"] for peer in peers)
+
+
+WAYS = {
+    "one group": CHECKED,
+    "several reducers": replace(CHECKED, slice_bytes_min=16),
+    "other codec down, with feedback": replace(
+        CHECKED, codec="int2", codec_down="int4", feedback=frozenset({"int2"})
+    ),
+    "melds": replace(CHECKED, group_size=2, mixing=MixingPolicy(every=1)),
+    "mixes": replace(CHECKED, group_size=2, mixing=MixingPolicy(every=3)),
+    "without audits": replace(CHECKED, audit_rate=0.0),
+    "centered clip": replace(CHECKED, merge="centered_clip", codec="int4"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_honest_peers_that_check_each_other_strike_nobody(way: str) -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await checking(made, *NAMES, "dora", policy=WAYS[way])
+            await made.live(60.0)
+            assert checks_of(peers) >= 8
+            assert failed(peers) == [set()] * 4
+            assert not any(peer.averager.counters()["spot_checks_evaded"] for peer in peers)
+            made.check()
+
+    run(main())
+
+
+@pytest.mark.parametrize("direction", ["reverse", pytest.param("noise", marks=pytest.mark.slow)])
+def test_who_poisons_within_the_norm_bound_is_refused_by_all_that_check(
+    monkeypatch: pytest.MonkeyPatch, direction: str
+) -> None:
+    poison(monkeypatch, direction=direction)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await checking(made, *NAMES, "mallory")
+            await made.live(110.0)
+            # Some may never have been given anything of it to check: others refused it before.
+            assert set().union(*failed(peers[:3])) == {MALLORY}
+            merged = [
+                fields
+                for at, name, fields in peers[0].events
+                if name == "round" and fields["outcome"] == "finished" and at > 60.0
+            ]
+            with_poison = [each for each in merged if MALLORY in each["contributors"]]
+            assert len(merged) > 10 and len(with_poison) < len(merged) / 4
+            assert REFUSED in reasons_of(peers[:3])
+            made.check()
+
+    run(main())
+
+
+@pytest.mark.slow
+def test_a_poisoner_cannot_hide_behind_other_data_where_the_run_fixes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    poison(monkeypatch)
+
+    async def main(same_data: bool) -> list[Peer]:
+        async with swarm(MemoryNetwork()) as made:
+            how: dict[str, Any] = {name: {"same_data": same_data} for name in NAMES}
+            how["mallory"] = {"own": "none of yours"}
+            peers = await checking(made, *NAMES, "mallory", judged_by=how)
+            await made.live(90.0)
+            assert failed(peers[:3]) == [set()] * 3
+            assert made.peers[3].id == MALLORY
+            assert (REFUSED in reasons_of(peers[:3])) is same_data
+            return peers[:3]
+
+    strict = [peer.told("spot_check_evaded") for peer in run(main(True))]
+    assert {fields["peer"] for each in strict for fields in each} == {MALLORY}
+    lenient = run(main(False))
+    assert not any(peer.told("spot_check_evaded") for peer in lenient)
+    assert any(peer.averager.counters()["spot_checks_of_other_data"] for peer in lenient)
+
+
+def test_without_the_runs_setting_nothing_is_read_kept_or_checked() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            policy = replace(POLICY, spot_checks=0.0)
+            peers = await checking(made, *NAMES, policy=policy)
+            await made.live(30.0)
+            assert all(peer.averager.spot_checks is None for peer in peers)
+            assert not checks_of(peers)
+
+    run(main())

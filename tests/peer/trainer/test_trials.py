@@ -1,0 +1,199 @@
+"""Trials of others' contributions by a trainer: what is read, measured, put back and answered."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from averaging.audit.readings import Reading
+from dht.identity import PeerId
+from peer.bridge.messages import HasRead, Tried, Try
+from peer.data.feed import Feed
+from peer.data.sequences import Sequences
+from peer.run_file.sections import GptModel, Policy, PythonStdlibData, RunFile
+from peer.trainer.trials import SEQUENCES, Trials
+from tests.peer.trainer.learner_pair import Pair
+
+AUTHOR = PeerId("boris")
+FRAGMENT = 0
+RUN = RunFile(
+    model=GptModel(context=16),
+    data=PythonStdlibData(sequence_length=16),
+    policy=Policy(spot_checks=1.0),
+)
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path_factory.getbasetemp() / "trials-home"
+    monkeypatch.setenv("XDG_DATA_HOME", str(home))
+
+
+def feed(reader: str, run: RunFile = RUN) -> Feed:
+    return Feed(run, PeerId(reader), data_dir=Path(), over=lambda: False)
+
+
+def batches(reader: Feed, count: int, size: int = 3) -> list[Any]:
+    return [batch.numpy() for batch in islice(reader.batches(None, size), count)]
+
+
+class Bench:
+    """A trainer with a small model, of another peer than the author, and its answers."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        self.pair = Pair(dtype=dtype)
+        self.said: list[HasRead | Tried] = []
+        self.trials = Trials(feed("anna"), self.pair.learner, self.said.append)
+        self.states = [self.pair.now(FRAGMENT) + np.float32(k) for k in (1, 2)]
+        self.path = folder / "states"
+        self.path.write_bytes(np.concatenate(self.states).tobytes())
+        self.measured: list[tuple[Any, np.ndarray]] = []
+
+    def loss(self, sequences: Sequences) -> float:
+        self.measured.append((sequences, self.pair.now(FRAGMENT)))
+        return float(len(self.measured))
+
+    def ask(self, reading: Reading, *, can: bool = True) -> Tried:
+        asked = Try(
+            number=7, path=str(self.path), fragment=FRAGMENT, author=AUTHOR, reading=reading
+        )
+        self.trials.begin(asked)
+        deadline = time.monotonic() + 60.0
+        while not self.said and time.monotonic() < deadline:
+            self.trials.look(self.loss if can else None)
+            time.sleep(0.01)
+        (answer,) = self.said
+        assert isinstance(answer, Tried) and answer.number == 7
+        return answer
+
+
+def last_of_author(count: int = 3, size: int = 3) -> tuple[Reading, Any]:
+    reader = feed(AUTHOR)
+    read = batches(reader, count, size)
+    assert reader.reading is not None
+    return reader.reading, read[-1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_both_states_are_measured_on_the_authors_batch_and_the_own_one_is_put_back(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    bench = Bench(tmp_path, dtype)
+    before = [p.detach().clone() for p in bench.pair.model.parameters()]
+    reading, batch = last_of_author()
+    answer = bench.ask(reading)
+    assert answer.losses == (1.0, 2.0) and not answer.other_data
+    for (sequences, held), state in zip(bench.measured, bench.states, strict=True):
+        np.testing.assert_array_equal(sequences, batch)
+        np.testing.assert_array_equal(held, torch.from_numpy(state).to(dtype).float().numpy())
+    for now, then in zip(bench.pair.model.parameters(), before, strict=True):
+        assert torch.equal(now, then)
+
+
+def test_a_large_batch_is_measured_in_part(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    reading, batch = last_of_author(count=1, size=SEQUENCES + 5)
+    assert bench.ask(reading).losses is not None
+    np.testing.assert_array_equal(bench.measured[0][0], batch[:SEQUENCES])
+
+
+def test_parameters_are_put_back_although_measuring_fails(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    before = bench.pair.now(FRAGMENT)
+
+    def fails(sequences: Sequences) -> float:
+        raise RuntimeError("out of memory")
+
+    bench.trials.begin(
+        Try(number=1, path=str(bench.path), fragment=0, author=AUTHOR, reading=last_of_author()[0])
+    )
+    with pytest.raises(RuntimeError, match="out of memory"):
+        while True:
+            bench.trials.look(fails)
+    np.testing.assert_array_equal(bench.pair.now(FRAGMENT), before)
+
+
+def other(reading: Reading, **changes: Any) -> Reading:
+    return msgspec.structs.replace(reading, **changes)
+
+
+def test_what_is_not_the_authors_batch_here_is_told_and_not_measured(tmp_path: Path) -> None:
+    reading, _ = last_of_author()
+    for wrong in (
+        other(reading, digest=bytes(32)),
+        other(reading, position={"position": reading.position["position"] + 1}),
+        other(reading, position={"elsewhere": 3}),
+        other(reading, position={}),
+    ):
+        bench = Bench(tmp_path)
+        assert bench.ask(wrong) == Tried(number=7, other_data=True)
+        assert not bench.measured
+
+
+def test_a_trainer_that_cannot_measure_says_so(tmp_path: Path) -> None:
+    assert Bench(tmp_path).ask(last_of_author()[0], can=False) == Tried(number=7)
+
+
+def test_while_one_batch_is_being_read_no_other_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, go_on = Bench(tmp_path), Event()
+    reading, _ = last_of_author()
+    read_as = Feed.read_as
+
+    def slowly(self: Feed, *given: Any) -> Sequences:
+        go_on.wait(60.0)
+        return read_as(self, *given)
+
+    monkeypatch.setattr(Feed, "read_as", slowly)
+    first, second = (
+        Try(number=n, path=str(bench.path), fragment=0, author=AUTHOR, reading=reading)
+        for n in (1, 2)
+    )
+    bench.trials.begin(first)
+    bench.trials.look(bench.loss)
+    assert bench.said == []
+    bench.trials.begin(second)
+    assert bench.said == [Tried(number=2)]
+    go_on.set()
+    deadline = time.monotonic() + 60.0
+    while len(bench.said) < 2 and time.monotonic() < deadline:
+        bench.trials.look(bench.loss)
+    assert bench.said[1:] and isinstance(bench.said[1], Tried) and bench.said[1].number == 1
+
+
+def test_states_that_are_gone_are_not_measured(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.path.unlink()
+    assert bench.ask(last_of_author()[0]) == Tried(number=7)
+
+
+def test_the_agent_is_told_what_was_read_for_each_step(tmp_path: Path) -> None:
+    pair, said = Pair(), []
+    reader = feed(AUTHOR)
+    trials = Trials(reader, pair.learner, said.append)
+    taken = reader.batches(None, 3)
+    for step in range(1, 200):
+        next(taken)
+        trials.note(step)
+    told = {step: reading for message in said for step, reading in message.steps.items()}
+    assert sorted(told) == list(range(1, len(told) + 1)) and len(told) > 100
+    assert len(said) < 10
+    assert told[5] is not None and told[5].position == {"position": 12}
+
+
+def test_own_data_is_no_reading_and_without_checks_nothing_is_noted() -> None:
+    reader = feed(AUTHOR)
+    next(iter(reader.batches([1, 2, 3], None)))
+    assert reader.reading is None
+    plain = feed(AUTHOR, RunFile(model=GptModel(context=16), data=RUN.data))
+    batches(plain, 2)
+    assert plain.reading is None
