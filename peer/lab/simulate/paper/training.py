@@ -82,6 +82,8 @@ class Trained:
     tokens: tuple[float, ...]
     losses: tuple[float, ...]
     levels: tuple[LevelChange, ...] = ()
+    learners_loss: float | None = None
+    """Loss of the mean of the learners' own parameters at the end, of a swarm."""
 
     def time_to(self, loss: float) -> float | None:
         """Time at which the loss first reached ``loss``, interpolated; ``None`` if it never did."""
@@ -121,6 +123,7 @@ def train(job: Job, progress: Callable[[float], None] = lambda share: None) -> T
         tokens=tuple(point.merged_tokens for point in points),
         losses=tuple(point.loss for point in points),
         levels=tuple(levels),
+        learners_loss=result.learners_loss,
     )
 
 

@@ -304,6 +304,14 @@ class SimulatedSwarm(Watch):
             version=float(np.mean(versions)),
         )
 
+    @property
+    def _learners_loss(self) -> float:
+        """The loss of the mean of all learners' parameters: after a last merge of all work."""
+        if not self.alive:
+            return math.nan
+        values = [peer.trainee.values.astype(np.float64) for peer in self.alive]
+        return self.problem.evaluate(np.mean(values, axis=0).astype(np.float32))
+
     def _loss(self, thetas: Sequence[Float32s]) -> float:
         return self.problem.evaluate(self.places.join(thetas))
 
@@ -372,6 +380,7 @@ class SimulatedSwarm(Watch):
             events=self.heap.events,
             notes=dict(sorted(self.notes.items())),
             trace=self.trace.hexdigest(),
+            learners_loss=self._learners_loss,
         )
 
 
