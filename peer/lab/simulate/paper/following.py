@@ -38,7 +38,7 @@ from peer.lab.simulate.swarm.slots import BYTES_S_PER_MBIT
 
 LINKS_MBIT = (10.0, 50.0, 200.0, 1000.0)
 FIRST = Level(codec="int4", codec_down="int4", cycle_steps=30)
-"""What the rule prefers."""
+"""Level that the rule prefers."""
 FIXED_CODECS = (("int4", "int4"), ("int2", "int4"), ("int2", "int2"))
 FIXED_SHARE = 0.75
 """Largest share of the line that a fixed setting takes. Above that peers sit versions out
