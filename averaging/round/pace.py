@@ -26,6 +26,7 @@ class Pace:
         "_cycle_at",
         "_cycle_steps",
         "_levels",
+        "_paced_level",
         "_peers",
         "_policy",
         "_snapshot_asked_at",
@@ -51,6 +52,8 @@ class Pace:
         self.level: Level = self._levels[0]
         """The level of the newest roster that closed."""
         self.need = line_levels.FROM_THE_START
+        self._paced_level = self.level
+        """The level for which ``every`` was decided."""
         self._cycle_steps = policy.due.cycle_steps
         self._cycle_at: float | None = None
         self._snapshot_asked_at = 0.0
@@ -103,8 +106,12 @@ class Pace:
     def versions_of_line(self, encoded_bytes: Callable[[str], int], now: float) -> Every | None:
         """Decide again how often to take part. Returns the decision if it is a new one."""
         before = self.every
+        # A load of another size has nothing to do with how the last one varied: with the margin k
+        # would stay at what the line needed before the level rose, and half of the rounds left out.
+        kept = before if self.level == self._paced_level else line_pace.FROM_THE_START
+        self._paced_level = self.level
         self.every = line_pace.every(
-            before,
+            kept,
             bytes_per_s=self._peers.bytes_per_s,
             fragment_bytes=max(map(encoded_bytes, (self.level.codec, self.level.codec_down))),
             fragments=self._policy.due.fragments,

@@ -346,8 +346,8 @@ def simulate_quality(
     only: Annotated[
         str,
         Option(
-            help="Only factors whose name begins with this; 'liars', which is left out otherwise: "
-            "merge rules where members poison.",
+            help="Only factors whose name begins with this. Left out otherwise: 'liars', merge "
+            "rules where members poison, and 'muon', a transformer trained with Muon.",
             metavar="FACTOR",
         ),
     ] = "",
@@ -412,6 +412,13 @@ def simulate_compare(
     link: Annotated[str, Option(help="Bandwidths to compare.")] = "100Mbit,1Gbit,5Gbit",
     latency: Annotated[str, Option(help="One-way latencies, in milliseconds.")] = "20,100",
     cycles: Annotated[float, Option(help="Length of the training.", min=2)] = 40,
+    following: Annotated[
+        bool,
+        Option(
+            "--following",
+            help="Compare rounds that follow the line with fixed codecs and cycles instead.",
+        ),
+    ] = False,
     seeds: PairedSeeds = 1,
     seed: FirstSeed = 0,
     workers: Workers = 2,
@@ -425,10 +432,13 @@ def simulate_compare(
     parameters: the step time measured here for the small model, and all traffic, are multiplied by
     the ratio of the sizes. Data parallel sends bf16 gradients through a ring at every step, hidden
     behind two thirds of the step. Peers are equally fast and never fail.
+    With --following: the loss after --cycles cycles of 30 steps, with levels that follow the line,
+    and with fixed codecs whose cycles are as short as the line allows.
 
     Example: shoal simulate compare --params 3e8 --link 100Mbit --latency 20 --out results
     """
     from peer.lab.simulate.paper import compare
+    from peer.lab.simulate.paper import following as follow
 
     with usage_errors():
         setting = compare.Setting(
@@ -441,7 +451,22 @@ def simulate_compare(
         links = [bits_per_second(text) / 1e6 for text in link.split(",")]
         latencies = [milliseconds(text) for text in latency.split(",")]
 
+    if following and len(latencies) != 1:
+        raise typer.BadParameter("--following takes one --latency")
+
     def train(kept: TrainingFolder | None, advance: Callable[[float], None]) -> Shown:
+        if following:
+            followed = follow.table(
+                setting,
+                seeds=_seeds(seeds, seed),
+                links_mbit=links,
+                latency_s=latencies[0],
+                workers=workers,
+                kept=kept,
+                changes=_changes(settings),
+                progress=advance,
+            )
+            return followed, lambda: follow.section(followed, setting)
         rows, _ = compare.table(
             setting,
             seeds=_seeds(seeds, seed),
@@ -457,6 +482,7 @@ def simulate_compare(
     command = (
         f"compare --params {params:g} --step {step} --learners {learners} --link {link} "
         f"--latency {latency} --cycles {cycles:g} --seeds {seeds} --seed {seed}"
+        f"{' --following' if following else ''}"
     )
     _train_and_show(command, train, settings=settings, out=out, as_json=as_json)
 

@@ -51,6 +51,7 @@ from averaging.round.inputs import (
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.round.roster import Leader, compose, recomposed
+from averaging.rules.line_levels import Level
 from averaging.rules.mixing import meets
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
@@ -305,6 +306,23 @@ def test_a_line_that_is_fast_again_comes_when_called() -> None:
 
     effects = rounds.handle(Received(first, said.Call(0, standing("start").head(), 10.0)), 30.0)
     assert of(effects, TakeSnapshot)
+
+
+def test_a_line_that_carries_the_rounds_of_a_smaller_level_takes_part_in_all_of_them() -> None:
+    """24 fragments of 1 MiB take 26 s: too much for a cycle of 24 s, not for one of 48 s."""
+    smaller = Level(codec="int2", codec_down="int4", cycle_steps=48)
+    rounds = machine(policy=replace(POLICY, smaller_levels=(smaller,)))
+    rounds.handle(Progressed(1, 1.0), 0.0)
+    rounds.handle(LineMeasured(0.95e6), 0.0)
+    assert rounds.pace.every.versions == 2
+
+    rounds.pace.take_level(1)
+    rounds.handle(LineMeasured(0.96e6), 1.0)
+    assert rounds.pace.every.versions == 1
+    rounds.handle(LineMeasured(0.70e6), 2.0)
+    assert rounds.pace.every.versions == 2
+    rounds.handle(LineMeasured(0.80e6), 3.0)
+    assert rounds.pace.every.versions == 2, "measurements vary: it falls with a margin"
 
 
 def test_a_called_peer_with_enough_steps_comes() -> None:

@@ -103,6 +103,14 @@ def measured_step_s(problem: Problem, *, clock: Callable[[], float] = time.proce
     return (clock() - began) / _MEASURED_STEPS
 
 
+def step_s_of(setting: Setting, changes: Mapping[str, Any] | None = None) -> float:
+    """The duration of a step that is given; otherwise that of the small model, scaled up."""
+    if setting.step_s is not None:
+        return setting.step_s
+    problem = problem_of(Experiment().with_settings({**TEXT, **(changes or {})}))
+    return measured_step_s(problem) * setting.parameters / layout_of(problem, 1).size
+
+
 def experiment_of(
     setting: Setting,
     *,
@@ -147,11 +155,7 @@ def table(
 ) -> tuple[list[Row], list[Trained]]:
     """A row for each kind of link, and the trainings behind them."""
     places = [(mbit, latency) for mbit in links_mbit for latency in latencies_s]
-    problem = problem_of(Experiment().with_settings({**TEXT, **(changes or {})}))
-    step_s = setting.step_s
-    if step_s is None:
-        small = layout_of(problem, 1).size
-        step_s = measured_step_s(problem) * setting.parameters / small
+    step_s = step_s_of(setting, changes)
     jobs = []
     for seed in seeds:
         for mbit, latency in places:

@@ -68,7 +68,7 @@ STREAMING = {"outer.waits": True, "rounds.quorum": "all", "outer.adoption": "ble
 
 PAIR = "int2 up, int4 down"
 CODECS: Sequence[tuple[str, Mapping[str, Any]]] = (
-    *((name, {"outer.codec": name}) for name in ("f32", "f16", "int8", "int4")),
+    *((name, {"outer.codec": name}) for name in ("f32", "f16", "int8", "int4", "int3")),
     (PAIR, {"outer.codec_up": "int2", "outer.codec_down": "int4"}),
     (f"{PAIR}, no feedback", {"outer.codec_up": "int2", "outer.feedback": False}),
     ("int2", {"outer.codec": "int2"}),
@@ -193,6 +193,56 @@ def liar_cells() -> list[Cell]:
     return found
 
 
+MUON: Mapping[str, Any] = {"problem.name": "text_gpt", "outer.steps_per_cycle": 30}
+"""A transformer, whose blocks have matrices, and the cycle of a new run of a named size."""
+RATES: Mapping[str, float] = {"adamw": 3e-3, "muon": 6e-3}
+"""Peak learning rates; the factor ``muon, rates`` tries others."""
+RATES_TRIED = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
+OPTIMIZERS: Mapping[str, str] = {"adamw": "AdamW", "muon": "Muon"}
+MUON_BOUNDS: Mapping[int, float] = {4: 0.03, 8: 0.03, 16: 0.05}
+"""Largest acceptable distance from data parallel with Muon, by number of learners."""
+
+
+def muon_cells() -> list[Cell]:
+    """Muon as the inner optimizer, beside AdamW; only on request, because they take long."""
+    found: list[Cell] = []
+    reference = "data parallel, Muon"
+    for count, bound in MUON_BOUNDS.items():
+        factor = f"muon, M = {count}"
+        peers = {**MUON, "peers.count": count}
+        adamw, muon = ({**peers, **_inner(name, RATES[name])} for name in OPTIMIZERS)
+        found += [
+            Cell(factor, reference, muon, central=True),
+            Cell(factor, "data parallel, AdamW", adamw, reference, central=True),
+            Cell(factor, "AdamW", adamw, "data parallel, AdamW"),
+        ]
+        found += [
+            Cell(
+                factor,
+                f"Muon, mu {mu:g}",
+                {**muon, "outer.momentum": mu},
+                reference,
+                bound if mu == 0.5 else None,
+            )
+            for mu in (0.5, 0.0, 0.7)
+        ]
+        fails = {**muon, **failing(count)}
+        found.append(Cell(factor, "Muon, mu 0.5, 30% fail", fails, "Muon, mu 0.5", 0.02))
+    for name, shown in OPTIMIZERS.items():
+        for rate in RATES_TRIED:
+            tried = {**MUON, "peers.count": 8, **_inner(name, rate)}
+            factor, central = "muon, rates", f"data parallel, {shown}, {rate:g}"
+            found += [
+                Cell(factor, central, tried, central=True),
+                Cell(factor, f"{shown}, {rate:g}", tried, central),
+            ]
+    return found
+
+
+def _inner(optimizer: str, rate: float) -> Mapping[str, Any]:
+    return {"problem.optimizer": optimizer, "problem.learning_rate": rate}
+
+
 def failing(learners: int) -> Mapping[str, Any]:
     """Settings with which about 30% of the contributions are missing."""
     return FAILING[min(FAILING, key=lambda count: abs(count - learners))]
@@ -268,9 +318,9 @@ def table(
 ) -> list[Row]:
     """All rows of the factors whose names begin with ``only``.
 
-    Those of ``liar_cells`` are among them only if ``only`` names some.
+    Those of ``liar_cells`` and ``muon_cells`` are among them only if ``only`` names some.
     """
-    there = cells(learners=learners) + (liar_cells() if only else [])
+    there = cells(learners=learners) + ([*liar_cells(), *muon_cells()] if only else [])
     chosen = [cell for cell in there if cell.factor.startswith(only)]
     if not chosen:
         names = dict.fromkeys(cell.factor for cell in there)

@@ -52,6 +52,18 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class LevelChange:
+    """A fragment of a peer needs another level (``averaging.rules.line_levels``), or takes it."""
+
+    time_s: float
+    peer: str
+    fragment: int
+    level: str
+    reason: str = ""
+    """Why the peer's line needs it; empty: it is the level of a round that has begun."""
+
+
+@dataclass(frozen=True, slots=True)
 class Trained:
     """Result of a job. Losses are held-out losses of the mean of the peers' slow weights."""
 
@@ -69,6 +81,9 @@ class Trained:
     times_s: tuple[float, ...]
     tokens: tuple[float, ...]
     losses: tuple[float, ...]
+    levels: tuple[LevelChange, ...] = ()
+    learners_loss: float | None = None
+    """Loss of the mean of the learners' own parameters at the end, of a swarm."""
 
     def time_to(self, loss: float) -> float | None:
         """Time at which the loss first reached ``loss``, interpolated; ``None`` if it never did."""
@@ -87,7 +102,13 @@ def train(job: Job, progress: Callable[[float], None] = lambda share: None) -> T
     """Run one job. Equal jobs have equal results on the same machine."""
     if job.central:
         return _train_centrally(job, progress)
-    result = run_swarm(job.experiment, job.seed, progress=progress)
+    levels: list[LevelChange] = []
+
+    def see(record: Mapping[str, Any]) -> None:
+        if record["event"] in ("line_needs", "level"):
+            levels.append(msgspec.convert(record, LevelChange))
+
+    result = run_swarm(job.experiment, job.seed, progress=progress, on_event=see)
     points = result.points
     return Trained(
         name=job.name,
@@ -101,6 +122,8 @@ def train(job: Job, progress: Callable[[float], None] = lambda share: None) -> T
         times_s=tuple(point.time_s for point in points),
         tokens=tuple(point.merged_tokens for point in points),
         losses=tuple(point.loss for point in points),
+        levels=tuple(levels),
+        learners_loss=result.learners_loss,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -30,7 +31,14 @@ from peer.model.recipes import (
     next_token_loss,
     trained_parameters,
 )
-from peer.run_file.sections import AdamwInner, Evaluation, GptModel, PythonStdlibData, RunFile
+from peer.run_file.sections import (
+    AdamwInner,
+    Evaluation,
+    GptModel,
+    MuonInner,
+    PythonStdlibData,
+    RunFile,
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,7 @@ class TextGpt:
     width: int = 64
     length: int = 32
     batch: int = 8
+    optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = 3e-3
     name: str = "text_gpt"
     heads: Collection[str] = ()
@@ -56,12 +65,13 @@ class TextGpt:
 
     def run(self, seed: int) -> RunFile:
         """The run file that this problem simulates."""
+        inner = {"adamw": AdamwInner, "muon": MuonInner}[self.optimizer]
         return RunFile(
             name="text-gpt",
             random_seed=seed,
             model=GptModel(layers=self.layers, width=self.width, context=self.length),
             data=PythonStdlibData(sequence_length=self.length),
-            inner=AdamwInner(learning_rate=self.learning_rate, batch_size=self.batch),
+            inner=inner(learning_rate=self.learning_rate, batch_size=self.batch),
             evaluation=Evaluation(sequences=256),
         )
 

@@ -85,11 +85,14 @@ class Peers(_Table, frozen=True, kw_only=True):
 
 
 class ProblemChoice(_Table, frozen=True, kw_only=True):
-    """The training problem (``peer.lab.simulate.problems``) and its learning rate."""
+    """The training problem (``peer.lab.simulate.problems``), its optimizer and learning rate."""
 
     name: str = "quadratic"
     size: Count | None = None
     """Number of 8 x 16 tensors of ``quadratic``, or width of the text models."""
+    optimizer: Literal["adamw", "muon"] | None = None
+    """The inner optimizer of ``text_gpt``. Default: AdamW, which the other text model always has.
+    """
     learning_rate: Positive | None = None
     warmup_share: Share = 0.0
     """Share of all tokens during which the learning rate rises from zero to its peak."""

@@ -71,6 +71,9 @@ class SwarmResult:
     """Number of occurrences of each transition of a round."""
     trace: str
     """Digest of all events and of the final bits."""
+    learners_loss: float
+    """Held-out loss of the mean of all learners' parameters at the end: with work that no round
+    has merged yet."""
 
     @property
     def final(self) -> Point:

@@ -16,7 +16,7 @@ from peer.lab.simulate.swarm.experiment import BadExperiment, Experiment
 
 
 def problem_of(experiment: Experiment) -> Problem:
-    """The problem that an experiment names, with the size and learning rate that it sets."""
+    """The problem that an experiment names, with the size, optimizer and rate that it sets."""
     choice = experiment.problem
     try:
         problem = problem_named(choice.name)
@@ -27,6 +27,13 @@ def problem_of(experiment: Experiment) -> Problem:
         changes["tensors" if isinstance(problem, Quadratic) else "width"] = choice.size
     if choice.learning_rate is not None:
         changes["learning_rate"] = choice.learning_rate
+    if choice.optimizer is not None:
+        if not hasattr(problem, "optimizer"):
+            raise BadExperiment(
+                f"problem.optimizer is {choice.optimizer!r}; {choice.name} has no choice of it, "
+                "text_gpt has"
+            )
+        changes["optimizer"] = choice.optimizer
     changed: Problem = replace(problem, **changes) if changes else problem  # type: ignore[type-var]
     return changed
 

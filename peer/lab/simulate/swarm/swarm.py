@@ -52,6 +52,9 @@ GARBAGE_MIN = 1_000_000
 COMPARE_EVERY_S = 1.0
 """Time between two comparisons of a final state with others, as in ``peer.agent.active_peer``."""
 
+LINE_EVENTS = ("line_needs", "level")
+"""Notes of round machines that the event log has."""
+
 _encoder = msgspec.msgpack.Encoder()
 
 EventLog = Callable[[dict[str, Any]], None]
@@ -68,7 +71,7 @@ def run(
     """Simulate a swarm. The same experiment and seed give the same result, to the last bit.
 
     ``problem`` replaces the one that the experiment names. ``on_event`` receives a record of every
-    round and incident, for an event log.
+    round, incident and change of a level, for an event log.
     """
     return SimulatedSwarm(experiment, seed, problem=problem, on_event=on_event).run(progress)
 
@@ -206,6 +209,11 @@ class SimulatedSwarm(Watch):
         self.notes[note.event] += 1
         what = self.heap.now, node.name, node.fragment.index, note.event, note.fields
         self.trace.update(_encoder.encode(what))  # formatting it as text takes five times as long
+        if self._on_event is not None and note.event in LINE_EVENTS:
+            place = {"peer": node.name, "fragment": node.fragment.index}
+            self._on_event(
+                {"time_s": self.heap.now, "event": note.event, **place, **dict(note.fields)}
+            )
 
     def uploaded(self, node: FragmentNode, round_id: bytes, entry: int, payload: bytes) -> None:
         if self._spot_checking is not None:
@@ -301,6 +309,14 @@ class SimulatedSwarm(Watch):
         """The fate of all tokens that were processed so far."""
         return self._books.fate(self.slots, self.alive, step_tokens=self.problem.step_tokens)
 
+    @property
+    def _learners_loss(self) -> float:
+        """The loss of the mean of all learners' parameters: after a last merge of all work."""
+        if not self.alive:
+            return math.nan
+        values = [peer.trainee.values.astype(np.float64) for peer in self.alive]
+        return self.problem.evaluate(np.mean(values, axis=0).astype(np.float32))
+
     def _loss(self, thetas: Sequence[Float32s]) -> float:
         return self.problem.evaluate(self.places.join(thetas))
 
@@ -369,6 +385,7 @@ class SimulatedSwarm(Watch):
             events=self.heap.events,
             notes=dict(sorted(self.notes.items())),
             trace=self.trace.hexdigest(),
+            learners_loss=self._learners_loss,
         )
 
 

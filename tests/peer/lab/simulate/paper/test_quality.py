@@ -55,6 +55,20 @@ def test_rows_with_liars_come_only_on_request_and_bring_their_controls() -> None
     assert [row.bound for row in rows[2:]] == [quality.ROBUST_BOUND] * 3
 
 
+def test_rows_with_muon_come_only_on_request_and_have_a_reference_with_the_same_optimizer() -> None:
+    assert not any(cell.factor.startswith("muon") for cell in quality.cells(learners=(4,)))
+    cells = quality.muon_cells()
+    by_name = {cell.name: cell for cell in cells}
+    assert len(by_name) == len(cells)
+    for cell in cells:
+        experiment = quality.experiment_of(cell, cycles=2)
+        assert (experiment.problem.name, experiment.outer.steps_per_cycle) == ("text_gpt", 30)
+        if cell.bound is not None:
+            against = quality.experiment_of(by_name[f"{cell.factor}/{cell.against}"], cycles=2)
+            assert experiment.problem == against.problem
+            assert experiment.problem.optimizer == "muon"
+
+
 def test_all_rows_process_equally_many_tokens_including_the_last_round() -> None:
     [cell] = [cell for cell in quality.cells(learners=(4,)) if cell.label == "synchronous DiLoCo"]
     for settings in (cell.settings, quality.failing(4), {"outer.missed": "drop"}):

@@ -8,6 +8,8 @@ import pytest
 from peer.lab.simulate.problems.named import NAMES, problem_named
 from peer.lab.simulate.problems.problem import Places, Problem, layout_of
 from peer.lab.simulate.problems.quadratic import Quadratic
+from peer.lab.simulate.swarm.experiment import BadExperiment, Experiment
+from peer.lab.simulate.swarm.resolving import problem_of
 
 
 @pytest.fixture(params=NAMES, scope="module")
@@ -102,3 +104,20 @@ def test_the_noise_of_many_steps_at_once_spreads_as_far_as_that_of_one_after_the
     for _ in range(200):
         one_by_one.train(1)
     assert at_once.values.std() == pytest.approx(one_by_one.values.std(), rel=0.05)
+
+
+def test_a_problem_has_the_optimizer_that_its_experiment_names() -> None:
+    pytest.importorskip("torch")
+    values = []
+    for optimizer in ("adamw", "muon"):
+        settings = {"problem.name": "text_gpt", "problem.optimizer": optimizer}
+        learner = problem_of(Experiment().with_settings(settings)).learner([0], seed=0)
+        learner.train(2)
+        values.append(learner.values.copy())
+    assert np.abs(values[0] - values[1]).max() > 1e-3
+
+
+def test_a_problem_without_a_choice_of_optimizers_refuses_one() -> None:
+    settings = {"problem.name": "quadratic", "problem.optimizer": "muon"}
+    with pytest.raises(BadExperiment, match="quadratic has no choice of it, text_gpt has"):
+        problem_of(Experiment().with_settings(settings))
