@@ -20,6 +20,7 @@ from averaging.live.bulk import TransportSettings
 from averaging.live.fetch_server import FetchSettings
 from averaging.live.fetcher import FetchProgress
 from averaging.live.loss_gate import JumpGate
+from averaging.live.state_files import StateFiles
 from averaging.live.threads import threads_for
 from averaging.numbers.layout import Layout
 from averaging.round.taking_over import Life
@@ -172,6 +173,8 @@ class Surroundings:
     take_directive: Callable[[bytes], bool] = lambda directive: True
     """Take a directive of the run's owner that another peer sent. ``False``: it is an older one
     than this peer follows."""
+    state_files: StateFiles | None = None
+    """Where states are kept; ``None``: in memory."""
     keep_state: Callable[[FragmentState], None] | None = None
     """Keep a state that the run's owner may attest; called in a thread. ``None``: none is kept."""
     gate: JumpGate | None = None
