@@ -174,7 +174,7 @@ class Surroundings:
     """Take a directive of the run's owner that another peer sent. ``False``: it is an older one
     than this peer follows."""
     state_files: StateFiles | None = None
-    """Where states are kept; ``None``: in memory."""
+    """Files of the states; ``None``: they are in memory."""
     keep_state: Callable[[FragmentState], None] | None = None
     """Keep a state that the run's owner may attest; called in a thread. ``None``: none is kept."""
     gate: JumpGate | None = None

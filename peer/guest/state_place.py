@@ -13,14 +13,14 @@ CONTAINER_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Where Linux states the memory limit of a container, by the version of its control groups."""
+"""Files with the memory limit of a container, by the version of Linux' control groups."""
 
 VOLATILE = frozenset(("tmpfs", "ramfs", "devtmpfs"))
 """File systems that keep files in memory."""
 
 
 def place_of_state(wish: str, values: int, folder: Path) -> StatePlace:
-    """Where to keep a state of so many values. ``wish``: the value of ``--state-on-disk``."""
+    """The place of a state of so many values. ``wish``: the value of ``--state-on-disk``."""
     kind = file_system(folder)
     return choose_place(
         wish,

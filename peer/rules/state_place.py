@@ -1,4 +1,4 @@
-"""Where a peer keeps the run's state: in memory, or in files of its folder.
+"""The place of the run's state at a peer: memory, or files of its folder.
 
 It is a choice of the machine: bits and rounds are the same. In files a state takes as much of the
 disk as it would take of the memory, and each round writes 8 bytes for each value of its fragment.
