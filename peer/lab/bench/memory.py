@@ -315,8 +315,11 @@ class Pair:
         finally:
             for agent in agents:
                 agent.steps.clear()
+        times = self.second.round_s[begin:]
+        if not times:
+            raise AgentsFailed(self.way, "it only followed, and made no round itself")
         if keep:
-            self.round_s.append(self.second.round_s[begin:])
+            self.round_s.append(times)
 
     def row(self, bench: MemoryBench) -> dict[str, Any]:
         times = [each for turn in self.round_s for each in turn]
@@ -332,7 +335,7 @@ class Pair:
             "file_bytes": most.files,
             "shared_bytes": most.shared,
             "round_s": statistics.median(times),
-            "round_s_of_turns": [statistics.median(turn) for turn in self.round_s if turn],
+            "round_s_of_turns": [statistics.median(turn) for turn in self.round_s],
             "rounds": len(times),
         }
 
@@ -367,8 +370,13 @@ def run_memory_bench(
             pairs.append(pair)
         for number in range(bench.turns):
             for pair in pairs:
-                tell(f"turn {number + 1} of {bench.turns}: state in {pair.way}")
                 pair.turn(keep=True)
+                times, most = pair.round_s[-1], pair.second.most
+                tell(
+                    f"turn {number + 1} of {bench.turns}, state in {pair.way}: {len(times)} "
+                    f"rounds of {statistics.median(times):.2f} s, at most "
+                    f"{most.resident / 1e6:.0f} MB resident"
+                )
         rows = [pair.row(bench) for pair in pairs]
     return {"rows": rows, "bars": list(_bars(rows))}
 
