@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from averaging.history.state import FragmentState
+from averaging.numbers.arrays import uninitialised_floats
 from averaging.round.phase import Phase
 from dht.identity import PeerId, RunId
 from dht.membership.orders import NONE
@@ -289,6 +290,7 @@ class Street(Lobby):
         super().__init__(holders_until=0.0)
         self.answers = answers
         self.layout = SimpleNamespace(hash=bytes.fromhex("aa"))
+        self.floats = uninitialised_floats
         self.ending: asyncio.Future[None] = asyncio.Future()
         self.presence = SimpleNamespace(misfits={})
         self.me, self.run_id, self.directory = PeerId("12D3KooWMe"), RunId("run"), Path("/nowhere")
