@@ -216,7 +216,8 @@ class StandIn(threading.Thread):
     @property
     def has_begun(self) -> bool:
         """True once it stands on a version of every fragment."""
-        return all(self.memory.base(index) is not None for index in range(self.memory.fragments))
+        bases = [self.memory.base(index) for index in range(self.memory.fragments)]
+        return None not in bases and len(self.versions) == len(bases)
 
     def end(self) -> None:
         self._ended.set()

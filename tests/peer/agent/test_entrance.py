@@ -155,6 +155,7 @@ def test_a_founder_is_one_however_soon_its_trainer_holds_the_state() -> None:
         def __init__(self, pair: Pair) -> None:
             super().__init__([])
             self.run_file, self.layout, self.ending = RunFile(), pair.layout, asyncio.Future()
+            self.floats = uninitialised_floats
             self.phase = "connecting"
 
         def seconds_left(self) -> None:
@@ -290,7 +291,6 @@ class Street(Lobby):
         super().__init__(holders_until=0.0)
         self.answers = answers
         self.layout = SimpleNamespace(hash=bytes.fromhex("aa"))
-        self.floats = uninitialised_floats
         self.ending: asyncio.Future[None] = asyncio.Future()
         self.presence = SimpleNamespace(misfits={})
         self.me, self.run_id, self.directory = PeerId("12D3KooWMe"), RunId("run"), Path("/nowhere")
