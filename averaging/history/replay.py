@@ -225,6 +225,12 @@ class ReplayLog:
         while self.size_bytes > self.bytes_max:
             self.size_bytes -= self._entries.popleft().size_bytes
 
+    def move(self, entry: ReplayEntry, payload: Buffer) -> None:
+        """Hold the payload of a round elsewhere from now on, if it is still in the log."""
+        for index, each in enumerate(self._entries):
+            if each is entry:
+                self._entries[index] = ReplayEntry(entry.head, payload)
+
     def restart(self, version: int, lineage: Lineage) -> None:
         """Forget all rounds, because a mix, a fold or a download changed the state."""
         self._entries.clear()

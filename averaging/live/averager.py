@@ -48,6 +48,7 @@ from averaging.live.settings import (
     topic_of,
 )
 from averaging.live.spot_checking import SpotChecking
+from averaging.live.state_files import StateFiles, StateMemory
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage, Head, Link, Message, Signatures
 from averaging.round.catching_up import UnreliableSources
@@ -134,6 +135,8 @@ class Averager:
         # Enough for what one round of the largest fragment lets go: an old theta, three payloads.
         largest = max(fragment.size for fragment in terms.layout.fragments)
         self.arena = Arena(min(self.settings.spare_bytes_max, 10 * largest))
+        self.state_files = around.state_files
+        self.memory: StateMemory = self.state_files or self.arena
         self.transport = Transport(
             host,
             run=terms.run,
@@ -177,6 +180,7 @@ class Averager:
             transport=self.transport,
             threads=self.threads,
             arena=self.arena,
+            states=self.memory,
             outside=ByteBudget(outside if port is None else min(outside, 8 * largest)),
             norm_ratio_max=self.settings.norm_ratio_max,
             sign=me.identity.sign,
@@ -197,6 +201,7 @@ class Averager:
             host, terms.run, self.threads, self.settings.fetch, around.on_fetched
         )
         self.fetcher.line = self.transport.down
+        self.fetcher.floats = self.memory.floats
         self.fetcher.on_wrong_bits = self._wrong_bits
         if around.addresses is not None:
             self.fetcher.addresses = around.addresses
@@ -392,6 +397,8 @@ class Averager:
                 tasks.create_task(self._watch_learner(), name="watch learner")
                 tasks.create_task(self._look_after_links(), name="look after links")
                 tasks.create_task(self.audits.spread_for_ever(), name="spread proofs")
+                if self.state_files is not None:
+                    tasks.create_task(self._tend(self.state_files), name="tend state files")
                 self.set_timer()
                 try:
                     await asyncio.Event().wait()
@@ -403,6 +410,15 @@ class Averager:
                 self._timer.cancel()
             await self.transport.close()
             self.threads.close()
+
+    async def _tend(self, files: StateFiles) -> None:
+        """Keep files of states out of memory, and report when states have to be in it."""
+        refused: str | None = None
+        while True:
+            await files.tend()
+            if files.refusal is not None and refused is None:
+                self.event("state_in_memory", reason=files.refusal)
+            refused = files.refusal
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         assert self._tasks is not None

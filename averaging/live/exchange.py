@@ -251,10 +251,11 @@ class Exchange:
         self, state: FragmentState, standing: Standing, seal: Sequence[int], *, in_place: bool
     ) -> FragmentState:
         """The state after the round. ``in_place``: nobody reads ``state``'s momentum any more."""
-        theta = self.parts.arena.floats(state.theta.size)
+        memory = self.parts.states
+        theta = memory.floats(state.theta.size)
         momentum = state.momentum
-        if self.moves_states or not in_place:
-            momentum = self.parts.arena.floats(state.theta.size)
+        if self.moves_states or not in_place or not memory.holds(momentum):
+            momentum = memory.floats(state.theta.size)
         squares = np.zeros(len(self.parts.cutting.fragment.units))
         for chunks in self.parts.cutting.chunks:
             await self.parts.threads.run(self._step_slice, chunks, state, theta, momentum, squares)

@@ -51,7 +51,7 @@ from averaging.live.fetch_server import (
 from averaging.live.partial_state import Partial
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage, Signatures, decode_signatures
-from averaging.numbers.arrays import uninitialised
+from averaging.numbers.arrays import Float32s, uninitialised, uninitialised_floats
 from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.guarded_host import REASON_MAX_BYTES, REFUSED
@@ -294,6 +294,8 @@ class Fetcher:
     counters: Counter[str] = field(default_factory=Counter)
     has_momentum: bool = True
     """False for a reader of parameters alone: the momentum of its states is empty."""
+    floats: Callable[[int], Float32s] = uninitialised_floats
+    """Gives the memory of states."""
     _partials: dict[int, Partial] = field(default_factory=dict)
 
     async def state(
@@ -347,7 +349,7 @@ class Fetcher:
         holders -= told.digests.keys()
         partial = self._partials.get(fragment)
         if partial is None or partial.manifest != manifest:
-            partial = Partial.begin(manifest, values, has_momentum=self.has_momentum)
+            partial = Partial.begin(manifest, values, self.floats, has_momentum=self.has_momentum)
             self._partials[fragment] = partial
         self._report(partial, len(holders))
         while not partial.done:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+
+import numpy as np
 
 from averaging import messages as said
 from averaging.errors import AveragingError
@@ -287,11 +290,9 @@ class Following:
             return None
         if not entries or self._work.state is not before:
             return None
-        state = before
-        for number, entry in enumerate(entries):
-            # The first step copies; the copy is nobody else's and is stepped on in place.
-            step = partial(self._advance, state, entry, in_place=number > 0)
-            state = await averager.threads.run(step)
+        state = await averager.threads.run(self._copied, before)
+        for entry in entries:
+            state = await averager.threads.run(self._advance, state, entry)
             if averager.port is not None:
                 averager.port.passed(self._work.index, state)
         await self._before_unusual_steps(before, state, steps=len(entries))
@@ -300,7 +301,7 @@ class Following:
         assert self._work.replay is not None
         for entry in entries:
             lineage = state.lineage if entry is entries[-1] else _lineage_after(entry, state)
-            self._work.replay.append(entry, lineage)
+            self._work.keep_for_replay(entry, lineage)
         self._work.state = state
         return state
 
@@ -315,11 +316,17 @@ class Following:
             entries.append(entry)
         return entries, standing
 
-    def _advance(
-        self, state: FragmentState, entry: ReplayEntry, *, in_place: bool
-    ) -> FragmentState:
+    def _copied(self, state: FragmentState) -> FragmentState:
+        """The state in vectors of its own, which may be written to."""
+        floats = self._averager.memory.floats
+        theta, momentum = floats(state.theta.size), floats(state.momentum.size)
+        np.copyto(theta, state.theta)
+        np.copyto(momentum, state.momentum)
+        return replace(state, theta=theta, momentum=momentum)
+
+    def _advance(self, state: FragmentState, entry: ReplayEntry) -> FragmentState:
         scratch = self._averager.threads.scratch()
-        return advance(state, entry, self._work.fragment.unit_sizes, scratch, in_place=in_place)
+        return advance(state, entry, self._work.fragment.unit_sizes, scratch, in_place=True)
 
     async def begin_from_nothing(self, *, gives_up: str | None = None) -> None:
         """Ask live peers for a first state until one has it, with a pause that grows.

@@ -26,6 +26,7 @@ from averaging.live.learner_port import LearnerPort, Progress, Snapshot
 from averaging.live.parts import FragmentFacts, Tally
 from averaging.live.services import Services
 from averaging.live.spot_checking import Drawn
+from averaging.live.state_files import StateFiles
 from averaging.messages import Commit
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codecs import codec_names
@@ -157,6 +158,20 @@ class FragmentWork:
             self.replay = ReplayLog(bytes_max=share, version=state.version, lineage=state.lineage)
         else:
             self.replay.restart(state.version, state.lineage)
+
+    def keep_for_replay(self, entry: ReplayEntry, lineage: Lineage) -> None:
+        """Keep a round that led to ``lineage``, for those who are behind."""
+        assert self.replay is not None
+        self.replay.append(entry, lineage)
+        files = self.averager.state_files
+        if files is not None:
+            self.averager.spawn(self._move(entry, files), f"keep a round of fragment {self.index}")
+
+    async def _move(self, entry: ReplayEntry, files: StateFiles) -> None:
+        """Move a payload from the buffers of its round to a file."""
+        payload = await asyncio.to_thread(files.kept, entry.payload)
+        if self.replay is not None:
+            self.replay.move(entry, payload)
 
     def usual_norm(self) -> float | None:
         """How far a merge usually moves the fragment; ``None``: not known yet."""
@@ -448,7 +463,8 @@ class FragmentWork:
         if self.snapshot is None or self.state is None:
             return  # the run was taken back meanwhile
         assert self.machine is not None
-        values = self.snapshot.values.copy()
+        values = self.averager.memory.floats(self.fragment.size)
+        np.copyto(values, self.snapshot.values)
         if not np.isfinite(values).all():
             self.event("not_finite", reason="fold")
             self._release()
@@ -549,7 +565,7 @@ class FragmentWork:
             self.replay.restart(state.version, state.lineage)
         else:
             head = ReplayHead(exchange.encoded_commit, effect.seal, effect.digests)
-            self.replay.append(ReplayEntry(head, exchange.merged_payload), state.lineage)
+            self.keep_for_replay(ReplayEntry(head, exchange.merged_payload), state.lineage)
         self._mine = None
         self._applying = False
         contained = effect.contained

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import blake3
-import numpy as np
 
 from averaging.history.manifest import Manifest, Pieces, as_bytes
 from averaging.history.state import FragmentState
+from averaging.numbers.arrays import Float32s
 
 
 @dataclass(slots=True, eq=False)
@@ -17,8 +17,8 @@ class Partial:
     """A state on its way: what was verified stays, whoever it came from."""
 
     manifest: Manifest
-    theta: np.ndarray[tuple[int], np.dtype[np.float32]]
-    momentum: np.ndarray[tuple[int], np.dtype[np.float32]]
+    theta: Float32s
+    momentum: Float32s
     count: int
     """Number of pieces that are wanted."""
     missing: list[int]
@@ -26,13 +26,21 @@ class Partial:
     verified: int = 0
 
     @classmethod
-    def begin(cls, manifest: Manifest, values: int, *, has_momentum: bool = True) -> Partial:
+    def begin(
+        cls,
+        manifest: Manifest,
+        values: int,
+        floats: Callable[[int], Float32s],
+        *,
+        has_momentum: bool = True,
+    ) -> Partial:
+        """``floats(count)``: memory for so many values."""
         pieces = Pieces(values)
         count = pieces.count if has_momentum else pieces.of_theta
         return cls(
             manifest,
-            np.empty(values, np.float32),
-            np.empty(values if has_momentum else 0, np.float32),
+            floats(values),
+            floats(values if has_momentum else 0),
             count,
             list(range(count))[::-1],
         )

@@ -31,6 +31,7 @@ from averaging.live.bulk import Bulk
 from averaging.live.evidence import Evidence, Uploads
 from averaging.live.fair_shares import ByteBudget
 from averaging.live.links import Transport
+from averaging.live.state_files import StateMemory
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage
 from averaging.numbers.arithmetic import numbers_of
@@ -141,6 +142,8 @@ class Workshop:
     transport: Transport
     threads: Threads
     arena: Arena
+    states: StateMemory
+    """Memory of the states that rounds make."""
     outside: ByteBudget
     """Memory for rounds of which this peer is neither member nor leader."""
     norm_ratio_max: float
@@ -190,6 +193,7 @@ class Parts:
         self.threads = workshop.threads
         self.refuses = workshop.refuses
         self.arena = workshop.arena
+        self.states = workshop.states
         self._outside = workshop.outside
         self._charged = 0
         self.closed = False

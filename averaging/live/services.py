@@ -22,6 +22,7 @@ from averaging.live.loss_gate import JumpGate
 from averaging.live.parts import Workshop
 from averaging.live.settings import AveragerSettings, AveragerStats, Participant
 from averaging.live.spot_checking import SpotChecking
+from averaging.live.state_files import StateFiles, StateMemory
 from averaging.live.threads import Threads
 from averaging.messages import Head, Message
 from averaging.numbers.layout import Fragment, Layout
@@ -57,6 +58,10 @@ class FragmentServices(Learner, Protocol):
     def follow(self, state: FragmentState) -> None: ...
 
     def set_state(self, state: FragmentState) -> None: ...
+
+    def keep_for_replay(self, entry: ReplayEntry, lineage: Lineage) -> None:
+        """Keep a round that led to ``lineage``, for those who are behind."""
+        ...
 
     def keep_if_good(self, state: FragmentState) -> None:
         """Keep a state that all peers keep, for the run's owner to attest."""
@@ -102,6 +107,9 @@ class Services(Protocol):
     transport: Transport
     fetcher: Fetcher
     workshop: Workshop
+    memory: StateMemory
+    state_files: StateFiles | None
+    """``memory``, if it is in files."""
     audits: Auditing
     spot_checks: SpotChecking | None
 

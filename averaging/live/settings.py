@@ -21,6 +21,7 @@ from averaging.live.fetch_server import FetchSettings
 from averaging.live.fetcher import FetchProgress
 from averaging.live.loss_gate import JumpGate
 from averaging.live.spot_checking import Judge
+from averaging.live.state_files import StateFiles
 from averaging.live.threads import threads_for
 from averaging.numbers.layout import Layout
 from averaging.round.taking_over import Life
@@ -173,6 +174,8 @@ class Surroundings:
     take_directive: Callable[[bytes], bool] = lambda directive: True
     """Take a directive of the run's owner that another peer sent. ``False``: it is an older one
     than this peer follows."""
+    state_files: StateFiles | None = None
+    """Files of the states; ``None``: they are in memory."""
     keep_state: Callable[[FragmentState], None] | None = None
     """Keep a state that the run's owner may attest; called in a thread. ``None``: none is kept."""
     gate: JumpGate | None = None

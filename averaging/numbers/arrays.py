@@ -126,6 +126,10 @@ def check_subnormals() -> None:
             raise SubnormalsFlushed("conversions")
 
 
+def uninitialised_floats(count: int) -> Float32s:
+    return np.empty(count, np.float32)
+
+
 def uninitialised(size: int) -> memoryview:
     """Return ``size`` uninitialised bytes. Zeroing a bytearray touches every page twice."""
     return np.empty(size, np.uint8).data

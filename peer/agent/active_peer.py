@@ -503,6 +503,7 @@ def make_averager(
             gate=gate,
             judge=judge,
             take_directive=online.take_directive,
+            state_files=local.state_files,
             keep_state=None if local.good is None else local.good.keep,
             on_event=local.averager_event,
             on_fetched=on_fetched,

@@ -129,6 +129,7 @@ class Agent(Delegate):
             credential=begin.credential,
             page=begin.page,
             frozen=begin.frozen,
+            state_on_disk=begin.state_on_disk,
         )
         codec = codec_named(run.outer.codecs[0])
         encoded = sum(codec.encoded_size(fragment.unit_sizes) for fragment in layout.fragments)
@@ -147,6 +148,7 @@ class Agent(Delegate):
             on_not_finite=self._not_finite,
             statistics=frozenset(part.index for part in layout.fragments if part.has_statistics),
             closed=self.local.closed,
+            empties=self.local.state_files is not None,
         )
         self._begin = begin
         self._line = line
@@ -187,6 +189,7 @@ class Agent(Delegate):
             stack.callback(hear_doorbell(self._bell, self._rang))
             check_subnormals()
             local.event("agent_started", pid=os.getpid(), restarts=self._begin.restarts)
+            local.tell_place_of_state()
             async with asyncio.TaskGroup() as tasks:
                 # From the first moment on the trainer and the machine's owner must be heard.
                 helpers = [

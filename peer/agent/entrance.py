@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+import numpy as np
 from multiaddr import Multiaddr
 
 from averaging.history.state import FragmentState
@@ -133,7 +134,12 @@ class Entrance:
 
     def _load(self) -> OuterState | None:
         local = self._local
-        return load_outer(local.folder, run_id=local.run_id, layout_hash=local.layout.hash)
+        return load_outer(
+            local.folder,
+            run_id=local.run_id,
+            layout_hash=local.layout.hash,
+            floats=local.floats,
+        )
 
     def _known_base(self, outer: OuterState | None, fragment: int) -> Float32s | None:
         held = self._memory.base(fragment)
@@ -252,7 +258,8 @@ class Entrance:
                 values = await self._port.values(fragment, timeout_s=1.0)
             if values is None:
                 return FirstStates()
-            theta, layout = values.copy(), local.layout.hash
+            theta, layout = local.floats(values.size), local.layout.hash
+            np.copyto(theta, values)
             state = FragmentState.founded(layout, fragment, theta, nonce=nonce)
             states.append(state)
             self._port.adopt(fragment, state, contained=self._memory.offered(fragment)[0])

@@ -152,6 +152,7 @@ class Keeper(Delegate):
                 self._shown = ShownRun(online, self.showing)
                 await self._shown.open(stack)
             local.enter_phase("fetching", "looking for the run's state", 0.0)
+            local.tell_place_of_state()
             outer = await asyncio.to_thread(self._load)
             if outer is not None:
                 online.presence.door.take(outer.directives)
@@ -203,7 +204,12 @@ class Keeper(Delegate):
 
     def _load(self) -> OuterState | None:
         local = self.local
-        return load_outer(local.folder, run_id=local.run_id, layout_hash=local.layout.hash)
+        return load_outer(
+            local.folder,
+            run_id=local.run_id,
+            layout_hash=local.layout.hash,
+            floats=local.floats,
+        )
 
     async def _stop_when(self, stop: asyncio.Event) -> None:
         await stop.wait()

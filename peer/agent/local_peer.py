@@ -20,6 +20,8 @@ from averaging.history.attested import grew_from
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from averaging.live.settings import AveragerStats
+from averaging.live.state_files import StateFiles
+from averaging.numbers.arrays import Float32s, uninitialised_floats
 from averaging.numbers.layout import Layout
 from averaging.round.phase import Phase as RoundPhase
 from averaging.rules.orders import RoundOrders
@@ -37,6 +39,7 @@ from peer.events.names import Names
 from peer.events.table import REPORTED, audience_of
 from peer.events.telling import in_story
 from peer.guest.enforcement import Guest
+from peer.guest.state_place import place_of_state
 from peer.rules.amendments import effective
 from peer.rules.ending import Ending, LastRounds
 from peer.rules.foundings import Founding
@@ -109,6 +112,8 @@ class PeerSettings:
     """True if the peer serves the state and the history of the run after its end, too."""
     frozen: tuple[Described, ...] | None = None
     """The trainer's parameters that are not exchanged; ``None`` if they are not known."""
+    state_on_disk: str = "auto"
+    """``on``, ``off`` or ``auto`` (``peer.rules.state_place``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +215,15 @@ class LocalPeer:
                 "run_name": self.run_file.name,
             },
         )
+        place = place_of_state(settings.state_on_disk, layout.size, settings.directory)
+        self.state_files: StateFiles | None = None
+        """Memory of the states; ``None``: that of the process."""
+        if place.on_disk:
+            self.state_files = files = StateFiles(
+                settings.directory, allowed_bytes=lambda: guest.disk.state
+            )
+            guest.state_bytes = lambda: files.used_bytes
+        self._state_place = place.text
         self.good: GoodStates | None = None
         """Earlier states, in a run whose owner may take it back to them."""
         if settings.run.policy.owner is not None:
@@ -250,6 +264,17 @@ class LocalPeer:
 
     def __repr__(self) -> str:
         return f"LocalPeer({self.me}, run={self.run_id[:8]}, phase={self.phase})"
+
+    def floats(self, count: int) -> Float32s:
+        """Memory for a vector of a state."""
+        if self.state_files is not None:
+            return self.state_files.floats(count)
+        return uninitialised_floats(count)
+
+    def tell_place_of_state(self) -> None:
+        """Report where the state is kept, if that is not the usual place."""
+        if self._state_place:
+            self.event("state_place", text=self._state_place)
 
     # --- the end --------------------------------------------------------------------------------
 

@@ -99,6 +99,8 @@ class _Entry:
     """True while the slot has what was offered to an agent that died."""
     keeping: tuple[int, int] | None = None
     """Own step and tokens up to which ``next``, which changes no parameter, has the own work."""
+    is_empty: bool = False
+    """The memory of its slot was given back."""
     kept: Base | None = None
     """Base of the trainer's parameters at the time of ``keep``."""
 
@@ -116,6 +118,8 @@ class SlotPort:
     """Called when what the trainer offers of a fragment is not finite, once until it is again."""
     statistics: frozenset[int] = frozenset()
     """Fragments of statistics, whatever ``rule`` says (``averaging.history.adoption``)."""
+    empties: bool = False
+    """Give the memory of slots back while nothing is in them."""
     closed: set[int] = field(default_factory=set)
     """Final fragments, of which nothing is offered any more."""
     _entries: list[_Entry] = field(init=False)
@@ -199,6 +203,10 @@ class SlotPort:
                 while len(entry.marks) > MARKS_MAX:
                     del entry.marks[next(iter(entry.marks))]
                 return self.memory.slot(fragment)
+            if state is SlotState.FREE and entry.is_empty:
+                entry.is_empty = False
+                await asyncio.to_thread(self.memory.fill, fragment)
+                continue
             if state is SlotState.FREE and entry.next is None:
                 self.memory.pass_on(fragment, SlotState.WANTED)
             await entry.waiting
@@ -395,6 +403,13 @@ class SlotPort:
         ours = state is SlotState.FREE or (state is SlotState.OFFERED and not entry.orphan)
         if ours and entry.waiting is not None and not entry.waiting.done():
             entry.waiting.set_result(None)
+        if state is SlotState.FREE and self.empties and entry.waiting is None:
+            self._empty(fragment, entry)
+
+    def _empty(self, fragment: int, entry: _Entry) -> None:
+        if not entry.is_empty:
+            self.memory.empty(fragment)
+            entry.is_empty = True
 
     def _give(
         self,
@@ -429,6 +444,7 @@ class SlotPort:
             gives_up=given_up is not None,
         )
         operation, alpha = Adoption.ADD, self.alpha
+        entry.is_empty = False
         self.memory.pass_on(fragment, SlotState.TURNING)
         if keeping is not None:
             self._know_base(entry, state.theta)

@@ -81,6 +81,8 @@ class Begin(_Message, frozen=True, kw_only=True):
     """True if the last earlier trainer ended in order."""
     restarts: int = 0
     """Number of earlier agents of this trainer."""
+    state_on_disk: str = "auto"
+    """``on``, ``off`` or ``auto`` (``peer.rules.state_place``)."""
 
 
 class Beat(_Message, frozen=True):

@@ -291,6 +291,30 @@ class SharedTensors:
         """The values. Only the side that the state word names may touch them."""
         return self._slots[fragment]
 
+    def empty(self, fragment: int) -> None:
+        """Agent, in state FREE: give the memory of a slot back. Its values become zeros."""
+        if hasattr(mmap, "MADV_REMOVE"):  # Linux
+            self._map.madvise(mmap.MADV_REMOVE, *self._place(fragment))
+
+    def fill(self, fragment: int) -> None:
+        """Agent, in state FREE: reserve the memory of an empty slot. Work for a thread.
+
+        The trainer would wait for it at its safe point, or be ended if there is none.
+        Raises ``MemoryUnavailable``.
+        """
+        offset, size = self._place(fragment)
+        if not hasattr(mmap, "MADV_REMOVE"):
+            return
+        try:
+            os.posix_fallocate(self._descriptor, offset, size)
+        except OSError as error:
+            raise MemoryUnavailable(size, error.strerror or str(error)) from error
+
+    def _place(self, fragment: int) -> tuple[int, int]:
+        """Offset and size of a slot, in whole pages."""
+        block = self.control[fragment]
+        return int(block["offset_bytes"]), _round_up(4 * int(block["size_values"]))
+
     def state(self, fragment: int) -> SlotState:
         state = SlotState(int(self._states[fragment]))
         _fence()

@@ -54,6 +54,16 @@ def _lane(text: str) -> str:
     return text
 
 
+def _state_on_disk(wish: str) -> str:
+    from peer.rules.state_place import check_wish
+
+    try:
+        check_wish(wish)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return wish
+
+
 Directory = Annotated[
     Path | None,
     Option(help="Folder for this peer's key, checkpoints and logs.", show_default=False),
@@ -88,6 +98,15 @@ Lane = Annotated[
         help="TCP port for direct bulk transfers: PORT, PORT:OUTER_PORT behind a router, "
         "'auto' (any free port) or 'off'.",
         metavar="PORT",
+    ),
+]
+StateOnDisk = Annotated[
+    str,
+    Option(
+        callback=_state_on_disk,
+        help="Keep the run's state in files of this peer's folder, and little of it in memory: on, "
+        "off, or auto (if it is more than a quarter of the memory).",
+        metavar="auto|on|off",
     ),
 ]
 Device = Annotated[str, Option(help="Device for training: cpu, cuda, cuda:1, mps, or auto.")]
@@ -197,6 +216,7 @@ class Options:
     listen: Listen = None
     announce: Announce = None
     lane: Lane = "auto"
+    state_on_disk: StateOnDisk = "auto"
     page: Page = "auto"
     device: Device = "auto"
     devices: Devices = "auto"
@@ -234,6 +254,7 @@ class Options:
             found=found_after_s is not None,
             found_after_s=found_after_s,
             lane=self.lane,
+            state_on_disk=self.state_on_disk,
             page=page_of(self.page),
             quiet=True,  # a screen or lines show it
             pace_s=self.pace,

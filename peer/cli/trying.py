@@ -182,6 +182,56 @@ def bench_training(
     return 1 if check and not all(bar["met"] for bar in found["bars"]) else 0
 
 
+@benches.command("memory")
+def bench_memory(
+    values: Annotated[str, Option(help="Number of parameters, such as 100e6.")] = "100e6",
+    fragments: Annotated[int, Option(help="Fragments of the model.", min=1)] = 24,
+    codec: Annotated[str, Option(help="Codec of both ways.")] = "int4",
+    ways: Annotated[
+        str, Option(help="Places of the state to measure, separated by commas.")
+    ] = "memory,files",
+    turns: Annotated[int, Option(help="Cycles of each pair of agents.", min=1)] = 3,
+    step: Annotated[
+        str, Option(help="Time of a step; a cycle has two for each fragment.")
+    ] = "0.5s",
+    directory: Annotated[
+        Path, Option(help="Folder on the disk to measure; it is left as it was.")
+    ] = Path(),
+    check: Annotated[
+        bool, Option("--check", help="Exit with status 1 if a bar is missed.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Compare an agent's memory and rounds with the run's state in memory and in files.
+
+    Real agents on this machine, two for each place, with stand-ins for their trainers. In memory
+    the two need 24 bytes for each parameter, in files as much of the disk and of checkpoints.
+
+    Example: shoal bench memory --values 100e6 --turns 3
+    """
+    from peer.lab.bench.memory import AgentsFailed, MemoryBench, run_memory_bench, table
+    from peer.signals import as_interrupts
+
+    with usage_errors():
+        bench = MemoryBench(
+            values=int(float(values)),
+            fragments=fragments,
+            codec=codec,
+            ways=tuple(ways.split(",")),
+            turns=turns,
+            step_s=seconds(step),
+        )
+    progress: Callable[[str], None] = lambda line: print(line, file=sys.stderr)  # noqa: E731
+    try:
+        with as_interrupts():
+            found = run_memory_bench(bench, folder=directory.resolve(), tell=progress)
+    except AgentsFailed as error:
+        complain(str(error))
+        raise typer.Exit(1) from error
+    print(json.dumps(found) if as_json else table(found))
+    return 1 if check and not all(bar["met"] for bar in found["bars"]) else 0
+
+
 @benches.command("regions")
 def bench_regions(
     file: Annotated[

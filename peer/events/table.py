@@ -553,6 +553,7 @@ _THIS_PEER = (
             "trainer_steps_again": ("silent_s", "its trainer steps again"),
             "handing_over": ("tokens, seconds", sentences.handing_over),
             "last_offers": ("merged, tokens, seconds", sentences.last_offers),
+            "state_place": ("text", "{text}"),
             "drain_cut_short": ("in_flight", "left with rounds under way: {in_flight}"),
             "exported": ("path, versions, model", "wrote {path}, model {model}"),
             "export_failed": ("text", "could not write the model: {text}"),
@@ -583,6 +584,7 @@ _THIS_PEER = (
             "trainer_rests": ("silent_s", "its trainer makes no steps"),
             "checkpoint_failed": ("text", "could not save a checkpoint: {text}"),
             "disk_full": ("text, needed_bytes", "{text}"),
+            "state_in_memory": ("reason", "the run's state has to be in memory: {reason}"),
         },
     ),
 )

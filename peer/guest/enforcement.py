@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -80,6 +81,8 @@ class Guest:
         self._others = OthersBusy()
         self._disk_used: int | None = None
         self._own_use = OwnUse(os.getppid() if trains else os.getpid())
+        self.state_bytes: Callable[[], int] | None = None
+        """Space of files without a name that have the state; ``None``: it is in memory."""
         self.processor_share: float | None = None
         """Share of all processors that this peer uses, its trainer included."""
         self._stamp: tuple[int, int] | None = None
@@ -98,7 +101,9 @@ class Guest:
     @property
     def disk(self) -> DiskShares:
         """Parts of the disk limit."""
-        return DiskShares.of(self.limits, trains=self._trains)
+        return DiskShares.of(
+            self.limits, trains=self._trains, keeps_state=self.state_bytes is not None
+        )
 
     @property
     def is_used_up(self) -> bool:
@@ -152,7 +157,8 @@ class Guest:
                 self._disk_used = None
             elif time.monotonic() - measured_at >= MEASURE_DISK_S:
                 measured_at = time.monotonic()
-                self._disk_used = await asyncio.to_thread(folder_bytes, self._folder)
+                nameless = 0 if self.state_bytes is None else self.state_bytes()
+                self._disk_used = nameless + await asyncio.to_thread(folder_bytes, self._folder)
             await asyncio.sleep(LOOK_AT_MACHINE_S)
 
     @property

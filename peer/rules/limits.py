@@ -32,7 +32,10 @@ IDLE_FOR_S = 60.0
 
 DISK_MIN_BYTES = 1_000_000
 LOGS_OF_DISK = 0.1
-"""Share of the allowed disk space for logs. The rest is for checkpoints."""
+"""Share of the allowed disk space for logs. The rest is for checkpoints, ..."""
+
+STATE_OF_DISK = 0.25
+"""... and for the state where that is in files: it takes as much as a checkpoint."""
 
 DESKTOP_NICENESS = 10
 """Nice level of a trainer on a desktop, behind the programs of its owner."""
@@ -182,15 +185,22 @@ class DiskShares:
     inner: float | None = None
     """Checkpoints of the trainer, likewise."""
     logs: float | None = None
+    state: float | None = None
+    """The state, if it is in files (``peer.rules.state_place``)."""
 
     @classmethod
-    def of(cls, limits: Limits, *, trains: bool) -> DiskShares:
-        """Fixed parts: two processes that save at once cannot exceed the limit together."""
+    def of(cls, limits: Limits, *, trains: bool, keeps_state: bool = False) -> DiskShares:
+        """Fixed parts: two processes that save at once cannot exceed the limit together.
+
+        ``keeps_state``: the state is in files.
+        """
         if limits.disk_bytes is None:
             return cls()
-        saves = (1 - LOGS_OF_DISK) * limits.disk_bytes
+        logs = LOGS_OF_DISK * limits.disk_bytes
+        state = STATE_OF_DISK * limits.disk_bytes if keeps_state else 0.0
+        saves = limits.disk_bytes - logs - state
         inner = saves / 2 if trains else 0.0
-        return cls(saves - inner, inner, LOGS_OF_DISK * limits.disk_bytes)
+        return cls(saves - inner, inner, logs, state)
 
 
 @dataclass(frozen=True, slots=True)

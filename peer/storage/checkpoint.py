@@ -83,6 +83,19 @@ class Checkpoint:
             raise CheckpointDamaged(str(self.path), f"tensor {name!r} is cut short")
         return data
 
+    def read_into(self, name: str, vector: NDArray[Any]) -> None:
+        """Fill ``vector``, which has the size of the tensor, without another copy of it."""
+        begin, end = self._entry(name)["data_offsets"]
+        into = vector.reshape(-1).view(np.uint8).data
+        assert len(into) == end - begin
+        with (self.path / _TENSORS).open("rb", buffering=0) as file:
+            file.seek(self._begin + begin)
+            done = 0
+            while count := file.readinto(into[done:]):
+                done += count
+        if done != len(into):
+            raise CheckpointDamaged(str(self.path), f"tensor {name!r} is cut short")
+
     def array(self, name: str) -> NDArray[Any]:
         """A tensor as a numpy array. Not for BF16, which numpy lacks: use ``bytes_of``."""
         dtype, shape = self.describe(name)

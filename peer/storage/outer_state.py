@@ -21,6 +21,7 @@ from blake3 import blake3
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
+from averaging.numbers.arrays import Float32s, uninitialised_floats
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId
 from peer.errors import CheckpointDamaged, FolderOfAnotherRun, NotWritten, PeerError, RunFileError
@@ -134,15 +135,20 @@ def described(state: FragmentState) -> dict[str, Any]:
 
 
 def load_outer(
-    folder: CheckpointFolder, *, run_id: str | None = None, layout_hash: bytes | None = None
+    folder: CheckpointFolder,
+    *,
+    run_id: str | None = None,
+    layout_hash: bytes | None = None,
+    floats: Callable[[int], Float32s] = uninitialised_floats,
 ) -> OuterState | None:
     """The newest usable checkpoint; damaged ones are set aside.
 
+    ``floats(count)``: memory for the numbers of the states.
     Raises ``FolderOfAnotherRun`` if the checkpoint belongs to another run or model.
     """
     for checkpoint in _usable(folder):
         try:
-            outer = _read(checkpoint)
+            outer = _read(checkpoint, floats)
         except (CheckpointDamaged, KeyError, ValueError, TypeError, RunFileError):
             # The digests match but the content is invalid: another program wrote it.
             folder.set_aside(checkpoint.path)
@@ -270,7 +276,7 @@ def _describe(layout: Layout, *, fragments: int) -> dict[str, Any]:
     }
 
 
-def _read(checkpoint: Checkpoint) -> OuterState:
+def _read(checkpoint: Checkpoint, floats: Callable[[int], Float32s]) -> OuterState:
     meta = checkpoint.meta
     run = from_canonical(meta["run"].encode(), meta["run_id"])
     shapes = meta["layout"]
@@ -284,7 +290,7 @@ def _read(checkpoint: Checkpoint) -> OuterState:
     if layout.hash.hex() != meta["layout_hash"]:
         raise CheckpointDamaged(str(checkpoint.path), "its layout does not have its hash")
     states = tuple(
-        read_state(checkpoint, index, fragment.size, meta["fragments"][index])
+        read_state(checkpoint, index, fragment.size, meta["fragments"][index], floats)
         for index, fragment in enumerate(layout.fragments)
     )
     directives = tuple(map(bytes.fromhex, meta.get("directives", ())))
@@ -292,13 +298,20 @@ def _read(checkpoint: Checkpoint) -> OuterState:
 
 
 def read_state(
-    checkpoint: Checkpoint, index: int, size: int, described: Mapping[str, Any]
+    checkpoint: Checkpoint,
+    index: int,
+    size: int,
+    described: Mapping[str, Any],
+    floats: Callable[[int], Float32s] = uninitialised_floats,
 ) -> FragmentState:
     """One fragment's state. Raises ``CheckpointDamaged``, or for invalid content ``ValueError``."""
-    theta, momentum = checkpoint.array(f"theta.{index}"), checkpoint.array(f"momentum.{index}")
-    for array in (theta, momentum):
-        if array.dtype != np.float32 or array.shape != (size,):
+    names = f"theta.{index}", f"momentum.{index}"
+    for name in names:
+        if checkpoint.describe(name) != ("F32", (size,)):
             raise CheckpointDamaged(str(checkpoint.path), f"fragment {index} has another size")
+    theta, momentum = floats(size), floats(size)
+    for name, vector in zip(names, (theta, momentum), strict=True):
+        checkpoint.read_into(name, vector)
     links = zip(
         checkpoint.array(f"chain.{index}.versions").tolist(),
         checkpoint.array(f"chain.{index}.lineages"),

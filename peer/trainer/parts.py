@@ -231,6 +231,7 @@ def _first_message(
         listen=settings.listen,
         announce=settings.announce,
         lane=settings.lane,
+        state_on_disk=settings.state_on_disk,
         credential=home.credential,
         found_after_s=found_after_s(settings, found, home.directory, has_seeds=bool(seeds)),
         page=settings.page,

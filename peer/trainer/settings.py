@@ -14,6 +14,7 @@ from dht.libp2p.lane_settings import parse_lane
 from dht.membership.credentials import InviteKey
 from dht.records import name_problem, site_problem
 from peer.bridge.agent_process import LineSettings
+from peer.rules.state_place import check_wish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,10 @@ class JoinSettings:
     lane: str = "auto"
     """TCP port for direct bulk transfers (PORT, or PORT:OUTER_PORT behind a router); ``auto``: any
     port, ``off``: none."""
+    state_on_disk: str = "auto"
+    """``on``: the agent keeps the run's state in files of ``directory``, and little of it in
+    memory; ``off``: all in memory; ``auto``: in files if it is more than a quarter of the memory.
+    """
     invite: InviteKey | None = None
     """Invite to a run that admits invited peers, if it is not in the link; kept for later starts.
     """
@@ -91,6 +96,7 @@ class JoinSettings:
         if self.final not in ("run", "own"):
             raise ValueError(f"final is {self.final!r}; it is 'run' or 'own'")
         parse_lane(self.lane)
+        check_wish(self.state_on_disk)
         for seed in self.seeds:
             addresses.parse_seed(seed)
 

@@ -41,7 +41,9 @@ def test_an_agent_understands_the_trainer_that_was_started_before_the_upgrade() 
         if isinstance(message, Begin):
             check_begin(framed[HEADER_BYTES:])
             assert message.version == OLDEST
-        assert pack(message) == framed
+        written = msgspec.msgpack.decode(framed[HEADER_BYTES:])
+        again = msgspec.msgpack.decode(pack(message)[HEADER_BYTES:])
+        assert again[: len(written)] == written, "fields are only appended"
 
 
 def test_such_a_trainer_understands_the_new_agent_because_it_says_the_same_bytes() -> None:

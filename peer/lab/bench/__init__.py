@@ -1,4 +1,4 @@
-"""``shoal bench averaging`` and ``shoal bench training``: comparisons with other systems.
+"""``shoal bench averaging``, ``training`` and ``memory``: comparisons on this machine.
 
 Time of one averaging round:
 
@@ -13,6 +13,11 @@ Speed of training:
 - ``training``: starts the loops, lets them take turns, compares and tabulates.
 - ``training_loops``: the process of one loop: with shoal, the same alone, and one written by hand.
 
-Input: an ``AveragingBench`` or a ``TrainingBench``. Output: rows, printed as a table or as JSON.
+Memory of an agent:
+
+- ``memory``: real agents with stand-ins for their trainers, with the state in memory and in files.
+
+Input: an ``AveragingBench``, a ``TrainingBench`` or a ``MemoryBench``. Output: rows, printed as a
+table or as JSON.
 Nothing here is imported by the rest of the package.
 """

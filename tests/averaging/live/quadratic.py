@@ -23,6 +23,7 @@ from averaging.live.learner_port import Progress, Snapshot
 from averaging.live.loss_gate import JumpGate
 from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings
 from averaging.live.spot_checking import Judge
+from averaging.live.state_files import StateFiles
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.due import DuePolicy
@@ -345,6 +346,7 @@ class Swarm:
         issued: Mapping[bytes, RoundOrders] | None = None,
         gate: JumpGate | None = None,
         judge: Judge | None = None,
+        state_files: StateFiles | None = None,
     ) -> Peer:
         """A peer that everybody else sees at once, as if presence had done its work."""
         identity: Identity = identity_of(name)
@@ -388,6 +390,7 @@ class Swarm:
                 view=view,
                 gate=gate,
                 judge=judge,
+                state_files=state_files,
                 take_directive=take_directive,
                 draw_bits=random.Random(f"{name} {incarnation}").getrandbits,
                 on_event=lambda event, fields: events.append((loop.time(), event, fields)),

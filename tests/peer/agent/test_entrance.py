@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from averaging.history.state import FragmentState
+from averaging.numbers.arrays import uninitialised_floats
 from averaging.round.phase import Phase
 from dht.identity import PeerId, RunId
 from dht.membership.orders import NONE
@@ -154,6 +155,7 @@ def test_a_founder_is_one_however_soon_its_trainer_holds_the_state() -> None:
         def __init__(self, pair: Pair) -> None:
             super().__init__([])
             self.run_file, self.layout, self.ending = RunFile(), pair.layout, asyncio.Future()
+            self.floats = uninitialised_floats
             self.phase = "connecting"
 
         def seconds_left(self) -> None:

@@ -43,6 +43,25 @@ def run_on(made: SharedTensors, code: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere slots keep their memory")
+def test_an_empty_slot_takes_no_memory_and_its_neighbours_keep_theirs() -> None:
+    made = memory(3000, 1 << 18, 3000)
+    for fragment in range(3):
+        made.slot(fragment).fill(fragment + 1)
+    full = os.fstat(made.descriptor).st_blocks
+
+    made.empty(1)
+    assert full - os.fstat(made.descriptor).st_blocks == (4 << 18) // 512
+    assert [float(made.slot(fragment).mean()) for fragment in (0, 2)] == [1.0, 3.0]
+
+    made.fill(1)
+    assert os.fstat(made.descriptor).st_blocks == full
+    assert not made.slot(1).any()
+    made.slot(1).fill(5.0)
+    made.fill(1)
+    assert (made.slot(1) == 5.0).all(), "only what is missing is filled"
+
+
 def test_another_process_sees_slots_counters_and_state_words() -> None:
     made = memory(5, 3000, coarse=True)
     made.slot(1)[:] = np.arange(3000)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from peer.errors import QuotaFull
-from peer.guest.enforcement import folder_bytes
+from peer.guest.enforcement import Guest, folder_bytes
+from peer.rules.limits import Limits
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.tensor_file import Tensor
 from peer.views.event_log import EventLog, read_events
@@ -94,3 +96,21 @@ def test_the_event_log_keeps_within_a_changed_limit(tmp_path: Path) -> None:
     write(600)
     assert 30_000 < folder_bytes(tmp_path) <= 40_000
     log.close()
+
+
+def test_files_without_a_name_count_as_used(tmp_path: Path) -> None:
+    async def words() -> tuple[str, ...]:
+        guest = Guest(tmp_path, trains=False)
+        guest.limits = Limits(disk_bytes=1e9)
+        guest.state_bytes = lambda: 500_000_000
+        assert guest.disk.state == 2.5e8
+        watching = asyncio.ensure_future(guest.watch_machine())
+        for _ in range(1000):
+            if guest.words() != ("1 GB of disk",):
+                break
+            await asyncio.sleep(0.01)
+        watching.cancel()
+        return guest.words()
+
+    (tmp_path / "log").write_bytes(bytes(10_000_000))
+    assert asyncio.run(words()) == ("0.51 GB of 1 GB of disk",)

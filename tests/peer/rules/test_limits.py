@@ -129,6 +129,8 @@ def test_the_parts_of_the_disk_limit_do_not_exceed_it_together() -> None:
     assert (shares.outer, shares.inner, shares.logs) == (4.5e9, 4.5e9, 1e9)
     assert DiskShares.of(Limits(disk_bytes=10e9), trains=False).outer == 9e9
     assert DiskShares.of(Limits(), trains=True) == DiskShares()
+    shares = DiskShares.of(Limits(disk_bytes=10e9), trains=True, keeps_state=True)
+    assert (shares.outer, shares.inner, shares.logs, shares.state) == (3.25e9, 3.25e9, 1e9, 2.5e9)
 
 
 def test_on_a_desktop_a_core_is_free_and_the_priority_low() -> None:

@@ -15,7 +15,7 @@ from averaging.live.learner_port import Snapshot
 from averaging.numbers.layout import Layout
 from dht.identity import PeerId
 from peer.agent.slots import Adopted, SlotPort
-from peer.bridge.shared_memory import SharedTensors
+from peer.bridge.shared_memory import SharedTensors, SlotState
 from peer.trainer.learner import Learner
 from peer.trainer.parameters import (
     Buffers,
@@ -43,6 +43,7 @@ class Pair:
         device: str = "cpu",
         norm: torch.nn.Module | None = None,
         buffers: Buffers = "own",
+        empties: bool = False,
     ) -> None:
         torch.manual_seed(3)
         self.model = torch.nn.Sequential(
@@ -65,6 +66,7 @@ class Pair:
         self.port = SlotPort(
             *(self.memory, ME, rule, alpha, self.adopted.append),  # type: ignore[arg-type]
             statistics=frozenset(f.index for f in self.layout.fragments if f.has_statistics),
+            empties=empties,
         )
 
     def _ring(self) -> None:
@@ -91,19 +93,26 @@ class Pair:
 
     async def offer(self, fragment: int, amount: float = 0.0) -> Snapshot:
         waiting = asyncio.ensure_future(self.port.snapshot(fragment, timeout_s=5))
-        await asyncio.sleep(0)
+        await self._wanted(fragment)
         self.train(amount)
         self.port.rang()
         snapshot = await waiting
         assert snapshot is not None
         return snapshot
 
+    async def _wanted(self, fragment: int) -> None:
+        await asyncio.sleep(0)
+        for _ in range(5000):
+            if not self.port.empties or self.memory.state(fragment) is not SlotState.FREE:
+                return
+            await asyncio.sleep(0.001)  # a thread fills the slot
+
     async def found(self) -> list[FragmentState]:
         """Make the own parameters version 0, as a founder does."""
         states = []
         for fragment in range(len(self.layout.fragments)):
             waiting = asyncio.ensure_future(self.port.values(fragment, timeout_s=5))
-            await asyncio.sleep(0)
+            await self._wanted(fragment)
             self.learner.exchange()
             self.port.rang()
             values = await waiting

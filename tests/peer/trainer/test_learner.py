@@ -6,6 +6,7 @@ import asyncio
 import gc
 import math
 import tracemalloc
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -86,6 +87,34 @@ def test_carry_keeps_the_steps_made_while_the_merge_was_under_way() -> None:
         assert pair.memory.state(0) is SlotState.FREE
 
     asyncio.run(story())
+
+
+def test_slots_that_are_emptied_carry_the_same_bits(dtype: torch.dtype) -> None:
+    async def story(*, empties: bool) -> list[np.ndarray]:
+        pair = Pair(dtype=dtype, empties=empties)
+        empty, emptied = pair.memory.empty, Counter[int]()
+        pair.memory.empty = lambda fragment: (  # type: ignore[method-assign]
+            emptied.update([fragment]),
+            empty(fragment),
+        )
+        states = await pair.found()
+        for amount in (0.25, 0.5):
+            await pair.offer(0, amount=amount)
+            pair.port.release(0)
+            pair.idle()
+        offered = await pair.offer(1, amount=0.125)
+        pair.port.adopt(1, moved(states[1], 1.0), contained=offered.mark)
+        pair.idle()
+        pair.port.adopt(0, moved(states[0], 2.0), contained=None)
+        pair.idle()
+        pair.idle()
+        again = await pair.offer(0)
+        # At first, and after each use.
+        assert emptied == (Counter({0: 5, 1: 3}) if empties else Counter())
+        return [again.values.copy(), *(pair.now(fragment) for fragment in range(2))]
+
+    plain, with_empty = (asyncio.run(story(empties=empties)) for empties in (False, True))
+    assert all(np.array_equal(*each) for each in zip(plain, with_empty, strict=True))
 
 
 def test_unmerged_work_is_offered_again_whole() -> None:

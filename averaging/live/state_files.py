@@ -1,0 +1,196 @@
+"""States in files: theta, momentum and replay log of which little is in memory.
+
+``StateFiles`` hands out vectors that are mapped from files without a name. Arithmetic works on them
+as on any other memory, with the same bits; the kernel reads pages as they are touched and writes
+them back when it likes. It may take their memory for other programs at any time, which it cannot do
+with ordinary memory where there is no swap.
+
+Pages that were touched count as this process's memory until it lets go of them. ``tend`` does that
+as soon as they are more than ``resident_max_bytes``, whoever touched them: a round, a checkpoint, a
+peer that fetches the state. Letting go is always safe, also of pages that are being used: nothing
+is lost, and the next access finds them in the page cache. So nobody has to say when he is done.
+
+The files are scratch. They have no name from the beginning, so that nothing is left behind however
+the process ends; a peer's state is recovered from its checkpoint and from other peers. The space of
+each is allocated before it is mapped, since to touch a page for which the disk has no room ends the
+process (SIGBUS). Where there is no room, or the machine's owner allows no more, vectors are
+ordinary memory and ``refusal`` says why.
+
+A new file is made for each vector. To use an old one again would read its pages from the disk only
+to overwrite them, and a page that was never written back costs no writing when its file goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import mmap
+import os
+import shutil
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from averaging.live.buffers import SMALL_BYTES
+from averaging.numbers.arrays import Buffer, Bytes, Float32s, uninitialised_floats
+
+SPARE_BYTES = 1 << 30
+"""Free space that is left to others on the disk, and to file systems that copy what is written."""
+
+RESIDENT_MAX_BYTES = 256 << 20
+TEND_EVERY_S = 0.25
+"""Reading at 1 GB/s makes as much resident between two looks as may be."""
+
+
+class StateMemory(Protocol):
+    """Memory of a peer's states."""
+
+    def floats(self, count: int) -> Float32s:
+        """A vector of ``count`` values, uninitialised."""
+        ...
+
+    def holds(self, vector: Float32s) -> bool:
+        """True if the vector may stay where it is: a new one would be in no better place."""
+        ...
+
+
+class StateFiles:
+    """Memory of states in files of one folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        allowed_bytes: Callable[[], float | None] = lambda: None,
+        resident_max_bytes: int = RESIDENT_MAX_BYTES,
+        spare_bytes: int = SPARE_BYTES,
+        least_bytes: int = SMALL_BYTES,
+    ) -> None:
+        """``allowed_bytes()``: current limit for all files; ``None``: the free space.
+
+        ``least_bytes``: smaller vectors are ordinary memory.
+        """
+        self._folder = folder
+        self._allowed_bytes = allowed_bytes
+        self._spare_bytes = spare_bytes
+        self._least_bytes = least_bytes
+        self._resident_max_bytes = resident_max_bytes + (_shared_resident_bytes() or 0)
+        self._maps: dict[int, mmap.mmap] = {}
+        """Mappings in use, by address."""
+        # Vectors may go in any thread; a deque's ends are safe there.
+        self._returned: deque[mmap.mmap] = deque()
+        self.refusal: str | None = None
+        """Reason why the last vector is in memory; ``None``: it is in a file."""
+
+    def __repr__(self) -> str:
+        return f"StateFiles({self._folder}, {len(self._maps)} files, {self.used_bytes} bytes)"
+
+    @property
+    def used_bytes(self) -> int:
+        """Space on the disk that the files take. No listing of a folder shows it."""
+        return sum(len(each) for each in (*self._maps.values(), *self._returned))
+
+    def floats(self, count: int) -> Float32s:
+        raw = self._mapped(4 * count)
+        return uninitialised_floats(count) if raw is None else raw.view(np.float32)
+
+    def holds(self, vector: Float32s) -> bool:
+        small = 4 * vector.size < self._least_bytes
+        return small or self.refusal is not None or _address(vector) in self._maps
+
+    def kept(self, payload: Buffer) -> Buffer:
+        """The bytes in a file of their own. Work for a thread."""
+        view = memoryview(payload).cast("B")
+        raw = self._mapped(len(view))
+        if raw is None:
+            return payload
+        np.copyto(raw, np.frombuffer(view, np.uint8))
+        return raw.data
+
+    async def tend(self) -> None:
+        """Wait a moment, keep resident pages below their limit, and give back unused files."""
+        await asyncio.sleep(TEND_EVERY_S)
+        resident = _shared_resident_bytes()
+        if resident is None or resident > self._resident_max_bytes:
+            self.let_go()
+        await asyncio.to_thread(self._close_returned)
+
+    def let_go(self) -> None:
+        """Take all pages out of this process's memory; what was written stays."""
+        for mapping in list(self._maps.values()):
+            mapping.madvise(mmap.MADV_DONTNEED)
+
+    def _mapped(self, size: int) -> Bytes | None:
+        if size < self._least_bytes:
+            return None
+        allowed = self._allowed_bytes()
+        if allowed is not None and self.used_bytes + size > allowed:
+            self.refusal = (
+                f"{self.used_bytes / 1e6:.0f} of {allowed / 1e6:.0f} MB of disk are used for it, "
+                f"and {size / 1e6:.0f} MB more are needed; raise the limit with "
+                "`shoal limits --disk`"
+            )
+            return None
+        try:
+            mapping = self._new_file(size)
+        except OSError as error:
+            self.refusal = (
+                f"{self._folder}: {size / 1e6:.0f} MB cannot be had beside a reserve of "
+                f"{self._spare_bytes / 1e6:.0f} MB: {error.strerror or error}; free some space"
+            )
+            return None
+        self.refusal = None
+        # Every view's base is this array, as it does not own its memory: it goes when all are gone.
+        owner: Bytes = np.frombuffer(mapping, np.uint8)
+        address = _address(owner)
+        self._maps[address] = mapping
+        weakref.finalize(owner, self._gone, address).atexit = False
+        return owner
+
+    def _new_file(self, size: int) -> mmap.mmap:
+        if shutil.disk_usage(self._folder).free < size + self._spare_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        descriptor, path = tempfile.mkstemp(prefix=".state-", dir=self._folder)
+        try:
+            Path(path).unlink()
+            _allocate(descriptor, size)
+            return mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+
+    def _gone(self, address: int) -> None:
+        self._returned.append(self._maps.pop(address))
+
+    def _close_returned(self) -> None:
+        """Unmap files that nobody uses: it takes a while, as the kernel frees their pages."""
+        while self._returned:
+            self._returned.popleft().close()
+
+
+def _address(vector: np.ndarray[tuple[int], np.dtype[np.float32 | np.uint8]]) -> int:
+    address: int = vector.__array_interface__["data"][0]
+    return address
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    """Reserve the space of a file. Raises ``OSError`` if there is none."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+        return
+    zeros = bytes(SMALL_BYTES)  # macOS has no such call
+    for start in range(0, size, len(zeros)):
+        os.pwrite(descriptor, zeros[: size - start], start)
+
+
+def _shared_resident_bytes() -> int | None:
+    """Resident pages of files and shared memory; ``None`` where the system does not tell."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()
+    except OSError:
+        return None
+    return int(pages[2]) * mmap.PAGESIZE

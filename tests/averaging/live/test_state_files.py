@@ -1,0 +1,168 @@
+"""States in files: the same bits as in memory, little of it resident, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from averaging.live import state_files
+from averaging.live.state_files import StateFiles
+from dht.memory.host import MemoryNetwork
+from dht.memory.virtual_loop import run
+from tests.averaging.live.quadratic import POLICY, swarm
+
+VALUES = 1 << 20
+BYTES = 4 * VALUES
+
+
+def files_in(folder: Path, *, least_bytes: int = 1) -> StateFiles:
+    return StateFiles(folder, spare_bytes=0, least_bytes=least_bytes)
+
+
+def resident_bytes() -> int:
+    found = state_files._shared_resident_bytes()
+    if found is None:
+        pytest.skip("this system does not tell what is resident")
+    return found
+
+
+def test_what_was_let_go_is_not_resident_and_keeps_its_values(tmp_path: Path) -> None:
+    files = files_in(tmp_path)
+    vectors = [files.floats(VALUES) for _ in range(8)]
+    for number, vector in enumerate(vectors):
+        vector.fill(number)
+    full = resident_bytes()
+
+    files.let_go()
+
+    assert full - resident_bytes() > 7 * BYTES
+    assert all((vector == number).all() for number, vector in enumerate(vectors))
+
+
+def test_resident_pages_are_kept_below_their_limit(tmp_path: Path) -> None:
+    files = StateFiles(tmp_path, resident_max_bytes=3 * BYTES, spare_bytes=0)
+    before = resident_bytes()
+    vectors = [files.floats(VALUES) for _ in range(2)]
+    for vector in vectors:
+        vector.fill(1.0)
+    run(files.tend())
+    assert resident_bytes() - before > BYTES, "two of three may stay"
+
+    vectors += [files.floats(VALUES) for _ in range(4)]
+    for vector in vectors:
+        vector.fill(2.0)
+    run(files.tend())
+    assert resident_bytes() - before < BYTES
+
+
+def test_a_file_has_no_name_and_its_space_comes_back_with_the_last_view(tmp_path: Path) -> None:
+    files = files_in(tmp_path)
+    vector = files.floats(VALUES)
+    assert not list(tmp_path.iterdir())
+    assert files.used_bytes == BYTES
+
+    view = vector[10:20].data
+    del vector
+    gc.collect()
+    run(files.tend())
+    assert files.used_bytes == BYTES, "a memoryview still reads it"
+
+    del view
+    gc.collect()
+    run(files.tend())
+    assert files.used_bytes == 0
+
+
+def test_small_vectors_are_ordinary_memory(tmp_path: Path) -> None:
+    files = files_in(tmp_path, least_bytes=BYTES)
+    small, large = files.floats(VALUES - 1), files.floats(VALUES)
+    assert files.used_bytes == BYTES
+    assert files.holds(small) and files.holds(large)
+
+
+def test_a_full_disk_and_a_limit_are_told_and_memory_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed: list[float | None] = [BYTES]
+    files = StateFiles(tmp_path, allowed_bytes=lambda: allowed[0], spare_bytes=0)
+    first, second = files.floats(VALUES), files.floats(VALUES)
+    assert files.used_bytes == BYTES
+    assert files.refusal is not None and "shoal limits --disk" in files.refusal
+    second.fill(1.0)
+    assert files.holds(second), "it has no better place"
+
+    allowed[0] = None
+    assert files.floats(VALUES) is not None and files.refusal is None
+    assert files.holds(first) and not files.holds(second), "now it has"
+
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(state_files.shutil, "disk_usage", lambda path: usage(0, 0, BYTES - 1))
+    files.floats(VALUES).fill(1.0)
+    assert files.refusal is not None and "No space left" in files.refusal
+
+
+def test_a_payload_is_moved_with_its_bytes(tmp_path: Path) -> None:
+    files = files_in(tmp_path)
+    payload = bytes(range(256)) * 64
+    kept = files.kept(payload)
+    assert bytes(kept) == payload
+    assert files.used_bytes == len(payload)
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+def test_peers_with_files_and_with_memory_have_equal_bits(tmp_path: Path, mu: float) -> None:
+    """Rounds, a replay after a partition, and a newcomer that fetches the state."""
+
+    async def main() -> None:
+        network, policy = MemoryNetwork(), replace(POLICY, mu=mu)
+        async with swarm(network) as made:
+            files = [files_in(tmp_path) for _ in range(2)]
+            anna = await made.add("anna", policy=policy, state_files=files[0])
+            boris = await made.add("boris", policy=policy)
+            clara = await made.add("clara", policy=policy, state_files=files[1])
+            await made.live(18.0)
+            network.partition([[clara.id]])
+            await made.live(30.0)
+            network.heal()
+            await made.live(36.0)
+            late = await made.add(
+                "dora", policy=policy, knows_start=False, state_files=files_in(tmp_path)
+            )
+            await made.live(30.0)
+            made.check()
+            assert anna.versions() == boris.versions() == clara.versions() == late.versions()
+            assert any(each["how"] == "replay" for each in clara.told("state_adopted"))
+            assert late.told("state_fetched")
+            for peer in (anna, clara, late):
+                memory = peer.averager.state_files
+                assert memory is not None
+                for state in peer.averager.states:
+                    assert state is not None
+                    assert memory.holds(state.theta)
+                    assert memory.holds(state.momentum) or mu == 0.0
+                assert not peer.told("state_in_memory")
+            log = anna.averager._works[0].replay
+            assert log is not None and len(log)
+            assert files[0].used_bytes > sum(8 * part.size for part in made.layout.fragments)
+
+    run(main())
+
+
+def test_a_peer_says_once_that_its_states_have_to_be_in_memory(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            none = StateFiles(tmp_path, allowed_bytes=lambda: 0.0, least_bytes=1)
+            anna = await made.add("anna", state_files=none)
+            await made.add("boris")
+            await made.live(30.0)
+            made.check()
+            assert len(anna.told("state_in_memory")) == 1
+            assert anna.averager.stats.rounds > 0
+            await asyncio.sleep(1.0)
+
+    run(main())

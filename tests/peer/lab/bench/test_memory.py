@@ -1,0 +1,57 @@
+"""The benchmark of an agent's memory: its settings, its bars, and two small pairs of agents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from averaging.numbers.layout import Layout
+from peer.lab.bench.memory import MemoryBench, _bars, run_memory_bench, table
+
+
+def test_the_model_has_about_as_many_values_as_were_asked_for_and_every_fragment_some() -> None:
+    bench = MemoryBench(values=1_000_000, fragments=5)
+    sizes = [part.size for part in Layout.build(bench.tensors, bench.fragments).fragments]
+    assert len(sizes) == 5 and min(sizes) == max(sizes)
+    assert 1_000_000 <= sum(sizes) < 1_020_000
+    assert bench.run.outer.fragments == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"values": 999, "fragments": 1}, "at least 1000"),
+        ({"ways": ("paper",)}, "known: memory, files"),
+        ({"turns": 0}, "at least 1"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        MemoryBench(**settings)  # type: ignore[arg-type]
+
+
+def test_a_bar_is_missed_from_its_value_on() -> None:
+    def row(way: str, resident: float, seconds: float) -> dict[str, object]:
+        return {"way": way, "resident_bytes": resident, "round_s": seconds}
+
+    def met(resident: float, seconds: float) -> list[bool]:
+        return [
+            each["met"] for each in _bars([row("memory", 9e9, 1), row("files", resident, seconds)])
+        ]
+
+    assert met(1.9e9, 1.2) == [True, True]
+    assert met(2e9, 1.21) == [False, False]
+    assert list(_bars([row("memory", 9e9, 1.0)])) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_both_ways_make_rounds_and_leave_the_folder_as_it_was(tmp_path: Path) -> None:
+    bench = MemoryBench(values=4_000_000, fragments=2, turns=1, step_s=0.2)
+    found = run_memory_bench(bench, folder=tmp_path)
+    memory, files = found["rows"]
+    assert memory["rounds"] >= 2 and files["rounds"] >= 2
+    assert files["anonymous_bytes"] < memory["anonymous_bytes"]
+    assert not list(tmp_path.iterdir())
+    assert "files" in table(found)
