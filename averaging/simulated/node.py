@@ -962,6 +962,7 @@ class FragmentNode:
         return self.wires.watch.serves_rounds(self, to, since or ())
 
     def fetch_failed(self) -> None:
+        self._fetching = None
         self.run(self.machine.handle(CaughtUp(None), self.owner.now()))
 
     def shown(self, state: FragmentState) -> Head:
@@ -969,6 +970,7 @@ class FragmentNode:
 
     def replayed(self, before: FragmentState, entries: tuple[ReplayEntry, ...]) -> None:
         assert self.replay is not None
+        self._fetching = None  # it holds the state before it
         state = before
         sizes = self.fragment.unit_sizes
         for entry in entries:
@@ -979,6 +981,7 @@ class FragmentNode:
     def fetched(
         self, state: FragmentState, signatures: Signatures, effect: CatchUp | Rebase
     ) -> None:
+        self._fetching = None
         before, machine = self.state, self.machine
         assert before is not None
         link, now = Link(*state.chain.tip), self.owner.now()

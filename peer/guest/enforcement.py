@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
 import os
@@ -33,6 +32,9 @@ from peer.rules.limits import (
     is_used_up,
     must_leave,
 )
+from peer.rules.monthly_volume import MonthlyVolume
+from peer.rules.monthly_volume import decode as decode_volume
+from peer.rules.monthly_volume import encode as encode_volume
 
 logger = logging.getLogger(__name__)
 
@@ -88,15 +90,16 @@ class Guest:
         self._stamp: tuple[int, int] | None = None
         self.limits = Limits()
         self.up, self.down = Gate(), Gate()
-        self._month, self._earlier_bytes = self._saved_volume()
-        self._counted_from = 0
+        self._volume = self._saved_volume()
+        self._counted_bytes = 0
+        """Bytes that passed the gates and are in ``_volume``."""
         self._saved_at = time.monotonic()
         self.verdict: Go | Rest = Go()
 
     @property
     def month_bytes(self) -> int:
         """Bytes sent and received this month."""
-        return self._earlier_bytes + self._passed - self._counted_from
+        return self._volume.bytes + self._passed - self._counted_bytes
 
     @property
     def disk(self) -> DiskShares:
@@ -122,9 +125,8 @@ class Guest:
     def look(self) -> Go | Rest:
         """Read changed limits and decide. Cheap enough to call several times a second."""
         self._read()
-        now = datetime.now()
-        if (month := f"{now:%Y-%m}") != self._month:
-            self._month, self._earlier_bytes, self._counted_from = month, 0, self._passed
+        now = _local_time()
+        self._count(now)
         self.up.set_rate(self.limits.up_bytes_s)
         self.down.set_rate(self.limits.down_bytes_s)
         self.verdict = decide(
@@ -179,9 +181,9 @@ class Guest:
     def save(self) -> None:
         """Save the count of the month. A full disk costs the count only."""
         self._saved_at = time.monotonic()
-        record = {"month": self._month, "bytes": self.month_bytes}
+        self._count(_local_time())
         try:
-            _replace(self._folder / VOLUME_FILE, json.dumps(record).encode())
+            _replace(self._folder / VOLUME_FILE, encode_volume(self._volume))
         except OSError as error:
             logger.warning("volume_not_saved reason=%s", error)
 
@@ -204,23 +206,33 @@ class Guest:
         except (BadLimitsFile, OSError) as error:
             logger.warning("limits_not_read the previous ones stay; reason=%s", error)
 
-    def _saved_volume(self) -> tuple[str, int]:
+    def _count(self, now: datetime) -> None:
+        """Count what has passed since the last look for the month of that look."""
+        passed = self._passed
+        self._volume = self._volume.plus(passed - self._counted_bytes).on(now)
+        self._counted_bytes = passed
+
+    def _saved_volume(self) -> MonthlyVolume:
         try:
-            record = json.loads((self._folder / VOLUME_FILE).read_bytes())
-            return str(record["month"]), int(record["bytes"])
+            return decode_volume((self._folder / VOLUME_FILE).read_bytes())
         except FileNotFoundError:
-            return "", 0
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return MonthlyVolume()
+        except (OSError, ValueError) as error:
             logger.warning("volume_not_read counting from zero; reason=%s", error)
-            return "", 0
+            return MonthlyVolume()
+
+
+def _local_time() -> datetime:
+    """The time on the wall. A process keeps the time zone of its start unless it looks again."""
+    time.tzset()
+    return datetime.now()
 
 
 def used_this_month(folder: Path) -> int:
     """Bytes of this month, as a peer last saved them."""
     try:
-        record = json.loads((folder / VOLUME_FILE).read_bytes())
-        return int(record["bytes"]) if record["month"] == f"{datetime.now():%Y-%m}" else 0
-    except (OSError, ValueError, KeyError, TypeError):
+        return decode_volume((folder / VOLUME_FILE).read_bytes()).on(_local_time()).bytes
+    except (OSError, ValueError):
         return 0
 
 

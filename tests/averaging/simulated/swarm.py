@@ -144,7 +144,7 @@ class Node:
             machine,
             state,
             self.learner,
-            replay_bytes_max=1 << 20,
+            replay_bytes_max=swarm.replay_bytes_max,
             audits=self.audits,
         )
 
@@ -279,6 +279,7 @@ class Swarm(Watch):
         self.slices = slices
         self.topic = TOPIC
         self.heartbeat_s = heartbeat_s
+        self.replay_bytes_max = 1 << 20
         self.heap = EventHeap()
         self.network = SimulatedNetwork(self.heap, weather, seed)
         self.wires = Wires(self.heap, self.network, self)

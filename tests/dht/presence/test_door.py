@@ -258,6 +258,54 @@ def test_an_invite_that_ends_turns_its_peer_out() -> None:
     simulate(story)
 
 
+def test_a_peer_whose_invite_has_ended_comes_back_with_a_later_one() -> None:
+    async def story(swarm: Swarm) -> None:
+        anna = await member(swarm, "anna")
+        boris = await member(swarm, "boris", by=invitation("short", days=120 / DAY))
+        await until(lambda: anna.sees() == {boris.id}, within_s=60, what="anna sees boris")
+        await asyncio.sleep(130.0 - asyncio.get_running_loop().time())
+        assert anna.sees() == set()
+        assert "expired" in await reply(boris.host, anna)
+        await swarm.stop("boris")
+        again = await member(swarm, "boris", by=invitation("later", days=1))
+        await until(lambda: anna.sees() == {again.id}, within_s=60, what="anna sees boris again")
+        assert await reply(again.host, anna) == "hello"
+
+    simulate(story)
+
+
+def test_an_invite_that_is_renewed_in_time_is_never_felt() -> None:
+    async def story(swarm: Swarm) -> None:
+        anna = await member(swarm, "anna")
+        boris = await member(swarm, "boris", by=invitation("short", days=120 / DAY))
+        await until(lambda: anna.sees() == {boris.id}, within_s=60, what="anna sees boris")
+        await swarm.stop("boris")
+        again = await member(swarm, "boris", by=invitation("later", days=1))
+        await until(lambda: again.sees() == {anna.id}, within_s=60, what="boris is back")
+        while asyncio.get_running_loop().time() < 300.0:
+            await asyncio.sleep(5.0)
+            assert anna.sees() == {again.id}
+        assert not again.told("not_admitted")
+
+    simulate(story)
+
+
+@pytest.mark.parametrize("wrong_s", [-DAY, -3600.0, 3600.0, DAY])
+def test_a_member_whose_clock_is_set_stays_in_the_run(wrong_s: float) -> None:
+    """Silence is measured by monotonic clocks, and records are numbered upwards in any case."""
+
+    async def story(swarm: Swarm) -> None:
+        peers = [await member(swarm, name) for name in ("anna", "boris", "clara")]
+        await until(lambda: swarm.all_see(peers), within_s=60, what="all see each other")
+        for wrong_by_s in (wrong_s, 0.0):
+            peers[1].host.wall_offset_s = wrong_by_s
+            for _ in range(60):
+                await asyncio.sleep(5.0)
+                assert swarm.all_see(peers)
+
+    simulate(story)
+
+
 def test_a_lower_number_is_refused_and_told_with_the_directive_in_force() -> None:
     async def story(swarm: Swarm) -> None:
         anna = await member(swarm, "anna")

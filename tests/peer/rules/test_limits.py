@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from peer import cli
-from peer.guest.enforcement import Guest, folder_bytes, read_limits, trim_log, write_limits
+from peer.guest import enforcement
+from peer.guest.enforcement import (
+    Guest,
+    folder_bytes,
+    read_limits,
+    trim_log,
+    used_this_month,
+    write_limits,
+)
 from peer.rules.limits import (
     BadLimit,
     BadLimitsFile,
@@ -292,6 +300,47 @@ def test_the_volume_is_counted_over_restarts_and_reset_each_month(tmp_path: Path
     saved = json.loads((tmp_path / "volume.json").read_text())
     (tmp_path / "volume.json").write_text(json.dumps({**saved, "month": "2020-01"}))
     assert asyncio.run(use(5)) == 10
+
+
+def test_a_peer_that_runs_sees_a_changed_time_zone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process keeps the time zone of its start until it looks at it again."""
+    write_limits(tmp_path, Limits(hours=parse_hours("22-7")))
+    guest = Guest(tmp_path)
+
+    async def verdicts() -> set[bool]:
+        found = set()
+        for hours in range(-11, 13):
+            monkeypatch.setenv("TZ", f"<test>{hours}")
+            found.add(isinstance(guest.look(), Go))
+        return found
+
+    assert asyncio.run(verdicts()) == {True, False}
+    monkeypatch.undo()
+    guest.look()
+
+
+def test_a_clock_set_back_over_the_begin_of_a_month_does_not_reset_the_volume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime(2026, 11, 30, 23)
+    monkeypatch.setattr(enforcement, "_local_time", lambda: now)
+
+    async def use(count: int) -> int:
+        guest = Guest(tmp_path)
+        guest.look()
+        await guest.up.pass_through(count)
+        guest.save()
+        return used_this_month(tmp_path)
+
+    assert asyncio.run(use(1000)) == 1000
+    now = datetime(2026, 12, 1, 0, 30)
+    assert asyncio.run(use(50)) == 50
+    now = datetime(2026, 11, 30, 23, 30)
+    assert asyncio.run(use(1)) == 1051
+    now = datetime(2026, 12, 1)
+    assert asyncio.run(use(0)) == 50
 
 
 def test_leave_concerns_only_peers_that_were_running(tmp_path: Path) -> None:
