@@ -138,7 +138,7 @@ class ActivePeer:
                 local.event("drain_cut_short", in_flight=averager.in_flight)
             if ending.timeout_s > 0:
                 await local.unless_hurried(self._hand_over(ending))
-            if ending.timeout_s > 0 and until_adopted is not None and not local.hurried.is_set():
+            if ending.timeout_s > 0 and until_adopted is not None and not local.hurried.done():
                 await until_adopted(min(2.0, 0.2 * ending.timeout_s))
         finally:
             for task in work:

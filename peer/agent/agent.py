@@ -273,6 +273,7 @@ class Agent(Delegate):
                 self.local.event("loop_mistake", kind=message.kind, text=message.text)
         _quit_at_the_latest(QUIT_WITHIN_S)
         self._end("the trainer is gone", 0.0)
+        self.local.hurry()
 
     async def _until_adopted(self, timeout_s: float) -> None:
         """Wait until the trainer has adopted the versions of the last rounds."""

@@ -247,8 +247,8 @@ class LocalPeer:
         self.last_rounds: LastRounds | None = None
         """The rounds at the run's date; ``None`` before it."""
         self.ending: asyncio.Future[Ending] = loop.create_future()
-        self.hurried = asyncio.Event()
-        """Set once this peer is to leave without waiting for anything any more."""
+        self.hurried: asyncio.Future[None] = loop.create_future()
+        """Done once this peer is to leave without waiting for anything any more."""
         self.ended_at = _ended_before(settings)
         """Wall-clock time at which the run ended; ``None`` while it goes on."""
         self.apart: dict[PeerId, None] = {}
@@ -287,11 +287,18 @@ class LocalPeer:
         timeout_s: float,
         patience_s: float = 0.0,
     ) -> None:
-        """Leave the run. The first reason counts; a second one is a wish to be quick about it."""
-        if self.ending.done():
-            self.hurried.set()
-        else:
+        """Leave the run. The first reason counts.
+
+        A second one asks for nothing new: systemd ends trainer and agent with a signal each, and
+        the trainer then asks its agent to leave.
+        """
+        if not self.ending.done():
             self.ending.set_result(Ending(reason, exit_code, finished, timeout_s, patience_s))
+
+    def hurry(self) -> None:
+        """Stop waiting for anything: nobody wants what this peer would bring any more."""
+        if not self.hurried.done():
+            self.hurried.set_result(None)
 
     @property
     def is_leaving(self) -> bool:
@@ -331,25 +338,11 @@ class LocalPeer:
 
     async def unless_hurried(self, work: Coroutine[Any, Any, T]) -> T | None:
         """The result of ``work``; ``None``, with ``work`` cancelled, if there is no time for it."""
-        working = asyncio.ensure_future(work)
-        hurried = asyncio.ensure_future(self.hurried.wait())
-        try:
-            await asyncio.wait((working, hurried), return_when=asyncio.FIRST_COMPLETED)
-            return working.result() if working.done() else None
-        finally:
-            working.cancel()
-            hurried.cancel()
-            await asyncio.wait((working, hurried))
+        return await _unless(self.hurried, work)
 
     async def unless_ending(self, work: Coroutine[Any, Any, T]) -> T | None:
         """The result of ``work``; ``None``, with ``work`` cancelled, if this peer ends first."""
-        working = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait((working, self.ending), return_when=asyncio.FIRST_COMPLETED)
-            return working.result() if working.done() else None
-        finally:
-            working.cancel()
-            await asyncio.wait((working,))
+        return await _unless(self.ending, work)
 
     # --- the orders of the run's owner -----------------------------------------------------------
 
@@ -587,3 +580,14 @@ class LocalPeer:
             self.event("untested", text=str(news))
         elif news is not None:
             self.event("nobody_reduces", text=str(news), peers=news.peers)
+
+
+async def _unless(happens: asyncio.Future[Any], work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of ``work``; ``None``, with ``work`` cancelled, if the other happens first."""
+    working = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((working, happens), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        await asyncio.wait((working,))
