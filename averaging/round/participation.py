@@ -868,12 +868,28 @@ class Participation:
         swarm that lost nine tenths at once stood still for all of ``round_s``. Looked at whenever
         messages are repeated; a peer that slept has ``margin_s`` to hear of the others again.
         """
-        if not self._peers.is_deserted(self.commit, now):
+        if not self._is_in_vain(now):
             self._deserted_at = None
         elif self._deserted_at is None:
             self._deserted_at = now
         elif now - self._deserted_at >= self._policy.margin_s:
             self._leave("most of its voters are gone", now)
+
+    def _is_in_vain(self, now: float) -> bool:
+        """True if most of the voters are gone, and what this member waits for is gone with them.
+
+        A sealed round needs no majority any more: those that are left finish it if they have, or
+        merge themselves, what is missing. Those that have left in order count on it. A keeper that
+        reduces gets no slices itself, and others may wait for its own.
+        """
+        if not self._peers.is_deserted(self.commit, now):
+            return False
+        if self.seal is None:
+            return True
+        return self.entry is not None and any(
+            digest is None and self._peers.is_gone(reducer, now)
+            for digest, reducer in zip(self.digests, self.reducers, strict=True)
+        )
 
     def _resend(self) -> None:
         if self.stage is Stage.UPLOADING:

@@ -6,7 +6,7 @@ import pytest
 
 from averaging import messages as said
 from averaging.messages import Commit
-from averaging.round.effects import Effect, Enter, Note
+from averaging.round.effects import Apply, Effect, Enter, Note
 from averaging.round.identity import Identity
 from averaging.round.inputs import (
     Due,
@@ -23,6 +23,7 @@ from averaging.round.paxos import Coordinator, ballot_of
 from averaging.round.reducer import Length
 from averaging.round.signed_commit import SignedCommit
 from averaging.round.transitions import Changes
+from averaging.rules.peer_view import PeerView
 from dht.identity import PeerId
 from tests.averaging.round.machines import (
     ME,
@@ -99,28 +100,56 @@ def test_nobody_is_named_for_the_uploads_of_others_nor_for_one_that_was_not_sent
     assert not blamed(reports(rounds, enter, {first: (enter.commit.index(ME) or 0,)}))
 
 
-@pytest.mark.parametrize("is_gone", [False, True])
-def test_a_reducer_that_sends_no_merged_slice_is_named_unless_it_is_gone(is_gone: bool) -> None:
-    rounds, enter = entered()
-    effects = reports(rounds, enter, {})
+def sealed(rounds: FragmentRounds, enter: Enter) -> tuple[int, int, int]:
+    """Seal the round. Returns the slices of this peer, of one that sends its own, and of another
+    whose merged slice is missing."""
+    reports(rounds, enter, {})
     mine, first, second = sorted(
         range(3), key=lambda index: (enter.commit.reducers[index] != ME, index)
     )
-    sends, keeps = (enter.commit.reducers[index] for index in (first, second))
-    for peer in (ME, sends, keeps):
+    for peer in enter.commit.reducers:
         vote = said.vote(enter.round, 0, (0, 1, 2))
         accepted = said.Accepted(0, enter.round, 0, sign(peer, vote))
-        effects += rounds.handle(Received(peer, accepted), BEGAN)
-    rounds.handle(SliceMerged(enter.round, mine, bytes(32)), BEGAN)
+        rounds.handle(Received(peer, accepted), BEGAN)
     part = rounds.rounds[enter.round]
     assert part.seal == (0, 1, 2)
     part.digests[first] = bytes(32)
+    return mine, first, second
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_reducer_that_sends_no_merged_slice_is_named_unless_it_is_gone(is_gone: bool) -> None:
+    rounds, enter = entered()
+    mine, _, second = sealed(rounds, enter)
+    keeps = enter.commit.reducers[second]
+    rounds.handle(SliceMerged(enter.round, mine, bytes(32)), BEGAN)
     late = BEGAN + enter.commit.upload_s + POLICY.margin_s
     if is_gone:
         rounds.handle(LinkLost(keeps), BEGAN)
     assert not blamed(rounds.handle(Tick(), late - 0.1))
     found = blamed(rounds.handle(Tick(), late + 0.1))
     assert set(found) == (set() if is_gone else {keeps})
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_a_sealed_round_is_left_with_its_voters_only_if_a_slice_is_gone_with_them(
+    is_missing: bool,
+) -> None:
+    rounds, enter = entered()
+    mine, _, second = sealed(rounds, enter)
+    part = rounds.rounds[enter.round]
+    if not is_missing:
+        part.digests[second] = bytes(32)
+    view = rounds.peers.view
+    assert isinstance(view, dict)
+    view.clear()  # both have left; another one that trains is there to merge with
+    view[PeerId("dora")] = PeerView(first_seen=-1e3, heard_at=BEGAN, step_time_s=1.0)
+
+    rounds.handle(Tick(), BEGAN + 0.1)
+    rounds.handle(Tick(), BEGAN + 0.2 + POLICY.margin_s)
+    assert part.is_open != is_missing
+    effects = rounds.handle(SliceMerged(enter.round, mine, bytes(32)), BEGAN + 5.0)
+    assert bool(of(effects, Apply)) != is_missing
 
 
 def test_voters_that_let_a_ballot_end_without_a_majority_are_named() -> None:
