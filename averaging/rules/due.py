@@ -11,7 +11,13 @@ closes without it.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+from typing import Final
+
+ROUNDS_COUNTED: Final = 8
+"""Own rounds by which a peer judges whether it was hurried too often: four peers that leave within
+one cycle are all answered at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +33,9 @@ class DuePolicy:
     last round that it was in."""
     hurried_share: float = 0.125
     """The same where a member is about to leave, of the steps of all versions that it sits out. It
-    is not one step: a peer that says again and again that it leaves would have the others exchange
-    without end."""
+    is not one step, and it is ``called_share`` again for a peer whose last ``ROUNDS_COUNTED``
+    rounds came faster than that: one that says again and again that it leaves would have the others
+    exchange without end."""
     retry_share: float = 0.25
     """After an attempt that failed a fragment is due again this share of a cycle later."""
     scale_by_speed: bool = True
@@ -54,6 +61,7 @@ class DueTime:
         "_fragment",
         "_last_step",
         "_last_version",
+        "_took_part_at",
         "cycle_steps",
         "eager",
         "every",
@@ -73,6 +81,8 @@ class DueTime:
         self._anchor = step
         self._last_version: int | None = None
         self._last_step = step
+        self._took_part_at: deque[int] = deque(maxlen=ROUNDS_COUNTED)
+        """The own steps at which it entered its last rounds."""
         offset = (fragment * policy.cycle_steps) // policy.fragments
         self._due = step + max(1, policy.cycle_steps - offset)
 
@@ -103,6 +113,7 @@ class DueTime:
     def took_part(self, version: int, step: int) -> None:
         """Note that this peer is in the roster of this version."""
         self._last_version, self._last_step = version, step
+        self._took_part_at.append(step)
 
     def sits_out(self, version: int, step: int, interval: int) -> bool:
         """Return whether this peer takes no part in the next version, which is ``version``."""
@@ -123,6 +134,13 @@ class DueTime:
         """
         share = self.policy.called_share
         if hurried:
-            share = self.every * self.policy.hurried_share
+            usual = self.every * share
+            often = self._was_hurried_often(step, ROUNDS_COUNTED * usual * interval)
+            share = usual if often else self.every * self.policy.hurried_share
         least = 1.0 if self.eager else max(1.0, interval * share)
         return step - self._last_step >= least
+
+    def _was_hurried_often(self, step: int, least: float) -> bool:
+        """True if this peer's last rounds took fewer steps than ``least``."""
+        rounds = self._took_part_at
+        return len(rounds) == ROUNDS_COUNTED and step - rounds[0] < least

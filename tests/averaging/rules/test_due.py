@@ -80,6 +80,23 @@ def test_a_peer_that_is_called_for_one_that_leaves_joins_with_an_eighth_of_its_s
     assert time.answers_call(112, 24, hurried=True)
 
 
+@pytest.mark.parametrize("every", [1, 4])
+def test_one_that_says_for_ever_that_it_leaves_has_the_others_exchange_no_more(every: int) -> None:
+    time = DueTime(POLICY, fragment=0, step=0)
+    time.every = every
+    cycle = every * 24
+    for version in range(8):
+        time.took_part(version, (version - 7) * cycle)  # one in each cycle, as usual
+
+    rounds = []
+    for step in range(1, 100 * cycle):
+        if time.answers_call(step, 24, hurried=True):
+            time.took_part(8 + len(rounds), step)
+            rounds.append(step)
+    assert rounds[:4] == [every * step for step in (3, 6, 9, 12)], "four that leave in one cycle"
+    assert len(rounds) <= 2 * 100 + 4, "two in a cycle, as whoever calls can have"
+
+
 def test_a_called_peer_that_missed_the_last_closings_joins_at_once() -> None:
     time = DueTime(POLICY, fragment=0, step=0)
     time.took_part(version=4, step=20)
