@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import lru_cache
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import blake3
 import msgspec
@@ -641,9 +641,12 @@ class Claim(_Part, frozen=True, kw_only=True):
 
 _T = TypeVar("_T")
 
+LEAVES_SINCE: Final = 2
+"""Protocol number with which a join says that its sender leaves."""
+
 _SINCE: dict[type[Any], tuple[tuple[str, int], ...]] = {
-    Join: (("newer", 2), ("leaves", 2)),
-    Call: (("leaves", 2),),
+    Join: (("newer", 2), ("leaves", LEAVES_SINCE)),
+    Call: (("leaves", LEAVES_SINCE),),
     Commit: (("protocol", 2),),
 }
 """Fields that are newer than the oldest protocol spoken, each with the number that brought it. They

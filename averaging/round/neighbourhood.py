@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from averaging.bounded_mapping import BoundedMapping
-from averaging.messages import ROSTER_MAX, Commit, Head, Join
+from averaging.messages import LEAVES_SINCE, ROSTER_MAX, Commit, Head, Join
 from averaging.round.identity import Circumstances, Identity
 from averaging.rules.claims import overstated
 from averaging.rules.grouping import group_of, grouping_named
@@ -489,11 +489,17 @@ class Neighbourhood:
         )
 
     def keepers(self, now: float) -> tuple[PeerId, ...]:
-        """The keepers that can be reached, sorted."""
+        """The keepers that can be reached and lead a round of one that leaves, sorted.
+
+        One of an older protocol number is not told that it leaves, and waits for a second member.
+        """
         return tuple(
             peer
             for peer, seen in sorted(self.view.items())
-            if seen.keeps and self.is_live(peer, now) and (seen.reachable or self.reachable)
+            if seen.keeps
+            and seen.protocol >= LEAVES_SINCE
+            and self.is_live(peer, now)
+            and (seen.reachable or self.reachable)
         )
 
     def others_arrive(self, now: float) -> bool:

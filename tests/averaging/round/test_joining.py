@@ -9,7 +9,16 @@ import pytest
 from averaging import messages as said
 from averaging.messages import Join
 from averaging.round.effects import Effect, GiveUp, TakeSnapshot
-from averaging.round.inputs import CaughtUp, Due, Leave, Offered, Received, StepsCounted, Tick
+from averaging.round.inputs import (
+    CaughtUp,
+    Due,
+    Leave,
+    MergeBeforeLeaving,
+    Offered,
+    Received,
+    StepsCounted,
+    Tick,
+)
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.round.roster import Gathering
@@ -54,6 +63,17 @@ def test_a_founder_keeps_the_state_that_a_newcomer_is_fetching() -> None:
 @pytest.mark.parametrize("at", [31.0, 1000.0])
 def test_a_founder_folds_again_when_the_newcomer_is_not_heard_any_more(at: float) -> None:
     assert wanted(founder_beside(ARRIVING).handle(Due(), at)) == ["alone, so I fold"]
+
+
+@pytest.mark.parametrize(("number", "reason"), [(1, "alone, so I fold"), (2, "a keeper takes it")])
+def test_a_keeper_of_the_protocol_before_leads_no_round_of_one_that_leaves(
+    number: int, reason: str
+) -> None:
+    keeper = PeerView(first_seen=-1e3, heard_at=0.0, trains=False, keeps=True, protocol=number)
+    rounds = machine(others=(), reachable=False)
+    rounds.peers.view = {ANNA: keeper}
+    rounds.handle(MergeBeforeLeaving(), 1.0)
+    assert wanted(rounds.handle(Due(), 1.0)) == [reason]
 
 
 def test_a_keeper_beside_a_founder_changes_nothing() -> None:
