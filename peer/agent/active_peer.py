@@ -129,6 +129,7 @@ class ActivePeer:
         work = [tasks.create_task(each, name=name) for name, each in coroutines.items()]
         try:
             ending = await local.ending
+            began = time.monotonic()
             local.enter_phase("leaving", ending.reason, 0.0)
             if ending.finished:
                 await self._until_others_agree(ending.timeout_s)
@@ -137,7 +138,8 @@ class ActivePeer:
             if not await local.unless_hurried(averager.drain(timeout_s=0.4 * ending.timeout_s)):
                 local.event("drain_cut_short", in_flight=averager.in_flight)
             if ending.timeout_s > 0:
-                await local.unless_hurried(self._hand_over(ending))
+                left_s = ending.patience_left_s(time.monotonic() - began)
+                await local.unless_hurried(self._hand_over(ending.timeout_s, patience_s=left_s))
             if ending.timeout_s > 0 and until_adopted is not None and not local.hurried.done():
                 await until_adopted(min(2.0, 0.2 * ending.timeout_s))
         finally:
@@ -415,7 +417,7 @@ class ActivePeer:
                 "left_apart", text=self._apart, versions=list(local.versions()), model=local.model
             )
 
-    async def _hand_over(self, ending: Ending) -> None:
+    async def _hand_over(self, timeout_s: float, *, patience_s: float) -> None:
         """Stay until a keeper, or without one another learner, has every version of this peer."""
         loop, local, online = asyncio.get_running_loop(), self._local, self._online
         averager, began = self._averager, loop.time()
@@ -423,10 +425,8 @@ class ActivePeer:
         # A fold is fetched as a state of 8 bytes for each value, a round by its payload.
         size = 8 * local.layout.size if folded else averager.round_bytes()
         left = LastOffers(encoded_bytes=size, bytes_per_s=averager.bytes_per_s)
-        patience_s = left.patience_s(
-            least_s=HAND_OVER_SHARE * ending.timeout_s, most_s=ending.patience_s
-        )
-        while local.versions() and loop.time() < began + patience_s:
+        stays_s = left.patience_s(least_s=HAND_OVER_SHARE * timeout_s, most_s=patience_s)
+        while local.versions() and loop.time() < began + stays_s:
             online.refresh_view()
             keepers = [m.peer for m in online.live_members() if m.record.role == "keeper"]
             takers = [peer for peer in keepers if peer in local.view] or online.followers()

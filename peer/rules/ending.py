@@ -36,7 +36,12 @@ class Ending:
     timeout_s: float
     """Time for rounds under way to finish."""
     patience_s: float = 0.0
-    """Longest time to stay beyond that where pending work needs it to be merged."""
+    """Longest time to stay beyond that where pending work needs it to be merged, and another peer
+    to take it over."""
+
+    def patience_left_s(self, spent_s: float) -> float:
+        """What is left of the patience after so long a stay: its trainer waits no longer."""
+        return max(0.0, self.patience_s - max(0.0, spent_s - self.timeout_s))
 
 
 def seconds_left(end: End, clock: ClockEstimate | None, *, now: datetime) -> float | None:

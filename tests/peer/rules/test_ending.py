@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from dht.membership.clock_offset import ClockEstimate
-from peer.rules.ending import LastRounds, ended, seconds_left, who_differs
+from peer.rules.ending import Ending, LastRounds, ended, seconds_left, who_differs
 from peer.run_file.sections import End
 from peer.status import Status
 from tests.peer.statuses import a_status
@@ -104,3 +104,10 @@ def test_nobody_waits_for_a_keeper_that_stays_after_the_end() -> None:
     assert who_differs((3, 4), [keeper], by_date=True) == ["keeper: still ready"]
     stays = msgspec.structs.replace(keeper, ended_at=7.0)
     assert who_differs((3, 4), [stays], by_date=True) == []
+
+
+def test_merging_and_handing_over_share_the_patience_that_a_leaving_peer_has() -> None:
+    ending = Ending("its owner asked it to leave", 0, False, timeout_s=30.0, patience_s=300.0)
+    assert ending.patience_left_s(5.0) == 300.0
+    assert ending.patience_left_s(130.0) == 200.0
+    assert ending.patience_left_s(331.0) == 0.0
