@@ -16,7 +16,7 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.codecs import codec_names
 from averaging.round.certificates import link_of
 from averaging.round.identity import Circumstances, Identity
-from averaging.round.inputs import AnswerEveryCall, Due, Leave, LineMeasured
+from averaging.round.inputs import Due, Leave, LineMeasured, MergeBeforeLeaving
 from averaging.round.machine import FragmentRounds
 from averaging.round.taking_over import Life
 from averaging.rules.probation import Probation
@@ -244,7 +244,8 @@ class Lifecycle:
 
     def leave(self, slot: Slot) -> None:
         """Let a peer leave in order: its work is offered once more, its rounds end, it is missed
-        by nobody. Other than a live one, it goes on training meanwhile."""
+        by nobody. Other than a live one, it goes on training meanwhile, and stays no longer where
+        its line is slow."""
         env, peer = self._environment, slot.living
         if peer is None:
             return
@@ -252,7 +253,7 @@ class Lifecycle:
         step, life = peer.trainee.step, Life(slot.name, slot.lives)
         peer.now()
         for node in peer.nodes:
-            node.run(node.machine.handle(AnswerEveryCall(), env.heap.now))
+            node.run(node.machine.handle(MergeBeforeLeaving(), env.heap.now))
         offers_until = env.heap.now + LAST_OFFERS_S
         drained_until = offers_until + DRAIN_S
 

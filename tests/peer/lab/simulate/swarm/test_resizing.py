@@ -10,6 +10,7 @@ from peer.lab.simulate.swarm.experiment import Experiment
 from peer.lab.simulate.swarm.membership import HEARTBEAT_S
 from peer.lab.simulate.swarm.resizing import Ending, Resized, follow
 from peer.lab.sizes import parse
+from peer.rules.ledger import LEFT
 
 EXPERIMENT = Experiment().with_settings(
     {
@@ -55,6 +56,13 @@ def test_a_swarm_that_grows_and_shrinks_in_order_never_pauses_for_a_cycle(seed: 
     assert found.fragment_pause < 1.0 + PAUSE_MAX, f"seed {seed}"
     assert found.windows[-1].peers == 2
     assert_groups_follow(found, 4)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_peers_that_leave_in_order_have_the_others_come_for_their_work(seed: int) -> None:
+    fate = followed("6,6,2", "leave", seed, over_s=120.0).windows[-1].fate
+
+    assert fate.discarded[LEFT] < 0.012 * fate.processed, "2.1% where they only answered calls"
 
 
 @pytest.mark.parametrize("seed", range(2))
