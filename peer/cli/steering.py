@@ -243,7 +243,10 @@ def resume(directory: Folder = None, as_json: Json = False) -> None:
 
 @commands.command()
 def leave(directory: Folder = None, as_json: Json = False) -> None:
-    """Stop peers of this machine: they finish the current round, save a checkpoint and leave.
+    """Stop peers of this machine: they hand over their pending work, save a checkpoint and leave.
+
+    This usually takes less than half a minute, and up to 5.5 minutes where a slow line has to carry
+    the work. Ctrl-C twice at a learner leaves the rest of its work behind and stops it at once.
 
     Example: shoal leave --directory ~/.local/share/shoal/runs/0123456789abcdef
     """
