@@ -444,9 +444,13 @@ class Averager:
             for work in self._works
             if work.state is not None and self.life.mark_in(work.state.merged) < step
         ]
-        places = self._merges_at_once() - sum(work.is_busy for work in lacking)
-        free = [work.index for work in lacking if not work.is_busy]
-        self.make_due(free[: max(0, places)])
+        # What is in doubt, or catches up, leaves the line to the others.
+        begun = [w for w in lacking if w.is_busy and (w.machine is None or w.machine.doubt is None)]
+        places = self._merges_at_once() - len(begun)
+        for work in lacking:
+            if places > 0 and not work.is_busy:
+                self.make_due([work.index])
+                places -= work.is_busy
         return sum(work.upload_bytes for work in lacking)
 
     def company_s(self) -> float:

@@ -40,7 +40,7 @@ class Ending:
     to take it over."""
 
     def patience_left_s(self, spent_s: float) -> float:
-        """What is left of the patience after so long a stay: its trainer waits no longer."""
+        """Patience that is left after so long a stay; a trainer waits no longer than that."""
         return max(0.0, self.patience_s - max(0.0, spent_s - self.timeout_s))
 
 

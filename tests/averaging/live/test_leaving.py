@@ -10,6 +10,7 @@ import pytest
 from averaging.live.bulk import TransportSettings
 from averaging.live.settings import AveragerSettings
 from averaging.numbers.layout import Layout, TensorSpec
+from averaging.round.phase import Phase
 from averaging.rules.due import DuePolicy
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
@@ -129,6 +130,23 @@ def test_homes_on_lines_that_take_20_s_for_a_fragment_leave_nothing_behind() -> 
                 await gone(made, home)
             assert homes[1].averager.stats.folds == 0
             living.cancel()
+
+    run(main())
+
+
+def test_fragments_that_cannot_be_offered_leave_their_places_on_a_slow_line_to_others() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            terms = replace(policy(cycle=48), slow_link_bytes_s=1.0)  # two merges at once
+            anna, _ = [await made.add(name, policy=terms) for name in ("anna", "boris")]
+            await made.live(8.0)
+            assert anna.learner is not None
+            anna.learner.rests = True
+            for work in anna.averager._works[:2]:
+                assert work.machine is not None
+                work.machine.phase = Phase.CATCHING
+            anna.averager.offer_before_leaving()
+            assert [work.is_busy for work in anna.averager._works] == [False, False, True, True]
 
     run(main())
 
