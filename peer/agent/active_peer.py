@@ -160,6 +160,8 @@ class ActivePeer:
         self._folds_before = averager.stats.folds
         least_s, bytes_at_first, told, spent_s = PENDING_SHARE * ending.timeout_s, 0, 0, 0.0
         while pending := local.delegate.trainer_status().pending_tokens:
+            if local.paused is not None:
+                break  # nothing is merged until the run's owner resumes it
             bytes_left = averager.offer_before_leaving()
             bytes_at_first = bytes_at_first or bytes_left
             company_s, speed = averager.company_s(), averager.bytes_per_s
@@ -175,7 +177,7 @@ class ActivePeer:
             if spent_s >= whole.patience_s(least_s=least_s, most_s=ending.patience_s):
                 break
             await asyncio.sleep(OFFER_EVERY_S)
-        if told:
+        if told or pending:
             local.event("last_offers", merged=not pending, tokens=pending, seconds=spent_s)
 
     # --- files ----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from peer.agent.keeper import Keeper, behind
 from peer.agent.local_peer import PeerSettings
 from peer.agent.online_peer import OnlinePeer, go_online
 from peer.guest.enforcement import Guest
+from peer.rules.ending import Ending
 from peer.run_file.reading import parse
 from peer.storage.progress import ProgressFile, read_progress
 from tests.dht.presence.presence_swarm import until
@@ -94,6 +96,26 @@ async def taking_part(online: OnlinePeer, averager: Averager) -> None:
     online.local.end("the test is over", 0, finished=False, timeout_s=0.0)
     async with asyncio.TaskGroup() as tasks:
         await ActivePeer(online, averager).run(tasks, {})
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_who_leaves_does_not_wait_for_merges_in_a_run_that_its_owner_has_paused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_paused: bool
+) -> None:
+    async def main() -> None:
+        async with keeper_online(tmp_path, monkeypatch) as (online, averager):
+            local = online.local
+            status = replace(local.delegate.trainer_status(), pending_tokens=7)
+            monkeypatch.setattr(local.delegate, "trainer_status", lambda: status)
+            local.paused = "its owner has paused it" if is_paused else None
+            loop = asyncio.get_running_loop()
+            loop.call_later(20.0, local.hurry)
+            began = loop.time()
+            ending = Ending("asked", 0, finished=False, timeout_s=30.0, patience_s=300.0)
+            await local.unless_hurried(ActivePeer(online, averager)._merge_pending(ending))
+            assert (loop.time() - began < 1.0) == is_paused
+
+    run(main())
 
 
 def incarnation_of_a_life(directory: Path) -> int:
