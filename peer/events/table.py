@@ -640,6 +640,7 @@ _LAB = _rows(
     {
         "start": ("peer, time_s", "{peer} started"),
         "crash": ("peer, peers, lasts_s, time_s", "crashed"),
+        "leave": ("peer, peers, lasts_s, time_s", "left in order"),
         "return": ("peer, time_s", "{peer} returned after a crash"),
         "pause": ("peers, lasts_s, time_s", "{peers} peers were paused"),
         "partition": ("peers, lasts_s, time_s", "{peers} peers were cut off from the others"),
