@@ -2,8 +2,9 @@
 
 A trial reads another peer's sequences in a thread. At the first safe point after that it measures
 their loss twice, with two states of one fragment, and puts the own parameters back: two forward
-passes of at most ``averaging.audit.readings.SEQUENCES_MAX`` sequences, during which training waits. Whatever another peer
-says and whatever fails on the way, training goes on: then the answer is that nothing can be told.
+passes of as many sequences as a reading tells of, during which training waits. Whatever another
+peer says and whatever fails on the way, training goes on: the answer is then that nothing can be
+told.
 """
 
 from __future__ import annotations
