@@ -67,6 +67,11 @@ class Judge(Protocol):
         """True if the run fixes every byte of its data, so that nobody may have another."""
         ...
 
+    @property
+    def judges(self) -> bool:
+        """False while nothing can be tried: a check would be for nothing."""
+        ...
+
     async def reading_of(self, step: int) -> Reading | None:
         """The data of a step of the learner; ``None``: it was none of the run's recipe."""
         ...
@@ -120,7 +125,7 @@ class SpotChecking:
         self, parts: Parts, seal: Iterable[int], theta: Float32s, *, step: int
     ) -> Drawn | None:
         """Draw a contribution. ``theta``: that of the state which the round began with."""
-        if self._busy or parts.is_mix or parts.entry is None:
+        if self._busy or not self._judge.judges or parts.is_mix or parts.entry is None:
             return None
         if 2 * _upload_bytes(parts) > self._audits.settings.kept_bytes_max:
             return None  # its author need not have kept it

@@ -56,13 +56,16 @@ class Trials:
     def __repr__(self) -> str:
         return f"Trials(asked={self._asked})"
 
-    def note(self, step: int) -> None:
-        """A step was made: remember what was read for it, and tell the agent now and then."""
+    def note(self, step: int, *, judges: bool) -> None:
+        """A step was made: remember what was read for it, and tell the agent now and then.
+
+        ``judges``: a trial can be measured.
+        """
         self._read[step] = self._feed.reading
         now = time.monotonic()
         if now - self._told_at >= TELL_EVERY_S or len(self._read) >= TELL_STEPS:
             self._told_at = now
-            self._send(HasRead(self._read))
+            self._send(HasRead(self._read, judges))
             self._read = {}
 
     def begin(self, asked: Try) -> None:

@@ -31,12 +31,15 @@ NAMES = ("anna", "boris", "clara")
 class QuadraticJudge:
     """The ``Judge`` of a quadratic learner: its data is its target, which the swarm knows."""
 
-    def __init__(self, made: Swarm, me: PeerId, *, same_data: bool = True, own: str = "") -> None:
+    def __init__(
+        self, made: Swarm, me: PeerId, *, same_data: bool = True, own: str = "", judges: bool = True
+    ) -> None:
         """``own``: of other data than the author's, if not empty."""
         self._made = made
         self._me = me
         self._own = own
         self.same_data = same_data
+        self.judges = judges
         self.judged: list[PeerId] = []
 
     def _digest(self, author: PeerId, step: int) -> bytes:
@@ -202,6 +205,23 @@ def test_a_reducer_cannot_have_honest_authors_suspected(monkeypatch: pytest.Monk
             assert evaded == []
             refused = [each for peer in peers[:3] for each in peer.told("audit_refused")]
             assert {each["peer"] for each in refused} == {MALLORY}
+
+    run(main())
+
+
+def test_who_cannot_judge_asks_for_nothing_and_is_checked() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            how = {"anna": {"judges": False}}
+            peers = await checking(made, *NAMES, judged_by=how)
+            await made.live(40.0)
+            assert not sum(
+                count
+                for name, count in peers[0].averager.counters().items()
+                if name.startswith("spot_checks")
+            )
+            told = [each["peer"] for peer in peers[1:] for each in peer.told("spot_check_passed")]
+            assert peers[0].id in told
 
     run(main())
 
