@@ -19,7 +19,8 @@ from msgspec import Meta, Struct
 from averaging.messages import BadMessage, Digest
 
 READING_MAX_BYTES = 64 << 10
-SEQUENCES_MAX = 4096
+SEQUENCES_MAX = 32
+"""Sequences of a batch that a reading tells of: the first ones, however large the batch is."""
 
 Place: TypeAlias = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[int, Meta(ge=0, le=1 << 48)]],
@@ -33,7 +34,9 @@ class Reading(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     position: Place
     """Place in the learner's order before the batch, as its stream of tokens names it."""
     sequences: Annotated[int, Meta(ge=1, le=SEQUENCES_MAX)]
+    """Sequences of the batch that another peer reads, its first ones."""
     digest: Digest
+    """Digest of these sequences."""
 
 
 _decoder: msgspec.msgpack.Decoder[Reading | None] = msgspec.msgpack.Decoder(Reading | None)

@@ -11,6 +11,7 @@ it. This is how encoding overlaps with sending, merging with answering, checking
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
 from collections import deque
 
@@ -33,12 +34,15 @@ class Arena:
         if kept_max_bytes < 0:
             raise ValueError(f"kept_max_bytes is {kept_max_bytes}; it is 0 or more")
         self.kept_max_bytes = kept_max_bytes
-        # Buffers may come back in any thread; a deque's ends are safe there.
+        # Buffers may come back in any thread, also in one that has the lock; a deque's ends are
+        # safe there. A state is copied in a thread, while the loop takes buffers of rounds.
         self._returned: deque[Bytes] = deque()
+        self._taking = threading.Lock()
         self._kept: list[Bytes] = []
 
     def __repr__(self) -> str:
-        self._collect()
+        with self._taking:
+            self._collect()
         return f"Arena({self.kept_bytes} of {self.kept_max_bytes} bytes wait)"
 
     @property
@@ -61,14 +65,12 @@ class Arena:
     def _take(self, size: int) -> Bytes:
         if size < SMALL_BYTES:
             return np.empty(size, np.uint8)
-        self._collect()
         rounded = _rounded(size)
-        for index, raw in enumerate(self._kept):
-            if raw.size == rounded:
-                del self._kept[index]
-                break
-        else:
-            raw = np.empty(rounded, np.uint8)
+        with self._taking:
+            self._collect()
+            place = next((at for at, raw in enumerate(self._kept) if raw.size == rounded), None)
+            kept = None if place is None else self._kept.pop(place)
+        raw = np.empty(rounded, np.uint8) if kept is None else kept
         # Every view's base is this array, as it does not own its memory: it goes when all are gone.
         owner: Bytes = np.frombuffer(raw.data, np.uint8)
         weakref.finalize(owner, self._returned.append, raw).atexit = False

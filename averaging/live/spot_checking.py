@@ -20,7 +20,7 @@ from typing import Protocol
 
 import blake3
 
-from averaging.audit.claims import Claim, authors, digest_of_pieces, hash_of
+from averaging.audit.claims import Claim, authors, digest_of_pieces, hash_of, is_signed
 from averaging.audit.readings import Reading
 from averaging.audit.spot_checks import REFUSED, SpotChecks
 from averaging.live.auditing import WORLD, Around, Auditing, NotHere
@@ -28,7 +28,7 @@ from averaging.live.parts import Parts
 from averaging.live.threads import Threads
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk
-from dht.identity import PeerId
+from dht.identity import PeerId, verify
 
 CHECK_WITHIN_S = 300.0
 """Longest check. Another one begins no sooner."""
@@ -67,6 +67,11 @@ class Judge(Protocol):
         """True if the run fixes every byte of its data, so that nobody may have another."""
         ...
 
+    @property
+    def judges(self) -> bool:
+        """False while nothing can be tried: a check would be for nothing."""
+        ...
+
     async def reading_of(self, step: int) -> Reading | None:
         """The data of a step of the learner; ``None``: it was none of the run's recipe."""
         ...
@@ -86,7 +91,7 @@ class Drawn:
 
     entry: int
     before: Float32s
-    """A copy of the state that the round began with."""
+    """Theta of the state that the round began with, which nobody changes."""
 
 
 class SpotChecking:
@@ -119,8 +124,8 @@ class SpotChecking:
     def draw(
         self, parts: Parts, seal: Iterable[int], theta: Float32s, *, step: int
     ) -> Drawn | None:
-        """Draw a contribution, before the round's outer step changes ``theta``."""
-        if self._busy or parts.is_mix or parts.entry is None:
+        """Draw a contribution. ``theta``: that of the state which the round began with."""
+        if self._busy or not self._judge.judges or parts.is_mix or parts.entry is None:
             return None
         if 2 * _upload_bytes(parts) > self._audits.settings.kept_bytes_max:
             return None  # its author need not have kept it
@@ -135,7 +140,7 @@ class SpotChecking:
         if author is None:
             return None
         self._busy = True
-        return Drawn(there[author], theta.copy())
+        return Drawn(there[author], theta)
 
     def begin(self, parts: Parts, drawn: Drawn) -> None:
         """The round is over: check what was drawn."""
@@ -200,7 +205,7 @@ class SpotChecking:
 
     async def _with_contribution(self, parts: Parts, drawn: Drawn) -> Float32s:
         """The state with the contribution, as it was merged. Raises ``NotHere`` or a ``WORLD``."""
-        after = drawn.before.copy()
+        after = await self._threads.run(drawn.before.copy)
         author = parts.commit.members[drawn.entry].peer
         for index in range(len(parts.cutting.slices)):
             source = await self._source(parts, index, drawn.entry)
@@ -233,10 +238,15 @@ class SpotChecking:
             except NotHere as error:
                 self._audits.strike(reducer, str(error), parts)
                 raise _Uncheckable from error
-        for source in sources:
-            if source.by == entry and source.members == (entry,):
-                return source
-        raise _Uncheckable  # it came in the bundle of a site
+        found = (each for each in sources if each.by == entry and each.members == (entry,))
+        source = next(found, None)
+        if source is None:
+            raise _Uncheckable  # it came in the bundle of a site
+        if not is_signed(parts.evidence.subject(index, merged=False), parts.commit, source, verify):
+            # Otherwise a reducer could have an honest author shown to be another's.
+            self._audits.strike(reducer, "it lists a claim that its author has not signed", parts)
+            raise _Uncheckable
+        return source
 
     def _add(
         self, parts: Parts, chunk: Chunk, before: Float32s, after: Float32s, data: memoryview

@@ -23,16 +23,19 @@ to overwrite them, and a page that was never written back costs no writing when 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import mmap
 import os
+import resource
 import shutil
+import sys
 import tempfile
 import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -43,6 +46,9 @@ SPARE_BYTES = 1 << 30
 """Free space that is left to others on the disk, and to file systems that copy what is written."""
 
 RESIDENT_MAX_BYTES = 256 << 20
+SHARE_OF_DESCRIPTORS = 0.5
+"""Part of the open files that the system allows this process: each mapping holds one."""
+
 TEND_EVERY_S = 0.25
 """Reading at 1 GB/s makes as much resident between two looks as may be."""
 
@@ -59,6 +65,13 @@ class StateMemory(Protocol):
         ...
 
 
+class _Mapped(NamedTuple):
+    """One file. Its size is asked for in any thread, and a closed mapping does not tell it."""
+
+    mapping: mmap.mmap
+    size: int
+
+
 class StateFiles:
     """Memory of states in files of one folder."""
 
@@ -70,20 +83,24 @@ class StateFiles:
         resident_max_bytes: int = RESIDENT_MAX_BYTES,
         spare_bytes: int = SPARE_BYTES,
         least_bytes: int = SMALL_BYTES,
+        files_max: int | None = None,
     ) -> None:
         """``allowed_bytes()``: current limit for all files; ``None``: the free space.
 
-        ``least_bytes``: smaller vectors are ordinary memory.
+        ``least_bytes``: smaller vectors are ordinary memory. ``files_max``: most files at a time;
+        ``None``: ``SHARE_OF_DESCRIPTORS`` of what the system allows.
         """
+        self._files_max = _descriptors() if files_max is None else files_max
         self._folder = folder
         self._allowed_bytes = allowed_bytes
         self._spare_bytes = spare_bytes
         self._least_bytes = least_bytes
         self._resident_max_bytes = resident_max_bytes + (_shared_resident_bytes() or 0)
-        self._maps: dict[int, mmap.mmap] = {}
-        """Mappings in use, by address."""
+        self._maps: dict[int, _Mapped] = {}
+        """Files in use, by address."""
         # Vectors may go in any thread; a deque's ends are safe there.
-        self._returned: deque[mmap.mmap] = deque()
+        self._returned: deque[_Mapped] = deque()
+        """Files that nobody uses any more."""
         self.refusal: str | None = None
         """Reason why the last vector is in memory; ``None``: it is in a file."""
 
@@ -93,7 +110,7 @@ class StateFiles:
     @property
     def used_bytes(self) -> int:
         """Space on the disk that the files take. No listing of a folder shows it."""
-        return sum(len(each) for each in (*self._maps.values(), *self._returned))
+        return sum(each.size for each in (*self._maps.values(), *self._returned))
 
     def floats(self, count: int) -> Float32s:
         raw = self._mapped(4 * count)
@@ -122,8 +139,8 @@ class StateFiles:
 
     def let_go(self) -> None:
         """Take all pages out of this process's memory; what was written stays."""
-        for mapping in list(self._maps.values()):
-            mapping.madvise(mmap.MADV_DONTNEED)
+        for mapped in list(self._maps.values()):
+            mapped.mapping.madvise(mmap.MADV_DONTNEED)
 
     def _mapped(self, size: int) -> Bytes | None:
         if size < self._least_bytes:
@@ -134,6 +151,12 @@ class StateFiles:
                 f"{self.used_bytes / 1e6:.0f} of {allowed / 1e6:.0f} MB of disk are used for it, "
                 f"and {size / 1e6:.0f} MB more are needed; raise the limit with "
                 "`shoal limits --disk`"
+            )
+            return None
+        if len(self._maps) + len(self._returned) >= self._files_max:
+            self.refusal = (
+                f"it is in {self._files_max} files already, and no more may be open; raise the "
+                "limit with `ulimit -n`, or have fewer fragments in the run"
             )
             return None
         try:
@@ -148,7 +171,7 @@ class StateFiles:
         # Every view's base is this array, as it does not own its memory: it goes when all are gone.
         owner: Bytes = np.frombuffer(mapping, np.uint8)
         address = _address(owner)
-        self._maps[address] = mapping
+        self._maps[address] = _Mapped(mapping, size)
         weakref.finalize(owner, self._gone, address).atexit = False
         return owner
 
@@ -169,12 +192,20 @@ class StateFiles:
     def _close_returned(self) -> None:
         """Unmap files that nobody uses: it takes a while, as the kernel frees their pages."""
         while self._returned:
-            self._returned.popleft().close()
+            mapped = self._returned.popleft()
+            # The last view may be about to go in another thread: it unmaps the file then.
+            with contextlib.suppress(BufferError):
+                mapped.mapping.close()
 
 
 def _address(vector: np.ndarray[tuple[int], np.dtype[np.float32 | np.uint8]]) -> int:
     address: int = vector.__array_interface__["data"][0]
     return address
+
+
+def _descriptors() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else int(SHARE_OF_DESCRIPTORS * soft)
 
 
 def _allocate(descriptor: int, size: int) -> None:

@@ -204,8 +204,8 @@ class SlotPort:
                     del entry.marks[next(iter(entry.marks))]
                 return self.memory.slot(fragment)
             if state is SlotState.FREE and entry.is_empty:
-                entry.is_empty = False
                 await asyncio.to_thread(self.memory.fill, fragment)
+                entry.is_empty = False
                 continue
             if state is SlotState.FREE and entry.next is None:
                 self.memory.pass_on(fragment, SlotState.WANTED)

@@ -36,8 +36,11 @@ class TrainersTrials:
 
     def __init__(self, line: TrainerLine, directory: Path, *, same_data: bool) -> None:
         self.same_data = same_data
+        self.judges = False
         self._line = line
         self._path = directory / STATES
+        with contextlib.suppress(OSError):  # an agent that was killed may have left it
+            self._path.unlink(missing_ok=True)
         self._readings = BoundedMapping[int, Reading | None](4 * BACK_MAX)
         self._asked = 0
         self._answer: asyncio.Future[Tried] | None = None
@@ -46,6 +49,7 @@ class TrainersTrials:
         return f"TrainersTrials(asked={self._asked})"
 
     def heard_reading(self, message: HasRead) -> None:
+        self.judges = message.judges
         self._readings.update(sorted(message.steps.items()))
 
     def heard(self, tried: Tried) -> None:

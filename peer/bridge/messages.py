@@ -242,6 +242,8 @@ class HasRead(_Message, frozen=True):
     """Trainer, in a run with spot checks: what it has read before its last steps."""
 
     steps: dict[int, Reading | None]
+    judges: bool = False
+    """True if it can try contributions of others."""
 
 
 class Try(_Message, frozen=True, kw_only=True):

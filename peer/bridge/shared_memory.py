@@ -85,6 +85,7 @@ _HEADER = np.dtype(
         ("incarnation", "<u8"),
         ("coarse", "<u8"),
         ("layout", "u1", 32),
+        ("may_empty", "<u8"),
     ]
 )
 
@@ -246,6 +247,7 @@ class SharedTensors:
         header["incarnation"] = incarnation
         header["coarse"] = coarse
         header["layout"][0] = np.frombuffer(layout, np.uint8)
+        header["may_empty"] = 1
         control = np.zeros(len(sizes), _CONTROL)
         control["size_values"] = sizes
         control["offset_bytes"] = offsets
@@ -291,9 +293,25 @@ class SharedTensors:
         """The values. Only the side that the state word names may touch them."""
         return self._slots[fragment]
 
+    def hold_pages(self) -> None:
+        """Trainer, before its agent starts: no slot may be emptied any more.
+
+        A device that reaches pinned pages by itself would go on using those that were given back,
+        which no process sees any more.
+        """
+        self._header["may_empty"] = 0
+
+    @property
+    def may_empty(self) -> bool:
+        """False where a device may use the pages, and for the memory of an earlier release."""
+        return bool(self._header["may_empty"][0])
+
     def empty(self, fragment: int) -> None:
-        """Agent, in state FREE: give the memory of a slot back. Its values become zeros."""
-        if hasattr(mmap, "MADV_REMOVE"):  # Linux
+        """Agent, in state FREE: give the memory of a slot back. Its values become zeros.
+
+        Nothing happens where it may not be emptied, or the system cannot do it.
+        """
+        if self.may_empty and hasattr(mmap, "MADV_REMOVE"):  # Linux
             self._map.madvise(mmap.MADV_REMOVE, *self._place(fragment))
 
     def fill(self, fragment: int) -> None:

@@ -166,6 +166,9 @@ class DocumentStream:
         have = sum(tokens.size for _, _, tokens in self._pending) - self._used
         while have < self._length + 1:
             item = next(self._source)
+            if not self._pending and self._used >= item[2].size:
+                # No position of a stream: another peer may say any, and would have all read.
+                have, self._used = 0, 0
             self._pending.append(item)
             have += item[2].size
             self._pass, self._document = self._pending[0][:2]

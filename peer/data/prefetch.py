@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from threading import Condition, Thread, current_thread
 from typing import Any, TypeVar
 
-from averaging.audit.readings import Reading
+from averaging.audit.readings import SEQUENCES_MAX, Reading
 from peer.data.sequences import Sequences, TokenStream, digest_of
 
 T = TypeVar("T")
@@ -81,7 +81,8 @@ class Prefetched:
             return None
         before = self._state
         batch, self._state, digest = taken
-        self.reading = Reading(before, sequences, digest) if digest else None
+        told = min(sequences, SEQUENCES_MAX)
+        self.reading = Reading(before, told, digest) if digest else None
         return batch
 
     def state(self) -> dict[str, int]:
@@ -151,7 +152,7 @@ class _Reader:
                 if self._depth is None:
                     fitting = TOKENS_MAX // max(1, batch.size)
                     self._depth = min(max(fitting, BATCHES_MIN), BATCHES_MAX)
-                digest = digest_of(batch) if self._digests else b""
+                digest = digest_of(batch[:SEQUENCES_MAX]) if self._digests else b""
                 placed = batch if self._place is None else self._place(batch)
                 with self._changed:
                     self._ready.append((placed, self._stream.state(), digest))

@@ -305,6 +305,7 @@ class SideStreamCopies:
         self._pieces = pieces
         self._device = device
         self._queue = queue
+        memory.hold_pages()
         self._pinned = [slot for slot in self._slots if queue.pin(slot)]
         if len(self._pinned) < len(self._slots):
             # Their copies block: they wait for everything that the trainer has queued.

@@ -236,8 +236,12 @@ class Learner:
         """The results of ``measure`` with each of these states of a fragment, at a safe point.
 
         The parameters are the same afterwards, to the last bit. ``None``: a copy of the fragment is
-        under way, or its parameters are not all in this process.
+        under way, or its parameters are not all in this process. Raises ``ValueError`` if a state
+        has another size than the fragment.
         """
+        size = self._layout.fragments[fragment].size
+        if any(state.numel() != size for state in states):
+            raise ValueError(f"fragment {fragment} has {size} values, not as many as these states")
         pieces = self._pieces[fragment]
         local = [piece for piece in pieces if isinstance(piece, LocalPiece)]
         if fragment in self._offering or fragment in self._adopting or len(local) < len(pieces):

@@ -251,19 +251,20 @@ class Run(Rank):
             )
             parts.agent.send(measured)
         if self._trials is not None:
-            self._trials.note(learner.steps)
-            self._try(self._trials)
+            self._try(self._trials, step=learner.steps)
         parts.inner.maybe_save(step=learner.steps, position=parts.feed.state)
         if self._device_use is not None and time.monotonic() >= self._tell_device_at:
             self._tell_device_at = time.monotonic() + TELL_DEVICE_EVERY_S
             parts.agent.send(self._look_at_device())
 
-    def _try(self, trials: Trials) -> None:
-        """Try a contribution of another peer, if the agent asks for it."""
+    def _try(self, trials: Trials, *, step: int) -> None:
+        """Tell what was read, and try a contribution of another peer if the agent asks for it."""
+        loss_of = self._loss_of if self._ranks is None else None
+        trials.note(step, judges=loss_of is not None)
         asked = self._news.take_try()
         if asked is not None:
             trials.begin(asked)
-        trials.look(self._loss_of if self._ranks is None else None)
+        trials.look(loss_of)
 
     def _count(self) -> None:
         # Before a peer can hear of this step, so that it counts even after a kill -9.

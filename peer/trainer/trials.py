@@ -2,7 +2,9 @@
 
 A trial reads another peer's sequences in a thread. At the first safe point after that it measures
 their loss twice, with two states of one fragment, and puts the own parameters back: two forward
-passes of at most ``SEQUENCES`` sequences, during which training waits.
+passes of as many sequences as a reading tells of, during which training waits. Whatever another
+peer says and whatever fails on the way, training goes on: the answer is then that nothing can be
+told.
 """
 
 from __future__ import annotations
@@ -23,19 +25,15 @@ from peer.bridge.messages import HasRead, Tried, Try
 from peer.data.feed import Feed
 from peer.data.prefetch import in_background
 from peer.data.sequences import Sequences, digest_of
-from peer.errors import DataUnavailable
 from peer.trainer.learner import Learner
 
 logger = logging.getLogger(__name__)
-
-SEQUENCES = 32
-"""Sequences of a batch that are measured: the first ones."""
 
 TELL_EVERY_S = 1.0
 TELL_STEPS = 64
 """Steps of which the agent is told at once."""
 
-UNREADABLE = (DataUnavailable, ValueError, KeyError, IndexError, OverflowError)
+UNREADABLE = (ValueError, KeyError, IndexError, OverflowError)
 """Errors that a place in the data which does not exist raises."""
 
 LossOf = Callable[[Sequences], float]
@@ -58,13 +56,16 @@ class Trials:
     def __repr__(self) -> str:
         return f"Trials(asked={self._asked})"
 
-    def note(self, step: int) -> None:
-        """A step was made: remember what was read for it, and tell the agent now and then."""
+    def note(self, step: int, *, judges: bool) -> None:
+        """A step was made: remember what was read for it, and tell the agent now and then.
+
+        ``judges``: a trial can be measured.
+        """
         self._read[step] = self._feed.reading
         now = time.monotonic()
         if now - self._told_at >= TELL_EVERY_S or len(self._read) >= TELL_STEPS:
             self._told_at = now
-            self._send(HasRead(self._read))
+            self._send(HasRead(self._read, judges))
             self._read = {}
 
     def begin(self, asked: Try) -> None:
@@ -87,9 +88,10 @@ class Trials:
             return
         try:
             sequences = reading.result()
-        except UNREADABLE as error:
-            logger.info("trial_without_data author=%s reason=%s", asked.author, error)
-            self._answer(Tried(number=asked.number, other_data=not _is_missing(error)))
+        except Exception as error:
+            logger.info("trial_without_data author=%s reason=%r", asked.author, error)
+            # Anything else, such as data that cannot be had, says nothing of the place.
+            self._answer(Tried(number=asked.number, other_data=isinstance(error, UNREADABLE)))
             return
         if digest_of(sequences) != asked.reading.digest:
             self._answer(Tried(number=asked.number, other_data=True))
@@ -100,13 +102,13 @@ class Trials:
         began = time.monotonic()
         try:
             states = torch.from_numpy(np.fromfile(Path(asked.path), np.float32)).chunk(2)
-        except OSError as error:
-            logger.warning("trial_without_states path=%s reason=%s", asked.path, error)
+            losses = self._learner.measured_with(
+                asked.fragment, states, partial(loss_of, sequences)
+            )
+        except Exception as error:  # such as a device whose memory is full
+            logger.warning("trial_failed path=%s reason=%r", asked.path, error)
             self._answer(Tried(number=asked.number))
             return
-        losses = self._learner.measured_with(
-            asked.fragment, states, partial(loss_of, sequences[:SEQUENCES])
-        )
         if losses is None:
             return  # at the next safe point
         seconds = time.monotonic() - began
@@ -116,8 +118,3 @@ class Trials:
     def _answer(self, tried: Tried) -> None:
         self._asked = self._reading = None
         self._send(tried)
-
-
-def _is_missing(error: BaseException) -> bool:
-    """True if this machine could not get data, which says nothing of the place."""
-    return isinstance(error, DataUnavailable)

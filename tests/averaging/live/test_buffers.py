@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -47,3 +49,29 @@ def test_what_is_given_has_the_size_that_was_asked_for(size: int) -> None:
     arena = Arena(0)
     assert len(arena.uninitialised(size)) == size
     assert arena.floats(size).size == size
+
+
+def test_two_threads_are_never_given_the_same_memory() -> None:
+    """A state is copied in a thread while the loop takes buffers of rounds."""
+    arena, count = Arena(64 * SMALL_BYTES), SMALL_BYTES // 4
+    waiting = [arena.floats(count) for _ in range(32)]
+    del waiting
+
+    def take(number: int) -> int:
+        disturbed = 0
+        for _ in range(3000):
+            vectors = [arena.floats(count) for _ in range(3)]
+            for vector in vectors:
+                vector[0] = number
+            disturbed += sum(vector[0] != number for vector in vectors)
+            addresses = {vector.__array_interface__["data"][0] for vector in vectors}
+            disturbed += len(vectors) - len(addresses)
+        return disturbed
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert sum(threads.map(take, range(4))) == 0
+    finally:
+        sys.setswitchinterval(interval)

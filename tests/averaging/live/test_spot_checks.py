@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from blake3 import blake3
 
+from averaging.audit.claims import Claim
 from averaging.audit.readings import Reading
 from averaging.audit.spot_checks import REFUSED
+from averaging.live.evidence import Evidence
 from averaging.live.exchange import Exchange
 from averaging.live.spot_checking import Losses, OtherData, Trial
 from averaging.rules.mixing import MixingPolicy
@@ -28,12 +31,15 @@ NAMES = ("anna", "boris", "clara")
 class QuadraticJudge:
     """The ``Judge`` of a quadratic learner: its data is its target, which the swarm knows."""
 
-    def __init__(self, made: Swarm, me: PeerId, *, same_data: bool = True, own: str = "") -> None:
+    def __init__(
+        self, made: Swarm, me: PeerId, *, same_data: bool = True, own: str = "", judges: bool = True
+    ) -> None:
         """``own``: of other data than the author's, if not empty."""
         self._made = made
         self._me = me
         self._own = own
         self.same_data = same_data
+        self.judges = judges
         self.judged: list[PeerId] = []
 
     def _digest(self, author: PeerId, step: int) -> bytes:
@@ -175,6 +181,49 @@ def test_a_poisoner_cannot_hide_behind_other_data_where_the_run_fixes_it(
     lenient = run(main(False))
     assert not any(peer.told("spot_check_evaded") for peer in lenient)
     assert any(peer.averager.counters()["spot_checks_of_other_data"] for peer in lenient)
+
+
+def test_a_reducer_cannot_have_honest_authors_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mallory lists other claims of the authors than they have signed."""
+    honestly = Evidence.claim_merged
+
+    def claim_merged(
+        self: Evidence, index: int, members: Any, digest: bytes, sources: Sequence[Claim]
+    ) -> None:
+        if self._me == MALLORY:
+            sources = [msgspec.structs.replace(each, made=bytes(32)) for each in sources]
+        honestly(self, index, members, digest, sources)
+
+    monkeypatch.setattr(Evidence, "claim_merged", claim_merged)
+    policy = replace(CHECKED, slice_bytes_min=16, audit_rate=0.0)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await checking(made, *NAMES, "mallory", policy=policy)
+            await made.live(60.0)
+            evaded = [each for peer in peers[:3] for each in peer.told("spot_check_evaded")]
+            assert evaded == []
+            refused = [each for peer in peers[:3] for each in peer.told("audit_refused")]
+            assert {each["peer"] for each in refused} == {MALLORY}
+
+    run(main())
+
+
+def test_who_cannot_judge_asks_for_nothing_and_is_checked() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            how = {"anna": {"judges": False}}
+            peers = await checking(made, *NAMES, judged_by=how)
+            await made.live(40.0)
+            assert not sum(
+                count
+                for name, count in peers[0].averager.counters().items()
+                if name.startswith("spot_checks")
+            )
+            told = [each["peer"] for peer in peers[1:] for each in peer.told("spot_check_passed")]
+            assert peers[0].id in told
+
+    run(main())
 
 
 def test_without_the_runs_setting_nothing_is_read_kept_or_checked() -> None:

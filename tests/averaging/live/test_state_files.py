@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +106,49 @@ def test_a_full_disk_and_a_limit_are_told_and_memory_is_taken(
     monkeypatch.setattr(state_files.shutil, "disk_usage", lambda path: usage(0, 0, BYTES - 1))
     files.floats(VALUES).fill(1.0)
     assert files.refusal is not None and "No space left" in files.refusal
+
+
+def test_no_more_files_are_open_than_the_process_can_spare(tmp_path: Path) -> None:
+    files = StateFiles(tmp_path, spare_bytes=0, files_max=2)
+    vectors = [files.floats(VALUES) for _ in range(3)]
+    assert files.used_bytes == 2 * BYTES
+    assert files.refusal is not None and "ulimit -n" in files.refusal
+    del vectors[0]
+    gc.collect()
+    run(files.tend())
+    assert files.floats(VALUES) is not None and files.refusal is None
+
+
+def test_a_file_is_closed_although_its_last_view_is_just_going(tmp_path: Path) -> None:
+    files = files_in(tmp_path)
+    vector = files.floats(VALUES)
+    (mapped,) = files._maps.values()
+    view = memoryview(mapped.mapping)
+    del vector
+    files._close_returned()
+    assert files.used_bytes == 0
+    view.release()
+
+
+def test_the_space_is_counted_while_files_are_closed_in_a_thread(tmp_path: Path) -> None:
+    """A closed mapping has no length any more."""
+    files, over = files_in(tmp_path), threading.Event()
+
+    def count() -> int:
+        largest = 0
+        while not over.is_set():
+            largest = max(largest, files.used_bytes)
+        return largest
+
+    with ThreadPoolExecutor(1) as threads:
+        counting = threads.submit(count)
+        for _ in range(200):
+            vectors = [files.floats(VALUES) for _ in range(3)]
+            del vectors
+            files._close_returned()
+        over.set()
+        assert 0 < counting.result() <= 3 * BYTES
+    assert files.used_bytes == 0
 
 
 def test_a_payload_is_moved_with_its_bytes(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from averaging.live.spot_checking import Losses, OtherData, Trial
 from dht.identity import PeerId
 from dht.memory.virtual_loop import run as virtual
 from peer.agent import trials as module
-from peer.agent.trials import READ_WITHIN_S, TRIED_WITHIN_S, TrainersTrials
+from peer.agent.trials import READ_WITHIN_S, STATES, TRIED_WITHIN_S, TrainersTrials
 from peer.bridge.messages import HasRead, Tried, Try
 from peer.bridge.trainer_line import TrainerLine
 
@@ -85,16 +85,24 @@ def test_a_trainer_that_never_answers_or_answers_another_question_is_given_up(
     assert TRIED_WITHIN_S > 0
 
 
+def test_states_that_a_killed_agent_has_left_are_removed(tmp_path: Path) -> None:
+    (tmp_path / STATES).write_bytes(bytes(8))
+    TrainersTrials(cast(TrainerLine, None), tmp_path, same_data=True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_step_is_waited_for_until_the_trainer_tells_of_it() -> None:
     async def main() -> None:
         trials = TrainersTrials(cast(TrainerLine, None), Path(), same_data=True)
         trials.heard_reading(HasRead({5: READING, 6: None}))
         assert await trials.reading_of(5) == READING
+        assert not trials.judges
         assert await trials.reading_of(6) is None
         assert await trials.reading_of(2) is None, "too long ago"
         loop = asyncio.get_running_loop()
-        loop.call_later(1.0, trials.heard_reading, HasRead({7: READING}))
+        loop.call_later(1.0, trials.heard_reading, HasRead({7: READING}, judges=True))
         assert await trials.reading_of(7) == READING
+        assert trials.judges
         began = loop.time()
         with pytest.raises(TimeoutError):
             await trials.reading_of(8)

@@ -81,6 +81,13 @@ def test_a_stream_gives_whole_documents_end_to_end(files: int) -> None:
     assert known.isdisjoint({t for t in pieces[:-1] if is_held_out(t.encode(), 0.1)})
 
 
+def test_a_position_far_inside_of_a_document_is_not_read_up_to() -> None:
+    """Another peer says where it was, and the documents in between would all be kept in memory."""
+    source, from_beginning = stream(documents(20, 30)), stream(documents(20, 30))
+    source.restore({"pass": 0, "document": 0, "used": 1 << 48})
+    np.testing.assert_array_equal(source.next(3), from_beginning.next(3))
+
+
 @pytest.mark.parametrize("files", [1, 3, 20])
 def test_a_stream_reads_every_document_repeatedly(files: int) -> None:
     source = documents(files, 10)

@@ -104,6 +104,16 @@ def over(queue: Any, pair: Pair) -> Pair:
     return pair
 
 
+def test_slots_that_are_pinned_are_not_emptied() -> None:
+    """The device would go on with the pages that were given back, and the agent read zeros."""
+    pair = Pair()
+    assert pair.memory.may_empty
+    over(LateQueue(0), pair)
+    pair.memory.slot(0).fill(3.0)
+    pair.memory.empty(0)
+    assert (pair.memory.slot(0) == 3.0).all()
+
+
 async def rounds(pair: Pair, *, wait: Callable[[], None] = lambda: None) -> list[np.ndarray]:
     """All offers and answers, and the parameters after each adoption."""
 
