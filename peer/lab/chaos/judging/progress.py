@@ -36,6 +36,8 @@ DEADLINE_SLACK_S = 5.0
 LEAVE_MAX_S = 45.0
 """Time to leave: for the last rounds, the checkpoints and the notice to the other peers."""
 
+FIRST_STEPS_S = 5.0
+"""A trainer in the run still reads its data and makes the first steps, which take most memory."""
 FLOOD_MEMORY_MAX_BYTES = 200e6
 """A stranger may open 64 streams, each with two unread frames of one mebibyte."""
 
@@ -69,8 +71,9 @@ def judge_bounded(evidence: Evidence) -> Verdict:
             wrong.append(f"{peer.name} took {life.ended_s - evidence.ended_s:.0f} s to leave")
     grown_bytes = 0
     sampled = {peer.name: peer.samples for peer in evidence.honest} | dict(evidence.bootstraps)
+    lives = {peer.name: peer.lives for peer in evidence.honest}
     for name, samples in sampled.items():
-        for role, grown in _grown_in_floods(evidence, samples):
+        for role, grown in _grown_in_floods(evidence, samples, lives.get(name, ())):
             grown_bytes = max(grown_bytes, grown)
             most = (
                 BOOTSTRAP_MEMORY_MAX_BYTES
@@ -83,10 +86,17 @@ def judge_bounded(evidence: Evidence) -> Verdict:
     return verdict_of(Promise.BOUNDED, wrong, f"the longest round took {longest:.1f} s{flooded}")
 
 
-def _grown_in_floods(evidence: Evidence, samples: Sequence[Sample]) -> Iterator[tuple[str, int]]:
-    """Role and memory growth of each process, for each flood."""
+def _grown_in_floods(
+    evidence: Evidence, samples: Sequence[Sample], lives: Sequence[Life]
+) -> Iterator[tuple[str, int]]:
+    """Role and memory growth of each process, for each flood.
+
+    Nothing is said of a learner that was starting: it grows by what it imports and reads.
+    """
     for fault in evidence.faults:
         if fault.kind not in (FaultKind.FLOOD, FaultKind.CROWD):
+            continue
+        if any(life.began_s <= fault.at_s < _started_s(life) for life in lives):
             continue
         before: dict[tuple[int, str], int] = {}
         largest: dict[tuple[int, str], int] = {}
@@ -99,6 +109,10 @@ def _grown_in_floods(evidence: Evidence, samples: Sequence[Sample]) -> Iterator[
         for process, most in sorted(largest.items()):
             if process in before:
                 yield process[1], most - before[process]
+
+
+def _started_s(life: Life) -> float:
+    return life.ended_s if life.ready_s is None else life.ready_s + FIRST_STEPS_S
 
 
 def judge_goes_on(evidence: Evidence) -> Verdict:

@@ -359,6 +359,21 @@ def test_memory_growth_in_a_flood_is_bounded(most_bytes: float, kept: bool) -> N
     assert found.kept is kept and f"{most_bytes / 1e6:.0f} MB" in found.reason
 
 
+@pytest.mark.parametrize(("ready_s", "kept"), [(10.0, False), (19.0, True), (None, True)])
+def test_a_learner_that_starts_in_a_flood_grows_by_itself(
+    ready_s: float | None, kept: bool
+) -> None:
+    samples = tuple(
+        Sample(at_s=at_s, pid=7, role="trainer", descriptors=20, memory_bytes=int(memory))
+        for at_s, memory in ((18.0, 5e7), (24.0, 3e8))
+    )
+    lives = (replace(life(8.0), ready_s=ready_s),)
+    given = replace(
+        visited(frames=1), peers=(peer("anna", samples=samples, lives=lives), peer("boris"))
+    )
+    assert verdict(Promise.BOUNDED, given).kept is kept
+
+
 def among_strangers(*, made_every_s: float, **did: int) -> Evidence:
     """Strangers from 100 to 160 s of 300, beside whom a version is made at this interval."""
     crowd = replace(fault(FaultKind.CROWD, None, 100.0, 160.0), did={"frames": 1, **did})
