@@ -247,9 +247,12 @@ class Evidence:
                     yield peer, report
 
     def final_maps(self) -> dict[int, tuple[int, Mapping[str, int]]]:
-        """Size and merged map of the heaviest final state of each fragment."""
+        """Size and merged map of the heaviest final state of each fragment at an honest peer.
+
+        A hostile peer, whose work was refused, merges it alone as it leaves.
+        """
         found: dict[int, tuple[int, Mapping[str, int]]] = {}
-        for peer in self.peers:
+        for peer in self.honest:
             for part in peer.fragments:
                 before = found.get(part.fragment)
                 if before is None or sum(part.merged.values()) > sum(before[1].values()):

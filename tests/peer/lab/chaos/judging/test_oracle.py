@@ -217,6 +217,14 @@ def test_unaccounted_tokens_and_differing_ledgers_are_found() -> None:
     assert nobody.kept is False and "anna saved no ledger" in nobody.reason
 
 
+def test_what_a_hostile_learner_merges_alone_as_it_leaves_is_not_the_swarms_state() -> None:
+    part = peer("anna").fragments[0]
+    alone = replace(part, lineage="alone", merged={IDS["anna"]: 1, IDS["mallory"]: 10**9})
+    mallory = peer("mallory", hostile=True, fragments=(alone,))
+    found = verdict(Promise.LEDGER, evidence(peer("anna"), peer("boris"), mallory))
+    assert found.kept is True, found
+
+
 def test_the_ledger_of_a_learner_that_was_killed_for_good_is_not_judged() -> None:
     fate = replace(peer("anna").fates[0], processed=400 * STEP_TOKENS)
     for killed, kept in ((True, True), (False, False)):
