@@ -53,12 +53,16 @@ class Terminal:
             assert self._read() or text in self.screen, f"it ended with:\n{self.screen}"
 
     def write(self, keys: str) -> None:
+        # As a person would, after the prompt: Python's input() shows it before it waits for keys
+        # and signals, and does not look at a Ctrl-C between the two until the next key.
+        time.sleep(0.2)
         self.screen = ""
         os.write(self._keyboard, keys.encode())
 
-    def end(self) -> int:
+    def end(self, *, timeout_s: float = 90.0) -> int:
+        deadline = time.monotonic() + timeout_s
         while self._read():
-            pass
+            assert time.monotonic() < deadline, f"it has not ended:\n{self.screen}"
         return self._process.wait(timeout=30)
 
     def _read(self) -> bool:
