@@ -695,6 +695,14 @@ def encode_commit(commit: Commit) -> bytes:
     return _encoder.encode(fields)
 
 
+def unpacked(data: bytes | memoryview, decoder: msgspec.msgpack.Decoder[_T], what: str) -> _T:
+    """Decode bytes of another peer, whatever they are. Raises ``BadMessage``: they are not that."""
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(f"not {what}: {error}") from error
+
+
 @lru_cache(maxsize=128)
 def decode_commit(data: bytes) -> Commit:
     """Decode a commit and check that it is consistent. Raises ``BadMessage``."""
@@ -799,10 +807,7 @@ def encode_signatures(signatures: Signatures) -> bytes:
 
 def decode_signatures(data: bytes) -> Signatures:
     """Decode signatures under a ``link_claim``. Raises ``BadMessage``, whatever the bytes are."""
-    try:
-        return _signatures.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadMessage(f"not signatures: {error}") from error
+    return unpacked(data, _signatures, "signatures")
 
 
 def encode_opening(opening: Opening) -> bytes:

@@ -27,6 +27,7 @@ from averaging.messages import (
     Index,
     Indices,
     Signature,
+    unpacked,
 )
 from dht.identity import PeerId
 
@@ -150,10 +151,7 @@ def decode_statement(data: bytes) -> Statement:
     """Decode what came behind a slice. Raises ``BadMessage``, whatever the bytes are."""
     if len(data) > STATEMENT_MAX_BYTES:
         raise BadMessage(f"a statement of {len(data)} bytes; at most {STATEMENT_MAX_BYTES}")
-    try:
-        return _statements.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadMessage(f"not a statement: {error}") from error
+    return unpacked(data, _statements, "a statement")
 
 
 def encode_claims(claims: Sequence[Claim]) -> bytes:
@@ -162,7 +160,4 @@ def encode_claims(claims: Sequence[Claim]) -> bytes:
 
 def decode_claims(data: bytes) -> tuple[Claim, ...]:
     """Decode the sources of a claim. Raises ``BadMessage``, whatever the bytes are."""
-    try:
-        return _claims.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadMessage(f"not claims: {error}") from error
+    return unpacked(data, _claims, "claims")

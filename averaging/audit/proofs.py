@@ -50,6 +50,7 @@ from averaging.messages import (
     Indices,
     Peer,
     Signature,
+    unpacked,
 )
 from averaging.numbers.arithmetic import Numbers, numbers_of
 from averaging.numbers.arrays import Buffer
@@ -191,10 +192,7 @@ def decode_head(data: bytes) -> Head:
         raise BadMessage(f"a proof's head of {len(data)} bytes; at most {HEAD_MAX_BYTES}")
     if not data or data[0] != VERSION:
         raise BadMessage(f"proof version {data[0] if data else None}; this peer reads {VERSION}")
-    try:
-        return _heads.decode(memoryview(data)[1:])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadMessage(f"not a proof: {error}") from error
+    return unpacked(memoryview(data)[1:], _heads, "a proof")
 
 
 def size_of_data(head: Head, court: Court) -> int:

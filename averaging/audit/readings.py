@@ -16,7 +16,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from averaging.messages import BadMessage, Digest
+from averaging.messages import BadMessage, Digest, unpacked
 
 READING_MAX_BYTES = 64 << 10
 SEQUENCES_MAX = 32
@@ -53,7 +53,4 @@ def decode_reading(data: bytes) -> Reading | None:
     """
     if len(data) > READING_MAX_BYTES:
         raise BadMessage(f"a reading of {len(data)} bytes; at most {READING_MAX_BYTES}")
-    try:
-        return _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadMessage(f"not a reading: {error}") from error
+    return unpacked(data, _decoder, "a reading")

@@ -19,7 +19,7 @@ from averaging.history.chain import CHAIN_MAX_LINKS, Chain, ChainLink
 from averaging.history.lineage import bound
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.state import FragmentState
-from averaging.messages import BadMessage, Count, Digest, Link, Peer
+from averaging.messages import BadMessage, Count, Digest, Link, Peer, unpacked
 from averaging.numbers.arrays import Float32s
 
 PIECE_BYTES = 512 << 10
@@ -92,10 +92,7 @@ def describe(state: FragmentState) -> bytes:
 
 def read_manifest(data: bytes, *, fragment: int, values: int) -> Manifest:
     """Decode a manifest and check that it fits the layout. Raises ``BadMessage``."""
-    try:
-        manifest = _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadMessage(f"not a manifest: {error}") from error
+    manifest = unpacked(data, _decoder, "a manifest")
     if manifest.fragment != fragment:
         raise BadMessage(
             f"a manifest of fragment {manifest.fragment}; the request was for fragment {fragment}"

@@ -51,7 +51,7 @@ from averaging.live.evidence import Uploads
 from averaging.live.fair_shares import Places
 from averaging.live.parts import Parts
 from averaging.live.threads import Threads
-from averaging.messages import Accused, BadMessage, Digest, Index, Message
+from averaging.messages import Accused, BadMessage, Digest, Index, Message, unpacked
 from averaging.numbers.arrays import uninitialised
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.guarded_host import REASON_MAX_BYTES, REFUSED, refuse
@@ -144,20 +144,14 @@ def read_request(frame: bytes) -> Request:
     """Decode a request. Raises ``BadMessage``, whatever the bytes are."""
     if len(frame) > REQUEST_MAX_BYTES:
         raise BadMessage(f"a request of {len(frame)} bytes")
-    try:
-        return _requests.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadMessage(f"not a request: {error}") from error
+    return unpacked(frame, _requests, "a request")
 
 
 def read_shown(frame: bytes) -> tuple[Claim, bytes]:
     """Decode the claim and the digests ahead of a piece. Raises ``BadMessage``."""
     if len(frame) > HEAD_MAX_BYTES:
         raise BadMessage(f"the digests of an upload take {len(frame)} bytes")
-    try:
-        shown = _shown.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadMessage(f"not the digests of an upload: {error}") from error
+    shown = unpacked(frame, _shown, "the digests of an upload")
     return shown.claim, shown.leaves
 
 

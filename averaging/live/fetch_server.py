@@ -29,7 +29,7 @@ from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
 from averaging.live.fair_shares import Place, Places, Shares
 from averaging.live.threads import Threads
-from averaging.messages import BadMessage, Count, Digest, Signatures, encode_signatures
+from averaging.messages import BadMessage, Count, Digest, Signatures, encode_signatures, unpacked
 from dht.errors import HostClosed, StreamBroken
 from dht.guarded_host import refuse
 from dht.host import Host, Stream
@@ -415,10 +415,7 @@ class _NotHere(Exception):
 def _read_request(frame: bytes) -> Request:
     if len(frame) > _REQUEST_MAX_BYTES:
         raise BadMessage(f"a request of {len(frame)} bytes")
-    try:
-        return _requests.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadMessage(f"not a request: {error}") from error
+    return unpacked(frame, _requests, "a request")
 
 
 def fetch_protocol(run: RunId) -> str:
