@@ -246,11 +246,17 @@ def test_a_peer_that_is_proved_to_lie_is_forgotten_and_cut_off_in_a_run_without_
     simulate(story)
 
 
+async def invited_for_two_minutes(swarm: Swarm) -> tuple[Peer, Peer]:
+    """Anna, and Boris with such an invite, who see each other."""
+    anna = await member(swarm, "anna")
+    boris = await member(swarm, "boris", by=invitation("short", days=120 / DAY))
+    await until(lambda: anna.sees() == {boris.id}, within_s=60, what="anna sees boris")
+    return anna, boris
+
+
 def test_an_invite_that_ends_turns_its_peer_out() -> None:
     async def story(swarm: Swarm) -> None:
-        anna = await member(swarm, "anna")
-        boris = await member(swarm, "boris", by=invitation("short", days=120 / DAY))
-        await until(lambda: anna.sees() == {boris.id}, within_s=60, what="anna sees boris")
+        anna, boris = await invited_for_two_minutes(swarm)
         await asyncio.sleep(130.0 - asyncio.get_running_loop().time())
         assert anna.sees() == set()
         assert "expired" in boris.told("not_admitted")[0].text
@@ -260,9 +266,7 @@ def test_an_invite_that_ends_turns_its_peer_out() -> None:
 
 def test_a_peer_whose_invite_has_ended_comes_back_with_a_later_one() -> None:
     async def story(swarm: Swarm) -> None:
-        anna = await member(swarm, "anna")
-        boris = await member(swarm, "boris", by=invitation("short", days=120 / DAY))
-        await until(lambda: anna.sees() == {boris.id}, within_s=60, what="anna sees boris")
+        anna, boris = await invited_for_two_minutes(swarm)
         await asyncio.sleep(130.0 - asyncio.get_running_loop().time())
         assert anna.sees() == set()
         assert "expired" in await reply(boris.host, anna)
@@ -276,9 +280,7 @@ def test_a_peer_whose_invite_has_ended_comes_back_with_a_later_one() -> None:
 
 def test_an_invite_that_is_renewed_in_time_is_never_felt() -> None:
     async def story(swarm: Swarm) -> None:
-        anna = await member(swarm, "anna")
-        boris = await member(swarm, "boris", by=invitation("short", days=120 / DAY))
-        await until(lambda: anna.sees() == {boris.id}, within_s=60, what="anna sees boris")
+        anna, _ = await invited_for_two_minutes(swarm)
         await swarm.stop("boris")
         again = await member(swarm, "boris", by=invitation("later", days=1))
         await until(lambda: again.sees() == {anna.id}, within_s=60, what="boris is back")
