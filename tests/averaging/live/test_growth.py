@@ -1,0 +1,65 @@
+"""What a live averager keeps is bounded over hundreds of rounds in which a peer comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from averaging.audit.witness import KEPT_MAX
+from averaging.history.chain import CHAIN_MAX_LINKS
+from averaging.live.settings import AveragerSettings
+from averaging.rules.due import DuePolicy
+from dht.memory.host import MemoryNetwork
+from dht.memory.virtual_loop import run
+from tests import growth
+from tests.averaging.live.quadratic import LAYOUT, POLICY, Peer, swarm
+
+FULL_MINUTES = 10
+"""After this time all containers but those of ``NOT_FULL`` are full."""
+
+NOT_FULL = {
+    ".counters": 100,
+    ".chain._blocks": CHAIN_MAX_LINKS,
+    "audits._witness._claims": KEPT_MAX,
+    "audits._witness._votes": KEPT_MAX,
+}
+"""Containers with a bound that half an hour does not reach."""
+
+
+@pytest.mark.slow
+def test_what_an_averager_keeps_is_bounded_over_hundreds_of_rounds() -> None:
+    async def main() -> list[growth.Sizes]:
+        network = MemoryNetwork()
+        policy = replace(POLICY, due=DuePolicy(cycle_steps=4, fragments=len(LAYOUT.fragments)))
+        settings = AveragerSettings(progress_s=1.0, replay_bytes_max=64 << 10)
+        measured = []
+        async with swarm(network) as made:
+
+            async def comes(name: str, incarnation: int) -> Peer:
+                return await made.add(
+                    name, policy=policy, settings=settings, incarnation=incarnation
+                )
+
+            stays = [await comes(name, 1) for name in ("anna", "boris")]
+            for minute in range(30):
+                guest = await comes("clara", 1 + minute)
+                await made.live(45.0)
+                await guest.stop()
+                await guest.host.close()
+                made.peers.remove(guest)
+                await made.live(15.0)
+                if minute >= FULL_MINUTES:
+                    measured.append(sizes_of(stays[0], beyond=[network, made]))
+            assert min(version or 0 for version in stays[0].versions()) > 300
+        return measured
+
+    assert not growth.growing(run(main()), each_of=1, allowed=NOT_FULL)
+
+
+def sizes_of(peer: Peer, *, beyond: Collection[Any]) -> growth.Sizes:
+    others = [*beyond, asyncio.get_running_loop(), peer.learner, peer.host, peer.events]
+    return growth.sizes({"averager": peer.averager}, beyond=others)
