@@ -1,8 +1,9 @@
 """Times from the command to the first training step: ``python -m tests.benchmark.first_step``.
 
-One learner founds a run, another joins it over loopback, both with the commands of users. Printed
-are the seconds from the start of each command until it entered each phase, and until the first
-optimizer step was over. A batch is one short sequence, so that the step itself hardly counts.
+One learner founds a run and pauses, another joins it over loopback, all with the commands of users:
+each has the machine to itself. Printed are the seconds from the start of each command until it
+entered each phase, and until the first optimizer step was over. A batch is one short sequence, so
+that the step itself hardly counts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from peer import signals
-from peer.lab.processes import ProcessFailed, kill_tree, new_records, spawn
+from peer.lab.processes import CLI, ProcessFailed, kill_tree, new_records, spawn
 from peer.run_file.reading import parse
 from peer.run_file.writing import to_toml
 from peer.trainer.needs import needs_of
@@ -46,6 +47,7 @@ class Command:
 
     def __init__(self, name: str, folder: Path, arguments: list[str]) -> None:
         self.name = name
+        self._folder = folder
         self.times_s: dict[str, float] = {}
         self.link: str | None = None
         self._log = folder / f"{name}.out"
@@ -71,6 +73,12 @@ class Command:
             for each in records:
                 self._note(each, now_s)
             time.sleep(LOOK_EVERY_S)
+
+    def pause(self) -> None:
+        """Let it make no more steps; it goes on serving its state."""
+        directory = str(self._folder / self.name)
+        command = [sys.executable, *CLI, "pause", "--directory", directory]
+        subprocess.run(command, check=True, capture_output=True, timeout=WITHIN_S)
 
     def _note(self, record: dict[str, Any], now_s: float) -> None:
         match record.get("event"):
@@ -99,6 +107,8 @@ def main() -> int:
                 where = str(path) if not commands else str(commands[0].link)
                 commands.append(Command(name, folder, [verb, where]))
                 commands[-1].wait()
+                if name == "founder":
+                    commands[-1].pause()
                 sys.stdout.write(f"\n{name}\n")
                 for what, seconds in commands[-1].times_s.items():
                     sys.stdout.write(f"{seconds:7.1f} s  {what}\n")
