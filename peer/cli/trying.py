@@ -261,6 +261,9 @@ def bench_regions(
         Path | None,
         Option(metavar="LARGE.toml", help="Also say what this run needs of such lines."),
     ] = None,
+    plot: Annotated[
+        Path | None, Option(metavar="FILE.png", help="Also draw the figures of all lines.")
+    ] = None,
     directory: Annotated[
         Path | None, Option(help="Folder for logs. [default: a new folder in /tmp]")
     ] = None,
@@ -282,7 +285,9 @@ def bench_regions(
     from peer.lab.processes import ProcessFailed
     from peer.lab.regions import extrapolation
     from peer.lab.regions.figures import record, table
+    from peer.lab.regions.plot import plot_png
     from peer.lab.regions.trial import Trial, conduct
+    from peer.lab.results.plots import new_figure
     from peer.signals import as_interrupts
 
     start_logging(logging.WARNING)
@@ -307,6 +312,8 @@ def bench_regions(
             for steps in cycles
             for rate in mbit.split(",")
         ]
+    if plot is not None:
+        new_figure()  # a missing matplotlib is reported now, not after the trials
     if (reason := cannot_build()) is not None:
         complain(f"regions cannot be made here: {reason}")
         raise typer.Exit(1)
@@ -321,6 +328,8 @@ def bench_regions(
         complain(str(error))
         raise typer.Exit(1) from error
     beyond = None if large is None else extrapolation.extrapolate(large, regions, rows)
+    if plot is not None:
+        plot.write_bytes(plot_png(rows))
     if as_json:
         found = {"rows": [record(each) for each in rows]}
         print(json.dumps(found if beyond is None else {**found, "extrapolation": asdict(beyond)}))

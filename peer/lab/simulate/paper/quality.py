@@ -197,7 +197,7 @@ MUON: Mapping[str, Any] = {"problem.name": "text_gpt", "outer.steps_per_cycle": 
 """A transformer, whose blocks have matrices, and the cycle of a new run of a named size."""
 RATES: Mapping[str, float] = {"adamw": 3e-3, "muon": 6e-3}
 """Peak learning rates; the factor ``muon, rates`` tries others."""
-RATES_TRIED = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
+RATES_TRIED = (1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2)
 OPTIMIZERS: Mapping[str, str] = {"adamw": "AdamW", "muon": "Muon"}
 MUON_BOUNDS: Mapping[int, float] = {4: 0.03, 8: 0.03, 16: 0.05}
 """Largest acceptable distance from data parallel with Muon, by number of learners."""
