@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
 from multiaddr import Multiaddr
@@ -78,7 +79,8 @@ class ReachabilityChecks:
     async def check(self) -> None:
         """Ask a few peers for a dial-back, one after the other, until the matter is settled."""
         state, now = self._state, self._this.now
-        self.weigh_arrivals()
+        with contextlib.suppress(HostClosed):  # its daemon is being restarted
+            await self.look()  # who was connected since the last look can help
         state.asked(now=now())
         scope = state.scope
         near = self._proximity

@@ -6,14 +6,16 @@ from pathlib import Path
 import msgspec
 import pytest
 from blake3 import blake3
+from pytest import MonkeyPatch
 
 from dht.addresses import pack, parse
 from dht.errors import CallRefused, PeerUnreachable, RunFileUnavailable
+from dht.host import Connection
 from dht.identity import Identity, PeerId, RunId
 from dht.membership import hello as wire
 from dht.membership.contacts import ContactSettings
 from dht.membership.table import bucket_key
-from dht.memory.host import CALM, STORM, MemoryDirectory, identity_of
+from dht.memory.host import CALM, STORM, MemoryDirectory, MemoryHost, identity_of
 from dht.presence.events import PresenceEvent
 from dht.presence.greeting import Greeting
 from dht.presence.kept_peers import load_cache
@@ -861,6 +863,25 @@ def test_a_peer_that_is_in_backoff_dials_again_before_it_is_taken_for_a_denial()
         await until(lambda: bool(refused), within_s=MINUTE, what="a redial in backoff")
         await until(lambda: boris.presence.reachable is True, within_s=6, what="the next redial")
         assert reachability(boris) == [True]
+
+    simulate(story)
+
+
+def test_a_newcomer_is_tested_as_soon_as_it_is_connected(monkeypatch: MonkeyPatch) -> None:
+    """It asked before it had looked who could help, and again only five seconds later, while its
+    download of the run's state waited."""
+    connections = MemoryHost.connections
+
+    async def asked_of_a_daemon(host: MemoryHost) -> tuple[Connection, ...]:
+        await asyncio.sleep(0.01)
+        return await connections(host)
+
+    monkeypatch.setattr(MemoryHost, "connections", asked_of_a_daemon)
+
+    async def story(swarm: Swarm) -> None:
+        await swarm.start("anna")
+        boris = await swarm.start("boris", seeds=await swarm.seed_addresses("anna"))
+        await until(lambda: boris.presence.reachable is True, within_s=2, what="the test")
 
     simulate(story)
 
