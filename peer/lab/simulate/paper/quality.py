@@ -195,8 +195,8 @@ def liar_cells() -> list[Cell]:
 
 MUON: Mapping[str, Any] = {"problem.name": "text_gpt", "outer.steps_per_cycle": 30}
 """A transformer, whose blocks have matrices, and the cycle of a new run of a named size."""
-RATES: Mapping[str, float] = {"adamw": 3e-3, "muon": 6e-3}
-"""Peak learning rates; the factor ``muon, rates`` tries others."""
+RATES: Mapping[str, float] = {"adamw": 1.2e-2, "muon": 2.4e-2}
+"""Peak learning rates: the best ones of the factor ``muon, rates``."""
 RATES_TRIED = (1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2)
 OPTIMIZERS: Mapping[str, str] = {"adamw": "AdamW", "muon": "Muon"}
 MUON_BOUNDS: Mapping[int, float] = {4: 0.03, 8: 0.03, 16: 0.05}
@@ -228,6 +228,10 @@ def muon_cells() -> list[Cell]:
         ]
         fails = {**muon, **failing(count)}
         found.append(Cell(factor, "Muon, mu 0.5, 30% fail", fails, "Muon, mu 0.5", 0.02))
+    muon = {**MUON, "peers.count": 8, **_inner("muon", RATES["muon"])}
+    # For other lengths of the cycle: --set outer.steps_per_cycle=15 --cycles 80, and so on.
+    found.append(Cell("muon, cycle", reference, muon, central=True))
+    found.append(Cell("muon, cycle", "Muon", muon, reference))
     for name, shown in OPTIMIZERS.items():
         for rate in RATES_TRIED:
             tried = {**MUON, "peers.count": 8, **_inner(name, rate)}
