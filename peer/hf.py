@@ -57,10 +57,7 @@ class TrainerUnsupported(PeerError):
     """The Trainer has a setting with which no process has whole parameters to exchange."""
 
     exit_code = 2
-
-    def __init__(self, setting: str) -> None:
-        super().__init__(setting)
-        self.setting = setting
+    setting: str
 
     def __str__(self) -> str:
         return f"a Trainer with {self.setting} cannot take part in a run; train without it"

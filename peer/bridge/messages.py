@@ -283,11 +283,8 @@ class OtherRelease(PeerError):
     """The installation was upgraded too far while the trainer ran, or was set back."""
 
     exit_code = 4
-
-    def __init__(self, trainer: int, ours: protocol.Range) -> None:
-        super().__init__(trainer, ours)
-        self.trainer = trainer
-        self.ours = ours
+    trainer: int
+    ours: protocol.Range
 
     def __str__(self) -> str:
         return (
@@ -310,9 +307,7 @@ def check_begin(frame: bytes, spoken: protocol.Range = protocol.SPOKEN) -> None:
 class LineBroken(PeerError):
     """Received bytes are no message: the other side has another version, or is damaged."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    reason: str
 
     def __str__(self) -> str:
         return f"trainer and agent do not understand each other: {self.reason}"

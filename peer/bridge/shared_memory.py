@@ -137,10 +137,8 @@ assert _PROGRESS.itemsize == 64, _PROGRESS.itemsize
 class MemoryUnavailable(PeerError):
     """There is not enough shared memory to exchange fragments through."""
 
-    def __init__(self, needed_bytes: int, reason: str) -> None:
-        super().__init__(needed_bytes, reason)
-        self.needed_bytes = needed_bytes
-        self.reason = reason
+    needed_bytes: int
+    reason: str
 
     def __str__(self) -> str:
         return (
@@ -153,11 +151,8 @@ class MemoryOfAnotherRelease(PeerError):
     """The trainer that made the shared memory is of a release too far from this agent's."""
 
     exit_code = 4
-
-    def __init__(self, found: int, versions: tuple[int, ...]) -> None:
-        super().__init__(found, versions)
-        self.found = found
-        self.versions = versions
+    found: int
+    versions: tuple[int, ...]
 
     def __str__(self) -> str:
         return (

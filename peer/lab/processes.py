@@ -26,10 +26,8 @@ from peer.errors import PeerError
 class ProcessFailed(PeerError):
     """A process failed although no fault was injected."""
 
-    def __init__(self, what: str, log: str) -> None:
-        super().__init__(what, log)
-        self.what = what
-        self.log = log
+    what: str
+    log: str
 
     def __str__(self) -> str:
         return f"the swarm stopped: {self.what}; its output is in {self.log}"

@@ -45,12 +45,9 @@ class BadLimit(PeerError):
     """The value of a limit is invalid."""
 
     exit_code = 2
-
-    def __init__(self, setting: str, value: str, rule: str) -> None:
-        super().__init__(setting, value, rule)
-        self.setting = setting
-        self.value = value
-        self.rule = rule
+    setting: str
+    value: str
+    rule: str
 
     def __str__(self) -> str:
         return f"{self.setting} is {self.value!r}; {self.rule}"

@@ -48,12 +48,9 @@ class SinkFailed(PeerError):
     """A sink that was asked for cannot be opened."""
 
     exit_code = 2
-
-    def __init__(self, option: str, reason: str, remedy: str) -> None:
-        super().__init__(option, reason, remedy)
-        self.option = option
-        self.reason = reason
-        self.remedy = remedy
+    option: str
+    reason: str
+    remedy: str
 
     def __str__(self) -> str:
         return f"{self.option} cannot be used: {self.reason}; {self.remedy}, or omit the option"

@@ -52,10 +52,8 @@ START_TIMEOUT_S = 900.0
 class LoopFailed(PeerError):
     """A loop of the benchmark did not finish."""
 
-    def __init__(self, loop: str, reason: str) -> None:
-        super().__init__(loop, reason)
-        self.loop = loop
-        self.reason = reason
+    loop: str
+    reason: str
 
     def __str__(self) -> str:
         return f"the loop {self.loop} did not finish: {self.reason}"

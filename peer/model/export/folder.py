@@ -47,10 +47,7 @@ class OwnModel(PeerError):
     """The model of a run is a program's own."""
 
     exit_code = 2
-
-    def __init__(self, run: str) -> None:
-        super().__init__(run)
-        self.run = run
+    run: str
 
     def __str__(self) -> str:
         return (

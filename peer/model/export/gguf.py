@@ -38,10 +38,7 @@ class NoGguf(PeerError):
     """A model that is not written as GGUF here."""
 
     exit_code = 2
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    reason: str
 
     def __str__(self) -> str:
         return (

@@ -42,10 +42,7 @@ class BadExperiment(PeerError):
     """An experiment file, or a setting given by ``--set``, breaks a rule."""
 
     exit_code = 2
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
+    problem: str
 
     def __str__(self) -> str:
         return self.problem
