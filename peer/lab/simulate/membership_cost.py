@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dht.identity import PeerId, RunId
-from dht.memory.host import MemoryHost, MemoryNetwork, identity_of, run
+from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
+from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from dht.presence.settings import PresenceSettings, Profile
 from peer.lab.sizes import Sizes

@@ -19,7 +19,7 @@ from torch import nn
 
 from peer.errors import ExtraMissing, Fault, PeerError, RunFileError
 from peer.model.recipes.first_weights import draw
-from peer.run_file.adapters import Lora
+from peer.run_file.sections import Lora
 
 ADAPTER = "default"
 """The name that peft gives to the adapters, which is a part of the names of their parameters."""

@@ -18,7 +18,8 @@ from dht.identity import PeerId
 from dht.membership import hello as wire
 from dht.membership.admission import NO_INVITE
 from dht.membership.credentials import InviteKey
-from dht.memory.host import CALM, EPOCH, STORM, MemoryHost, Weather, identity_of
+from dht.memory.host import EPOCH, MemoryHost, identity_of
+from dht.memory.network import CALM, STORM, Weather
 from dht.presence.door import exchange_papers
 from dht.presence.settings import PresenceSettings
 from tests.dht.membership.signers import (

@@ -13,7 +13,9 @@ from dht.identity import Identity, PeerId, RunId
 from dht.membership import hello as wire
 from dht.membership.contacts import ContactSettings
 from dht.membership.table import bucket_key
-from dht.memory.host import CALM, STORM, MemoryDirectory, identity_of
+from dht.memory.directory import MemoryDirectory
+from dht.memory.host import identity_of
+from dht.memory.network import CALM, STORM
 from dht.presence.events import PresenceEvent
 from dht.presence.greeting import Greeting
 from dht.presence.kept_peers import load_cache

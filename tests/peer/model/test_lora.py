@@ -19,9 +19,8 @@ from peer.model.naming import named_parameters
 from peer.model.recipes import build_model, build_optimizer, next_token_loss
 from peer.model.recipes.counting import size_of
 from peer.model.recipes.lora import QuantizerMissing, merged
-from peer.run_file.adapters import Lora
 from peer.run_file.reading import parse
-from peer.run_file.sections import AdamwInner, HfModel, RunFile
+from peer.run_file.sections import AdamwInner, HfModel, Lora, RunFile
 from peer.run_file.writing import to_toml
 from peer.trainer.choices import Choices
 from peer.trainer.engine import Engine

@@ -25,7 +25,7 @@ from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import ProbationPolicy
 from averaging.rules.quorum import ALL, QuorumPolicy, Required
 from peer.errors import PeerError
-from peer.run_file.sections import codec_pairs
+from peer.run_file.merging import codec_pairs
 
 Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Positive: TypeAlias = Annotated[float, Meta(gt=0.0)]
