@@ -102,11 +102,14 @@ def test_a_target_that_matches_nothing_is_refused_with_the_names_of_layers(
     run = with_lora(adapted_run(folder), targets=["q_proj", target])
     with pytest.raises(RunFileError, match=told):
         recipe_layout(run)
-    with pytest.raises(RunFileError, match=told):
-        size_of(run)
     (tmp_path / "run.toml").write_text(to_toml(run))
     assert cli.run(["run", "check", str(tmp_path / "run.toml")]) == 2
     assert target in capsys.readouterr().err
+
+
+def test_the_child_that_counts_a_model_refuses_a_target_that_matches_nothing(folder: Path) -> None:
+    with pytest.raises(RunFileError, match="'qq_proj', which is the name of no layer"):
+        size_of(with_lora(adapted_run(folder), targets=["q_proj", "qq_proj"]))
 
 
 def test_a_run_file_with_adapters_is_read_back_as_written(folder: Path) -> None:
