@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -73,6 +73,10 @@ def demo(
     return 0 if record["ok"] else 1
 
 
+def _tell(*words: str) -> None:
+    print(*words, file=sys.stderr)
+
+
 benches = typer.Typer(help="Measurements on this machine.", no_args_is_help=True)
 
 
@@ -104,7 +108,7 @@ def bench_averaging(
 
     Example: shoal bench averaging --values 30e6 --peers 2,4 --codec int4
     """
-    from peer.lab.bench.comparison import AveragingBench, BenchFailed, run_averaging_bench, table
+    from peer.lab.bench.comparison import AveragingBench, run_averaging_bench, table
 
     with usage_errors():
         bench = AveragingBench(
@@ -114,12 +118,7 @@ def bench_averaging(
             against=tuple(name for name in vs.split(",") if name),
             rounds=rounds,
         )
-    progress: Callable[[str], None] = lambda line: print(line, file=sys.stderr)  # noqa: E731
-    try:
-        found = run_averaging_bench(bench, tell=progress)
-    except BenchFailed as error:
-        complain(str(error))
-        raise typer.Exit(1) from error
+    found = run_averaging_bench(bench, tell=_tell)
     print(json.dumps(found) if as_json else table(found["rows"]))
 
 
@@ -175,9 +174,8 @@ def bench_training(
             seconds=seconds(time),
             turns=turns,
         )
-    progress: Callable[[str], None] = lambda line: print(line, file=sys.stderr)  # noqa: E731
     with as_interrupts():
-        found = run_training_bench(bench, tell=progress)
+        found = run_training_bench(bench, tell=_tell)
     print(json.dumps(found) if as_json else table(found))
     return 1 if check and not all(bar["met"] for bar in found["bars"]) else 0
 
@@ -209,7 +207,7 @@ def bench_memory(
 
     Example: shoal bench memory --values 100e6 --turns 3
     """
-    from peer.lab.bench.memory import AgentsFailed, MemoryBench, run_memory_bench, table
+    from peer.lab.bench.memory import MemoryBench, run_memory_bench, table
     from peer.signals import as_interrupts
 
     with usage_errors():
@@ -221,13 +219,8 @@ def bench_memory(
             turns=turns,
             step_s=seconds(step),
         )
-    progress: Callable[[str], None] = lambda line: print(line, file=sys.stderr)  # noqa: E731
-    try:
-        with as_interrupts():
-            found = run_memory_bench(bench, folder=directory.resolve(), tell=progress)
-    except AgentsFailed as error:
-        complain(str(error))
-        raise typer.Exit(1) from error
+    with as_interrupts():
+        found = run_memory_bench(bench, folder=directory.resolve(), tell=_tell)
     print(json.dumps(found) if as_json else table(found))
     return 1 if check and not all(bar["met"] for bar in found["bars"]) else 0
 
@@ -278,8 +271,7 @@ def bench_regions(
     import msgspec
 
     from peer.joining.link import find_run
-    from peer.lab.network.topology import NetworkFailed, cannot_build
-    from peer.lab.processes import ProcessFailed
+    from peer.lab.network.topology import cannot_build
     from peer.lab.regions import extrapolation
     from peer.lab.regions.figures import record, table
     from peer.lab.regions.trial import Trial, conduct
@@ -311,15 +303,10 @@ def bench_regions(
         complain(f"regions cannot be made here: {reason}")
         raise typer.Exit(1)
     rows = []
-    try:
-        with as_interrupts():
-            for trial in trials:
-                title = f"{trial.mbit:g} Mbit/s, H = {trial.run.outer.steps_per_cycle}"
-                tell = lambda line, title=title: print(f"{title}: {line}", file=sys.stderr)  # noqa: E731
-                rows.append(conduct(trial, tell=tell))
-    except (ProcessFailed, NetworkFailed) as error:
-        complain(str(error))
-        raise typer.Exit(1) from error
+    with as_interrupts():
+        for trial in trials:
+            title = f"{trial.mbit:g} Mbit/s, H = {trial.run.outer.steps_per_cycle}:"
+            rows.append(conduct(trial, tell=partial(_tell, title)))
     beyond = None if large is None else extrapolation.extrapolate(large, regions, rows)
     if as_json:
         found = {"rows": [record(each) for each in rows]}
