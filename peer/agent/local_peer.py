@@ -51,7 +51,7 @@ from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.good_states import GoodStates
 from peer.storage.home import GOOD, OUTER
 from peer.storage.last_seen import State, load_last_seen, save_state
-from peer.storage.outer_state import founding_name, model_name
+from peer.storage.outer_state import OuterState, founding_name, load_outer, model_name
 from peer.views.event_log import EventLog
 
 T = TypeVar("T")
@@ -270,6 +270,12 @@ class LocalPeer:
         if self.state_files is not None:
             return self.state_files.floats(count)
         return uninitialised_floats(count)
+
+    def load_checkpoint(self) -> OuterState | None:
+        """The newest usable checkpoint of this run. Raises ``FolderOfAnotherRun``."""
+        return load_outer(
+            self.folder, run_id=self.run_id, layout_hash=self.layout.hash, floats=self.floats
+        )
 
     def tell_place_of_state(self) -> None:
         """Report where the state is kept, if that is not the usual place."""

@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from peer.errors import ExtraMissing, PeerError
-from peer.trainer.observed_run import ObservedRun as Run
 from peer.views.progress import progress
+
+if TYPE_CHECKING:
+    from peer.trainer.session import Run
 
 logger = logging.getLogger(__name__)
 
