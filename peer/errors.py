@@ -486,6 +486,19 @@ class CheckpointDamaged(PathError):
         return f"checkpoint {self.path} is damaged: {self.reason}"
 
 
+class OtherRelease(PeerError):
+    """The releases of a trainer and of its agent are too far apart."""
+
+    exit_code = 4
+    difference: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.difference}: Shoal was installed anew while the trainer ran; start the "
+            "trainer again"
+        )
+
+
 class OfLaterRelease(PathError):
     """A file that a later release has written, in a format that this one does not read."""
 

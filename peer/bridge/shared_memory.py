@@ -41,7 +41,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.errors import PeerError
+from peer.errors import OtherRelease, PeerError
 
 Float32s: TypeAlias = NDArray[np.float32]
 
@@ -147,21 +147,6 @@ class MemoryUnavailable(PeerError):
         )
 
 
-class MemoryOfAnotherRelease(PeerError):
-    """The trainer that made the shared memory is of a release too far from this agent's."""
-
-    exit_code = 4
-    found: int
-    versions: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return (
-            f"the trainer's shared memory has version {self.found}, this agent reads "
-            f"{', '.join(map(str, self.versions))}: Shoal was installed anew while the trainer "
-            "ran; start the trainer again"
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Base:
     """Version that a trainer's parameters of one fragment are based on."""
@@ -202,7 +187,10 @@ class SharedTensors:
         if kind != _KIND:
             raise ValueError("shared memory of another kind")
         if version not in _VERSIONS:
-            raise MemoryOfAnotherRelease(version, _VERSIONS)
+            raise OtherRelease(
+                f"the trainer's shared memory has version {version}, this agent reads "
+                f"{', '.join(map(str, _VERSIONS))}"
+            )
         if int(self._header["total_bytes"][0]) != size:
             raise ValueError("shared memory was cut off")
         count = int(self._header["fragments"][0])

@@ -20,6 +20,11 @@ from peer.cli.showing import seconds, usage_errors
 
 commands = typer.Typer()
 
+LogFolder = Annotated[
+    Path | None, Option(help="Folder for logs. [default: a new folder in /tmp]")
+]
+Check = Annotated[bool, Option("--check", help="Exit with status 1 if a bar is missed.")]
+
 
 @commands.command()
 def demo(
@@ -140,9 +145,7 @@ def bench_training(
     ] = None,
     time: Annotated[str, Option(help="Measured time of each turn of a loop.")] = "20s",
     turns: Annotated[int, Option(help="Turns of each loop.", min=1)] = 5,
-    check: Annotated[
-        bool, Option("--check", help="Exit with status 1 if a bar is missed.")
-    ] = False,
+    check: Check = False,
     as_json: Json = False,
 ) -> int:
     """Compare the training loop of `shoal join` with the same loop alone and one written by hand.
@@ -195,9 +198,7 @@ def bench_memory(
     directory: Annotated[
         Path, Option(help="Folder on the disk to measure; it is left as it was.")
     ] = Path(),
-    check: Annotated[
-        bool, Option("--check", help="Exit with status 1 if a bar is missed.")
-    ] = False,
+    check: Check = False,
     as_json: Json = False,
 ) -> int:
     """Compare an agent's memory and rounds with the run's state in memory and in files.
@@ -254,9 +255,7 @@ def bench_regions(
         Path | None,
         Option(metavar="LARGE.toml", help="Also say what this run needs of such lines."),
     ] = None,
-    directory: Annotated[
-        Path | None, Option(help="Folder for logs. [default: a new folder in /tmp]")
-    ] = None,
+    directory: LogFolder = None,
     as_json: Json = False,
 ) -> None:
     """Train in several regions on limited lines, and compare their traffic with its prediction.
@@ -352,9 +351,7 @@ def chaos_run(
     seed: Annotated[int, Option(help="Seed of the schedule.", min=0)] = 0,
     pace: Annotated[float, Option(help="Least seconds per step.", min=0.01)] = 0.2,
     control: Annotated[bool, Option(help="Run a swarm without faults first, to compare.")] = True,
-    directory: Annotated[
-        Path | None, Option(help="Folder for logs. [default: a new folder in /tmp]")
-    ] = None,
+    directory: LogFolder = None,
     as_json: JsonAtTheEnd = False,
 ) -> int:
     """Inject faults into a swarm of real processes on a seeded schedule, and judge its promises.
@@ -404,9 +401,7 @@ def chaos_goodput(
         str | None, Option(help="Only one swarm: shoal or synchronous.", show_default=False)
     ] = None,
     seed: Annotated[int, Option(help="Seed of the failures.", min=0)] = 0,
-    directory: Annotated[
-        Path | None, Option(help="Folder for logs. [default: a new folder in /tmp]")
-    ] = None,
+    directory: LogFolder = None,
     as_json: JsonAtTheEnd = False,
 ) -> int:
     """Measure the share of work that constant failures leave, with real processes.

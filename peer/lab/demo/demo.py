@@ -68,6 +68,7 @@ STEP_TOKENS = 16 * 64
 SLOWEST = 1.5
 """Step time of the slowest learner, relative to the fastest."""
 
+LOOK_EVERY_S = 0.25
 START_WITHIN_S = 90.0
 DOWN_S = 6.0
 """Time after which the killed learner is started again."""
@@ -188,7 +189,7 @@ class Demo:
     def elapsed_s(self) -> float:
         return time.monotonic() - self._began
 
-    def run(self, look: Callable[[], None], *, look_every_s: float = 0.25) -> Result:
+    def run(self, look: Callable[[], None]) -> Result:
         """Run the demo to its end; calls ``look`` regularly. Raises ``ProcessFailed``."""
         self._start(look)
         while any(learner.training for learner in self.learners) or self._back_at is not None:
@@ -201,7 +202,7 @@ class Demo:
                     f"{late.name} is not done after {self.settings.deadline_s:.0f} s",
                     str(late.output.log),
                 )
-            time.sleep(look_every_s)
+            time.sleep(LOOK_EVERY_S)
         self._read()
         look()
         for learner in self.learners:
