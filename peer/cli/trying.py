@@ -20,9 +20,7 @@ from peer.cli.showing import seconds, usage_errors
 
 commands = typer.Typer()
 
-LogFolder = Annotated[
-    Path | None, Option(help="Folder for logs. [default: a new folder in /tmp]")
-]
+LogFolder = Annotated[Path | None, Option(help="Folder for logs. [default: a new folder in /tmp]")]
 Check = Annotated[bool, Option("--check", help="Exit with status 1 if a bar is missed.")]
 
 
