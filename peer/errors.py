@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 from dht.protocol import UPGRADE
 
@@ -16,19 +16,29 @@ INTERRUPTED = 130
 """Exit code of a command that Ctrl-C or SIGTERM has ended, as in shells."""
 
 
+@dataclass_transform(eq_default=False)
 class PeerError(Exception):
-    """Base class: a file, a run or a machine is not as it should be."""
+    """Base class: a file, a run or a machine is not as it should be.
+
+    A subclass declares its fields as a dataclass does, and is made a dataclass. The fields are its
+    ``args``, so that it survives pickling.
+    """
 
     exit_code: ClassVar[int] = 1
+    __match_args__: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        dataclass(eq=False, repr=False)(cls)
+
+    def __post_init__(self) -> None:
+        self.args = tuple(getattr(self, name) for name in self.__match_args__)
 
 
 class PathError(PeerError):
     """A file or a folder cannot be used."""
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
+    path: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +79,8 @@ class LinkError(PeerError):
     """A text is not a valid ``shoal://`` link."""
 
     exit_code = 2
-
-    def __init__(self, link: str, reason: str) -> None:
-        super().__init__(link, reason)
-        self.link = link
-        self.reason = reason
+    link: str
+    reason: str
 
     def __str__(self) -> str:
         shown = self.link if len(self.link) <= 120 else self.link[:117] + "..."
@@ -87,11 +94,8 @@ class RunNotFound(PeerError):
     """The requested run file is not in a file, at an address, or at a peer."""
 
     exit_code = 3
-
-    def __init__(self, where: str, reason: str) -> None:
-        super().__init__(where, reason)
-        self.where = where
-        self.reason = reason
+    where: str
+    reason: str
 
     def __str__(self) -> str:
         return f"no run file at {self.where}: {self.reason}"
@@ -118,12 +122,9 @@ class RunRefused(PeerError):
     """This peer does not match the run."""
 
     exit_code = 4
-
-    def __init__(self, what: str, ours: str, theirs: str) -> None:
-        super().__init__(what, ours, theirs)
-        self.what = what
-        self.ours = ours
-        self.theirs = theirs
+    what: str
+    ours: str
+    theirs: str
 
     def __str__(self) -> str:
         return f"{self.what} does not match: here it is {self.ours}, the run has {self.theirs}"
@@ -132,10 +133,7 @@ class RunRefused(PeerError):
 class ProtocolRefused(RunRefused):
     """This peer and the run's have no protocol number in common."""
 
-    def __init__(self, peer: str, ours: str, theirs: str, advice: str) -> None:
-        super().__init__(peer, ours, theirs)
-        self.args = (peer, ours, theirs, advice)
-        self.advice = advice
+    advice: str
 
     def __str__(self) -> str:
         return (
@@ -192,11 +190,8 @@ class NotAdmitted(PeerError):
     """The run does not admit this peer."""
 
     exit_code = 4
-
-    def __init__(self, run: str, reason: str) -> None:
-        super().__init__(run, reason)
-        self.run = run
-        self.reason = reason
+    run: str
+    reason: str
 
     def __str__(self) -> str:
         return f"run {self.run!r} does not admit this peer: {self.reason}"
@@ -206,12 +201,9 @@ class NotOwner(PeerError):
     """A key may not invite or ban in a run."""
 
     exit_code = 4
-
-    def __init__(self, run: str, path: str, reason: str) -> None:
-        super().__init__(run, path, reason)
-        self.run = run
-        self.path = path
-        self.reason = reason
+    run: str
+    path: str
+    reason: str
 
     def __str__(self) -> str:
         return (
@@ -224,11 +216,8 @@ class RunEnded(PeerError):
     """The end date of the run has passed, and no peer with its state is online."""
 
     exit_code = 4
-
-    def __init__(self, run: str, date: str) -> None:
-        super().__init__(run, date)
-        self.run = run
-        self.date = date
+    run: str
+    date: str
 
     def __str__(self) -> str:
         return (
@@ -241,13 +230,10 @@ class RunOver(PeerError):
     """The run has ended: there is nothing left to train, and its model can be fetched."""
 
     exit_code = 4
-
-    def __init__(self, run: str, date: str, tokens: int | None, link: str = "LINK") -> None:
-        super().__init__(run, date, tokens, link)
-        self.run = run
-        self.date = date
-        self.tokens = tokens
-        self.link = link
+    run: str
+    date: str
+    tokens: int | None
+    link: str = "LINK"
 
     def __str__(self) -> str:
         reached = "" if self.tokens is None else f" at {self.tokens:,} tokens"
@@ -261,10 +247,7 @@ class NoStateToAttest(PeerError):
     """Most of the peers that keep good states have none in common yet."""
 
     exit_code = 4
-
-    def __init__(self, peers: int) -> None:
-        super().__init__(peers)
-        self.peers = peers
+    peers: int
 
     def __str__(self) -> str:
         if self.peers == 0:
@@ -290,11 +273,8 @@ class RunHasExisted(PeerError):
     """``shoal start`` is about to found a run anew that has existed."""
 
     exit_code = 4
-
-    def __init__(self, run: str, known: str) -> None:
-        super().__init__(run, known)
-        self.run = run
-        self.known = known
+    run: str
+    known: str
 
     def __str__(self) -> str:
         return (
@@ -345,11 +325,8 @@ class NobodyToAsk(PeerError):
     """No address is known through which this run can be joined."""
 
     exit_code = 3
-
-    def __init__(self, run: str, where: str) -> None:
-        super().__init__(run, where)
-        self.run = run
-        self.where = where
+    run: str
+    where: str
 
     def __str__(self) -> str:
         return (
@@ -363,10 +340,7 @@ class FolderInUse(PeerError):
     """Another process uses the folder of this peer."""
 
     exit_code = 2
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
+    path: str
 
     def __str__(self) -> str:
         return (
@@ -379,11 +353,8 @@ class OwnProgramNeeded(PeerError):
     """A part of the run is 'custom' and must come from the user's own program."""
 
     exit_code = 2
-
-    def __init__(self, run: str, what: str) -> None:
-        super().__init__(run, what)
-        self.run = run
-        self.what = what
+    run: str
+    what: str
 
     def __str__(self) -> str:
         return (
@@ -395,11 +366,9 @@ class OwnProgramNeeded(PeerError):
 class LeftEarly(PeerError):
     """This peer was asked to leave before it was in the run."""
 
-    def __init__(self, run: str, circumstance: str, exit_code: int = INTERRUPTED) -> None:
-        super().__init__(run, circumstance, exit_code)
-        self.run = run
-        self.circumstance = circumstance
-        self.exit_code = exit_code  # type: ignore[misc]
+    run: str
+    circumstance: str
+    exit_code: int = INTERRUPTED  # type: ignore[misc]
 
     def __str__(self) -> str:
         return f"left the run {self.run!r} before it trained in it: {self.circumstance}"
@@ -408,11 +377,9 @@ class LeftEarly(PeerError):
 class RunUnreachable(PeerError):
     """This peer could not get into the run."""
 
-    def __init__(self, run: str, reason: str, exit_code: int = 3) -> None:
-        super().__init__(run, reason, exit_code)
-        self.run = run
-        self.reason = reason
-        self.exit_code = exit_code  # type: ignore[misc]
+    run: str
+    reason: str
+    exit_code: int = 3  # type: ignore[misc]
 
     def __str__(self) -> str:
         return f"could not join the run {self.run!r}: {self.reason}"
@@ -433,11 +400,8 @@ class LoopMistake(PeerError):
     """A training loop is wrong, and was joined with ``strict=True``."""
 
     exit_code = 2
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(kind, text)
-        self.kind = kind
-        self.text = text
+    kind: str
+    text: str
 
     def __str__(self) -> str:
         return self.text
@@ -447,11 +411,8 @@ class MachineTooSmall(PeerError):
     """This machine lacks memory or disk space for the run's model."""
 
     exit_code = 4
-
-    def __init__(self, run: str, problem: str) -> None:
-        super().__init__(run, problem)
-        self.run = run
-        self.problem = problem
+    run: str
+    problem: str
 
     def __str__(self) -> str:
         return f"this machine cannot take part in {self.run!r}: {self.problem}"
@@ -461,12 +422,9 @@ class ExtraMissing(PeerError):
     """The run needs a package that is not installed."""
 
     exit_code = 2
-
-    def __init__(self, what: str, package: str, extra: str) -> None:
-        super().__init__(what, package, extra)
-        self.what = what
-        self.package = package
-        self.extra = extra
+    what: str
+    package: str
+    extra: str
 
     def __str__(self) -> str:
         return (
@@ -479,11 +437,8 @@ class DataUnavailable(PeerError):
     """The training data is not on this machine, or there is too little of it."""
 
     exit_code = 2
-
-    def __init__(self, recipe: str, reason: str) -> None:
-        super().__init__(recipe, reason)
-        self.recipe = recipe
-        self.reason = reason
+    recipe: str
+    reason: str
 
     def __str__(self) -> str:
         return f"data recipe {self.recipe!r} cannot be read here: {self.reason}"
@@ -492,11 +447,9 @@ class DataUnavailable(PeerError):
 class DiskFull(PeerError):
     """There is too little disk space for a checkpoint. The older ones are kept."""
 
-    def __init__(self, path: str, needed_bytes: int, free_bytes: int) -> None:
-        super().__init__(path, needed_bytes, free_bytes)
-        self.path = path
-        self.needed_bytes = needed_bytes
-        self.free_bytes = free_bytes
+    path: str
+    needed_bytes: int
+    free_bytes: int
 
     def __str__(self) -> str:
         return (
@@ -531,6 +484,19 @@ class CheckpointDamaged(PathError):
 
     def __str__(self) -> str:
         return f"checkpoint {self.path} is damaged: {self.reason}"
+
+
+class OtherRelease(PeerError):
+    """The releases of a trainer and of its agent are too far apart."""
+
+    exit_code = 4
+    difference: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.difference}: Shoal was installed anew while the trainer ran; start the "
+            "trainer again"
+        )
 
 
 class OfLaterRelease(PathError):

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -57,10 +56,7 @@ class TrainerUnsupported(PeerError):
     """The Trainer has a setting with which no process has whole parameters to exchange."""
 
     exit_code = 2
-
-    def __init__(self, setting: str) -> None:
-        super().__init__(setting)
-        self.setting = setting
+    setting: str
 
     def __str__(self) -> str:
         return f"a Trainer with {self.setting} cannot take part in a run; train without it"
@@ -119,13 +115,8 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._open.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
 
     # --- what the Trainer calls -------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The directory of records on hivemind's Kademlia node.
 
 hivemind provides the routing: the peers near a key, and the calls between them.
-``dht.records.RecordKeeper`` decides by the own clock which records are stored, for how long, and
+``dht.record_keeper`` decides by the own clock which records are stored, for how long, and
 which record replaces another. The expiration times in hivemind's messages come from other clocks,
 and are ignored.
 """
@@ -35,7 +35,8 @@ from dht.libp2p.hivemind_patches import (
 )
 from dht.membership.holders import Holders
 from dht.membership.replicas import SEEDS_MAX
-from dht.records import Admitted, RecordKeeper, Rejected, check
+from dht.record_keeper import Admitted, RecordKeeper
+from dht.records import Rejected, check
 
 _logger = logging.getLogger("dht.directory")
 

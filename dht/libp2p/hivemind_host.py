@@ -61,7 +61,7 @@ from dht.libp2p.lane_wire import (
     is_outer,
 )
 from dht.libp2p.port_mapping import own_gateway
-from dht.records import RecordKeeper
+from dht.record_keeper import RecordKeeper
 
 _logger = logging.getLogger("dht.host")
 

@@ -15,7 +15,8 @@ from multiaddr import Multiaddr
 from dht.identity import PeerId, RunId
 from dht.membership.hello import PASSED_MAX, Passed
 from dht.membership.table import Member, MembershipSettings, PeerTable
-from dht.records import Reason, RecordKeeper, Rejected, Sealed, check, claimed_run
+from dht.record_keeper import RecordKeeper
+from dht.records import Reason, Rejected, Sealed, check, claimed_run
 
 RUNS_MAX = 64
 """Limit of runs of which a bootstrap peer keeps tables; the longest silent run makes room."""

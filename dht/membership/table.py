@@ -22,7 +22,8 @@ from multiaddr import Multiaddr
 
 from dht.addresses import unpack_all
 from dht.identity import PeerId, RunId
-from dht.records import Admitted, PeerRecord
+from dht.record_keeper import Admitted
+from dht.records import PeerRecord
 
 DEPTH_MAX = 16
 PROBE_DEPTH_MAX = 10

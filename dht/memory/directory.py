@@ -22,7 +22,8 @@ from dht.identity import PeerId
 from dht.membership.holders import Holders
 from dht.membership.replicas import SEEDS_MAX, apart
 from dht.memory.network import SimulatedNetwork
-from dht.records import Admitted, RecordKeeper, Rejected, check
+from dht.record_keeper import Admitted, RecordKeeper
+from dht.records import Rejected, check
 
 REPLICAS = 5
 REQUEST_TIMEOUT_S = 3.0
@@ -255,12 +256,12 @@ class MemoryDirectory:
 
             def arrive(node: MemoryDirectory = node) -> None:
                 if node.closed is not None:
-                    network.send(node.peer_id, me, REQUEST_BYTES, refuse, _nothing)
+                    network.send(node.peer_id, me, REQUEST_BYTES, refuse)
                     return
                 reply = serve(node)
                 if not network.chance(network.weather.calls_lost):
                     deliver = lambda: answers.add(reply)  # noqa: E731
-                    network.send(node.peer_id, me, reply_bytes(reply), deliver, _nothing)
+                    network.send(node.peer_id, me, reply_bytes(reply), deliver)
 
             def refuse(node: MemoryDirectory = node) -> None:
                 self._forget(node)
@@ -317,7 +318,3 @@ class _Answers(Generic[T]):
 def _place(name: str) -> int:
     """Place of a key or a node on the ring."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
-
-
-def _nothing() -> None:
-    pass

@@ -31,46 +31,10 @@ from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
 from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, StreamHandler
 from dht.identity import Identity, PeerId
 from dht.memory.directory import MemoryDirectory
-from dht.memory.event_heap import EventHeap, Timer
-from dht.memory.network import (
-    CALM,
-    STORM,
-    OrderedChannel,
-    SimulatedNetwork,
-    Weather,
-)
+from dht.memory.network import CALM, OrderedChannel, SimulatedNetwork, Weather
 from dht.memory.stream import MemoryStream
-from dht.memory.virtual_loop import (
-    Deadlock,
-    LeftoverTasks,
-    RealInputOutput,
-    TimeIsOver,
-    VirtualLoop,
-    run,
-    running_loop,
-)
-from dht.records import RecordKeeper
-
-__all__ = [
-    "CALM",
-    "STORM",
-    "Deadlock",
-    "EventHeap",
-    "LeftoverTasks",
-    "MemoryDirectory",
-    "MemoryHost",
-    "MemoryNetwork",
-    "MemoryStream",
-    "OrderedChannel",
-    "RealInputOutput",
-    "SimulatedNetwork",
-    "TimeIsOver",
-    "Timer",
-    "VirtualLoop",
-    "Weather",
-    "identity_of",
-    "run",
-]
+from dht.memory.virtual_loop import running_loop
+from dht.record_keeper import RecordKeeper
 
 EPOCH = 1_750_000_000.0
 """Unix time of a correct clock at the beginning of virtual time."""
@@ -334,7 +298,7 @@ class _Wire:
         network = self._network
         reset_bytes = 40
         if network.simulated.is_up(host.peer_id):
-            network.simulated.send(host.peer_id, other.peer_id, reset_bytes, tell, _nothing)
+            network.simulated.send(host.peer_id, other.peer_id, reset_bytes, tell)
         delay_s = network.simulated.weather.silence_s
         network.heap.call_in(delay_s, self.break_at, other, "silence on the connection")
 
@@ -414,8 +378,8 @@ class MemoryHost:
         wall_offset_s: float,
     ) -> None:
         self._network = network
-        self._identity = identity
-        self._directory = MemoryDirectory(
+        self.peer_id = identity.peer_id
+        self.directory = MemoryDirectory(
             identity.peer_id, keeper, network.simulated, network.address_of
         )
         self.keeper = keeper
@@ -441,14 +405,6 @@ class MemoryHost:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    @property
-    def peer_id(self) -> PeerId:
-        return self._identity.peer_id
-
-    @property
-    def directory(self) -> MemoryDirectory:
-        return self._directory
 
     def wall_time(self) -> float:
         return EPOCH + self._network.heap.now + self.wall_offset_s
@@ -484,7 +440,6 @@ class MemoryHost:
     async def serve_calls(
         self, protocol: str, handler: CallHandler, *, request_max_bytes: int
     ) -> None:
-        self._check_open()
         self._check_unserved(protocol)
         if not 0 <= request_max_bytes <= UNARY_MAX_BYTES:
             raise ValueError(f"request_max_bytes is {request_max_bytes}; at most {UNARY_MAX_BYTES}")
@@ -512,7 +467,6 @@ class MemoryHost:
         return reply.content
 
     async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
-        self._check_open()
         self._check_unserved(protocol)
         self._streams[protocol] = handler
 
@@ -560,7 +514,7 @@ class MemoryHost:
     def _end(self, reason: str) -> None:
         self._ended = reason
         del self._network._hosts[self.peer_id]
-        self._directory.leave(reason)
+        self.directory.leave(reason)
         for wire in list(self._wires.values()):
             wire.break_at(self, reason)
         for task in list(self._tasks):
@@ -572,6 +526,7 @@ class MemoryHost:
             raise HostClosed(self._ended)
 
     def _check_unserved(self, protocol: str) -> None:
+        self._check_open()
         if protocol in self._calls or protocol in self._streams:
             raise ValueError(f"protocol {protocol} is served already")
 
@@ -678,7 +633,7 @@ class MemoryHost:
 
     def _known_addresses(self, peer: PeerId) -> tuple[Multiaddr, ...]:
         """Addresses at which the peer was reached, or its present one if the directory knows it."""
-        if peer in self._directory.neighbourhood.nodes:
+        if peer in self.directory.neighbourhood.nodes:
             return (self._network._address_of[peer],)
         return self._address_book.get(peer, ())
 
@@ -702,7 +657,7 @@ class _Dial:
         elif not network.simulated.is_dial_out_only(machine):
             me = self._host.peer_id
             arrive = partial(self._arrive, machine)
-            network.simulated.send(me, machine, HANDSHAKE_BYTES, arrive, _nothing)
+            network.simulated.send(me, machine, HANDSHAKE_BYTES, arrive)
 
     def _arrive(self, machine: PeerId) -> None:
         network = self._host._network
@@ -713,7 +668,7 @@ class _Dial:
             reply = partial(self._settle, f"belongs to another peer, {machine}")
         else:
             reply = partial(self._complete, listener)
-        network.simulated.send(machine, self._host.peer_id, HANDSHAKE_BYTES, reply, _nothing)
+        network.simulated.send(machine, self._host.peer_id, HANDSHAKE_BYTES, reply)
 
     def _complete(self, listener: MemoryHost) -> None:
         # A dial that was given up meanwhile does not open a connection.
@@ -743,7 +698,3 @@ def _report(message: str, error: BaseException) -> None:
     """Report a bug to the event loop's exception handler: ``run`` raises it at the end."""
     context = {"message": message, "exception": error}
     asyncio.get_running_loop().call_exception_handler(context)
-
-
-def _nothing() -> None:
-    pass

@@ -362,7 +362,7 @@ class SimulatedNetwork:
             round_trip_s = 2 * self.latency_s(sender, receiver)
             self.heap.call_in(round_trip_s, self._fail, parcel)
             if self.rng.random() < 0.5:
-                self.send(sender, receiver, size_bytes, deliver, _nothing)
+                self.send(sender, receiver, size_bytes, deliver)
             return
         delay_s = 0.0
         if self.chance(weather.reorder):
@@ -370,7 +370,7 @@ class SimulatedNetwork:
         self.send(sender, receiver, size_bytes, deliver, lost, delay_s=delay_s)
         if self.chance(weather.duplicate):
             delay_s = self.rng.random() * max(weather.reorder_s, weather.jitter_s)
-            self.send(sender, receiver, size_bytes, deliver, _nothing, delay_s=delay_s)
+            self.send(sender, receiver, size_bytes, deliver, delay_s=delay_s)
 
     def send(
         self,
@@ -378,7 +378,7 @@ class SimulatedNetwork:
         receiver: PeerId,
         size_bytes: int,
         deliver: Callable[[], object],
-        lost: Callable[[], object],
+        lost: Callable[[], object] = lambda: None,
         *,
         channel: OrderedChannel | None = None,
         delay_s: float = 0.0,
@@ -545,7 +545,3 @@ def _line(mine: _Peer, other: _Peer) -> _Line:
 def _obstructed(parcel: _Parcel) -> bool:
     target = parcel.target
     return not target.alive or parcel.origin.group != target.group
-
-
-def _nothing() -> None:
-    pass

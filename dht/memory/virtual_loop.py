@@ -82,11 +82,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
 
-    def __init__(
-        self, *, heap: EventHeap | None = None, seed: int = 0, time_max_s: float = TIME_MAX_S
-    ) -> None:
+    def __init__(self, *, seed: int = 0, time_max_s: float = TIME_MAX_S) -> None:
         super().__init__()
-        self.heap = heap or EventHeap()
+        self.heap = EventHeap()
         self.seed = seed
         self.unhandled: list[BaseException] = []
         """Exceptions that were not retrieved."""
@@ -199,20 +197,14 @@ for _name in (
     setattr(VirtualLoop, _name, _refuse)
 
 
-def run(
-    main: Coroutine[Any, Any, T],
-    *,
-    seed: int = 0,
-    heap: EventHeap | None = None,
-    time_max_s: float = TIME_MAX_S,
-) -> T:
+def run(main: Coroutine[Any, Any, T], *, seed: int = 0, time_max_s: float = TIME_MAX_S) -> T:
     """Run a coroutine on virtual time and return its result.
 
     ``seed`` is the seed of ``MemoryNetwork`` and others. Raises the exception of ``main``, else
     ``Deadlock``, ``TimeIsOver``, ``LeftoverTasks``, or an ``ExceptionGroup`` of the exceptions that
     were not retrieved.
     """
-    loop = VirtualLoop(heap=heap, seed=seed, time_max_s=time_max_s)
+    loop = VirtualLoop(seed=seed, time_max_s=time_max_s)
     try:
         result = loop.run_until_complete(main)
         leftover = loop.waiting()

@@ -22,7 +22,7 @@ from typing import Any
 
 import peer
 from peer.data.sources import open_data
-from peer.lab.processes import kill_tree, new_records, spawn
+from peer.lab.processes import Output, kill_tree, spawn
 
 BASE_RUN = """\
 name = "base"
@@ -150,7 +150,7 @@ def learner(folder: Path, *command: str) -> subprocess.Popen[bytes]:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    return new_records(folder.with_suffix(".out"), 0)[0]
+    return Output(folder.with_suffix(".out")).news()
 
 
 def awaited(

@@ -35,7 +35,7 @@ from peer.rules.foundings import heaviest
 from peer.status import Status
 from peer.storage.home import PEERS
 from peer.storage.last_seen import date_text, load_last_seen
-from peer.storage.outer_state import OuterState, load_outer
+from peer.storage.outer_state import OuterState
 
 ASKED_FIRST = 8
 NONCE_BYTES = 16
@@ -106,7 +106,7 @@ class Entrance:
     async def first_states(self) -> FirstStates:
         """A checkpoint's states, a founder's own parameters, or nothing if others have a state."""
         local = self._local
-        outer = await asyncio.to_thread(self._load)
+        outer = await asyncio.to_thread(local.load_checkpoint)
         if outer is not None:
             self._online.presence.door.take(outer.directives)
         self._account.open(
@@ -131,15 +131,6 @@ class Entrance:
                 local.enter_phase("fetching", "downloading the state of the run", 0.0)
             return FirstStates()
         return await self._found()
-
-    def _load(self) -> OuterState | None:
-        local = self._local
-        return load_outer(
-            local.folder,
-            run_id=local.run_id,
-            layout_hash=local.layout.hash,
-            floats=local.floats,
-        )
 
     def _known_base(self, outer: OuterState | None, fragment: int) -> Float32s | None:
         held = self._memory.base(fragment)

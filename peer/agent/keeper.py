@@ -42,7 +42,6 @@ from peer.rules.ending import Ending
 from peer.rules.foundings import heaviest
 from peer.rules.limits import Go, Rest
 from peer.storage.home import peer_folder
-from peer.storage.outer_state import OuterState, load_outer
 from peer.storage.progress import begin_without_trainer
 
 DRAIN_S = 10.0
@@ -153,7 +152,7 @@ class Keeper(Delegate):
                 await self._shown.open(stack)
             local.enter_phase("fetching", "looking for the run's state", 0.0)
             local.tell_place_of_state()
-            outer = await asyncio.to_thread(self._load)
+            outer = await asyncio.to_thread(local.load_checkpoint)
             if outer is not None:
                 online.presence.door.take(outer.directives)
             averager = make_averager(
@@ -201,15 +200,6 @@ class Keeper(Delegate):
             return states
         roots = await asyncio.to_thread(self.local.roots)
         return [root for root in roots if root is not None]
-
-    def _load(self) -> OuterState | None:
-        local = self.local
-        return load_outer(
-            local.folder,
-            run_id=local.run_id,
-            layout_hash=local.layout.hash,
-            floats=local.floats,
-        )
 
     async def _stop_when(self, stop: asyncio.Event) -> None:
         await stop.wait()

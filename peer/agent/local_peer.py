@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from averaging.bounded_mapping import BoundedMapping
 from averaging.history.attested import grew_from
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
@@ -51,7 +52,7 @@ from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.good_states import GoodStates
 from peer.storage.home import GOOD, OUTER
 from peer.storage.last_seen import State, load_last_seen, save_state
-from peer.storage.outer_state import founding_name, model_name
+from peer.storage.outer_state import OuterState, founding_name, load_outer, model_name
 from peer.views.event_log import EventLog
 
 T = TypeVar("T")
@@ -240,7 +241,7 @@ class LocalPeer:
         self.rounds_missed = 0
         self.jumps: Counter[str] = Counter()
         """Verdicts of the loss gate, by the name of their event."""
-        self.last_offers: OrderedDict[PeerId, str] = OrderedDict()
+        self.last_offers = BoundedMapping[PeerId, str](LAST_OFFERS_MAX)
         """The outcome of each peer's last offer, as this peer's rounds showed it."""
         self.closed: set[int] = set()
         """Fragments of which nothing is offered any more."""
@@ -251,7 +252,7 @@ class LocalPeer:
         """Done once this peer is to leave without waiting for anything any more."""
         self.ended_at = _ended_before(settings)
         """Wall-clock time at which the run ended; ``None`` while it goes on."""
-        self.apart: dict[PeerId, None] = {}
+        self.apart = BoundedMapping[PeerId, None](LAST_OFFERS_MAX)
         """Peers on another founding of the run, that this peer has to be settled with."""
         self.foundings: dict[PeerId, str] = {}
         """The names of the foundings that other peers stand on, as they say."""
@@ -270,6 +271,12 @@ class LocalPeer:
         if self.state_files is not None:
             return self.state_files.floats(count)
         return uninitialised_floats(count)
+
+    def load_checkpoint(self) -> OuterState | None:
+        """The newest usable checkpoint of this run. Raises ``FolderOfAnotherRun``."""
+        return load_outer(
+            self.folder, run_id=self.run_id, layout_hash=self.layout.hash, floats=self.floats
+        )
 
     def tell_place_of_state(self) -> None:
         """Report where the state is kept, if that is not the usual place."""
@@ -470,8 +477,6 @@ class LocalPeer:
         peer = fields["peer"]
         if peer not in self.apart:
             self.apart[peer] = None
-            while len(self.apart) > LAST_OFFERS_MAX:
-                del self.apart[next(iter(self.apart))]
             self.event("founded_apart", **fields, name=self.board.names.within(peer))
 
     def _round_ended(self, fields: Fields) -> None:
@@ -490,10 +495,8 @@ class LocalPeer:
                 self._remember_offer(peer, f"left out, {where}: {self.board.names.within(why)}")
 
     def _remember_offer(self, peer: PeerId, outcome: str) -> None:
+        self.last_offers.pop(peer, None)  # its entry becomes the youngest
         self.last_offers[peer] = outcome
-        self.last_offers.move_to_end(peer)
-        if len(self.last_offers) > LAST_OFFERS_MAX:
-            self.last_offers.popitem(last=False)
 
     def take_held_out(self, measured: HeldOut | None) -> None:
         """Note a measurement of the held-out loss, and report it if it is the newest."""

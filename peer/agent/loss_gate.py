@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from averaging.live.loss_gate import GateSettings, LossGate
 from averaging.rules.loss_gate import Refusals
 from dht.membership.orders import Attested
-from peer.agent.local_peer import LocalPeer
 from peer.agent.slots import SlotPort
 from peer.bridge.messages import Measure, Measured
 from peer.bridge.trainer_line import TrainerLine
 from peer.storage.refused import keep_refusals, kept_refusals
+
+if TYPE_CHECKING:
+    from peer.agent.local_peer import LocalPeer
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,8 @@ from dht.membership.table import Member
 from dht.presence.events import PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
-from dht.records import ContributionCounters, KeeperLimits, RecordKeeper
+from dht.record_keeper import KeeperLimits, RecordKeeper
+from dht.records import ContributionCounters
 from peer import attestable, description
 from peer.agent.account import merged_of
 from peer.agent.crediting import Crediting

@@ -27,8 +27,9 @@ from dht.membership.orders import Orders
 from dht.membership.table import MembershipSettings
 from dht.presence.settings import PresenceSettings
 from peer.rules.amendments import effective
+from peer.run_file.merging import Mixing, Outer, Quorum
 from peer.run_file.places import place_of
-from peer.run_file.sections import FilesData, HfData, Mixing, Outer, Policy, Quorum, RunFile
+from peer.run_file.sections import FilesData, HfData, Policy, RunFile
 
 
 def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from averaging.bounded_mapping import BoundedMapping
 from averaging.history.adoption import AdoptionRule, Held, Origin, Parting, change_for
 from averaging.history.state import FragmentState
 from averaging.live.learner_port import Progress, Snapshot
@@ -66,7 +67,7 @@ class _Entry:
 
     base: Float32s | None = None
     """Theta as the trainer holds it; for fp32 parameters the very array of a ``FragmentState``."""
-    marks: dict[int, int] = field(default_factory=dict)
+    marks: dict[int, int] = field(default_factory=lambda: BoundedMapping(MARKS_MAX))
     """The steps offered last, oldest first, with the tokens up to them."""
     outstanding: int | None = None
     """The mark of a snapshot that averaging is using."""
@@ -200,8 +201,6 @@ class SlotPort:
                 mark, tokens = self.memory.offered(fragment)
                 entry.outstanding = mark
                 entry.marks[mark] = tokens
-                while len(entry.marks) > MARKS_MAX:
-                    del entry.marks[next(iter(entry.marks))]
                 return self.memory.slot(fragment)
             if state is SlotState.FREE and entry.is_empty:
                 await asyncio.to_thread(self.memory.fill, fragment)

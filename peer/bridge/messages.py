@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from averaging.audit.readings import Reading
 from dht import protocol
 from peer.description import Described
-from peer.errors import PeerError
+from peer.errors import OtherRelease, PeerError
 
 MESSAGE_MAX_BYTES = 16 << 20
 """Limit that detects a damaged stream. A layout of 10 000 tensors takes 1 MB."""
@@ -279,40 +279,24 @@ decode_from_trainer = msgspec.msgpack.Decoder[FromTrainer](FromTrainer).decode
 decode_from_agent = msgspec.msgpack.Decoder[FromAgent](FromAgent).decode
 
 
-class OtherRelease(PeerError):
-    """The installation was upgraded too far while the trainer ran, or was set back."""
-
-    exit_code = 4
-
-    def __init__(self, trainer: int, ours: protocol.Range) -> None:
-        super().__init__(trainer, ours)
-        self.trainer = trainer
-        self.ours = ours
-
-    def __str__(self) -> str:
-        return (
-            f"the trainer speaks protocol {self.trainer}, the agent that it has started "
-            f"{protocol.text(self.ours)}: Shoal was installed anew meanwhile; start the trainer "
-            "again"
-        )
-
-
-def check_begin(frame: bytes, spoken: protocol.Range = protocol.SPOKEN) -> None:
+def check_begin(frame: bytes) -> None:
     """Raise ``OtherRelease`` for a first message of a trainer whose protocol is not spoken.
 
     The number has its place for ever, whatever follows it.
     """
+    oldest, newest = protocol.SPOKEN
     match msgspec.msgpack.decode(frame):
-        case ["Begin", int(number), *_] if not spoken[0] <= number <= spoken[1]:
-            raise OtherRelease(number, spoken)
+        case ["Begin", int(number), *_] if not oldest <= number <= newest:
+            raise OtherRelease(
+                f"the trainer speaks protocol {number}, the agent that it has started "
+                f"{protocol.text(protocol.SPOKEN)}"
+            )
 
 
 class LineBroken(PeerError):
     """Received bytes are no message: the other side has another version, or is damaged."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    reason: str
 
     def __str__(self) -> str:
         return f"trainer and agent do not understand each other: {self.reason}"

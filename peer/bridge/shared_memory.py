@@ -41,7 +41,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.errors import PeerError
+from peer.errors import OtherRelease, PeerError
 
 Float32s: TypeAlias = NDArray[np.float32]
 
@@ -137,33 +137,13 @@ assert _PROGRESS.itemsize == 64, _PROGRESS.itemsize
 class MemoryUnavailable(PeerError):
     """There is not enough shared memory to exchange fragments through."""
 
-    def __init__(self, needed_bytes: int, reason: str) -> None:
-        super().__init__(needed_bytes, reason)
-        self.needed_bytes = needed_bytes
-        self.reason = reason
+    needed_bytes: int
+    reason: str
 
     def __str__(self) -> str:
         return (
             f"{self.needed_bytes / 1e6:.1f} MB of shared memory cannot be had: {self.reason}; "
             "free some memory, or raise this container's memory limit"
-        )
-
-
-class MemoryOfAnotherRelease(PeerError):
-    """The trainer that made the shared memory is of a release too far from this agent's."""
-
-    exit_code = 4
-
-    def __init__(self, found: int, versions: tuple[int, ...]) -> None:
-        super().__init__(found, versions)
-        self.found = found
-        self.versions = versions
-
-    def __str__(self) -> str:
-        return (
-            f"the trainer's shared memory has version {self.found}, this agent reads "
-            f"{', '.join(map(str, self.versions))}: Shoal was installed anew while the trainer "
-            "ran; start the trainer again"
         )
 
 
@@ -207,7 +187,10 @@ class SharedTensors:
         if kind != _KIND:
             raise ValueError("shared memory of another kind")
         if version not in _VERSIONS:
-            raise MemoryOfAnotherRelease(version, _VERSIONS)
+            raise OtherRelease(
+                f"the trainer's shared memory has version {version}, this agent reads "
+                f"{', '.join(map(str, _VERSIONS))}"
+            )
         if int(self._header["total_bytes"][0]) != size:
             raise ValueError("shared memory was cut off")
         count = int(self._header["fragments"][0])

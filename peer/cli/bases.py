@@ -18,9 +18,8 @@ def run_from_base(named: str, *, rank: int | None, data: str | None) -> RunFile:
     from peer.data.published import published
     from peer.model.recipes import build_model
     from peer.model.recipes.lora import usual_targets
-    from peer.run_file.adapters import Lora
     from peer.run_file.presets import continuing
-    from peer.run_file.sections import HfModel, RunFile
+    from peer.run_file.sections import HfModel, Lora, RunFile
 
     with progress("reading the base", quiet=False) as show:
         found = published(named, cache_dir=data_cache(), tell=lambda name, share: show(share))

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -25,7 +26,7 @@ from peer.cli.showing import (
 
 if TYPE_CHECKING:
     from peer.lab.results.page import Section
-    from peer.lab.simulate.paper.training import TrainingFolder
+    from peer.lab.simulate.paper.training import RunJobs
     from peer.lab.simulate.swarm.report import Cell
 
 simulations = typer.Typer(help="Experiments in virtual time.", no_args_is_help=True)
@@ -316,20 +317,16 @@ def simulate_heterogeneous(
         names = "; ".join(heterogeneous.PARTS)
         raise typer.BadParameter(f"no mix begins with {only!r}; there are: {names}")
 
-    def train(kept: TrainingFolder | None, advance: Callable[[float], None]) -> Shown:
+    def train(run: RunJobs) -> Shown:
         rows, trained = heterogeneous.table(
-            seeds=chosen,
-            cycles=length,
-            parts=parts,
-            workers=workers,
-            kept=kept,
-            changes=_changes(settings),
-            progress=advance,
+            seeds=chosen, cycles=length, parts=parts, changes=_changes(settings), run=run
         )
         return rows, lambda: heterogeneous.section(rows, trained)
 
     command = f"heterogeneous --seeds {len(chosen)} --seed {seed} --cycles {length:g}"
-    _train_and_show(command, train, only=only, settings=settings, out=out, as_json=as_json)
+    _train_and_show(
+        command, train, only=only, settings=settings, workers=workers, out=out, as_json=as_json
+    )
 
 
 @simulations.command("quality")
@@ -375,16 +372,14 @@ def simulate_quality(
     except ValueError as error:
         raise typer.BadParameter(f"--learners {learners!r} is not a list of numbers") from error
 
-    def train(kept: TrainingFolder | None, advance: Callable[[float], None]) -> Shown:
+    def train(run: RunJobs) -> Shown:
         rows = quality.table(
             seeds=chosen,
             learners=counts,
             cycles=length,
-            workers=workers,
             only=only,
-            kept=kept,
             changes=_changes(settings),
-            progress=advance,
+            run=run,
         )
         return rows, lambda: quality.section(rows, seeds=len(chosen))
 
@@ -392,7 +387,9 @@ def simulate_quality(
         f"quality --seeds {len(chosen)} --seed {seed} --cycles {length:g} "
         f"--learners {','.join(str(count) for count in counts)}"
     )
-    _train_and_show(command, train, only=only, settings=settings, out=out, as_json=as_json)
+    _train_and_show(
+        command, train, only=only, settings=settings, workers=workers, out=out, as_json=as_json
+    )
 
 
 @simulations.command("compare")
@@ -454,28 +451,25 @@ def simulate_compare(
     if following and len(latencies) != 1:
         raise typer.BadParameter("--following takes one --latency")
 
-    def train(kept: TrainingFolder | None, advance: Callable[[float], None]) -> Shown:
+    def train(run: RunJobs) -> Shown:
+        chosen, changes = _seeds(seeds, seed), _changes(settings)
         if following:
             followed = follow.table(
                 setting,
-                seeds=_seeds(seeds, seed),
+                seeds=chosen,
                 links_mbit=links,
                 latency_s=latencies[0],
-                workers=workers,
-                kept=kept,
-                changes=_changes(settings),
-                progress=advance,
+                changes=changes,
+                run=run,
             )
             return followed, lambda: follow.section(followed, setting)
         rows, _ = compare.table(
             setting,
-            seeds=_seeds(seeds, seed),
+            seeds=chosen,
             links_mbit=links,
             latencies_s=latencies,
-            workers=workers,
-            kept=kept,
-            changes=_changes(settings),
-            progress=advance,
+            changes=changes,
+            run=run,
         )
         return rows, lambda: compare.section(rows, setting)
 
@@ -484,7 +478,7 @@ def simulate_compare(
         f"--latency {latency} --cycles {cycles:g} --seeds {seeds} --seed {seed}"
         f"{' --following' if following else ''}"
     )
-    _train_and_show(command, train, settings=settings, out=out, as_json=as_json)
+    _train_and_show(command, train, settings=settings, workers=workers, out=out, as_json=as_json)
 
 
 def _seeds(count: int, first: int) -> tuple[int, ...]:
@@ -506,10 +500,11 @@ Shown: TypeAlias = "tuple[Sequence[Any], Callable[[], Section]]"
 
 def _train_and_show(
     command: str,
-    train: Callable[[TrainingFolder | None, Callable[[float], None]], Shown],
+    train: Callable[[RunJobs], Shown],
     *,
     only: str = "",
     settings: Sequence[str] | None,
+    workers: int,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -517,11 +512,11 @@ def _train_and_show(
 
     ``command``: name of the experiment, and its options, for repeating it.
     """
-    from peer.lab.simulate.paper.training import TrainingFolder
+    from peer.lab.simulate.paper.training import TrainingFolder, run_jobs
 
     kept = None if out is None else TrainingFolder(out / "trainings")
     with usage_errors(), progress("training", quiet=as_json) as advance:
-        rows, draw = train(kept, advance)
+        rows, draw = train(partial(run_jobs, workers=workers, kept=kept, progress=advance))
     chosen = ["--only", only] if only else []
     for setting in settings or ():
         chosen += ["--set", setting]

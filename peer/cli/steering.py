@@ -6,7 +6,9 @@ import asyncio
 import json
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -298,30 +300,23 @@ def limits(
     """
     from peer.rules import limits as rules
 
-    changes: dict[str, Any] = {}
-    if up is not None:
-        changes["up_bytes_s"] = None if up == "off" else rules.parse_rate("--up", up)
-    if down is not None:
-        changes["down_bytes_s"] = None if down == "off" else rules.parse_rate("--down", down)
-    if quota is not None:
-        changes["month_bytes"] = None if quota == "off" else rules.parse_size("--quota", quota)
-    if hours is not None:
-        changes["hours"] = None if hours == "off" else rules.parse_hours(hours)
-    if cpu is not None:
-        changes["cpu_share"] = 1.0 if cpu == "off" else rules.parse_share("--cpu", cpu)
-    if gpu is not None:
-        changes["gpu_share"] = 1.0 if gpu == "off" else rules.parse_share("--gpu", gpu)
-    if threads is not None:
-        changes["threads"] = None if threads == "off" else rules.parse_threads(threads)
-    if idle_only is not None:
-        share = None
-        if idle_only != "off":
-            share = rules.parse_share("--idle-only", idle_only, most=99)
-        changes["idle_below"] = share
-    if disk is not None:
-        changes["disk_bytes"] = None if disk == "off" else rules.parse_disk(disk)
-    if relay_bulk is not None:
-        changes["relay_bytes_s"] = rules.parse_relay_rate(relay_bulk)
+    wishes: dict[str, tuple[str | None, Callable[[str], object], object]] = {
+        "up_bytes_s": (up, partial(rules.parse_rate, "--up"), None),
+        "down_bytes_s": (down, partial(rules.parse_rate, "--down"), None),
+        "month_bytes": (quota, partial(rules.parse_size, "--quota"), None),
+        "hours": (hours, rules.parse_hours, None),
+        "cpu_share": (cpu, partial(rules.parse_share, "--cpu"), 1.0),
+        "gpu_share": (gpu, partial(rules.parse_share, "--gpu"), 1.0),
+        "threads": (threads, rules.parse_threads, None),
+        "idle_below": (idle_only, partial(rules.parse_share, "--idle-only", most=99), None),
+        "disk_bytes": (disk, rules.parse_disk, None),
+        "relay_bytes_s": (relay_bulk, rules.parse_relay_rate, None),
+    }
+    changes = {
+        name: unlimited if text == "off" else parse(text)
+        for name, (text, parse, unlimited) in wishes.items()
+        if text is not None
+    }
     _change_limits(directory, as_json=as_json, **changes)
 
 

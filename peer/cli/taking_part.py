@@ -150,7 +150,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     import psutil
 
     from dht.identity import Identity
-    from peer.cli.training import Output, look_at, train_here, train_on_devices
+    from peer.cli.training import look_at, train_here, train_on_devices
     from peer.data.sources import check_data
     from peer.island.training import choose_devices
     from peer.model.weights import check_there
@@ -221,17 +221,11 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
             print(_expectation(seen, look.step_time_s), flush=True)
     if not options.yes and not _confirmed("Take part?", default=True):
         return EXIT_REFUSED
-    output = Output(
-        as_json=options.as_json,
-        plain=options.plain,
-        tensorboard=options.tensorboard,
-        wandb=options.wandb,
-    )
     claim(where, found.run)
     log_to(where / "trainer.log")
     if look.engine is None:
-        return train_on_devices(found.run, own, output, settings, look, devices)
-    return train_here(found.run, own, output, settings, look)
+        return train_on_devices(found.run, own, options, settings, look, devices)
+    return train_here(found.run, own, options, settings, look)
 
 
 def _may_fetch_base(run: RunFile, options: Options, *, founds: bool) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from peer.cli.application import EXIT_INTERRUPTED, complain, reported, start_logging
 
 if TYPE_CHECKING:
+    from peer.cli.learner_options import Options
     from peer.island.ranks import Place
     from peer.run_file.sections import RunFile
     from peer.trainer.engine import Engine
@@ -27,16 +28,6 @@ if TYPE_CHECKING:
 
 STEPS_TO_REMEMBER = 20
 """Number of steps after which their median time replaces what was measured before joining."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """Screens and curves that show the training to a person."""
-
-    as_json: bool
-    plain: bool
-    tensorboard: Path | None
-    wandb: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +93,7 @@ def _measurements() -> Remembered:
 
 
 def train_here(
-    run: RunFile, own: JoinSettings, output: Output, settings: TrainerSettings, look: Look
+    run: RunFile, own: JoinSettings, options: Options, settings: TrainerSettings, look: Look
 ) -> int:
     """Train in this process. Returns the exit code."""
     from peer.trainer.loop import train
@@ -125,13 +116,13 @@ def train_here(
             _measurements().put_speed(look.key, sequence_s)
         return outcome
 
-    return _watched(work, run, own, output)
+    return _watched(work, run, own, options)
 
 
 def train_on_devices(
     run: RunFile,
     own: JoinSettings,
-    output: Output,
+    options: Options,
     settings: TrainerSettings,
     look: Look,
     devices: tuple[str, ...],
@@ -142,14 +133,14 @@ def train_on_devices(
 
     folder = own.directory or default_directory(run.run_id)
     claim(folder, run)
-    work = partial(_rank, run, own, output, settings, look.goal, look.key)
+    work = partial(_rank, run, own, options, settings, look.goal, look.key)
     return run_island(devices, work, logs=folder, tell=complain)
 
 
 def _rank(
     run: RunFile,
     own: JoinSettings,
-    output: Output,
+    options: Options,
     settings: TrainerSettings,
     goal: Goal,
     key: str,
@@ -179,7 +170,7 @@ def _rank(
         )
 
     if place.rank == 0:
-        return reported(lambda: _watched(work, run, own, output))
+        return reported(lambda: _watched(work, run, own, options))
 
     def keep(found: Fit) -> None:
         if place.rank == 0:
@@ -195,7 +186,7 @@ def _watched(
     work: Callable[[Stop, Callable[[Fields], None], Callable[[Run], None]], Outcome | None],
     run_file: RunFile,
     own: JoinSettings,
-    output: Output,
+    options: Options,
 ) -> int:
     """Do the work with a screen, curves, and signals that ask it to leave."""
     from peer.storage.home import default_directory
@@ -205,12 +196,12 @@ def _watched(
     folder = own.directory or default_directory(run_file.run_id)
     with (
         open_curves(
-            tensorboard=output.tensorboard,
-            wandb_project=output.wandb,
+            tensorboard=options.tensorboard,
+            wandb_project=options.wandb,
             name=own.name or folder.name,
             directory=folder,
         ) as curves,
-        _reporter(output) as reporter,
+        _reporter(options) as reporter,
         Stop(heard=reporter.interrupted).on_signals() as stop,
     ):
 
@@ -226,14 +217,14 @@ def _watched(
     return EXIT_INTERRUPTED if outcome.stopped and not outcome.finished else 0
 
 
-def _reporter(output: Output) -> Reporter:
+def _reporter(options: Options) -> Reporter:
     from peer.views.watch import JsonReporter, PlainReporter, ScreenReporter
 
     def say(text: str) -> None:
         print(text, flush=True)
 
-    if output.as_json:
+    if options.as_json:
         return JsonReporter(say)
-    if output.plain or not sys.stdout.isatty():
+    if options.plain or not sys.stdout.isatty():
         return PlainReporter(say)
     return ScreenReporter()

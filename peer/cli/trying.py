@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +19,9 @@ from peer.cli.options import Json, JsonAtTheEnd, Plain
 from peer.cli.showing import seconds, usage_errors
 
 commands = typer.Typer()
+
+LogFolder = Annotated[Path | None, Option(help="Folder for logs. [default: a new folder in /tmp]")]
+Check = Annotated[bool, Option("--check", help="Exit with status 1 if a bar is missed.")]
 
 
 @commands.command()
@@ -73,6 +76,10 @@ def demo(
     return 0 if record["ok"] else 1
 
 
+def _tell(*words: str) -> None:
+    print(*words, file=sys.stderr)
+
+
 benches = typer.Typer(help="Measurements on this machine.", no_args_is_help=True)
 
 
@@ -104,7 +111,7 @@ def bench_averaging(
 
     Example: shoal bench averaging --values 30e6 --peers 2,4 --codec int4
     """
-    from peer.lab.bench.comparison import AveragingBench, BenchFailed, run_averaging_bench, table
+    from peer.lab.bench.comparison import AveragingBench, run_averaging_bench, table
 
     with usage_errors():
         bench = AveragingBench(
@@ -114,12 +121,7 @@ def bench_averaging(
             against=tuple(name for name in vs.split(",") if name),
             rounds=rounds,
         )
-    progress: Callable[[str], None] = lambda line: print(line, file=sys.stderr)  # noqa: E731
-    try:
-        found = run_averaging_bench(bench, tell=progress)
-    except BenchFailed as error:
-        complain(str(error))
-        raise typer.Exit(1) from error
+    found = run_averaging_bench(bench, tell=_tell)
     print(json.dumps(found) if as_json else table(found["rows"]))
 
 
@@ -141,9 +143,7 @@ def bench_training(
     ] = None,
     time: Annotated[str, Option(help="Measured time of each turn of a loop.")] = "20s",
     turns: Annotated[int, Option(help="Turns of each loop.", min=1)] = 5,
-    check: Annotated[
-        bool, Option("--check", help="Exit with status 1 if a bar is missed.")
-    ] = False,
+    check: Check = False,
     as_json: Json = False,
 ) -> int:
     """Compare the training loop of `shoal join` with the same loop alone and one written by hand.
@@ -175,9 +175,8 @@ def bench_training(
             seconds=seconds(time),
             turns=turns,
         )
-    progress: Callable[[str], None] = lambda line: print(line, file=sys.stderr)  # noqa: E731
     with as_interrupts():
-        found = run_training_bench(bench, tell=progress)
+        found = run_training_bench(bench, tell=_tell)
     print(json.dumps(found) if as_json else table(found))
     return 1 if check and not all(bar["met"] for bar in found["bars"]) else 0
 
@@ -197,9 +196,7 @@ def bench_memory(
     directory: Annotated[
         Path, Option(help="Folder on the disk to measure; it is left as it was.")
     ] = Path(),
-    check: Annotated[
-        bool, Option("--check", help="Exit with status 1 if a bar is missed.")
-    ] = False,
+    check: Check = False,
     as_json: Json = False,
 ) -> int:
     """Compare an agent's memory and rounds with the run's state in memory and in files.
@@ -209,7 +206,7 @@ def bench_memory(
 
     Example: shoal bench memory --values 100e6 --turns 3
     """
-    from peer.lab.bench.memory import AgentsFailed, MemoryBench, run_memory_bench, table
+    from peer.lab.bench.memory import MemoryBench, run_memory_bench, table
     from peer.signals import as_interrupts
 
     with usage_errors():
@@ -221,13 +218,8 @@ def bench_memory(
             turns=turns,
             step_s=seconds(step),
         )
-    progress: Callable[[str], None] = lambda line: print(line, file=sys.stderr)  # noqa: E731
-    try:
-        with as_interrupts():
-            found = run_memory_bench(bench, folder=directory.resolve(), tell=progress)
-    except AgentsFailed as error:
-        complain(str(error))
-        raise typer.Exit(1) from error
+    with as_interrupts():
+        found = run_memory_bench(bench, folder=directory.resolve(), tell=_tell)
     print(json.dumps(found) if as_json else table(found))
     return 1 if check and not all(bar["met"] for bar in found["bars"]) else 0
 
@@ -264,9 +256,7 @@ def bench_regions(
     plot: Annotated[
         Path | None, Option(metavar="FILE.png", help="Also draw the figures of all lines.")
     ] = None,
-    directory: Annotated[
-        Path | None, Option(help="Folder for logs. [default: a new folder in /tmp]")
-    ] = None,
+    directory: LogFolder = None,
     as_json: Json = False,
 ) -> None:
     """Train in several regions on limited lines, and compare their traffic with its prediction.
@@ -281,8 +271,7 @@ def bench_regions(
     import msgspec
 
     from peer.joining.link import find_run
-    from peer.lab.network.topology import NetworkFailed, cannot_build
-    from peer.lab.processes import ProcessFailed
+    from peer.lab.network.topology import cannot_build
     from peer.lab.regions import extrapolation
     from peer.lab.regions.figures import record, table
     from peer.lab.regions.plot import plot_png
@@ -318,15 +307,10 @@ def bench_regions(
         complain(f"regions cannot be made here: {reason}")
         raise typer.Exit(1)
     rows = []
-    try:
-        with as_interrupts():
-            for trial in trials:
-                title = f"{trial.mbit:g} Mbit/s, H = {trial.run.outer.steps_per_cycle}"
-                tell = lambda line, title=title: print(f"{title}: {line}", file=sys.stderr)  # noqa: E731
-                rows.append(conduct(trial, tell=tell))
-    except (ProcessFailed, NetworkFailed) as error:
-        complain(str(error))
-        raise typer.Exit(1) from error
+    with as_interrupts():
+        for trial in trials:
+            title = f"{trial.mbit:g} Mbit/s, H = {trial.run.outer.steps_per_cycle}:"
+            rows.append(conduct(trial, tell=partial(_tell, title)))
     beyond = None if large is None else extrapolation.extrapolate(large, regions, rows)
     if plot is not None:
         plot.write_bytes(plot_png(rows))
@@ -374,9 +358,7 @@ def chaos_run(
     seed: Annotated[int, Option(help="Seed of the schedule.", min=0)] = 0,
     pace: Annotated[float, Option(help="Least seconds per step.", min=0.01)] = 0.2,
     control: Annotated[bool, Option(help="Run a swarm without faults first, to compare.")] = True,
-    directory: Annotated[
-        Path | None, Option(help="Folder for logs. [default: a new folder in /tmp]")
-    ] = None,
+    directory: LogFolder = None,
     as_json: JsonAtTheEnd = False,
 ) -> int:
     """Inject faults into a swarm of real processes on a seeded schedule, and judge its promises.
@@ -426,9 +408,7 @@ def chaos_goodput(
         str | None, Option(help="Only one swarm: shoal or synchronous.", show_default=False)
     ] = None,
     seed: Annotated[int, Option(help="Seed of the failures.", min=0)] = 0,
-    directory: Annotated[
-        Path | None, Option(help="Folder for logs. [default: a new folder in /tmp]")
-    ] = None,
+    directory: LogFolder = None,
     as_json: JsonAtTheEnd = False,
 ) -> int:
     """Measure the share of work that constant failures leave, with real processes.

@@ -42,11 +42,8 @@ class BaseUnavailable(PeerError):
     """The published model that a run begins from is not to be had here."""
 
     exit_code = 2
-
-    def __init__(self, source: str, reason: str) -> None:
-        super().__init__(source, reason)
-        self.source = source
-        self.reason = reason
+    source: str
+    reason: str
 
     def __str__(self) -> str:
         return f"the base model {self.source} cannot be used: {self.reason}"

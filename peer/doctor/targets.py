@@ -29,11 +29,8 @@ class TargetError(PeerError):
     """A target is neither a link, nor a run file, nor an address of a peer."""
 
     exit_code = 2
-
-    def __init__(self, target: str, reason: str) -> None:
-        super().__init__(target, reason)
-        self.target = target
-        self.reason = reason
+    target: str
+    reason: str
 
     def __str__(self) -> str:
         return f"{self.target!r} cannot be examined: {self.reason}"

@@ -19,11 +19,8 @@ class NothingFound(PeerError):
     """The logs contain no such round or peer."""
 
     exit_code = 2
-
-    def __init__(self, wanted: str, known: Sequence[str]) -> None:
-        super().__init__(wanted, known)
-        self.wanted = wanted
-        self.known = known
+    wanted: str
+    known: Sequence[str]
 
     def __str__(self) -> str:
         return f"nothing about {self.wanted} in these logs; they know {', '.join(self.known)}"

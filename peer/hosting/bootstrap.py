@@ -287,59 +287,51 @@ class Bootstrap:
         now = asyncio.get_running_loop().time()
         live = [len(table.live(now)) for table in self.presence.tables.values()]
         estimate, stats = self.presence.clock, self.presence.stats
-        yield _gauge("shoal_connections", "Peers connected.", len(self.presence.connected))
-        yield _gauge("shoal_runs", "Runs with live peers.", sum(n > 0 for n in live))
-        yield _gauge("shoal_peers", "Live peers of all runs.", sum(live))
-        yield _gauge(
-            "shoal_directory_stored_bytes",
-            "Size of the DHT records stored.",
-            self.host.records.stored_bytes,
-        )
-        yield _gauge(
-            "shoal_directory_neighbours",
-            "Routing table.",
-            self.host.records.neighbours,
-        )
-        yield _gauge(
-            "shoal_reachable",
-            "1: other peers can dial this peer; 0: they cannot; NaN: unknown.",
-            {True: 1.0, False: 0.0, None: float("nan")}[self.presence.reachable],
-        )
-        yield _gauge(
-            "shoal_clock_offset_seconds",
-            "Offset from this clock to those of others; NaN: unknown.",
-            float("nan") if estimate is None else estimate.offset_s,
-        )
-        yield _counter("shoal_hellos_received", "Hellos received.", stats.hellos_received)
-        yield _counter("shoal_calls_refused", "Hellos refused.", stats.refused)
+        records, nan = self.host.records, float("nan")
         relay = Relay() if self.host.lane is None else self.host.lane.relay
-        yield _gauge("shoal_relay_circuits", "Connections relayed now.", relay.circuits)
-        yield _counter(
-            "shoal_relayed_bytes", "Bulk data passed on for others.", relay.counters["bytes"]
-        )
-        yield _counter("shoal_relay_refused", "Connections not relayed.", relay.counters["refused"])
-        yield _counter("shoal_daemon_restarts", "Daemon restarts.", self.host.restarts)
+        reachable = {True: 1.0, False: 0.0, None: nan}[self.presence.reachable]
+        gauges: dict[str, tuple[str, float]] = {
+            "connections": ("Peers connected.", len(self.presence.connected)),
+            "runs": ("Runs with live peers.", sum(n > 0 for n in live)),
+            "peers": ("Live peers of all runs.", sum(live)),
+            "directory_stored_bytes": ("Size of the DHT records stored.", records.stored_bytes),
+            "directory_neighbours": ("Routing table.", records.neighbours),
+            "reachable": (
+                "1: other peers can dial this peer; 0: they cannot; NaN: unknown.",
+                reachable,
+            ),
+            "clock_offset_seconds": (
+                "Offset from this clock to those of others; NaN: unknown.",
+                nan if estimate is None else estimate.offset_s,
+            ),
+            "relay_circuits": ("Connections relayed now.", relay.circuits),
+        }
+        counters: dict[str, tuple[str, float]] = {
+            "hellos_received": ("Hellos received.", stats.hellos_received),
+            "calls_refused": ("Hellos refused.", stats.refused),
+            "relayed_bytes": ("Bulk data passed on for others.", relay.counters["bytes"]),
+            "relay_refused": ("Connections not relayed.", relay.counters["refused"]),
+            "daemon_restarts": ("Daemon restarts.", self.host.restarts),
+        }
+        if (pid := self.host.daemon_pid) is not None:
+            with suppress(psutil.Error):
+                daemon = psutil.Process(pid)
+                spent, memory = daemon.cpu_times(), daemon.memory_info().rss
+                gauges["daemon_resident_memory_bytes"] = ("Memory of the libp2p daemon.", memory)
+                counters["daemon_cpu_seconds"] = (
+                    "Processor time of the libp2p daemon.",
+                    spent.user + spent.system,
+                )
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(f"shoal_{name}", text, value=value)
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(f"shoal_{name}", text, value=value)
         rejected = CounterMetricFamily(
             "shoal_records_rejected", "DHT records rejected, by reason.", labels=["reason"]
         )
         for reason, count in sorted(self.host.keeper.rejected.items()):
             rejected.add_metric([reason], count)
         yield rejected
-        pid = self.host.daemon_pid
-        if pid is not None:
-            with suppress(psutil.Error):
-                daemon = psutil.Process(pid)
-                yield _gauge(
-                    "shoal_daemon_resident_memory_bytes",
-                    "Memory of the libp2p daemon.",
-                    daemon.memory_info().rss,
-                )
-                spent = daemon.cpu_times()
-                yield _counter(
-                    "shoal_daemon_cpu_seconds",
-                    "Processor time of the libp2p daemon.",
-                    spent.user + spent.system,
-                )
 
 
 @asynccontextmanager
@@ -504,11 +496,3 @@ def _is_public(address: Multiaddr) -> bool:
 def _log_warning(event: PresenceEvent) -> None:
     if event.name in WARNINGS:
         _logger.warning("%s %s", event.name, event.text)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value=value)
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(name, text, value=value)

@@ -16,12 +16,9 @@ class CannotListen(PeerError):
     """This machine does not allow listening at an address."""
 
     exit_code = 2
-
-    def __init__(self, address: str, reason: str, remedy: str) -> None:
-        super().__init__(address, reason, remedy)
-        self.address = address
-        self.reason = reason
-        self.remedy = remedy
+    address: str
+    reason: str
+    remedy: str
 
     def __str__(self) -> str:
         return f"cannot listen at {self.address}: {self.reason}; {self.remedy}"
@@ -31,11 +28,8 @@ class SettingError(PeerError):
     """A setting of the command line is invalid."""
 
     exit_code = 2
-
-    def __init__(self, setting: str, problem: str) -> None:
-        super().__init__(setting, problem)
-        self.setting = setting
-        self.problem = problem
+    setting: str
+    problem: str
 
     def __str__(self) -> str:
         return f"{self.setting}: {self.problem}"

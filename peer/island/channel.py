@@ -39,10 +39,7 @@ class IslandBroken(PeerError):
     """The processes of an island do not fit together, or rank 0 could not get into the run."""
 
     exit_code = 3
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    reason: str
 
     def __str__(self) -> str:
         return f"the island cannot take part: {self.reason}"

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,8 @@ from peer.errors import PeerError
 class ProcessFailed(PeerError):
     """A process failed although no fault was injected."""
 
-    def __init__(self, what: str, log: str) -> None:
-        super().__init__(what, log)
-        self.what = what
-        self.log = log
+    what: str
+    log: str
 
     def __str__(self) -> str:
         return f"the swarm stopped: {self.what}; its output is in {self.log}"
@@ -88,25 +87,48 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def new_records(log: Path, position: int) -> tuple[list[dict[str, Any]], int]:
-    """The complete JSON lines after ``position`` and the new position; skips other lines."""
-    try:
-        with log.open("rb") as file:
-            file.seek(position)
-            data = file.read()
-    except FileNotFoundError:
-        return [], position
-    end = data.rfind(b"\n") + 1
-    records = []
-    for line in data[:end].splitlines():
-        if line.startswith(b"{"):
-            try:
-                record = json.loads(line)
-            except ValueError:  # cut off by a SIGKILL, then continued by the next process
-                continue
-            if isinstance(record, dict):
-                records.append(record)
-    return records, position + end
+class Output:
+    """The JSON lines that a process writes into its log. Other lines are skipped."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self._read_bytes = 0
+
+    def news(self) -> list[dict[str, Any]]:
+        """The lines that are complete since the last call."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(self._read_bytes)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        end = data.rfind(b"\n") + 1
+        self._read_bytes += end
+        records = []
+        for line in data[:end].splitlines():
+            if line.startswith(b"{"):
+                try:
+                    record = json.loads(line)
+                except ValueError:  # cut off by a SIGKILL, then continued by the next process
+                    continue
+                if isinstance(record, dict):
+                    records.append(record)
+        return records
+
+    def first(
+        self, field: str, process: subprocess.Popen[bytes], *, name: str, within_s: float
+    ) -> str:
+        """The value of the first line that has this field. Raises ``ProcessFailed``."""
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            for record in self.news():
+                if field in record:
+                    return str(record[field])
+            if process.poll() is not None:
+                what = f"{name} ended with exit code {process.returncode}"
+                raise ProcessFailed(what, str(self.log))
+            time.sleep(0.05)
+        raise ProcessFailed(f"{name} printed no {field} within {within_s:g} s", str(self.log))
 
 
 def free_port() -> int:

@@ -18,10 +18,8 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.
 class NotPushed(PeerError):
     """An export cannot be uploaded."""
 
-    def __init__(self, repository: str, reason: str) -> None:
-        super().__init__(repository, reason)
-        self.repository = repository
-        self.reason = reason
+    repository: str
+    reason: str
 
     def __str__(self) -> str:
         return f"not uploaded to {self.repository}: {self.reason}"

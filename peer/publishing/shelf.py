@@ -37,11 +37,8 @@ class NotAShelf(PeerError):
     """A folder to publish in holds something else."""
 
     exit_code = 2
-
-    def __init__(self, folder: str, reason: str) -> None:
-        super().__init__(folder, reason)
-        self.folder = folder
-        self.reason = reason
+    folder: str
+    reason: str
 
     def __str__(self) -> str:
         return f"cannot publish in {self.folder}: {self.reason}; give an empty or new folder"

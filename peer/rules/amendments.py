@@ -14,8 +14,9 @@ from dht.identity import PeerId
 from dht.membership.orders import Orders, Value, settings_at
 from dht.records import PeerRecord
 from peer.errors import RunFileError
+from peer.run_file.merging import CODECS_SINCE
 from peer.run_file.reading import with_settings
-from peer.run_file.sections import CODECS_SINCE, RunFile
+from peer.run_file.sections import RunFile
 
 AMENDABLE = (
     "end.date",

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from statistics import fmean
 from typing import Annotated
 
 import msgspec
@@ -45,12 +45,9 @@ class BadLimit(PeerError):
     """The value of a limit is invalid."""
 
     exit_code = 2
-
-    def __init__(self, setting: str, value: str, rule: str) -> None:
-        super().__init__(setting, value, rule)
-        self.setting = setting
-        self.value = value
-        self.rule = rule
+    setting: str
+    value: str
+    rule: str
 
     def __str__(self) -> str:
         return f"{self.setting} is {self.value!r}; {self.rule}"
@@ -169,9 +166,9 @@ class OthersBusy:
             return False
         newest = self._samples[-1][0]
         lately = [used for at, used in self._samples if at > newest - BUSY_FOR_S]
-        if _mean(lately) >= share:
+        if fmean(lately) >= share:
             self._is_busy = True
-        elif _mean([used for _, used in self._samples]) < share:
+        elif fmean([used for _, used in self._samples]) < share:
             self._is_busy = False
         return self._is_busy
 
@@ -352,7 +349,3 @@ def _gigabytes(count: float) -> str:
 
 def _used(count: float | None) -> str:
     return "" if count is None else f"{_gigabytes(float(f'{count:.3g}'))} of "
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

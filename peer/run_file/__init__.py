@@ -8,10 +8,11 @@ run is found, is the only setting outside the hash, because it may change during
 In: the text of a run file, or the canonical form that another peer serves. Out: a ``RunFile``,
 or a ``RunFileError`` that lists every fault with its line, the rule and the nearest valid name.
 
-Start with ``sections``, the declaration of every setting; then ``reading``. ``setting_rules``
-checks single settings, ``contradictions`` their combinations, ``hf_config`` the configuration of
-a transformers model; ``toml_lines`` finds line numbers; ``writing`` prints a commented file,
-``presets`` has settings for models of named sizes; ``schedule`` computes the learning rate.
+Start with ``sections`` and ``merging``, the declarations of all settings (``declaring`` is how one
+is declared); then ``reading``. ``setting_rules`` checks single settings, ``contradictions`` their
+combinations, ``hf_config`` the configuration of a transformers model; ``toml_lines`` finds line
+numbers; ``writing`` prints a commented file, ``presets`` has settings for models of named sizes;
+``schedule`` computes the learning rate.
 
 Nothing here opens a file or a connection, reads the clock, or executes what a run file says: run
 files come from strangers. A default never changes under the same ``SCHEMA``.

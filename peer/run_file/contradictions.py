@@ -13,6 +13,7 @@ from dht.identity import parse_peer_id
 from peer.run_file.base import base_problems
 from peer.run_file.forms import TEMPLATES, template_problems
 from peer.run_file.hf_config import config_problems
+from peer.run_file.merging import Outer
 from peer.run_file.places import (
     LIST_FORMAT,
     TEXT_FORMATS,
@@ -29,7 +30,6 @@ from peer.run_file.sections import (
     GptModel,
     HfData,
     HfModel,
-    Outer,
     RunFile,
     TextData,
     vocabulary,

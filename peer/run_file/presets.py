@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from peer.run_file.merging import Outer
 from peer.run_file.sections import (
     SIZES,
     AdamwInner,
@@ -20,7 +21,6 @@ from peer.run_file.sections import (
     HfData,
     HfModel,
     MuonInner,
-    Outer,
     PythonStdlibData,
     RunFile,
     Schedule,

@@ -207,6 +207,6 @@ def _limits(meta: Sequence[Meta]) -> list[str]:
 
 def description_of(annotation: Any) -> str:
     for part in typing.get_args(annotation)[1:]:
-        if isinstance(part, Meta) and part.description:
-            return part.description
+        if isinstance(part, str):
+            return part
     raise AssertionError(f"a setting without a description: {annotation}")

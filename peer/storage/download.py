@@ -46,11 +46,8 @@ class NotDownloaded(PeerError):
     """No peer that is on line gives the parameters of the run."""
 
     exit_code = 3
-
-    def __init__(self, run: str, reason: str) -> None:
-        super().__init__(run, reason)
-        self.run = run
-        self.reason = reason
+    run: str
+    reason: str
 
     def __str__(self) -> str:
         return (

@@ -44,11 +44,9 @@ Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 class InnerStateUnknown(PeerError):
     """The state of an optimizer has a value that is neither a tensor nor a plain number."""
 
-    def __init__(self, optimizer: str, key: str, kind: str) -> None:
-        super().__init__(optimizer, key, kind)
-        self.optimizer = optimizer
-        self.key = key
-        self.kind = kind
+    optimizer: str
+    key: str
+    kind: str
 
     def __str__(self) -> str:
         return (

@@ -38,10 +38,7 @@ class NothingToExport(PeerError):
     """The folder has no usable checkpoint."""
 
     exit_code = 2
-
-    def __init__(self, folder: str) -> None:
-        super().__init__(folder)
-        self.folder = folder
+    folder: str
 
     def __str__(self) -> str:
         return (

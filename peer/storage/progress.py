@@ -14,7 +14,6 @@ import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 _MAGIC = b"shoalP1\0"
 # sequence, incarnation, step, tokens, earlier tokens, clean end; then their CRC-32
@@ -132,12 +131,7 @@ class ProgressFile:
     def __enter__(self) -> ProgressFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _write(self, now: Processed) -> None:

@@ -93,30 +93,14 @@ def local_pieces(
     )
 
 
-class Copies(Protocol):
-    """Copies between the parameters of each fragment and its slot."""
-
-    def start_offer(self, fragment: int) -> None: ...
-
-    def start_adoption(self, fragment: int, order: AdoptionOrder) -> None: ...
-
-    def advance(self, fragment: int, enough: Callable[[], bool]) -> bool:
-        """Continue the copy, until ``enough()``, without waiting. Returns whether it is done."""
-        ...
-
-    def wait(self, fragment: int) -> None:
-        """Wait for the device until ``advance`` can finish the copy."""
-        ...
-
-    def close(self) -> None: ...
-
-
 def slots_of(memory: SharedTensors) -> list[torch.Tensor]:
     """The slots of the shared memory as tensors."""
     return [torch.from_numpy(memory.slot(index)) for index in range(memory.fragments)]
 
 
-def copies_of_device(memory: SharedTensors, pieces: Sequence[tuple[LocalPiece, ...]]) -> Copies:
+def copies_of_device(
+    memory: SharedTensors, pieces: Sequence[tuple[LocalPiece, ...]]
+) -> DirectCopies | SideStreamCopies:
     """The copies that suit the device of these pieces."""
     devices = {piece.parameter.device for fragment in pieces for piece in fragment}
     if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
@@ -144,6 +128,7 @@ class DirectCopies:
 
     @torch.no_grad()
     def advance(self, fragment: int, enough: Callable[[], bool]) -> bool:
+        """Continue the copy, until ``enough()``, without waiting. Returns whether it is done."""
         least = -(-len(self._pieces[fragment]) // STEPS_MAX)
         for done, _ in enumerate(self._under_way[fragment], start=1):
             if done >= least and enough():
@@ -338,6 +323,7 @@ class SideStreamCopies:
         return fragment not in self._under_way
 
     def wait(self, fragment: int) -> None:
+        """Wait for the device until ``advance`` can finish the copy."""
         if fragment in self._under_way:
             self._under_way[fragment][1].synchronize()
 

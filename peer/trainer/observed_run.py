@@ -1,19 +1,14 @@
-"""Values that screens, curves and other programs read of a run that this process trains in.
-
-``peer.trainer`` fills in these values, ``peer.views`` shows them; neither imports the other.
-"""
+"""Values that screens, curves and other programs read of a run that this process trains in."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from dht.identity import PeerId
-from peer.bridge.messages import Other, Value
+from peer.bridge.messages import Value
 from peer.errors import RunLost
-from peer.run_file.sections import RunFile
 
 Fields: TypeAlias = Mapping[str, Value]
 """The fields of an event."""
@@ -107,44 +102,3 @@ class Outcome:
     held_out_loss: float | None
     stats: Stats
     directory: Path
-
-
-class ObservedRun(Protocol):
-    """The read-only part of ``peer.Run`` that views need; its docstrings are there."""
-
-    @property
-    def run_file(self) -> RunFile: ...
-    @property
-    def peer_id(self) -> PeerId: ...
-    @property
-    def stats(self) -> Stats: ...
-    @property
-    def speed(self) -> Speed: ...
-    @property
-    def link(self) -> str | None: ...
-    @property
-    def global_tokens(self) -> int: ...
-    @property
-    def merged_tokens(self) -> int: ...
-    @property
-    def versions(self) -> tuple[int, ...]: ...
-    @property
-    def peers(self) -> int: ...
-    @property
-    def loss(self) -> float | None: ...
-    @property
-    def held_out_loss(self) -> float | None: ...
-    @property
-    def others(self) -> tuple[Other, ...]: ...
-    @property
-    def share(self) -> float: ...
-    @property
-    def staleness(self) -> int: ...
-    @property
-    def in_flight(self) -> tuple[str, ...]: ...
-    @property
-    def last_offer(self) -> str: ...
-    @property
-    def rest(self) -> str | None: ...
-    @property
-    def limits(self) -> tuple[str, ...]: ...

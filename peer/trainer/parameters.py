@@ -39,10 +39,7 @@ class LayoutUnknown(PeerError):
     """The run's model is not in its run file."""
 
     exit_code = 2
-
-    def __init__(self, run: str) -> None:
-        super().__init__(run)
-        self.run = run
+    run: str
 
     def __str__(self) -> str:
         return (
@@ -55,10 +52,7 @@ class BufferNotFinite(PeerError):
     """A statistic whose mean would never be finite."""
 
     exit_code = 2
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
+    name: str
 
     def __str__(self) -> str:
         return (

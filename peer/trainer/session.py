@@ -28,7 +28,6 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -150,12 +149,7 @@ class Run(Rank):
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # An error of the caller's is no reason to wait; Ctrl-C means: finish and go.
         calm = kind is None or issubclass(kind, KeyboardInterrupt | LeftEarly)
         if self._ranks is not None and kind is not None:

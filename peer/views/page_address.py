@@ -38,12 +38,9 @@ class PageError(PeerError):
     """The pages cannot be served at an address."""
 
     exit_code = 2
-
-    def __init__(self, address: str, reason: str, option: str = "--page") -> None:
-        super().__init__(address, reason, option)
-        self.address = address
-        self.reason = reason
-        self.option = option
+    address: str
+    reason: str
+    option: str = "--page"
 
     def __str__(self) -> str:
         return (

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from peer.quantities import bytes_text, count_text, duration_text, fates_text, peers_text, plural
-from peer.trainer.observed_run import ObservedRun as Run
 from peer.trainer.observed_run import Outcome, Speed, Stats
+
+if TYPE_CHECKING:
+    from peer.trainer.session import Run
 
 
 def progress(run: Run) -> dict[str, Any]:

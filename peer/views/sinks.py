@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from peer.errors import ExtraMissing, PeerError
-from peer.trainer.observed_run import ObservedRun as Run
 from peer.views.progress import progress
+
+if TYPE_CHECKING:
+    from peer.trainer.session import Run
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +50,9 @@ class SinkFailed(PeerError):
     """A sink that was asked for cannot be opened."""
 
     exit_code = 2
-
-    def __init__(self, option: str, reason: str, remedy: str) -> None:
-        super().__init__(option, reason, remedy)
-        self.option = option
-        self.reason = reason
-        self.remedy = remedy
+    option: str
+    reason: str
+    remedy: str
 
     def __str__(self) -> str:
         return f"{self.option} cannot be used: {self.reason}; {self.remedy}, or omit the option"

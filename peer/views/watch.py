@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from rich.live import Live
 from rich.text import Text
@@ -22,7 +21,6 @@ from peer.events.printable import printable
 from peer.events.telling import on_screen, own_offer
 from peer.quantities import fates_text, peers_text, rounded_shares
 from peer.trainer.observed_run import Fields, Outcome
-from peer.trainer.observed_run import ObservedRun as Run
 from peer.views.event_log import plain
 from peer.views.progress import (
     done,
@@ -32,6 +30,9 @@ from peer.views.progress import (
     speed_texts,
 )
 from peer.views.screen import PeerRow, View, draw
+
+if TYPE_CHECKING:
+    from peer.trainer.session import Run
 
 REPORT_EVERY_S = 1.0
 LOSSES_MAX = 4096
@@ -152,12 +153,7 @@ class Reporter(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
 
     def on_event(self, fields: Fields) -> None: ...
 

@@ -45,7 +45,7 @@ from dht.membership import hello as wire
 from dht.membership.own_record import OwnRecord
 from dht.membership.table import bucket_key, bucket_of, depth_for
 from dht.memory.host import MemoryNetwork, identity_of
-from dht.memory.host import run as run_virtually
+from dht.memory.virtual_loop import run as run_virtually
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from dht.records import ContributionCounters

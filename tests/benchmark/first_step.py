@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from peer import signals
-from peer.lab.processes import CLI, ProcessFailed, kill_tree, new_records, spawn
+from peer.lab.processes import CLI, Output, ProcessFailed, kill_tree, spawn
 from peer.run_file.reading import parse
 from peer.run_file.writing import to_toml
 from peer.trainer.needs import needs_of
@@ -50,8 +50,7 @@ class Command:
         self._folder = folder
         self.times_s: dict[str, float] = {}
         self.link: str | None = None
-        self._log = folder / f"{name}.out"
-        self._read_bytes = 0
+        self._output = Output(folder / f"{name}.out")
         self._began = time.monotonic()
         self.process: subprocess.Popen[bytes] = spawn(
             [
@@ -59,7 +58,7 @@ class Command:
                 *("--directory", str(folder / name), "--name", name, "--json", "--yes"),
                 *("--listen", "/ip4/127.0.0.1/tcp/0", "--page", "off"),
             ],
-            self._log,
+            self._output.log,
             environment={"XDG_DATA_HOME": str(folder / "data")},
         )
 
@@ -68,9 +67,8 @@ class Command:
         while "first step" not in self.times_s:
             now_s = time.monotonic() - self._began
             if now_s > WITHIN_S or self.process.poll() is not None:
-                raise ProcessFailed(f"{self.name} has not trained", str(self._log))
-            records, self._read_bytes = new_records(self._log, self._read_bytes)
-            for each in records:
+                raise ProcessFailed(f"{self.name} has not trained", str(self._output.log))
+            for each in self._output.news():
                 self._note(each, now_s)
             time.sleep(LOOK_EVERY_S)
 

@@ -9,17 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dht.identity import Identity, PeerId, RunId
+from dht.record_keeper import HEAP_SLACK, Admitted, KeeperLimits, RecordKeeper
 from dht.records import (
     FRAGMENTS_MAX,
-    HEAP_SLACK,
     PEER_RECORD_MAX_BYTES,
     RUN_FILE_MAX_BYTES,
     SEALED_MAX_BYTES,
-    Admitted,
     ContributionCounters,
-    KeeperLimits,
     PeerRecord,
-    RecordKeeper,
     Rejected,
     RunRecord,
     Sealed,

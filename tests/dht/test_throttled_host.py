@@ -11,7 +11,9 @@ import pytest
 
 from dht.errors import PeerUnreachable, StreamBroken
 from dht.host import Host, Stream
-from dht.memory.host import MemoryNetwork, Weather, run
+from dht.memory.host import MemoryNetwork
+from dht.memory.network import Weather
+from dht.memory.virtual_loop import run
 from dht.throttled_host import FREE_FRAME_BYTES, Gate, ThrottledHost, TokenBucket
 
 FAST = Weather(latency_s=(0.001, 0.001))

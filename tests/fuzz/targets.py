@@ -89,9 +89,8 @@ from peer.credit import wire as credit
 from peer.description import Described, Description, Kinds
 from peer.errors import LinkError, RunFileError
 from peer.joining.link import Link, parse_link
-from peer.run_file.adapters import Lora
 from peer.run_file.reading import from_canonical, parse
-from peer.run_file.sections import FilesData, FileSource, HfModel, RunFile
+from peer.run_file.sections import FilesData, FileSource, HfModel, Lora, RunFile
 from peer.run_page import content as run_page
 from tests.averaging.audit.audited_rounds import COURT, Round, commit_of, heads_of_proofs, of_a_site
 from tests.averaging.live.served_states import state_of

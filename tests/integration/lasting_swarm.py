@@ -35,13 +35,15 @@ from averaging.rules.quorum import QuorumPolicy
 from dht.guarded_host import GuardedHost
 from dht.identity import Identity, PeerId
 from dht.membership.table import MembershipSettings
-from dht.memory.host import CALM, EPOCH, MemoryHost, MemoryNetwork, identity_of
+from dht.memory.host import EPOCH, MemoryHost, MemoryNetwork, identity_of
+from dht.memory.network import CALM
 from dht.presence import door
 from dht.presence.events import PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import PresenceSettings, Profile
 from peer.agent.online_peer import peer_view
-from peer.run_file.sections import GptModel, Outer, PythonStdlibData, RunFile
+from peer.run_file.merging import Outer
+from peer.run_file.sections import GptModel, PythonStdlibData, RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import load_outer, save_outer
 from peer.views.event_log import EventLog

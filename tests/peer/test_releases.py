@@ -17,13 +17,13 @@ import pytest
 from dht.protocol import NEWEST, OLDEST
 from peer.bridge.messages import (
     Begin,
-    OtherRelease,
     check_begin,
     decode_from_agent,
     decode_from_trainer,
     pack,
 )
-from peer.bridge.shared_memory import MemoryOfAnotherRelease, SharedTensors
+from peer.bridge.shared_memory import SharedTensors
+from peer.errors import OtherRelease
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import load_outer
 from peer.storage.progress import Processed, read_progress
@@ -78,7 +78,7 @@ def test_shared_memory_is_laid_out_as_it_was() -> None:
 def test_shared_memory_of_another_version_is_refused_with_what_to_do() -> None:
     memory = SharedTensors.create([5], layout=bytes(32), incarnation=42, coarse=False)
     os.pwrite(memory.descriptor, (3).to_bytes(2, "little"), 0)
-    with pytest.raises(MemoryOfAnotherRelease, match=r"version 3, .*start the trainer again"):
+    with pytest.raises(OtherRelease, match=r"version 3, .*start the trainer again"):
         SharedTensors(os.dup(memory.descriptor))
     os.pwrite(memory.descriptor, bytes(8), 0)
     with pytest.raises(ValueError, match="another kind"):

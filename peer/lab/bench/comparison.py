@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
 from averaging.numbers.codecs import codec_names
+from peer.errors import PeerError
 from peer.lab.bench.participant import Setup
 
 ANSWER_TIMEOUT_S = 180.0
@@ -35,15 +36,13 @@ HIVEMIND_CODECS = ("f32", "f16")
 """hivemind's 8-bit codecs raise with numpy 2.4 although the step returns, so they are left out."""
 
 
-class BenchFailed(Exception):
+class BenchFailed(PeerError):
     """A system under measurement did not finish."""
 
-    def __init__(self, system: str, codec: str, peers: int, reason: str) -> None:
-        super().__init__(system, codec, peers, reason)
-        self.system = system
-        self.codec = codec
-        self.peers = peers
-        self.reason = reason
+    system: str
+    codec: str
+    peers: int
+    reason: str
 
     def __str__(self) -> str:
         return f"{self.system} {self.codec} with {self.peers} peers: {self.reason}"

@@ -78,10 +78,8 @@ round_deadline_s = 300
 class AgentsFailed(PeerError):
     """A pair of agents of the benchmark did not do its rounds."""
 
-    def __init__(self, way: str, reason: str) -> None:
-        super().__init__(way, reason)
-        self.way = way
-        self.reason = reason
+    way: str
+    reason: str
 
     def __str__(self) -> str:
         return f"the agents with the state in {self.way}: {self.reason}"

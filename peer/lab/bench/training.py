@@ -27,7 +27,7 @@ import msgspec
 
 from peer.errors import OwnProgramNeeded, PeerError
 from peer.lab.bench.training_loops import Setup
-from peer.lab.processes import kill_tree, new_records, spawn
+from peer.lab.processes import Output, kill_tree, spawn
 from peer.run_file.presets import preset
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import (
@@ -52,10 +52,8 @@ START_TIMEOUT_S = 900.0
 class LoopFailed(PeerError):
     """A loop of the benchmark did not finish."""
 
-    def __init__(self, loop: str, reason: str) -> None:
-        super().__init__(loop, reason)
-        self.loop = loop
-        self.reason = reason
+    loop: str
+    reason: str
 
     def __str__(self) -> str:
         return f"the loop {self.loop} did not finish: {self.reason}"
@@ -192,7 +190,7 @@ def _measured(loop: str, setup: Setup) -> dict[str, Any]:
             code = process.wait(START_TIMEOUT_S + 10 * setup.seconds)
         except subprocess.TimeoutExpired as error:
             raise LoopFailed(loop, f"no result in time; it said: {_end_of(log)}") from error
-        records, _ = new_records(log, 0)
+        records = Output(log).news()
         if code or not records:
             raise LoopFailed(loop, f"it ended with status {code}; it said: {_end_of(log)}")
     return records[-1]
@@ -203,7 +201,7 @@ def _partner(setup: Setup, *, pace_s: float) -> Iterator[str]:
     """A peer that founds the run and takes part in its rounds. Yields its address."""
     with _process("partner", replace(setup, pace_s=pace_s)) as (process, log):
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not (records := new_records(log, 0)[0]):
+        while not (records := Output(log).news()):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise LoopFailed("partner", f"it gave no address; it said: {_end_of(log)}")
             time.sleep(0.1)

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dht.identity import PeerId
+from peer.run_file.merging import Outer, Rounds
 from peer.run_file.sections import (
     AdamwInner,
     End,
     Evaluation,
     GptModel,
     Membership,
-    Outer,
     Policy,
     PythonStdlibData,
-    Rounds,
     RunFile,
     Schedule,
 )

@@ -36,7 +36,7 @@ from dht.libp2p.lane_wire import LANE_PROTOCOL
 from dht.membership import hello
 from dht.membership.table import bucket_key
 from dht.records import seal
-from peer.event_loop import run_until_stopped
+from peer.event_loop import run_until_stopped, unless_stopped
 from peer.lab.chaos.hostile_requests import HOST, KINDS, RECORD, Attacker, kinds_of
 from peer.lab.chaos.stranger import TIMEOUT_S, knock_silently
 
@@ -232,13 +232,8 @@ async def visit(
                 tasks.create_task(knock_silently("127.0.0.1", port, done))
             tasks.create_task(crowd.attack())
 
-    attacking = asyncio.ensure_future(attack())
-    stopped = asyncio.ensure_future(stop.wait())
-    await asyncio.wait((attacking, stopped), return_when=asyncio.FIRST_COMPLETED)
-    attacking.cancel()
-    stopped.cancel()
     with suppress(asyncio.CancelledError, TimeoutError):
-        await attacking
+        await unless_stopped(stop, attack())
     return done
 
 

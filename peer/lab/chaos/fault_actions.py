@@ -16,7 +16,7 @@ from peer.lab.chaos.judging.schedule import Fault, FaultKind
 from peer.lab.chaos.members import Learner
 from peer.lab.chaos.process_swarm import ProcessSwarm, end_softly
 from peer.lab.chaos.proxy import CLEAR, RULES
-from peer.lab.processes import new_records
+from peer.lab.processes import Output
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
 
@@ -166,7 +166,7 @@ class FaultActions:
 
         def undo() -> Mapping[str, int]:
             end_softly(process, within_s=10.0)
-            counters = [record for record in new_records(log, 0)[0] if record["event"] == "did"]
+            counters = [record for record in Output(log).news() if record["event"] == "did"]
             if not counters:
                 return {}
             return {name: count for name, count in counters[-1].items() if name != "event"}

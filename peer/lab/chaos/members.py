@@ -16,7 +16,7 @@ from dht.identity import Identity, PeerId
 from peer.lab.chaos.clocks import set_clock
 from peer.lab.chaos.judging.evidence import Life, Report, Sample
 from peer.lab.chaos.workspace import Workspace
-from peer.lab.processes import CLI, family, kill_tree, new_records, spawn
+from peer.lab.processes import CLI, Output, family, kill_tree, spawn
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
@@ -26,9 +26,8 @@ class CurrentLife:
     """A life of a learner, from its launch until its process has ended."""
 
     process: subprocess.Popen[bytes]
-    log: Path
+    output: Output
     began_s: float
-    read_bytes: int = 0
     ready_s: float | None = None
     ended_s: float | None = None
     killed: bool = False
@@ -128,7 +127,7 @@ class Learner:
             module=("-P", "-m", "peer.lab.chaos.hostile") if self.hostile else CLI,
             environment=workspace.environment(clock=self._clock_file),
         )
-        self.lives.append(CurrentLife(process, log, workspace.now()))
+        self.lives.append(CurrentLife(process, Output(log), workspace.now()))
 
     def _listening(self) -> Sequence[str]:
         proxies = self._workspace.proxies
@@ -188,8 +187,7 @@ class Learner:
             return
         life = self.life
         ended = life.process.poll() is not None
-        records, life.read_bytes = new_records(life.log, life.read_bytes)
-        for record in records:
+        for record in life.output.news():
             self._note(life, record)
         if ended and life.ended_s is None:
             life.ended_s = self._workspace.now()
@@ -255,7 +253,7 @@ class Bootstrap:
     def __init__(self, workspace: Workspace, index: int) -> None:
         self.name = f"bootstrap-{index}"
         self.address = ""
-        """Known once it has been launched and has printed it."""
+        """Known after ``wait_for_address``."""
         self.process: subprocess.Popen[bytes] | None = None
         self.samples: list[Sample] = []
         self._workspace = workspace
@@ -269,11 +267,6 @@ class Bootstrap:
             self._announce = f"/ip4/127.0.0.1/tcp/{outer}"
         self._lives = 0
 
-    @property
-    def log(self) -> Path:
-        """Output of its first life."""
-        return self._directory / "life-0.out"
-
     def launch(self) -> None:
         log = self._directory / f"life-{self._lives}.out"
         self._lives += 1
@@ -285,13 +278,16 @@ class Bootstrap:
             arguments += ["--announce", self._announce]
         self.process = spawn(arguments, log, environment=self._workspace.environment())
 
-    def look_for_address(self) -> bool:
-        """True if its first life has printed its address; later lives listen there again."""
-        for record in new_records(self.log, 0)[0]:
-            self.address = str(record.get("address", self.address))
-        if self.address and self._announce is None:
+    def wait_for_address(self, within_s: float) -> None:
+        """Wait until its first life has printed its address; later lives listen there again.
+
+        Raises ``ProcessFailed``.
+        """
+        assert self.process is not None
+        output = Output(self._directory / "life-0.out")
+        self.address = output.first("address", self.process, name=self.name, within_s=within_s)
+        if self._announce is None:
             self._listen = self.address.partition("/p2p/")[0]
-        return bool(self.address)
 
     def sample(self) -> None:
         """Record memory and descriptors of its processes."""

@@ -82,7 +82,7 @@ class ProcessSwarm:
             self.bootstraps.append(Bootstrap(self.workspace, index))
             self.bootstraps[-1].launch()
         for bootstrap in self.bootstraps:
-            self._wait_for_address(bootstrap)
+            bootstrap.wait_for_address(START_WITHIN_S)
         self.learners = [Learner(self.workspace, index) for index in range(self.settings.peers)]
         if self.settings.hostile:
             self.mallory = Learner(self.workspace, 0, hostile=True)
@@ -113,24 +113,18 @@ class ProcessSwarm:
         if self.settings.late and not self.learners[-1].lives:
             self.learners[-1].come_back()
 
-    def _wait_for_address(self, bootstrap: Bootstrap) -> None:
-        assert bootstrap.process is not None
-        deadline = time.monotonic() + START_WITHIN_S
-        while not bootstrap.look_for_address():
-            if bootstrap.process.poll() is not None or time.monotonic() > deadline:
-                raise ProcessFailed(f"{bootstrap.name} printed no address", str(bootstrap.log))
-            time.sleep(0.05)
-
     def _wait_until_training(self, learner: Learner) -> None:
         deadline = time.monotonic() + START_WITHIN_S
         while not learner.life.reports:
             self.turn()
             if learner.life.ended_s is not None:
                 code = learner.life.process.poll()
-                raise ProcessFailed(f"{learner.name} ended with {code}", str(learner.life.log))
+                raise ProcessFailed(
+                    f"{learner.name} ended with {code}", str(learner.life.output.log)
+                )
             if time.monotonic() > deadline:
                 what = f"{learner.name} did not train within {START_WITHIN_S:g} s"
-                raise ProcessFailed(what, str(learner.life.log))
+                raise ProcessFailed(what, str(learner.life.output.log))
             time.sleep(0.1)
 
     def until_steady(self, steps: int, *, within_s: float) -> None:
@@ -141,7 +135,7 @@ class ProcessSwarm:
             if time.monotonic() > deadline:
                 slow = min(self.learners, key=lambda learner: learner.life.steps)
                 what = f"{slow.name} made {slow.life.steps} steps in {within_s:g} s"
-                raise ProcessFailed(what, str(slow.life.log))
+                raise ProcessFailed(what, str(slow.life.output.log))
             time.sleep(0.1)
 
     def _dialler(self, port: int) -> str | None:

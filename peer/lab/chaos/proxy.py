@@ -58,14 +58,14 @@ class _Pair:
 class Proxies:
     """The proxies of one swarm, made when first asked for."""
 
-    def __init__(self, *, seed: int = 0) -> None:
+    def __init__(self) -> None:
         self._ports: dict[tuple[str, str], tuple[int, int]] = {}
         self._rules: dict[str, LinkRule] = {}
         self._sides: dict[str, int] = {}
         """The side of each peer during a partition."""
         self._diallers: Callable[[int], str | None] = lambda port: None
         self._pairs: set[_Pair] = set()
-        self._rng = np.random.default_rng(seed)
+        self._rng = np.random.default_rng(0)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
         self._thread.start()

@@ -39,7 +39,7 @@ from dht.membership.hello import (
     RUN_FILE_PROTOCOL,
 )
 from peer import status
-from peer.event_loop import run_until_stopped
+from peer.event_loop import run_until_stopped, unless_stopped
 
 CALLS = (
     HELLO_PROTOCOL,
@@ -246,14 +246,8 @@ async def visit(
                 done["turns"] += 1
                 await asyncio.sleep(0.1)
 
-    attacking = asyncio.ensure_future(attack())
-    stopped = asyncio.ensure_future(stop.wait())
-    await asyncio.wait((attacking, stopped), return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    attacking.cancel()
-    await asyncio.wait((attacking, stopped))
-    if not attacking.cancelled():
-        attacking.result()
+    with suppress(asyncio.CancelledError):  # it was told to stop
+        await unless_stopped(stop, attack())
     return done
 
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peer.lab.processes import ProcessFailed, kill_tree, new_records, spawn
+from peer.lab.processes import Output, ProcessFailed, kill_tree, spawn
 from peer.quantities import bytes_text, count_text
 from peer.views.screen import PeerRow, View
 from peer.views.watch import sentence
@@ -68,6 +68,8 @@ STEP_TOKENS = 16 * 64
 SLOWEST = 1.5
 """Step time of the slowest learner, relative to the fastest."""
 
+LOOK_EVERY_S = 0.25
+START_WITHIN_S = 90.0
 DOWN_S = 6.0
 """Time after which the killed learner is started again."""
 
@@ -116,8 +118,8 @@ class Learner:
     name: str
     directory: Path
     pace_s: float
+    output: Output
     process: subprocess.Popen[bytes] | None = None
-    read_bytes: int = 0
     progress: dict[str, Any] = field(default_factory=dict)
     losses: list[Point] = field(default_factory=list)
     held_out: list[Point] = field(default_factory=list)
@@ -132,10 +134,6 @@ class Learner:
     """``True`` once it has been started again after the kill."""
     merged_after_return: bool = False
     exit_code: int | None = None
-
-    @property
-    def log(self) -> Path:
-        return self.directory.with_suffix(".out")
 
     @property
     def training(self) -> bool:
@@ -177,7 +175,7 @@ class Demo:
         directory = self.settings.directory / f"learner-{index}"
         directory.mkdir(parents=True, exist_ok=True)
         pace_s = self.settings.pace_s * (1.0 + (SLOWEST - 1.0) * share)
-        return Learner(name=f"learner-{index}", directory=directory, pace_s=pace_s)
+        return Learner(f"learner-{index}", directory, pace_s, Output(directory.with_suffix(".out")))
 
     def __enter__(self) -> Demo:
         return self
@@ -191,7 +189,7 @@ class Demo:
     def elapsed_s(self) -> float:
         return time.monotonic() - self._began
 
-    def run(self, look: Callable[[], None], *, look_every_s: float = 0.25) -> Result:
+    def run(self, look: Callable[[], None]) -> Result:
         """Run the demo to its end; calls ``look`` regularly. Raises ``ProcessFailed``."""
         self._start(look)
         while any(learner.training for learner in self.learners) or self._back_at is not None:
@@ -201,9 +199,10 @@ class Demo:
             if self.elapsed_s > self.settings.deadline_s:
                 late = next(learner for learner in self.learners if learner.training)
                 raise ProcessFailed(
-                    f"{late.name} is not done after {self.settings.deadline_s:.0f} s", str(late.log)
+                    f"{late.name} is not done after {self.settings.deadline_s:.0f} s",
+                    str(late.output.log),
                 )
-            time.sleep(look_every_s)
+            time.sleep(LOOK_EVERY_S)
         self._read()
         look()
         for learner in self.learners:
@@ -211,7 +210,7 @@ class Demo:
             learner.exit_code = learner.process.wait()
             if learner.exit_code != 0:
                 what = f"{learner.name} ended with exit code {learner.exit_code}"
-                raise ProcessFailed(what, str(learner.log))
+                raise ProcessFailed(what, str(learner.output.log))
         return self._result()
 
     # --- processes ------------------------------------------------------------------------------
@@ -229,7 +228,10 @@ class Demo:
         run_path.write_text(self.run_text, encoding="utf-8")
         founder = self.learners[0]
         self._launch(founder, ["start", str(run_path)])
-        self._link = self._await_link(founder)
+        assert founder.process is not None
+        self._link = Output(founder.output.log).first(
+            "link", founder.process, name=founder.name, within_s=START_WITHIN_S
+        )
         self.news.append(f"the run has begun: shoal join {self._link[:40]}...")
         for learner in self.learners[1:]:
             self._launch(learner, ["join", self._link])
@@ -245,10 +247,9 @@ class Demo:
             ],
             log,
         )
-        for record in self._records_until(self._bootstrap, log, what="the bootstrap peer"):
-            if "address" in record:
-                return str(record["address"])
-        raise ProcessFailed("the bootstrap peer printed no address", str(log))
+        return Output(log).first(
+            "address", self._bootstrap, name="the bootstrap peer", within_s=START_WITHIN_S
+        )
 
     def _launch(self, learner: Learner, command: Sequence[str]) -> None:
         learner.process = spawn(
@@ -258,29 +259,11 @@ class Demo:
                 *("--listen", "/ip4/127.0.0.1/tcp/0", "--pace", str(learner.pace_s)),
                 *("--threads", "1", "--json", "--yes"),
             ],
-            learner.log,
+            learner.output.log,
         )
         learner.blocked_s.append(0.0)
         learner.alive_s.append(0.0)
         learner.bytes_sent.append(0)
-
-    def _await_link(self, founder: Learner) -> str:
-        assert founder.process is not None
-        for record in self._records_until(founder.process, founder.log, what=founder.name):
-            if record.get("event") == "link":
-                return str(record["link"])
-        raise ProcessFailed(f"{founder.name} printed no link", str(founder.log))
-
-    def _records_until(
-        self, process: subprocess.Popen[bytes], log: Path, *, what: str, timeout_s: float = 90.0
-    ) -> Iterator[dict[str, Any]]:
-        position, deadline = 0, time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            records, position = new_records(log, position)
-            yield from records
-            if process.poll() is not None:
-                raise ProcessFailed(f"{what} ended with exit code {process.returncode}", str(log))
-            time.sleep(0.05)
 
     def _kill_and_restart(self) -> None:
         """Kill one learner after a third of the tokens, and start it again after ``DOWN_S``."""
@@ -303,8 +286,7 @@ class Demo:
 
     def _read(self) -> None:
         for learner in self.learners:
-            records, learner.read_bytes = new_records(learner.log, learner.read_bytes)
-            for record in records:
+            for record in learner.output.news():
                 self._note(learner, record)
 
     def _note(self, learner: Learner, record: dict[str, Any]) -> None:

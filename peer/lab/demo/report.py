@@ -67,7 +67,7 @@ def compare(settings: DemoSettings, result: Result) -> Comparison:
     solo = train_alone(
         run,
         steps=settings.steps,
-        schedule_learners=settings.peers,
+        learners=settings.peers,
         cache_dir=data,
         data_dir=data,
     )

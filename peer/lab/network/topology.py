@@ -99,6 +99,8 @@ def cannot_build() -> str | None:
 class NetworkFailed(PeerError):
     """A command that builds or changes the network failed."""
 
+    problem: str
+
 
 def ip(*arguments: str) -> None:
     done = subprocess.run(["ip", *arguments], check=False, capture_output=True, text=True)

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from peer.lab.network.topology import Internet, Site, internet
-from peer.lab.processes import ProcessFailed, family, kill_tree, new_records, spawn
+from peer.lab.processes import Output, ProcessFailed, family, kill_tree, spawn
 from peer.lab.regions.figures import Course, Failure, Merged, Progress, Row, row
 from peer.lab.simulate.paper.bandwidth import Setting
 from peer.run_file.sections import RunFile
@@ -116,16 +116,12 @@ class Learner:
 
     name: str
     folder: Path
+    output: Output
     process: subprocess.Popen[bytes] | None = None
     link: str | None = None
     is_ready: bool = False
     progress: list[Progress] = field(default_factory=list)
     merged: list[Merged] = field(default_factory=list)
-    read_bytes: int = 0
-
-    @property
-    def log(self) -> Path:
-        return self.folder.with_suffix(".out")
 
 
 class Swarm:
@@ -133,7 +129,10 @@ class Swarm:
 
     def __init__(self, trial: Trial, net: Internet) -> None:
         self.trial = trial
-        self.learners = [Learner(name, trial.directory / name) for name in trial.names]
+        self.learners = [
+            Learner(name, trial.directory / name, Output(trial.directory / f"{name}.out"))
+            for name in trial.names
+        ]
         self.loss: float | None = None
         """Held-out loss of the newest version that was measured."""
         self._net = net
@@ -157,7 +156,9 @@ class Swarm:
             ["bootstrap", "--listen", listen, "--data-dir", str(folder), "--page", "off", "--json"],
             log,
         )
-        seed = self._first(log, "address", self._bootstrap)
+        seed = Output(log).first(
+            "address", self._bootstrap, name="the bootstrap peer", within_s=START_WITHIN_S
+        )
         run = msgspec.structs.replace(self.trial.run, seeds=[seed])
         path = self.trial.directory / "run.toml"
         path.write_text(to_toml(run), encoding="utf-8")
@@ -175,7 +176,7 @@ class Swarm:
             self._read()
             for learner in self.learners:
                 if learner.process is not None and learner.process.poll() is not None:
-                    raise ProcessFailed(f"{learner.name} has ended", str(learner.log))
+                    raise ProcessFailed(f"{learner.name} has ended", str(learner.output.log))
             time.sleep(0.1)
         self._read()
 
@@ -236,7 +237,7 @@ class Swarm:
                 *("--site", learner.name, "--pace", str(self.trial.step_s)),
                 *("--threads", "1", "--json", "--yes"),
             ],
-            learner.log,
+            learner.output.log,
         )
 
     def _spawn(self, site: str, arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
@@ -245,18 +246,6 @@ class Swarm:
             "OMP_NUM_THREADS": "1",
         }
         return spawn(arguments, log, prefix=self._net.at(site), environment=environment)
-
-    def _first(self, log: Path, name: str, process: subprocess.Popen[bytes]) -> str:
-        found: list[str] = []
-
-        def is_there() -> bool:
-            if process.poll() is not None:
-                raise ProcessFailed("the bootstrap peer has ended", str(log))
-            found.extend(str(each[name]) for each in new_records(log, 0)[0] if name in each)
-            return bool(found)
-
-        self._until(is_there, f"the bootstrap peer prints its {name}")
-        return found[0]
 
     def _until(self, happened: Callable[[], bool], what: str) -> None:
         deadline = self.now() + START_WITHIN_S
@@ -269,8 +258,7 @@ class Swarm:
 
     def _read(self) -> None:
         for learner in self.learners:
-            records, learner.read_bytes = new_records(learner.log, learner.read_bytes)
-            for each in records:
+            for each in learner.output.news():
                 self._note(learner, each)
 
     def _note(self, learner: Learner, record: dict[str, Any]) -> None:

@@ -8,18 +8,20 @@ not. Nobody trains.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dht.identity import PeerId, RunId
-from dht.memory.host import MemoryHost, MemoryNetwork, identity_of, run
+from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
+from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from dht.presence.settings import PresenceSettings, Profile
 from peer.lab.sizes import Sizes
 
 RUN = RunId("c0" * 32)
+SETTINGS = PresenceSettings()
 LOOK_S = 1.0
 
 
@@ -45,20 +47,17 @@ class _Member:
 class _Swarm:
     """The peers that are there now."""
 
-    def __init__(self, network: MemoryNetwork, settings: PresenceSettings, seed: int) -> None:
+    def __init__(self, network: MemoryNetwork, seed: int) -> None:
         self.network = network
         self.members: dict[int, _Member] = {}
         self.hellos_of_ended = 0
-        self._settings = settings
         self._seed = seed
 
     async def open_bootstrap(self) -> Presence:
         identity = identity_of("bootstrap")
         host = self.network.host("bootstrap")
         rng = np.random.default_rng([self._seed, 0])
-        presence = Presence(
-            host, identity, Profile(None, role="bootstrap"), self._settings, rng=rng
-        )
+        presence = Presence(host, identity, Profile(None, role="bootstrap"), SETTINGS, rng=rng)
         await presence.start()
         self._seeds = await host.addresses()
         self._bootstrap = host.peer_id
@@ -69,7 +68,7 @@ class _Swarm:
         host = self.network.host(name)
         rng = np.random.default_rng([self._seed, number + 1])
         presence = Presence(
-            host, identity_of(name), Profile(RUN), self._settings, seeds=self._seeds, rng=rng
+            host, identity_of(name), Profile(RUN), SETTINGS, seeds=self._seeds, rng=rng
         )
         self.members[number] = _Member(host, presence)
         await presence.start()
@@ -107,18 +106,15 @@ def membership_cost(
     *,
     politely: bool,
     seed: int = 0,
-    settings: PresenceSettings | None = None,
-    progress: Callable[[float], None] = lambda share: None,
 ) -> list[MembershipCost]:
     """Follow a schedule of sizes; returns the cost up to each of these moments.
 
     ``politely``: peers that end say goodbye.
     """
-    settings = settings or PresenceSettings()
-    beat_s = settings.membership.heartbeat_s
+    beat_s = SETTINGS.membership.heartbeat_s
 
     async def follow() -> list[MembershipCost]:
-        swarm = _Swarm(MemoryNetwork(seed=seed), settings, seed)
+        swarm = _Swarm(MemoryNetwork(seed=seed), seed)
         bootstrap = await swarm.open_bootstrap()
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -142,7 +138,6 @@ def membership_cost(
                 peers_s += step_s * len(swarm.members)
                 if not swarm.is_seen_right(loop.time()):
                     wrong_s += step_s
-                progress(at_s / until_s[-1])
             costs.append(
                 MembershipCost(
                     until_s=end_s,

@@ -21,10 +21,7 @@ class NoAdapters(PeerError):
     """A run trains a whole model."""
 
     exit_code = 2
-
-    def __init__(self, run: str) -> None:
-        super().__init__(run)
-        self.run = run
+    run: str
 
     def __str__(self) -> str:
         return (

@@ -38,11 +38,8 @@ class NoCounterpart(PeerError):
     """No architecture of transformers computes what a run's model computes."""
 
     exit_code = 2
-
-    def __init__(self, settings: str, needed: str) -> None:
-        super().__init__(settings, needed)
-        self.settings = settings
-        self.needed = needed
+    settings: str
+    needed: str
 
     def __str__(self) -> str:
         return (

@@ -9,7 +9,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,7 @@ class OwnModel(PeerError):
     """The model of a run is a program's own."""
 
     exit_code = 2
-
-    def __init__(self, run: str) -> None:
-        super().__init__(run)
-        self.run = run
+    run: str
 
     def __str__(self) -> str:
         return (
@@ -95,15 +93,22 @@ def write_whole(export: Export, out: Path, fill: Callable[[Path], tuple[str, int
     ``NotWritten`` and leaves nothing under the name if something cannot be written.
     """
     check_free(out)
-    temporary = out.with_name(f".{out.name}.{secrets.token_hex(8)}")
-    try:
-        temporary.mkdir()
+    with folder_beside(out) as temporary:
         kind, parameters = fill(temporary)
         for name, content in _other_files(export, kind, parameters).items():
             (temporary / name).write_bytes(content)
         for path in (*temporary.iterdir(), temporary):
             flush(path)
         temporary.rename(out)
+
+
+@contextmanager
+def folder_beside(out: Path) -> Iterator[Path]:
+    """A folder in which to write what is then renamed to ``out``. Raises ``NotWritten``."""
+    temporary = out.with_name(f".{out.name}.{secrets.token_hex(8)}")
+    try:
+        temporary.mkdir()
+        yield temporary
     except OSError as error:
         raise NotWritten(str(out), error.strerror or str(error)) from error
     except SafetensorError as error:

@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import secrets
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from peer.errors import ExtraMissing, NotWritten, PeerError
+from peer.errors import ExtraMissing, PeerError
 from peer.model.export.architecture import architecture_of
-from peer.model.export.folder import Export, check_exportable, flush, write_model_files
+from peer.model.export.folder import (
+    Export,
+    check_exportable,
+    flush,
+    folder_beside,
+    write_model_files,
+)
 from peer.run_file.sections import GptModel, HfModel, RunFile
 
 ARCHITECTURES = ("llama", "qwen3")
@@ -38,10 +42,7 @@ class NoGguf(PeerError):
     """A model that is not written as GGUF here."""
 
     exit_code = 2
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    reason: str
 
     def __str__(self) -> str:
         return (
@@ -67,9 +68,7 @@ def write_gguf(export: Export, out: Path) -> None:
     Raises ``NotWritten``, and what ``check_gguf`` raises.
     """
     check_gguf(export.outer.run)
-    temporary = out.with_name(f".{out.name}.{secrets.token_hex(8)}")
-    try:
-        temporary.mkdir()
+    with folder_beside(out) as temporary:
         write_model_files(export, temporary)
         if export.tokenizer is not None:
             for name, content in export.tokenizer.files.items():
@@ -78,12 +77,6 @@ def write_gguf(export: Export, out: Path) -> None:
         _convert(temporary, made, export.outer.run)
         flush(made)
         made.rename(out)
-    except OSError as error:
-        raise NotWritten(str(out), error.strerror or str(error)) from error
-    except SafetensorError as error:
-        raise NotWritten(str(out), str(error)) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _check_architecture(model_type: str) -> None:

@@ -17,8 +17,7 @@ from torch import nn
 
 from peer.errors import ExtraMissing, Fault, PathError, RunFileError
 from peer.model.recipes.lora import check_quantizer, quantization, with_adapters
-from peer.run_file.adapters import Lora
-from peer.run_file.sections import HfModel
+from peer.run_file.sections import HfModel, Lora
 
 NAMES_MAX = 5
 """Number of names that an error lists."""

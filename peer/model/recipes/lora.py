@@ -19,7 +19,7 @@ from torch import nn
 
 from peer.errors import ExtraMissing, Fault, PeerError, RunFileError
 from peer.model.recipes.first_weights import draw
-from peer.run_file.adapters import Lora
+from peer.run_file.sections import Lora
 
 ADAPTER = "default"
 """The name that peft gives to the adapters, which is a part of the names of their parameters."""
@@ -37,11 +37,8 @@ class QuantizerMissing(PeerError):
     """This machine cannot hold a base in 4 or 8 bits."""
 
     exit_code = 4
-
-    def __init__(self, base_dtype: str, reason: str) -> None:
-        super().__init__(base_dtype, reason)
-        self.base_dtype = base_dtype
-        self.reason = reason
+    base_dtype: str
+    reason: str
 
     def __str__(self) -> str:
         return (

@@ -30,11 +30,8 @@ class NoHeldOutData(PeerError):
     """A model comes without data to measure it on."""
 
     exit_code = 2
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(name, reason)
-        self.name = name
-        self.reason = reason
+    name: str
+    reason: str
 
     def __str__(self) -> str:
         return f"{self.name} has no held-out data of its own: {self.reason}; pass --text FILE"

@@ -35,10 +35,7 @@ class NotBuildable(PeerError):
     """Only a program's own code can build the model of a run."""
 
     exit_code = 2
-
-    def __init__(self, run: str) -> None:
-        super().__init__(run)
-        self.run = run
+    run: str
 
     def __str__(self) -> str:
         return (
@@ -51,10 +48,7 @@ class NoTokenizer(PeerError):
     """A run does not say how text becomes its tokens."""
 
     exit_code = 2
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
+    name: str
 
     def __str__(self) -> str:
         return f"{self.name} names no tokenizer, so text cannot become its tokens"

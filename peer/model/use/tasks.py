@@ -18,11 +18,8 @@ class TasksFailed(PeerError):
     """lm-eval does not know a task, or cannot fetch its data."""
 
     exit_code = 2
-
-    def __init__(self, tasks: Sequence[str], reason: str) -> None:
-        super().__init__(tasks, reason)
-        self.tasks = tuple(tasks)
-        self.reason = reason
+    tasks: Sequence[str]
+    reason: str
 
     def __str__(self) -> str:
         return f"lm-eval cannot measure {', '.join(self.tasks)}: {self.reason}"

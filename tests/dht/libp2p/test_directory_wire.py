@@ -28,7 +28,8 @@ from dht.libp2p.hivemind_patches import (
     StrictP2P,
     dht_pb2,
 )
-from dht.records import KEY_MAX_BYTES, PeerRecord, RecordKeeper, seal
+from dht.record_keeper import RecordKeeper
+from dht.records import KEY_MAX_BYTES, PeerRecord, seal
 
 ANNA = Identity.from_seed(bytes(32))
 BORIS = Identity.from_seed(bytes(31) + b"\1")

@@ -30,7 +30,8 @@ from dht.libp2p.hivemind_patches import (
     TimedStorage,
     dht_pb2,
 )
-from dht.records import KeeperLimits, PeerRecord, RecordKeeper, seal
+from dht.record_keeper import KeeperLimits, RecordKeeper
+from dht.records import PeerRecord, seal
 from tests.integration.loopback import LOOPBACK, WAIT_S, hosts, identity, run, until
 
 RECORD = PeerRecord(protocol=(1, 1), role="learner", incarnation=1)

@@ -12,7 +12,7 @@ from dht.libp2p.directory_wire import place_of
 from dht.libp2p.hivemind_directory import BUCKET_SIZE, REPLICAS, HivemindDirectory, id_of
 from dht.libp2p.hivemind_patches import DHTID, BoundedRoutingTable, PeerID
 from dht.membership.replicas import ALIKE_MAX
-from dht.records import RecordKeeper
+from dht.record_keeper import RecordKeeper
 from tests.integration.loopback import identity
 
 KEY_ID = id_of("run/peers/0")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dht.identity import Identity, PeerId, RunId
 from dht.membership.table import MembershipSettings, PeerTable, bucket_key, bucket_of
-from dht.records import Admitted, PeerRecord, RecordKeeper, seal
+from dht.record_keeper import Admitted, RecordKeeper
+from dht.records import PeerRecord, seal
 
 ME = Identity.from_seed(b"m" * 32)
 ANNA = Identity.from_seed(b"a" * 32)

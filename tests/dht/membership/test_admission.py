@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from dht.identity import Identity, PeerId
 from dht.membership.admission import DELEGATES_MAX, NO_INVITE, Known, Taken
 from dht.membership.credentials import InviteKey, Refused, Signer, encode
-from dht.records import PeerRecord, RecordKeeper, Rejected, check, seal
+from dht.record_keeper import RecordKeeper
+from dht.records import PeerRecord, Rejected, check, seal
 from tests.dht.membership.signers import (
     DAY,
     DELEGATE,

@@ -16,7 +16,8 @@ from dht.membership.table import (
     bucket_of,
     depth_for,
 )
-from dht.records import Admitted, RecordKeeper, RunRecord, file_key, seal
+from dht.record_keeper import Admitted, RecordKeeper
+from dht.records import RunRecord, file_key, seal
 from tests.dht.membership.table_of_records import ANNA, BORIS, ME, RUN, TableOfRecords
 
 

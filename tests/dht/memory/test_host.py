@@ -15,15 +15,9 @@ from dht.errors import DhtError, HostClosed, PeerUnreachable, StreamBroken
 from dht.host import Stream
 from dht.identity import PeerId
 from dht.memory.directory import REPLICAS, _place
-from dht.memory.host import (
-    CALM,
-    STORM,
-    MemoryHost,
-    MemoryNetwork,
-    Weather,
-    identity_of,
-    run,
-)
+from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
+from dht.memory.network import CALM, STORM, Weather
+from dht.memory.virtual_loop import run
 from dht.records import PeerRecord, seal
 
 KEY = "run/peers/0"

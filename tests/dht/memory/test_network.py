@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 
 from dht.identity import PeerId
-from dht.memory.host import CALM, STORM, EventHeap, OrderedChannel, SimulatedNetwork, Weather
+from dht.memory.event_heap import EventHeap
+from dht.memory.network import CALM, STORM, OrderedChannel, SimulatedNetwork, Weather
 
 ANNA, BORIS, CLARA = PeerId("anna"), PeerId("boris"), PeerId("clara")
 STILL = Weather(latency_s=(0.1, 0.1), bandwidth_bytes_s=1e6)

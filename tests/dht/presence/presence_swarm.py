@@ -14,7 +14,9 @@ from multiaddr import Multiaddr
 
 from dht.identity import PeerId, RunId
 from dht.membership.admission import Admission
-from dht.memory.host import CALM, MemoryHost, MemoryNetwork, Weather, identity_of, run
+from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
+from dht.memory.network import CALM, Weather
+from dht.memory.virtual_loop import run
 from dht.presence.events import PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import PresenceSettings, Profile

@@ -14,11 +14,12 @@ import pytest
 from dht.errors import CallRefused, PeerUnreachable
 from dht.guarded_host import REFUSED, GuardedHost
 from dht.host import Stream
-from dht.identity import PeerId
+from dht.identity import PeerId, public_key_of
 from dht.membership import hello as wire
 from dht.membership.admission import NO_INVITE
 from dht.membership.credentials import InviteKey
-from dht.memory.host import CALM, EPOCH, STORM, MemoryHost, Weather, identity_of
+from dht.memory.host import EPOCH, MemoryHost, identity_of
+from dht.memory.network import CALM, STORM, Weather
 from dht.presence.door import exchange_papers
 from dht.presence.settings import PresenceSettings
 from tests.dht.membership.signers import (
@@ -180,9 +181,7 @@ def test_a_ban_holds_everywhere_within_a_minute(
         banned = {swarm.peers["p4"].id, swarm.peers["p6"].id, swarm.peers["p7"].id}
         owner = swarm.network.host("the owner's visitor")
         told = swarm.peers["p1"]
-        directive = banning(
-            swarm.peers["p4"].host._identity.public_key, shared.secret.public_key, number=7
-        )
+        directive = banning(public_key_of(swarm.peers["p4"].id), shared.secret.public_key, number=7)
         request = wire.write(wire.Papers(run=RUN, directives=(directive,)))
         answer = wire.read(wire.Papers, await ask(owner, told, wire.PAPERS_PROTOCOL, request))
         assert answer.not_taken == ""
@@ -224,7 +223,7 @@ def test_open_streams_of_a_banned_peer_are_cut() -> None:
         await until(lambda: swarm.all_see([anna, boris]), within_s=60, what="both see each other")
         stream = await boris.host.open_stream(anna.id, f"{STRAY}/stream", timeout_s=5.0)
         assert await stream.receive(timeout_s=5.0) == b"hello"
-        anna.presence.door.take([banning(boris.host._identity.public_key)])
+        anna.presence.door.take([banning(public_key_of(boris.id))])
         with pytest.raises(Exception, match="broke"):
             await stream.receive(timeout_s=10.0)
 

@@ -12,7 +12,7 @@ import pytest
 from dht.membership import hello as wire
 from dht.membership.credentials import Signer, encode
 from dht.membership.orders import NONE, End, Orders
-from dht.memory.host import CALM, STORM, Weather
+from dht.memory.network import CALM, STORM, Weather
 from dht.presence.door import exchange_papers
 from dht.presence.settings import PresenceSettings
 from tests.dht.membership.signers import OWNERS, RUN, admission, key

@@ -15,7 +15,9 @@ from dht.identity import Identity, PeerId, RunId
 from dht.membership import hello as wire
 from dht.membership.contacts import ContactSettings
 from dht.membership.table import bucket_key
-from dht.memory.host import CALM, STORM, MemoryDirectory, MemoryHost, identity_of
+from dht.memory.directory import MemoryDirectory
+from dht.memory.host import MemoryHost, identity_of
+from dht.memory.network import CALM, STORM
 from dht.presence.events import PresenceEvent
 from dht.presence.greeting import Greeting
 from dht.presence.kept_peers import load_cache

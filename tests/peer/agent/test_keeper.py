@@ -23,7 +23,8 @@ from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
-from dht.records import RUN_FILE_MAX_BYTES, RecordKeeper, Rejected, RunRecord, file_key, seal
+from dht.record_keeper import RecordKeeper
+from dht.records import RUN_FILE_MAX_BYTES, Rejected, RunRecord, file_key, seal
 from peer.agent.active_peer import ActivePeer, lacks, make_averager
 from peer.agent.keeper import Keeper, behind
 from peer.agent.local_peer import PeerSettings

@@ -24,7 +24,8 @@ from peer.agent.slots import SlotPort
 from peer.bridge.messages import Measure, Measured
 from peer.bridge.trainer_line import TrainerLine
 from peer.guest.enforcement import Guest
-from peer.run_file.sections import Evaluation, Outer, RunFile
+from peer.run_file.merging import Outer
+from peer.run_file.sections import Evaluation, RunFile
 from peer.views.event_log import read_events
 
 

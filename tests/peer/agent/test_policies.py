@@ -8,8 +8,9 @@ from averaging.rules.due import DueTime
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.probation import ProbationPolicy
 from peer.agent.policies import fixes_its_data, round_policy
+from peer.run_file.merging import Outer
 from peer.run_file.reading import parse
-from peer.run_file.sections import Outer, RunFile
+from peer.run_file.sections import RunFile
 from tests.dht.membership.signers import OWNER as OWNER_KEY
 
 OWNER = OWNER_KEY.peer_id

@@ -171,11 +171,10 @@ def test_tallies_of_several_groups_agree_and_end_as_the_ledger(seed: int) -> Non
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_peer_that_inflates_its_claims_gains_nothing(seed: int) -> None:
-    books, honest = Books(seed, Storm(peers=(4, 7))), Books(seed, Storm(peers=(4, 7)))
-    for each in (books, honest):
-        each.swarm.run(Storm().rough_s)
-        assert settles(each.swarm, within_s=120.0)
+    books = Books(seed, Storm(peers=(4, 7)))
     swarm = books.swarm
+    swarm.run(Storm().rough_s)
+    assert settles(swarm, within_s=120.0)
     liar = swarm.trainers()[-1]
     tried = Counter[bool]()
     for lie in lies(books, liar):
@@ -183,10 +182,9 @@ def test_a_peer_that_inflates_its_claims_gains_nothing(seed: int) -> None:
             if node is not liar:
                 tried[books.unite(node, lie)] += 1
     assert tried[False] and not tried[True], f"seed {seed}: {tried}"
-    for each in (books, honest):
-        each.gossip()
-        each.agree(within=5)
-    assert books.one.totals == honest.one.totals == ledger(swarm)
+    books.gossip()
+    books.agree(within=5)
+    assert books.one.totals == ledger(swarm), f"seed {seed}"
 
 
 def lies(books: Books, liar: Node) -> Iterator[Part]:

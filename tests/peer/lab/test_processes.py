@@ -9,18 +9,17 @@ from pathlib import Path
 
 import psutil
 
-from peer.lab.processes import kill_tree, new_records
+from peer.lab.processes import Output, kill_tree
 
 
 def test_only_complete_json_lines_are_read(tmp_path: Path) -> None:
     log = tmp_path / "out"
     log.write_bytes(b'{"event": "a"}\n2026 WARNING something\n{"event": "b"')
-    records, position = new_records(log, 0)
-    assert [record["event"] for record in records] == ["a"]
+    output = Output(log)
+    assert [record["event"] for record in output.news()] == ["a"]
     with log.open("ab") as file:
         file.write(b"}\n")
-    records, _ = new_records(log, position)
-    assert [record["event"] for record in records] == ["b"]
+    assert [record["event"] for record in output.news()] == ["b"]
 
 
 def test_killing_a_process_takes_its_children_along() -> None:

@@ -11,8 +11,7 @@ from peer.data.base_models import base_folder
 from peer.data.published import published
 from peer.model.naming import named_parameters
 from peer.model.recipes import build_model
-from peer.run_file.adapters import Lora
-from peer.run_file.sections import HfModel, PythonStdlibData, RunFile
+from peer.run_file.sections import HfModel, Lora, PythonStdlibData, RunFile
 
 LORA = Lora(rank=4, alpha=8.0, targets=["q_proj", "mlp.up_proj"], base_dtype="fp32")
 

@@ -19,9 +19,8 @@ from peer.model.naming import named_parameters
 from peer.model.recipes import build_model, build_optimizer, next_token_loss
 from peer.model.recipes.counting import size_of
 from peer.model.recipes.lora import QuantizerMissing, merged
-from peer.run_file.adapters import Lora
 from peer.run_file.reading import parse
-from peer.run_file.sections import AdamwInner, HfModel, RunFile
+from peer.run_file.sections import AdamwInner, HfModel, Lora, RunFile
 from peer.run_file.writing import to_toml
 from peer.trainer.choices import Choices
 from peer.trainer.engine import Engine
@@ -103,11 +102,14 @@ def test_a_target_that_matches_nothing_is_refused_with_the_names_of_layers(
     run = with_lora(adapted_run(folder), targets=["q_proj", target])
     with pytest.raises(RunFileError, match=told):
         recipe_layout(run)
-    with pytest.raises(RunFileError, match=told):
-        size_of(run)
     (tmp_path / "run.toml").write_text(to_toml(run))
     assert cli.run(["run", "check", str(tmp_path / "run.toml")]) == 2
     assert target in capsys.readouterr().err
+
+
+def test_the_child_that_counts_a_model_refuses_a_target_that_matches_nothing(folder: Path) -> None:
+    with pytest.raises(RunFileError, match="'qq_proj', which is the name of no layer"):
+        size_of(with_lora(adapted_run(folder), targets=["q_proj", "qq_proj"]))
 
 
 def test_a_run_file_with_adapters_is_read_back_as_written(folder: Path) -> None:

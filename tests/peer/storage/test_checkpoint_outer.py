@@ -24,7 +24,8 @@ from peer.model.recipes import (
     trained_parameters,
 )
 from peer.rules.ledger import Ledger
-from peer.run_file.sections import GptModel, Outer, PythonStdlibData, RunFile
+from peer.run_file.merging import Outer
+from peer.run_file.sections import GptModel, PythonStdlibData, RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.outer_state import NothingToExport, OuterState, export, load_outer, save_outer
 from peer.storage.tensor_file import Tensor

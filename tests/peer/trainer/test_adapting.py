@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from peer.data.base_models import base_folder
-from peer.run_file.adapters import Lora
-from peer.run_file.sections import AdamwInner, FilesData, FileSource, Outer, RunFile, Schedule
+from peer.run_file.merging import Outer
+from peer.run_file.sections import AdamwInner, FilesData, FileSource, Lora, RunFile, Schedule
 from peer.trainer.loop import Stop, TrainerSettings, train
 from peer.trainer.observed_run import Outcome
 from peer.trainer.preflight import examine

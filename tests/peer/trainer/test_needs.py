@@ -9,8 +9,9 @@ import torch
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named
 from peer.model.recipes import build_model, build_optimizer, next_token_loss
+from peer.run_file.merging import Outer
 from peer.run_file.presets import preset
-from peer.run_file.sections import AdamwInner, GptModel, Inner, MuonInner, Outer, RunFile, SgdInner
+from peer.run_file.sections import AdamwInner, GptModel, Inner, MuonInner, RunFile, SgdInner
 from peer.trainer.needs import expected_tokens_per_s, needs_of
 from peer.trainer.parameters import Buffers, recipe_layout
 

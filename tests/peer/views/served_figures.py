@@ -30,7 +30,9 @@ def served_by_agents() -> set[str]:
 
 def served_by_bootstrap_peers() -> set[str]:
     source = (ROOT / "peer" / "hosting" / "bootstrap.py").read_text()
-    found = set()
-    for kind, name in re.findall(r'(_gauge|ounter\w*)\(\s*"(shoal_\w+)"', source):
-        found.add(name if kind == "_gauge" else f"{name}_total")
-    return found
+    tables = re.findall(r"(gauges|counters): [^=]+= \{(.*?)\n        \}", source, re.DOTALL)
+    rows = [(kind, n) for kind, rows in tables for n in re.findall(r'^ {12}"(\w+)"', rows, re.M)]
+    rows += re.findall(r'(?<!\.)(gauges|counters)\["(\w+)"\]', source)
+    found = {f"shoal_{name}" if kind == "gauges" else f"shoal_{name}_total" for kind, name in rows}
+    families = re.findall(r'CounterMetricFamily\(\s*"(shoal_\w+)"', source)
+    return found | {f"{name}_total" for name in families}

@@ -21,7 +21,7 @@ from peer.lab.results.mean import Mean
 from peer.lab.results.page import Section
 from peer.lab.results.plots import finished_png, new_axes, plain_ticks
 from peer.lab.simulate.paper.bandwidth import BITS
-from peer.lab.simulate.paper.training import TEXT, Job, Trained, TrainingFolder, by_name, run_jobs
+from peer.lab.simulate.paper.training import TEXT, Job, RunJobs, Trained, by_name, run_jobs
 from peer.lab.simulate.problems.problem import Problem, layout_of
 from peer.lab.simulate.swarm.experiment import Experiment
 from peer.lab.simulate.swarm.resolving import problem_of
@@ -148,10 +148,8 @@ def table(
     seeds: Sequence[int],
     links_mbit: Sequence[float] = LINKS_MBIT,
     latencies_s: Sequence[float] = LATENCIES_S,
-    workers: int = 1,
-    kept: TrainingFolder | None = None,
     changes: Mapping[str, Any] | None = None,
-    progress: Callable[[float], None] = lambda share: None,
+    run: RunJobs = run_jobs,
 ) -> tuple[list[Row], list[Trained]]:
     """A row for each kind of link, and the trainings behind them."""
     places = [(mbit, latency) for mbit in links_mbit for latency in latencies_s]
@@ -164,7 +162,7 @@ def table(
             )
             jobs.append(Job(_name(mbit, latency), experiment, seed))
         jobs.append(Job("data parallel", experiment, seed, central=True))
-    trained = run_jobs(jobs, workers=workers, kept=kept, progress=progress)
+    trained = run(jobs)
     groups = by_name(trained)
     central = groups["data parallel"]
     wanted = setting.loss or Mean.of(_loss_at(one, LOSS_AT) for one in central).value

@@ -14,7 +14,7 @@ Peers know the speed of their lines, as after the first transfers; simulated lea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,8 +27,8 @@ from peer.lab.simulate.paper import compare
 from peer.lab.simulate.paper.training import (
     Job,
     LevelChange,
+    RunJobs,
     Trained,
-    TrainingFolder,
     against,
     by_name,
     run_jobs,
@@ -145,10 +145,8 @@ def table(
     seeds: Sequence[int],
     links_mbit: Sequence[float] = LINKS_MBIT,
     latency_s: float = 0.02,
-    workers: int = 1,
-    kept: TrainingFolder | None = None,
     changes: Mapping[str, Any] | None = None,
-    progress: Callable[[float], None] = lambda share: None,
+    run: RunJobs = run_jobs,
 ) -> list[Row]:
     """Rows for each line: fixed settings, then those that follow it."""
     step_s = compare.step_s_of(setting, changes)
@@ -168,7 +166,7 @@ def table(
                 changes=changes,
             )
             jobs += [Job(f"{mbit:g}/{label}", experiment, seed) for seed in seeds]
-    trained = run_jobs(jobs, workers=workers, kept=kept, progress=progress)
+    trained = run(jobs)
     groups = by_name(replace(one, loss=one.learners_loss or one.loss) for one in trained)
     rows = []
     for mbit, chosen in choices.items():

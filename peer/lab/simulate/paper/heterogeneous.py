@@ -10,7 +10,7 @@ tokens, whether they are merged or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,8 @@ from peer.lab.results.plots import as_png, new_figure
 from peer.lab.simulate.paper.training import (
     TEXT,
     Job,
+    RunJobs,
     Trained,
-    TrainingFolder,
     against,
     by_name,
     mean_curve,
@@ -125,15 +125,13 @@ def table(
     *,
     seeds: Sequence[int],
     cycles: float = CYCLES,
-    workers: int = 1,
-    kept: TrainingFolder | None = None,
     parts: Sequence[str] = tuple(PARTS),
     changes: Mapping[str, Any] | None = None,
-    progress: Callable[[float], None] = lambda share: None,
+    run: RunJobs = run_jobs,
 ) -> tuple[list[Row], list[Trained]]:
     """All rows, with the trainings behind them. ``changes``: settings for every cell."""
     planned = jobs(seeds=seeds, cycles=cycles, parts=parts, changes=changes)
-    trained = run_jobs(planned, workers=workers, kept=kept, progress=progress)
+    trained = run(planned)
     groups = by_name(trained)
     rows = []
     for part in parts:

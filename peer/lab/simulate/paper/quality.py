@@ -9,7 +9,7 @@ gradient of all peers' batches at every step. A row is compared with another row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,8 +19,8 @@ from peer.lab.results.plots import as_png, new_figure
 from peer.lab.simulate.paper.training import (
     TEXT,
     Job,
+    RunJobs,
     Trained,
-    TrainingFolder,
     against,
     by_name,
     run_jobs,
@@ -314,11 +314,9 @@ def table(
     seeds: Sequence[int],
     learners: Sequence[int] = (2, 4, 8, 16),
     cycles: float = CYCLES,
-    workers: int = 1,
-    kept: TrainingFolder | None = None,
     only: str = "",
     changes: Mapping[str, Any] | None = None,
-    progress: Callable[[float], None] = lambda share: None,
+    run: RunJobs = run_jobs,
 ) -> list[Row]:
     """All rows of the factors whose names begin with ``only``.
 
@@ -339,7 +337,7 @@ def table(
         for cell in chosen
         for seed in seeds
     ]
-    groups = by_name(run_jobs(jobs, workers=workers, kept=kept, progress=progress))
+    groups = by_name(run(jobs))
     return [_row(cell, groups) for cell in chosen]
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import blake3
 import msgspec
@@ -211,7 +211,7 @@ class TrainingFolder:
 def run_jobs(
     jobs: Sequence[Job],
     *,
-    workers: int,
+    workers: int = 1,
     kept: TrainingFolder | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Trained]:
@@ -250,6 +250,10 @@ def run_jobs(
             for future in as_completed(futures):
                 finish(futures[future], future.result())
     return [replace(found[key_of(job)], name=job.name) for job in jobs]
+
+
+RunJobs: TypeAlias = Callable[[Sequence[Job]], list[Trained]]
+"""``run_jobs``, with its keywords bound."""
 
 
 def by_name(trained: Iterable[Trained]) -> dict[str, list[Trained]]:

@@ -25,7 +25,7 @@ from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import ProbationPolicy
 from averaging.rules.quorum import ALL, QuorumPolicy, Required
 from peer.errors import PeerError
-from peer.run_file.sections import codec_pairs
+from peer.run_file.merging import codec_pairs
 
 Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Positive: TypeAlias = Annotated[float, Meta(gt=0.0)]
@@ -42,10 +42,7 @@ class BadExperiment(PeerError):
     """An experiment file, or a setting given by ``--set``, breaks a rule."""
 
     exit_code = 2
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
+    problem: str
 
     def __str__(self) -> str:
         return self.problem

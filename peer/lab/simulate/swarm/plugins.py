@@ -37,11 +37,8 @@ class BadPlugin(PeerError):
     """A plugin could not be loaded."""
 
     exit_code = 2
-
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(path, problem)
-        self.path = path
-        self.problem = problem
+    path: str
+    problem: str
 
     def __str__(self) -> str:
         return f"--plugin {self.path}: {self.problem}"

@@ -6,7 +6,8 @@ import pytest
 
 from peer.lab.regions.extrapolation import extrapolate, text
 from peer.lab.regions.figures import Row
-from peer.run_file.sections import GptModel, Outer, PythonStdlibData, RunFile
+from peer.run_file.merging import Outer
+from peer.run_file.sections import GptModel, PythonStdlibData, RunFile
 from peer.trainer.needs import needs_of
 
 RUN = RunFile(

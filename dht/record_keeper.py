@@ -1,0 +1,386 @@
+"""Decides which of other peers' records a node believes and remembers.
+
+A ``RecordKeeper`` considers the records that this node has seen before, and at a member of a run
+that admits only some peers, who may take part; both directories ask it when a record is stored and
+when it is read. A node that does not know the run (a bootstrap host) stores the records of anybody,
+which the run's members then do not believe.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+
+from dht.identity import PeerId, RunId
+from dht.records import KEY_MAX_BYTES, Reason, Record, Rejected, RunRecord, Sealed, check
+
+HEAP_SLACK = 256
+"""Times and ranks of entries that are gone which a heap may hold, besides one for each entry."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperLimits:
+    """Limits of a node's memory about other peers' records."""
+
+    records_max: int = 65_536
+    """Limit of all remembered sequence numbers, including those of expired records."""
+
+    memory_s: float = 900.0
+    """Time for which a sequence number is remembered, so that older records stay refused."""
+
+    key_max_bytes: int = KEY_MAX_BYTES
+    """Limit of the records under one key."""
+
+    bytes_max: int = 64 << 20
+    """Limit of all records together."""
+
+    def __post_init__(self) -> None:
+        if self.records_max < 2:
+            raise ValueError(f"records_max is {self.records_max}; it is at least 2")
+        if self.bytes_max < self.key_max_bytes:
+            raise ValueError(
+                f"bytes_max is {self.bytes_max}; it is at least key_max_bytes, {self.key_max_bytes}"
+            )
+        if self.memory_s < 0:
+            raise ValueError(f"memory_s is {self.memory_s}; it is not negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A record that is believed until it expires on this node's clock."""
+
+    sealed: Sealed
+    first_seen: float
+    """Time on this node's clock at which it first saw this sequence number."""
+
+    expires_at: float
+    """Time on this node's clock at which the record expires."""
+
+    @property
+    def peer(self) -> PeerId:
+        return self.sealed.peer
+
+    @property
+    def record(self) -> Record:
+        return self.sealed.record
+
+
+@dataclass(slots=True)
+class _Entry:
+    sequence: int
+    digest: bytes
+    size_bytes: int
+    first_seen: float
+    expires_at: float
+    forget_at: float
+    rank: int
+    settled: bool
+    """It was among the first that came, and keeps its place. The others are a sample."""
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """The remembered entries under one key."""
+
+    entries: dict[PeerId, _Entry] = field(default_factory=dict)
+    size_bytes: int = 0
+    """Size of all entries, including expired ones: a cheap upper bound."""
+
+    settled_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Deadlines:
+    """Times at which entries are over, for which nobody has to look at all entries.
+
+    An entry has one time here; where it has another one by then, it is asked for again later.
+    """
+
+    _heap: list[tuple[float, str, PeerId]] = field(default_factory=list)
+
+    def add(self, at: float, key: str, peer: PeerId) -> None:
+        heapq.heappush(self._heap, (at, key, peer))
+
+    def pop(
+        self, now: float, at: Callable[[str, PeerId], float | None]
+    ) -> list[tuple[str, PeerId]]:
+        """Remove and return the entries that are over; ``at``: the present time of an entry."""
+        over, later = [], []
+        while self._heap and self._heap[0][0] <= now:
+            _, key, peer = heapq.heappop(self._heap)
+            time = at(key, peer)
+            if time is not None and time <= now:
+                over.append((key, peer))
+            elif time is not None:
+                later.append((time, key, peer))
+        for item in dict.fromkeys(later):
+            heapq.heappush(self._heap, item)
+        return over
+
+    def shrink(self, entries: Iterable[tuple[float, str, PeerId]], count: int) -> None:
+        """Begin anew with these entries if most of the times are of entries that are gone."""
+        if len(self._heap) > 2 * count + HEAP_SLACK:
+            self._heap = list(entries)
+            heapq.heapify(self._heap)
+
+
+@dataclass(slots=True)
+class RecordKeeper:
+    """Decides which records a node believes, both when they are stored and when they are read.
+
+    It remembers, per key and peer, the highest sequence number and when that was first seen on the
+    own clock (``now``: any clock that only runs forward). With ``run`` set, records of other runs
+    are foreign; a bootstrap peer, which serves every run, leaves it unset.
+
+    Half of the room, under each key and in all, belongs to the records that came first, for as long
+    as they are renewed. When the other half is full, those of the lowest rank stay, and a rank is a
+    hash that only this node can compute. So a flood of identities neither displaces the peers that
+    were there before, nor keeps newcomers out at every replica.
+
+    The records themselves are not kept here but in the directory.
+    """
+
+    run: RunId | None = None
+    limits: KeeperLimits = field(default_factory=KeeperLimits)
+    rejected: Counter[Reason] = field(default_factory=Counter)
+    """Number of refused records, by reason."""
+
+    admitted: int = 0
+    judge: Callable[[Sealed], str | None] = lambda sealed: None
+    """Reason why the run of a record does not admit it; ``None`` if it does."""
+
+    salt: bytes = field(default_factory=lambda: os.urandom(16), repr=False)
+    """Secret of this node, from which ranks are computed."""
+
+    on_evicted: Callable[[str, PeerId], None] = lambda key, peer: None
+    """Called with key and peer of a record that was believed and made room for another one."""
+
+    _shelves: dict[str, _Shelf] = field(default_factory=dict)
+    _remembered: int = 0
+    _size_bytes: int = 0
+    _settled: int = 0
+    _settled_bytes: int = 0
+    _sample: list[tuple[int, str, PeerId]] = field(default_factory=list)
+    """Heap of entries that are not settled, highest rank first. Some of them are gone."""
+
+    _expiries: _Deadlines = field(default_factory=_Deadlines)
+    _forgets: _Deadlines = field(default_factory=_Deadlines)
+    _swept_at: float = -math.inf
+    _pressed_at: float = -math.inf
+
+    def __repr__(self) -> str:
+        return (
+            f"RecordKeeper(run={self.run}, keys={len(self._shelves)}, "
+            f"remembered={self._remembered}, admitted={self.admitted}, "
+            f"rejected={dict(self.rejected)})"
+        )
+
+    def admit(
+        self,
+        data: bytes,
+        *,
+        now: float,
+        key: str | None = None,
+        peer: PeerId | None = None,
+        age_s: float = 0.0,
+    ) -> Admitted | Rejected:
+        """Judge a record that was found, or is to be stored, under ``key`` as that of ``peer``.
+
+        The same record is admitted again until it expires. A rejected record does not change what
+        is remembered. ``age_s`` is the time since the peer that passed the record on first saw it:
+        without it, peers that pass on the record of a dead peer would keep it alive for ever.
+        """
+        verdict = self._judge(data, now=now, key=key, peer=peer, age_s=max(0.0, age_s))
+        if isinstance(verdict, Rejected):
+            self.rejected[verdict.reason] += 1
+        else:
+            self.admitted += 1
+        return verdict
+
+    def _entry(self, key: str, peer: PeerId) -> _Entry | None:
+        shelf = self._shelves.get(key)
+        return None if shelf is None else shelf.entries.get(peer)
+
+    def _judge(
+        self, data: bytes, *, now: float, key: str | None, peer: PeerId | None, age_s: float
+    ) -> Admitted | Rejected:
+        sealed = check(data, run=self.run, key=key, peer=peer)
+        if isinstance(sealed, Rejected):
+            return sealed
+        if (reason := self.judge(sealed)) is not None:
+            return Rejected("unadmitted", reason)
+        entry = self._entry(sealed.key, sealed.peer)
+        if entry is not None and entry.forget_at <= now:
+            entry = None
+        if entry is not None:
+            if sealed.sequence < entry.sequence:
+                return Rejected(
+                    "replayed", f"sequence {sealed.sequence}; {entry.sequence} was seen already"
+                )
+            if sealed.sequence == entry.sequence:
+                if sealed.digest != entry.digest:
+                    return Rejected("replayed", f"sequence {sealed.sequence} is used twice")
+                if now >= entry.expires_at:
+                    age_s = now - entry.first_seen
+                    return Rejected("stale", f"first seen {age_s:.1f} s ago, ttl {sealed.ttl_s:g}")
+                return Admitted(sealed, entry.first_seen, entry.expires_at)
+        first_seen = now - age_s
+        expires_at = first_seen + sealed.ttl_s
+        if sealed.ttl_s > 0 and now >= expires_at:
+            return Rejected("stale", f"first seen {age_s:.1f} s ago, ttl {sealed.ttl_s:g}")
+        content = sealed.record
+        if isinstance(content, RunRecord) and blake3(content.content).hexdigest() != sealed.run:
+            return Rejected("forged", "the content is not the run file of this run")
+        if now - self._swept_at >= 1.0:
+            self._swept_at = now
+            self._forget(self._forgets.pop(now, self._forget_at))
+        new = _Entry(
+            sequence=sealed.sequence,
+            digest=sealed.digest,
+            size_bytes=len(data),
+            first_seen=first_seen,
+            expires_at=expires_at,
+            forget_at=max(expires_at, now + self.limits.memory_s),
+            rank=self._rank(sealed.key, sealed.peer),
+            settled=False,
+        )
+        refusal = self._place(sealed.key, sealed.peer, new, now)
+        return refusal or Admitted(sealed, first_seen, expires_at)
+
+    def _rank(self, key: str, peer: PeerId) -> int:
+        return int.from_bytes(blake3(f"{key} {peer}".encode() + self.salt).digest(8), "big")
+
+    # --- room ------------------------------------------------------------------------------
+
+    def _place(self, key: str, peer: PeerId, new: _Entry, now: float) -> Rejected | None:
+        """Take an entry in the place of the peer's older one, or say that there is no room."""
+        old = self._entry(key, peer)
+        # A record that has settled does not compete with the others when it is renewed.
+        rank = -1 if old is not None and old.settled else new.rank
+        refusal = self._make_room_under_key(key, peer, new.size_bytes, rank, now)
+        if refusal is None:
+            refusal = self._make_room_in_all(new.size_bytes, old, rank, now)
+        if refusal is not None:
+            return refusal
+        if old is not None:
+            self._remove(key, peer)
+        shelf, limits = self._shelves.setdefault(key, _Shelf()), self.limits
+        new.settled = (
+            shelf.settled_bytes + new.size_bytes <= limits.key_max_bytes // 2
+            and self._settled_bytes + new.size_bytes <= limits.bytes_max // 2
+            and self._settled < limits.records_max // 2
+        )
+        shelf.entries[peer] = new
+        self._count(shelf, new, 1)
+        if not new.settled:
+            heapq.heappush(self._sample, (-new.rank, key, peer))
+        if old is None:
+            self._expiries.add(new.expires_at, key, peer)
+            self._forgets.add(new.forget_at, key, peer)
+        self._shrink()
+        return None
+
+    def _make_room_under_key(
+        self, key: str, peer: PeerId, size_bytes: int, rank: int, now: float
+    ) -> Rejected | None:
+        shelf, limit = self._shelves.get(key), self.limits.key_max_bytes
+        if shelf is None or shelf.size_bytes + size_bytes <= limit:
+            return None
+        others = {p: e for p, e in shelf.entries.items() if p != peer and e.expires_at > now}
+        used_bytes = sum(entry.size_bytes for entry in others.values())
+        higher = sorted((e.rank, p) for p, e in others.items() if not e.settled and e.rank > rank)
+        evicted = []
+        while higher and used_bytes + size_bytes > limit:
+            evicted.append(higher.pop()[1])
+            used_bytes -= others[evicted[-1]].size_bytes
+        if used_bytes + size_bytes > limit:
+            return Rejected("full", f"key holds {used_bytes} bytes already, at most {limit}")
+        for other in evicted:
+            self._evict(key, other)
+        return None
+
+    def _make_room_in_all(
+        self, size_bytes: int, old: _Entry | None, rank: int, now: float
+    ) -> Rejected | None:
+        limits = self.limits
+        more = 1 if old is None else 0
+        more_bytes = size_bytes - (old.size_bytes if old is not None else 0)
+
+        def full() -> bool:
+            return (
+                self._remembered + more > limits.records_max
+                or self._size_bytes + more_bytes > limits.bytes_max
+            )
+
+        if full() and now - self._pressed_at >= 1.0:  # a sweep is not free
+            self._pressed_at = now
+            self._forget(self._expiries.pop(now, self._expires_at))
+        while full():
+            highest = self._highest_of_sample()
+            if highest is None or -highest[0] <= rank:
+                return Rejected(
+                    "full",
+                    f"{self._remembered} records with {self._size_bytes} bytes are held already",
+                )
+            self._evict(*highest[1:])
+        return None
+
+    def _highest_of_sample(self) -> tuple[int, str, PeerId] | None:
+        while self._sample:
+            negative_rank, key, peer = self._sample[0]
+            entry = self._entry(key, peer)
+            if entry is not None and not entry.settled and entry.rank == -negative_rank:
+                return self._sample[0]
+            heapq.heappop(self._sample)
+        return None
+
+    def _evict(self, key: str, peer: PeerId) -> None:
+        self._remove(key, peer)
+        self.on_evicted(key, peer)
+
+    def _remove(self, key: str, peer: PeerId) -> None:
+        shelf = self._shelves[key]
+        self._count(shelf, shelf.entries.pop(peer), -1)
+        if not shelf.entries:
+            del self._shelves[key]
+
+    def _count(self, shelf: _Shelf, entry: _Entry, sign: int) -> None:
+        shelf.size_bytes += sign * entry.size_bytes
+        self._size_bytes += sign * entry.size_bytes
+        self._remembered += sign
+        if entry.settled:
+            shelf.settled_bytes += sign * entry.size_bytes
+            self._settled_bytes += sign * entry.size_bytes
+            self._settled += sign
+
+    def _forget(self, over: Iterable[tuple[str, PeerId]]) -> None:
+        for key, peer in over:
+            self._remove(key, peer)
+
+    def _expires_at(self, key: str, peer: PeerId) -> float | None:
+        entry = self._entry(key, peer)
+        return None if entry is None else entry.expires_at
+
+    def _forget_at(self, key: str, peer: PeerId) -> float | None:
+        entry = self._entry(key, peer)
+        return None if entry is None else entry.forget_at
+
+    def _entries(self) -> Iterator[tuple[str, PeerId, _Entry]]:
+        for key, shelf in self._shelves.items():
+            for peer, entry in shelf.entries.items():
+                yield key, peer, entry
+
+    def _shrink(self) -> None:
+        """Drop what the heaps hold of entries that are gone, once that is most of it."""
+        count = self._remembered
+        self._expiries.shrink(((e.expires_at, k, p) for k, p, e in self._entries()), count)
+        self._forgets.shrink(((e.forget_at, k, p) for k, p, e in self._entries()), count)
+        if len(self._sample) > 2 * count + HEAP_SLACK:
+            self._sample = [(-e.rank, k, p) for k, p, e in self._entries() if not e.settled]
+            heapq.heapify(self._sample)

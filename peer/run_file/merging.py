@@ -1,0 +1,200 @@
+"""The sections of the run file about merging: ``[outer]``, ``[rounds]`` and ``[mixing]``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, TypeAlias, get_args
+
+import msgspec
+from msgspec import Meta
+
+from peer.run_file.declaring import LATER, Section
+
+Codec: TypeAlias = Literal["f32", "f16", "int8", "int4", "int3", "int2"]
+
+CODECS_SINCE: Mapping[str, int] = {"int3": 2}
+"""Encodings that came later, with the protocol number from which on every build has them."""
+
+_CODEC = "|".join(get_args(Codec))
+CodecPair: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=f"^({_CODEC})(/({_CODEC}))?$",
+        extra={"rule": "an encoding, or two for up/down, such as 'int2/int4'"},
+    ),
+]
+"""The encodings of both ways, as in ``int2/int4``, or one for both."""
+
+
+def codec_pairs(codecs: Sequence[str]) -> list[tuple[str, str]]:
+    """The encodings of the way up and of the way down, from names such as ``int2/int4``."""
+    parts = (codec.partition("/") for codec in codecs)
+    return [(up, down or up) for up, _, down in parts]
+
+
+class Outer(Section, frozen=True, kw_only=True):
+    """How the updates of all peers are merged into the shared model."""
+
+    fragments: Annotated[
+        int,
+        Meta(ge=1, le=4096),
+        "Number of parts of the model (P) that are merged separately, in turn.",
+    ] = 8
+    steps_per_cycle: Annotated[
+        int, Meta(ge=1, le=100_000), "Steps (H) in which every fragment is merged once."
+    ] = 24
+    overlap_steps: Annotated[
+        int,
+        Meta(ge=0, le=10000),
+        "Steps (tau) that a merge may take while training goes on; 0: training waits for every "
+        "merge. With more, a round waits longer for late peers; `carry` keeps the steps made "
+        "meanwhile.",
+    ] = 6
+    learning_rate: Annotated[
+        float, Meta(gt=0.0, le=10.0), "Learning rate (eta) of the outer optimizer."
+    ] = 1.0
+    momentum: Annotated[
+        float, Meta(ge=0.0, lt=1.0), "Nesterov momentum (mu) of the outer optimizer."
+    ] = 0.5
+    merge: Annotated[
+        Literal["mean", "rda", "clip", "centered_clip"],
+        "Rule that combines the contributions of a round into one update.",
+    ] = "mean"
+    codec: Annotated[Codec, "Encoding of updates on the wire, for both ways."] = "int4"
+    codec_up: Annotated[
+        Codec | None, LATER, "Encoding of what peers send to be merged; unset: as `codec`."
+    ] = None
+    codec_down: Annotated[
+        Codec | None, LATER, "Encoding of merged updates on their way back; unset: as `codec`."
+    ] = None
+    smaller_codecs: Annotated[
+        list[CodecPair],
+        Meta(max_length=8),
+        LATER,
+        "Encodings for lines that do not carry the preferred ones, each smaller than the one "
+        "before it, such as `int2/int4` (up/down). Peers change over together.",
+    ] = msgspec.field(default_factory=list)
+    steps_per_cycle_max: Annotated[
+        Annotated[int, Meta(ge=1, le=100_000)] | None,
+        LATER,
+        "The longest cycle, for lines that do not carry the smallest encodings either; unset: "
+        "cycles keep the length of steps_per_cycle.",
+    ] = None
+    line_share: Annotated[
+        float,
+        Meta(gt=0.0, le=1.0),
+        LATER,
+        "Share of a line that merging may take before encodings and cycles adapt to it.",
+    ] = 0.7
+    feedback: Annotated[
+        Literal["auto", "on", "off"],
+        LATER,
+        "Error feedback: whether what the encoding of an update lost is part of the peer's next "
+        "one. `auto`: where updates are sent in int2 and adopted by `carry`.",
+    ] = "auto"
+    adoption: Annotated[
+        Literal["carry", "replace", "blend"],
+        "How a learner takes in a merged fragment: `carry` adds the steps made meanwhile, "
+        "`replace` drops them, `blend` averages with the own value.",
+    ] = "carry"
+    blend_alpha: Annotated[float, Meta(ge=0.0, le=1.0), "Share of the own value, for `blend`."] = (
+        0.5
+    )
+    buffers: Annotated[
+        Literal["own", "mean"],
+        LATER,
+        "Buffers that are saved with the model, such as the running statistics of BatchNorm: "
+        "`own` leaves each peer its own, `mean` merges them like parameters, as exact means.",
+    ] = "own"
+
+    @property
+    def codecs(self) -> tuple[str, str]:
+        """The codecs of the way up and of the way down."""
+        return self.codec_up or self.codec, self.codec_down or self.codec
+
+    @property
+    def codecs_text(self) -> str:
+        up, down = self.codecs
+        return up if up == down else f"{up} up, {down} down"
+
+    @property
+    def smaller_pairs(self) -> list[tuple[str, str]]:
+        """The smaller encodings of the way up and of the way down."""
+        return codec_pairs(self.smaller_codecs)
+
+    @property
+    def fed_back(self) -> frozenset[str]:
+        """Encodings of uploads whose loss is part of the peer's next update."""
+        used = {self.codecs[0], *(up for up, _ in self.smaller_pairs)}
+        if self.feedback == "auto":
+            return frozenset(used & {"int2"} if self.adoption == "carry" else ())
+        return frozenset(used if self.feedback == "on" else ())
+
+
+Quorum: TypeAlias = (
+    Annotated[int, Meta(ge=2, le=64)]
+    | Annotated[float, Meta(gt=0.0, le=1.0)]
+    | Literal["majority", "all"]
+)
+
+
+class Rounds(Section, frozen=True, kw_only=True):
+    """When a round starts and ends, and which contributions it accepts."""
+
+    quorum: Annotated[
+        Quorum,
+        "Peers that must have joined: a number, a fraction of the live peers of the group, "
+        "'majority' or 'all'. Never fewer than two.",
+    ] = "majority"
+    grace: Annotated[
+        float,
+        Meta(ge=0.0, lt=1.0),
+        "Waiting time for late peers after the quorum, as a share of the time that overlapping "
+        "training hides.",
+    ] = 0.8
+    quorum_deadline_s: Annotated[
+        float, Meta(ge=0.1, le=86_400.0), "Seconds after which a round without a quorum is aborted."
+    ] = 30.0
+    round_deadline_s: Annotated[
+        float, Meta(ge=1.0, le=86_400.0), "Seconds after which an unfinished round is aborted."
+    ] = 300.0
+    group_size: Annotated[
+        int,
+        Meta(ge=2, le=64),
+        "Maximum number of peers in one round. More peers are divided into groups that change "
+        "with every version: see [mixing].",
+    ] = 16
+    stale_max: Annotated[
+        int,
+        Meta(ge=0, le=1000),
+        "Maximum age of a contribution in versions. Older work is discarded, unless it began "
+        "less than ten minutes ago.",
+    ] = 8
+    norm_max_ratio: Annotated[
+        float | Literal["off"],
+        "Maximum norm of a contribution relative to the usual norm, which follows from the "
+        "other contributions and the last merges; a longer one is refused. Or 'off'.",
+    ] = 50.0
+    alone_s: Annotated[
+        float,
+        Meta(ge=1.0, le=1e7),
+        "Seconds without another peer after which a peer continues the run alone.",
+    ] = 600.0
+
+
+class Mixing(Section, frozen=True, kw_only=True):
+    """How groups exchange their state when there are more peers than rounds.group_size."""
+
+    every: Annotated[
+        int,
+        Meta(ge=0, le=1000),
+        "Interval in versions between rounds that also average the slow weights; 0: never, and "
+        "the groups drift apart. A run that fits into one group averages none.",
+    ] = 1
+    dispersion_max: Annotated[
+        float | Literal["off"],
+        "Average slow weights only if a peer is about to differ from its group by more than "
+        "this, as distance divided by norm; or 'off': whenever `every` says so.",
+    ] = "off"
+    theta: Annotated[Literal["f32", "f16"], "Encoding of slow weights on the wire."] = "f32"
+    momentum: Annotated[Literal["f32", "f16", "int8"], "Encoding of momentum on the wire."] = "f16"
