@@ -37,7 +37,7 @@ from dht.presence.settings import Profile
 from dht.records import ContributionCounters, KeeperLimits, RecordKeeper
 from peer import attestable, description
 from peer.agent.account import merged_of
-from peer.agent.crediting import Crediting
+from peer.agent.crediting import Crediting, asked_at_once
 from peer.agent.local_peer import JUMP_REFUSED, LocalPeer, PeerSettings, TrainerStatus
 from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
@@ -527,7 +527,7 @@ class OnlinePeer:
         while True:
             await asyncio.sleep(ASK_EVERY_S)
             live = sorted(self.local.view)
-            chosen = [live[(turn + index) % len(live)] for index in range(min(3, len(live)))]
+            chosen = [live[(turn + index) % len(live)] for index in range(asked_at_once(len(live)))]
             turn += len(chosen)
             for answer in await self.statuses(chosen):
                 self.local.take_held_out(answer.held_out)
