@@ -54,10 +54,10 @@ class OwnersRest:
     def hands_over(self) -> bool:
         """True while a peer that begins to rest has work that the others may still merge."""
         local = self._local
-        rests = self.reason is not None and local.paused is None and not local.guest.is_used_up
+        if self.reason is None or local.paused is not None or local.guest.is_used_up:
+            return False
         rested_s = asyncio.get_running_loop().time() - self._since
-        pending = bool(local.delegate.trainer_status().pending_tokens)
-        return rests and rested_s < self._patience_s and pending
+        return rested_s < self._patience_s and local.delegate.trainer_status().pending_tokens > 0
 
     def _hand_over(self) -> None:
         """Offer again what is pending, as a peer that leaves does, with as much patience.
