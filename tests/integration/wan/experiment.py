@@ -356,7 +356,7 @@ def table(outcome: Outcome) -> str:
     lines += [
         f"{each.phase:10} {each.seconds:7.0f} {each.rounds:6} {each.member_rounds:13} "
         f"{each.missed:6} {each.missed_share:6.1%} {each.payload_bytes / 1e6:6.1f} MB "
-        f"{each.extra_share:6.0%}"
+        f"{each.extra_share:6.1%}"
         for each in outcome.rows
     ]
     for name, fates in outcome.fates.items():

@@ -61,7 +61,7 @@ def test_the_table_has_shares_and_the_tokens_that_were_lost_by_reason() -> None:
         },
     )
     lines = table(outcome).splitlines()
-    assert "5.0%" in lines[1] and "8%" in lines[1]
+    assert "5.0%" in lines[1] and "8.0%" in lines[1]
     assert "inf" in lines[2]
     assert lines[-1] == "tokens lost: 12 (left 8, stale 4)"
 
