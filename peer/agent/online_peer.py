@@ -306,6 +306,12 @@ class OnlinePeer:
     def live_members(self) -> Sequence[Member]:
         return self.presence.table.live(asyncio.get_running_loop().time())
 
+    async def greet_keepers(self) -> None:
+        """Say hello to the keepers, as this peer leaves: they take no work of one that they do not
+        see, and see one that they cannot dial only at its next heartbeat."""
+        members = self.live_members()
+        await self.presence.greet([each.peer for each in members if each.record.role == "keeper"])
+
     def refresh_view(self) -> None:
         """Update ``LocalPeer.view`` from the members that are live now."""
         view, live = self.local.view, {}
