@@ -453,6 +453,10 @@ class Averager:
                 places -= work.is_busy
         return sum(work.upload_bytes for work in lacking)
 
+    def stay(self) -> None:
+        """Go on as before: this peer does not leave, or rest, any more."""
+        self._tell(MergeBeforeLeaving(leaves=False))
+
     def company_s(self) -> float:
         """Longest time until another learner has enough steps to join one that leaves."""
         now = self.now()

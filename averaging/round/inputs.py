@@ -225,6 +225,9 @@ class MergeBeforeLeaving:
     While no other peer trains, a keeper is company enough; without one, it folds at once.
     """
 
+    leaves: bool = True
+    """False: it stays after all."""
+
 
 @dataclass(frozen=True, slots=True)
 class GatherEverybody:

@@ -459,9 +459,11 @@ class FragmentRounds:
                 self._consider_line(now)
             case inputs.AnswerEveryCall():
                 self.due_time.eager = True
-            case inputs.MergeBeforeLeaving():
-                self.due_time.eager = True
-                self._apply(self.joining.leave_soon(self._situation(now)), now)
+            case inputs.MergeBeforeLeaving(leaves):
+                self.due_time.eager = leaves
+                if leaves:
+                    self._apply(self.joining.leave_soon(self._situation(now)), now)
+                self.joining.leaves = leaves
             case inputs.GatherEverybody():
                 self.peers.group_size = messages.ROSTER_MAX
             case inputs.OrdersChanged():

@@ -123,6 +123,12 @@ class Admission:
             return f"the invite is for a {invite.role}, not for a {role}"
         return None
 
+    def ends_at(self, peer: PeerId) -> int | None:
+        """The date at which a peer's invite ends; ``None`` if it needs none, or has none."""
+        if self.terms.mode != "invited" or (credential := self._shown.get(peer)) is None:
+            return None
+        return credential.invite.expires_at
+
     def vouches_for(self, peer: PeerId, *, now: float) -> bool:
         """True for the owner and for delegates whose directives are in force."""
         directive = self._directives.get(peer)

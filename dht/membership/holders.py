@@ -1,7 +1,8 @@
-"""Nodes that had records under a key, asked in turns instead of searching for the key. Pure.
+"""Nodes that the last search for a key found, to be asked without another search. Pure.
 
 A record is stored on several nodes, and a search asks all of them for everything that they have
-under the key. Where no record is missing, asking one of them is enough.
+under the key. Where no record is missing, asking one of them is enough; and to store a record
+nothing has to be asked at all.
 """
 
 from __future__ import annotations
@@ -35,14 +36,22 @@ class Holders(Generic[Holder]):
 
     def next(self, key: str, *, now: float) -> Holder | None:
         """The node to ask next; ``None`` if the key has to be searched for."""
-        found_at, in_turn = self._known.get(key, (0.0, None))
-        if in_turn is None:
-            return None
-        if not in_turn or now - found_at >= KNOWN_FOR_S:
-            del self._known[key]
+        in_turn = self._fresh(key, now)
+        if not in_turn:
             return None
         in_turn.rotate(-1)
         return in_turn[-1]
+
+    def all(self, key: str, *, now: float) -> tuple[Holder, ...]:
+        """All nodes, in the order of the search; none if the key has to be searched for."""
+        return tuple(self._fresh(key, now))
+
+    def _fresh(self, key: str, now: float) -> deque[Holder]:
+        found_at, in_turn = self._known.get(key, (0.0, deque[Holder]()))
+        if now - found_at >= KNOWN_FOR_S:
+            self._known.pop(key, None)
+            return deque()
+        return in_turn
 
     def lost(self, key: str, holder: Holder) -> None:
         """Drop a node that did not answer or has no more records under this key."""

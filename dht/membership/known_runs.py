@@ -6,7 +6,7 @@ Every record from the network passes ``take``. Pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -105,15 +105,27 @@ class KnownRuns:
             known.table.failed(peer, now)
 
     def pass_on(
-        self, run: str | None, *, to: PeerId, now: float, rng: np.random.Generator
+        self,
+        run: str | None,
+        *,
+        to: PeerId,
+        now: float,
+        rng: np.random.Generator,
+        but: Iterable[Passed] = (),
     ) -> tuple[Passed, ...]:
-        """Random fresh records, of one run or of all, to pass on: so split swarms reunite."""
+        """Random fresh records, of one run or of all, to pass on: so split swarms reunite.
+
+        ``but``: those that the other peer has just passed on itself.
+        """
+        known_there = {passed.sealed for passed in but}
         fresh = [
             member
             for known_run, known in sorted(self._known.items())
             if run is None or known_run == run
             for member in known.table.live(now)
-            if now - member.record_seen_at < self.settings.expiry_s / 2 and member.peer != to
+            if now - member.record_seen_at < self.settings.expiry_s / 2
+            and member.peer != to
+            and member.sealed not in known_there
         ]
         chosen = rng.permutation(len(fresh))[:PASSED_MAX]
         return tuple(

@@ -362,24 +362,27 @@ class PeerTable:
         """The part of ``buckets_to_read`` that cannot wait: not quiet buckets without peers.
 
         Buckets with peers are read each time: a record may be a heartbeat old when it is read, and
-        has to last until the reading after the next, in case the next one misses it. An empty one
-        costs a request to each of the nearest peers. Deeper than the own level it waits longest,
-        unless a swarm half as large again would write there: no peer is that far off for long.
+        has to last until the reading after the next, in case the next one misses it. Peers that
+        were heard themselves need no record. An empty bucket costs a request to each of the nearest
+        peers. Deeper than the own level it waits longest, unless a swarm half as large again would
+        write there: no peer is that far off for long.
         """
-        with_peers = {bucket_of(m.peer, m.depth) for m in self.present(now)}
+        heard_after = now - 1.5 * self.settings.heartbeat_s
+        unheard = (m for m in self.present(now) if (m.heard_at or -math.inf) < heard_after)
+        with_unheard = {bucket_of(m.peer, m.depth) for m in unheard}
         size = self.size_estimate(now)
         depth = depth_for(size, bucket_peers=self.settings.bucket_peers)
         deeper = depth_for(1.5 * size, bucket_peers=self.settings.bucket_peers) > depth
 
         def rests_until(bucket: str) -> float:
-            # Heartbeats come a little early or late: every other one, or every fourth.
-            beats = 1.5 if deeper or len(bucket) <= depth else 3.5
+            # Heartbeats come a little early or late: every other one, or every eighth.
+            beats = 1.5 if deeper or len(bucket) <= depth else 7.5
             return self._read_at[bucket] + beats * self.settings.heartbeat_s
 
         return tuple(
             bucket
             for bucket in self.buckets_to_read(now)
-            if bucket in with_peers or not self.is_quiet(bucket) or rests_until(bucket) <= now
+            if bucket in with_unheard or not self.is_quiet(bucket) or rests_until(bucket) <= now
         )
 
     def is_quiet(self, bucket: str) -> bool:

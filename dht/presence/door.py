@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Collection, Iterable
 
 import msgspec
@@ -42,6 +43,11 @@ ASK_AGAIN_S = 5.0
 """Pause before a peer without a valid credential is asked for one again."""
 
 NOT_ASKED_MAX = 1024
+WARNING_MAX_S = 86_400.0
+WARNING_SHARE = 0.1
+"""The end of the own invite is told of by this share of the time that was left at the start, and by
+``WARNING_MAX_S``, before it comes. Invites say when they end, and not when they began."""
+
 FILE_MAX_BYTES = 64 * 1024
 
 
@@ -74,6 +80,8 @@ class Door:
         self._news = asyncio.Event()
         self._directory_at = 0.0
         self._reported = ""
+        self._warn_at: float | None = None
+        """Unix time at which to say that the own invite is about to end, unless that is said."""
 
     def __repr__(self) -> str:
         return f"Door({self.admission!r}, let_in={len(self._let_in)})"
@@ -108,7 +116,11 @@ class Door:
     async def open(self) -> None:
         """Show the own credential, remember the directives in the file, and answer from now on."""
         this = self._this
-        self.admission.show(this.id, this.own.credential, now=self._wall())
+        now = self._wall()
+        self.admission.show(this.id, this.own.credential, now=now)
+        ends_at = self.admission.ends_at(this.id)
+        if ends_at is not None and this.profile.is_member:
+            self._warn_at = ends_at - min(WARNING_MAX_S, WARNING_SHARE * (ends_at - now))
         loop = asyncio.get_running_loop()
         if self._path is not None:
             try:
@@ -129,6 +141,7 @@ class Door:
         while True:
             has_news = self._news.is_set()
             self._news.clear()
+            self._warn()
             if has_news:
                 await self._save()
             with contextlib.suppress(HostClosed):  # its daemon is being restarted
@@ -159,6 +172,20 @@ class Door:
                     bans=len(directive.bans),
                 )
         return refused
+
+    def _warn(self) -> None:
+        """Say once that the own invite is about to end: another one takes its owner's time."""
+        ends_at, now = self.admission.ends_at(self._this.id), self._wall()
+        if self._warn_at is None or ends_at is None or not self._warn_at <= now < ends_at:
+            return
+        self._warn_at = None
+        until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(ends_at))
+        command = "join" if self._this.own.role == "learner" else "keep"
+        text = (
+            f"the invite of this peer ends at {until}; ask the owner of the run for another one "
+            f"(shoal invite) before that, and come back with it: shoal {command} LINK"
+        )
+        self._this.events.tell("invite_ends", text, expires_at=ends_at)
 
     # --- who is refused -------------------------------------------------------------------------
 

@@ -18,7 +18,8 @@ class PresenceEvent:
     name: str
     """``connected``, ``nobody_answered``, ``peer_joined``, ``peer_left``, ``peer_lost``,
     ``reachability``, ``hello_refused``, ``clock_off``, ``identity_in_use``,
-    ``cache_unreadable``, ``cache_unwritable``, ``directive`` or ``not_admitted``."""
+    ``cache_unreadable``, ``cache_unwritable``, ``directive``, ``invite_ends`` or
+    ``not_admitted``."""
 
     text: str
     fields: Mapping[str, Fact] = field(default_factory=dict)

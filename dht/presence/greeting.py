@@ -222,7 +222,9 @@ class Greeting:
             wire.HelloReply(
                 run=run or "",
                 record=self._announcement.current(),
-                passed=this.runs.pass_on(about, to=peer, now=this.now(), rng=this.rng),
+                passed=this.runs.pass_on(
+                    about, to=peer, now=this.now(), rng=this.rng, but=hello.passed
+                ),
                 yours=this.runs.newer_than(hello.record, peer) if hello.record else b"",
                 received_at=received_at,
                 sent_at=this.host.wall_time(),

@@ -314,6 +314,10 @@ class Presence:
         """
         await self._dialler.connect(peer, timeout_s=timeout_s)
 
+    async def greet(self, peers: Sequence[PeerId]) -> None:
+        """Say hello to these peers now: they know then that this one is alive, and its record."""
+        await self._greeting.greet(peers)
+
     async def check_reachability(self) -> None:
         """Ask for dial-backs now. Only the owner of an observer has to call this."""
         await self._checks.check()

@@ -134,6 +134,8 @@ class ActivePeer:
             if ending.finished:
                 await self._until_others_agree(ending.timeout_s)
             elif ending.timeout_s > 0:
+                greeting = self._online.greet_keepers()
+                work.append(tasks.create_task(greeting, name="greet keepers"))
                 await local.unless_hurried(self._merge_pending(ending))
             if not await local.unless_hurried(averager.drain(timeout_s=0.4 * ending.timeout_s)):
                 local.event("drain_cut_short", in_flight=averager.in_flight)

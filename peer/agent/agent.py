@@ -303,7 +303,7 @@ class Agent(Delegate):
                         trains=local.is_leaving
                         or (
                             local.phase == "ready"
-                            and not self._trainer.is_idle()
+                            and (self._rest.hands_over or not self._trainer.is_idle())
                             and not self._rest.is_away()
                         ),
                         step_time_s=status.step_time_s if status.step_time_s > 0 else None,

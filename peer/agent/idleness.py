@@ -8,10 +8,13 @@ from averaging.live.links import control_protocol
 from peer.agent.local_peer import LocalPeer
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine
+from peer.rules.leaving import LastOffers
 from peer.rules.limits import Rest
 
 OFFERED_WITHIN_S = 20.0
-"""Time for a peer that begins to rest to offer its work; it counts as training meanwhile."""
+OFFERED_WITHIN_MAX_S = 300.0
+"""Time for a peer that begins to rest to have its work merged, at least, and at most on a slow line
+(``peer.rules.leaving``). It counts as training meanwhile."""
 
 IDLE_AFTER_S = 30.0
 IDLE_AFTER_STEPS = 20
@@ -25,12 +28,14 @@ class OwnersRest:
         self.reason: str | None = None
         """The reason for resting now; ``None``: no rest."""
         self._since = 0.0
+        self._patience_s = OFFERED_WITHIN_S
 
     def obey(self) -> bool:
         """Look at limits and orders. Returns whether ``reason`` has changed."""
         local, verdict = self._local, self._local.guest.look()
         reason = verdict.reason if isinstance(verdict, Rest) else None
         reason = local.paused or reason
+        self._hand_over()
         if reason == self.reason:
             return False
         if self.reason is None:
@@ -38,10 +43,36 @@ class OwnersRest:
             self._since = asyncio.get_running_loop().time()
             # Its work is offered now: later no other peer waits for this one.
             local.averaging.make_due(range(len(local.layout.fragments)))
+            self._patience_s = OFFERED_WITHIN_S
         elif reason is None:
             local.event("resumed")
+            local.averaging.stay()
         self.reason = reason
         return True
+
+    @property
+    def hands_over(self) -> bool:
+        """True while a peer that begins to rest has work that the others may still merge."""
+        local = self._local
+        if self.reason is None or local.paused is not None or local.guest.is_used_up:
+            return False
+        rested_s = asyncio.get_running_loop().time() - self._since
+        return rested_s < self._patience_s and local.delegate.trainer_status().pending_tokens > 0
+
+    def _hand_over(self) -> None:
+        """Offer again what is pending, as a peer that leaves does, with as much patience.
+
+        Of a month's volume that is used up nothing is left for that.
+        """
+        if self.hands_over:
+            averaging = self._local.averaging
+            left = LastOffers(
+                encoded_bytes=averaging.offer_before_leaving(),
+                bytes_per_s=averaging.bytes_per_s,
+                company_s=averaging.company_s(),
+            )
+            needed_s = left.patience_s(least_s=OFFERED_WITHIN_S, most_s=OFFERED_WITHIN_MAX_S)
+            self._patience_s = max(self._patience_s, needed_s)
 
     def is_away(self) -> bool:
         """True if other peers should not wait for this one: it rests, and has offered its work."""
@@ -49,7 +80,7 @@ class OwnersRest:
             return False
         rested_s = asyncio.get_running_loop().time() - self._since
         busy = rested_s < 1.0 or bool(self._local.averaging.in_flight)
-        return not busy or rested_s > OFFERED_WITHIN_S
+        return not self.hands_over and (not busy or rested_s > OFFERED_WITHIN_S)
 
     def why_closed(self, protocol: str) -> str | None:
         """The reason to refuse a stream: the month's volume is used up, and all work is offered."""

@@ -176,6 +176,14 @@ class NotAveraging:
 
     def make_due(self, fragments: Iterable[int]) -> None: ...
 
+    def offer_before_leaving(self) -> int:
+        return 0
+
+    def company_s(self) -> float:
+        return 0.0
+
+    def stay(self) -> None: ...
+
     def set_reachable(self, reachable: bool) -> None: ...
 
     def follow(self, orders: RoundOrders) -> None: ...

@@ -38,7 +38,7 @@ from dht.record_keeper import KeeperLimits, RecordKeeper
 from dht.records import ContributionCounters
 from peer import attestable, description
 from peer.agent.account import merged_of
-from peer.agent.crediting import Crediting
+from peer.agent.crediting import Crediting, asked_at_once
 from peer.agent.local_peer import JUMP_REFUSED, LocalPeer, PeerSettings, TrainerStatus
 from peer.agent.meetings import Meetings
 from peer.agent.policies import presence_settings
@@ -307,6 +307,12 @@ class OnlinePeer:
     def live_members(self) -> Sequence[Member]:
         return self.presence.table.live(asyncio.get_running_loop().time())
 
+    async def greet_keepers(self) -> None:
+        """Say hello to the keepers, as this peer leaves: they take no work of one that they do not
+        see, and see one that they cannot dial only at its next heartbeat."""
+        members = self.live_members()
+        await self.presence.greet([each.peer for each in members if each.record.role == "keeper"])
+
     def refresh_view(self) -> None:
         """Update ``LocalPeer.view`` from the members that are live now."""
         view, live = self.local.view, {}
@@ -528,7 +534,7 @@ class OnlinePeer:
         while True:
             await asyncio.sleep(ASK_EVERY_S)
             live = sorted(self.local.view)
-            chosen = [live[(turn + index) % len(live)] for index in range(min(3, len(live)))]
+            chosen = [live[(turn + index) % len(live)] for index in range(asked_at_once(len(live)))]
             turn += len(chosen)
             for answer in await self.statuses(chosen):
                 self.local.take_held_out(answer.held_out)

@@ -474,6 +474,7 @@ _OTHER_PEERS = (
             "identity_in_use": ("", "{text}"),
             "outdated": ("", "{text}"),
             "directive": ("signer, number, bans", "{text}"),
+            "invite_ends": ("expires_at:Unix time", "{text}"),
             "not_admitted": ("", "{text}"),
             "rolled_back": (
                 "number, versions, missing, seconds",

@@ -109,7 +109,7 @@ class QuadraticLearner:
         self.is_noisy = True
         """Without, a step of a million values takes a tenth of the time."""
         self.rests = False
-        """It makes no steps any more: it is at a safe point all the time."""
+        """It makes no steps now: it is at a safe point all the time."""
         self.step = 0
         self.adopted: list[tuple[int, int, int | None]] = []
         self.went_through: list[tuple[int, int]] = []
@@ -143,10 +143,9 @@ class QuadraticLearner:
     async def train(self) -> None:
         while True:
             await asyncio.sleep(self.step_time_s)
-            if self.rests:
-                return
-            self.train_once()
-            self.on_step()
+            if not self.rests:
+                self.train_once()
+                self.on_step()
 
     def train_once(self) -> None:
         self.step += 1

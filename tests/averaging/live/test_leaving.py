@@ -151,6 +151,27 @@ def test_fragments_that_cannot_be_offered_leave_their_places_on_a_slow_line_to_o
     run(main())
 
 
+def test_a_peer_that_rests_is_hurried_for_and_is_one_of_many_again_when_it_trains() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            terms = policy(cycle=48)
+            anna, *_ = [await made.add(name, policy=terms) for name in ("anna", "boris", "clara")]
+            await made.live(60.0)
+            assert await merged_within(anna, 20.0) is not None
+            anna.averager.stay()
+            assert anna.learner is not None
+            anna.learner.rests = False
+            for work in anna.averager._works:
+                assert work.machine is not None
+                assert not work.machine.joining.leaves and not work.machine.due_time.eager
+            marks = mark_at(anna, anna)
+            await made.live(120.0)
+            assert all(now > then for now, then in zip(mark_at(anna, anna), marks, strict=True))
+            made.check()
+
+    run(main())
+
+
 def test_a_peer_without_any_company_folds() -> None:
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:

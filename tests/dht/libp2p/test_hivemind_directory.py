@@ -75,6 +75,39 @@ def test_records_are_found_by_everybody_under_their_peers() -> None:
     run(scenario())
 
 
+def test_a_record_is_renewed_without_a_search_until_a_place_is_gone_or_new() -> None:
+    async def scenario() -> None:
+        async with hosts(3) as (writer, boris, clara), hosts(1, first=4) as (late,):
+            for host in (boris, clara):
+                await writer.connect(host.peer_id, await host.addresses(), timeout_s=WAIT_S)
+            node = writer.records._node
+            asked: list[Any] = []
+            ask = node._call_find_with_blacklist
+
+            async def find(peer: Any, keys: Any) -> Any:
+                asked.append(peer)
+                return await ask(peer, keys)
+
+            node._call_find_with_blacklist = find
+
+            async def renew(sequence: int) -> int:
+                asked.clear()
+                record = sealed(1, sequence=sequence)
+                return await writer.directory.publish(KEY, record, ttl_s=30, timeout_s=WAIT_S)
+
+            assert (await renew(1), len(asked)) == (2, 2)
+            assert (await renew(2), len(asked)) == (2, 0)
+            assert boris.records.stored_bytes and clara.records.stored_bytes
+            await writer.connect(late.peer_id, await late.addresses(), timeout_s=WAIT_S)
+            assert (await renew(3), len(asked)) == (3, 3), "there is one place more"
+            await clara.close()
+            assert (await renew(4), len(asked)) == (2, 0)
+            await renew(5)
+            assert asked, "it searches again after a place has failed"
+
+    run(scenario())
+
+
 def test_a_newer_record_replaces_the_older_one_even_if_it_holds_for_a_shorter_time() -> None:
     async def scenario() -> None:
         async with hosts(2) as (server, client):

@@ -34,6 +34,14 @@ def test_a_search_is_due_again_after_a_while() -> None:
     assert holders.next("key", now=KNOWN_FOR_S) is None
 
 
+def test_all_that_a_search_found_are_known_until_it_is_due_again() -> None:
+    holders: Holders[str] = Holders()
+    assert holders.all("key", now=0.0) == ()
+    holders.found("key", ["boris", "anna"], now=0.0)
+    assert holders.all("key", now=KNOWN_FOR_S - 0.1) == ("boris", "anna")
+    assert holders.all("key", now=KNOWN_FOR_S) == ()
+
+
 def test_the_keys_remembered_are_bounded_and_the_oldest_makes_room() -> None:
     holders: Holders[int] = Holders()
     for number in range(KEYS_MAX + 1):

@@ -108,3 +108,15 @@ def test_who_lags_behind_its_own_record_is_shown_it() -> None:
     assert known.newer_than(older, BORIS.peer_id) == newer
     assert known.newer_than(newer, BORIS.peer_id) == b""
     assert known.newer_than(older, CLARA.peer_id) == b"", "signed by another than the caller"
+
+
+def test_what_the_other_peer_has_just_passed_on_is_not_told_to_it_again() -> None:
+    known, rng = runs_of(RUN), np.random.default_rng(0)
+    for identity in (BORIS, CLARA):
+        known.take(record_of(identity, 1), now=0.0)
+    (told,) = known.pass_on(RUN, to=CLARA.peer_id, now=1.0, rng=rng)
+    assert told.sealed == record_of(BORIS, 1)
+    assert not known.pass_on(RUN, to=CLARA.peer_id, now=1.0, rng=rng, but=[told])
+    known.take(record_of(BORIS, 2), now=2.0)
+    (newer,) = known.pass_on(RUN, to=CLARA.peer_id, now=2.0, rng=rng, but=[told])
+    assert newer.sealed == record_of(BORIS, 2)

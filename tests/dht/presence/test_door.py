@@ -263,6 +263,37 @@ def test_an_invite_that_ends_turns_its_peer_out() -> None:
     simulate(story)
 
 
+def test_the_end_of_an_invite_is_told_once_before_it_comes() -> None:
+    async def story(swarm: Swarm) -> None:
+        anna, boris = await invited_for_two_minutes(swarm)
+        await asyncio.sleep(105.0 - asyncio.get_running_loop().time())
+        assert not boris.told("invite_ends")
+        await asyncio.sleep(14.5)
+        (said,) = boris.told("invite_ends")
+        assert said.fields == {"expires_at": NOW + 120}
+        assert "shoal join" in said.text
+        await asyncio.sleep(60.0)
+        assert len(boris.told("invite_ends")) == 1
+        assert not anna.told("invite_ends")
+
+    simulate(story)
+
+
+def test_a_long_invite_is_told_of_a_day_before_its_end_and_where_none_is_needed_nothing_is() -> (
+    None
+):
+    async def story(swarm: Swarm) -> None:
+        peer = await member(swarm, "anna", by=invitation("long", days=30))
+        await swarm.start("owner", run=RUN, admission=admission("open"))
+        for passed, told in ((28.9, 0), (0.2, 1)):
+            peer.host.wall_offset_s += passed * DAY
+            await asyncio.sleep(30.0)
+            assert len(peer.told("invite_ends")) == told
+        assert not swarm.peers["owner"].told("invite_ends")
+
+    simulate(story)
+
+
 def test_a_peer_whose_invite_has_ended_comes_back_with_a_later_one() -> None:
     async def story(swarm: Swarm) -> None:
         anna, boris = await invited_for_two_minutes(swarm)

@@ -505,6 +505,19 @@ def test_two_peers_seldom_say_hello_to_each_other_in_the_same_heartbeat() -> Non
 
 
 @pytest.mark.usefixtures("silent_directory")
+def test_a_peer_that_another_has_lost_sight_of_is_seen_as_soon_as_it_greets() -> None:
+    async def story(swarm: Swarm) -> None:
+        await start_swarm(swarm, 3)
+        anna, boris, *_ = swarm.members()
+        anna.presence.table.remove(boris.id)
+        assert boris.id not in anna.sees()
+        await boris.presence.greet([anna.id])
+        assert boris.id in anna.sees()
+
+    simulate(story)
+
+
+@pytest.mark.usefixtures("silent_directory")
 def test_a_peer_that_has_just_said_hello_learns_at_once_that_another_stopped_training() -> None:
     async def story(swarm: Swarm) -> None:
         await start_swarm(swarm, 2)

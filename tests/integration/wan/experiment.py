@@ -6,7 +6,8 @@ lines, at the end:
 - A *member-round* is one finished round and one learner whose process ran when the round finished.
   It is *missed* if the round merged no work of that learner, whatever the reason.
 - *Extra bytes* are what the sites sent beyond the payload of finished rounds, as a share of that
-  payload: headers, membership, replays, states for those who fell behind, failed rounds.
+  payload: headers, membership, replays, states for those who fell behind, failed rounds. A round
+  that began before a phase or ends after it counts for the share of its time in the phase.
 - *Lost tokens* were discarded for good, by reason, over the whole run.
 """
 
@@ -252,7 +253,15 @@ class Round:
 
     at: float
     contributors: frozenset[PeerId]
-    sent_bytes: int = 0
+    sent: list[tuple[float, float, int]] = field(default_factory=list)
+    """When each member began to send and ended, and the number of bytes."""
+
+    def sent_within(self, began: float, ended: float) -> float:
+        """Bytes that all members sent in a period, as if each had sent at an even rate."""
+        return sum(
+            size * max(0.0, min(until_, ended) - max(since, began)) / (until_ - since)
+            for since, until_, size in self.sent
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +273,7 @@ class Row:
     rounds: int
     member_rounds: int
     missed: int
-    payload_bytes: int
+    payload_bytes: float
     wire_bytes: int
 
     @property
@@ -307,7 +316,8 @@ def finished_rounds(logs: Iterable[Iterable[Mapping[str, Any]]]) -> list[Round]:
                 event["round"], Round(event["at"], frozenset(event["contributors"]))
             )
             known.at = min(known.at, event["at"])
-            known.sent_bytes += event["sent_bytes"]
+            began = event["at"] - max(event["seconds"], 1e-3)
+            known.sent.append((began, event["at"], event["sent_bytes"]))
     return sorted(found.values(), key=lambda each: each.at)
 
 
@@ -318,6 +328,7 @@ def row(
     absent: Sequence[tuple[str, float, float]],
 ) -> Row:
     """Count what happened during one phase."""
+    rounds = list(rounds)
     inside = [each for each in rounds if phase.began <= each.at < phase.ended]
     members = missed = 0
     for each in inside:
@@ -331,7 +342,7 @@ def row(
         len(inside),
         members,
         missed,
-        sum(each.sent_bytes for each in inside),
+        sum(each.sent_within(phase.began, phase.ended) for each in rounds),
         phase.ended_bytes - phase.began_bytes,
     )
 
@@ -345,7 +356,7 @@ def table(outcome: Outcome) -> str:
     lines += [
         f"{each.phase:10} {each.seconds:7.0f} {each.rounds:6} {each.member_rounds:13} "
         f"{each.missed:6} {each.missed_share:6.1%} {each.payload_bytes / 1e6:6.1f} MB "
-        f"{each.extra_share:6.0%}"
+        f"{each.extra_share:6.1%}"
         for each in outcome.rows
     ]
     for name, fates in outcome.fates.items():

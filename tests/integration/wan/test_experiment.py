@@ -28,6 +28,7 @@ def told(round_id: str, at: float, *contributors: PeerId, sent: int) -> dict[str
         "event": "round",
         "round": round_id,
         "at": at,
+        "seconds": 1.0,
         "outcome": "finished",
         "contributors": list(contributors),
         "sent_bytes": sent,
@@ -46,8 +47,8 @@ def test_a_learner_whose_work_a_round_lacks_has_missed_it_unless_its_process_was
     assert row(everything, rounds, learners, absent=[]) == Row("quiet", 30.0, 2, 6, 2, 450, 504)
     killed = [("boris", 15.0, 25.0)]
     assert row(everything, rounds, learners, absent=killed) == Row("quiet", 30.0, 2, 5, 1, 450, 504)
-    early = Phase("early", 0.0, 20.0, 1000, 1450)
-    assert row(early, rounds, learners, absent=[]) == Row("early", 20.0, 1, 3, 1, 400, 450)
+    early = Phase("early", 0.0, 19.5, 1000, 1450)
+    assert row(early, rounds, learners, absent=[]) == Row("early", 19.5, 1, 3, 1, 425, 450)
 
 
 def test_the_table_has_shares_and_the_tokens_that_were_lost_by_reason() -> None:
@@ -60,7 +61,7 @@ def test_the_table_has_shares_and_the_tokens_that_were_lost_by_reason() -> None:
         },
     )
     lines = table(outcome).splitlines()
-    assert "5.0%" in lines[1] and "8%" in lines[1]
+    assert "5.0%" in lines[1] and "8.0%" in lines[1]
     assert "inf" in lines[2]
     assert lines[-1] == "tokens lost: 12 (left 8, stale 4)"
 

@@ -10,7 +10,8 @@ BORIS = PeerId("12D3KooWBoris")
 
 
 def member(**facts: object) -> Member:
-    record = PeerRecord(protocol=(1, 1), role="learner", incarnation=1, **facts)  # type: ignore[arg-type]
+    said = {"role": "learner", **facts}
+    record = PeerRecord(protocol=(1, 1), incarnation=1, **said)  # type: ignore[arg-type]
     return Member(
         peer=BORIS,
         record=record,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from averaging.live.averager import Averager
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.addresses import with_peer
 from dht.errors import HostClosed
-from dht.identity import Identity, RunId
+from dht.identity import Identity, PeerId, RunId
 from dht.libp2p.hivemind_host import HivemindHost
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
@@ -35,6 +35,7 @@ from peer.run_file.reading import parse
 from peer.storage.progress import ProgressFile, read_progress
 from tests.dht.presence.presence_swarm import until
 from tests.integration import learner_process
+from tests.peer.agent.example_peers import member
 
 LAYOUT = Layout.build([TensorSpec("w", (4, 4), "float32")], 1)
 
@@ -117,6 +118,27 @@ def test_who_leaves_does_not_wait_for_merges_in_a_run_that_its_owner_has_paused(
             assert (loop.time() - began < 1.0) == is_paused
 
     run(main())
+
+
+def test_who_leaves_says_hello_to_the_keepers_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greeted: list[PeerId] = []
+
+    async def greet(presence: Presence, peers: Sequence[PeerId]) -> None:
+        greeted.extend(peers)
+
+    async def main() -> None:
+        async with keeper_online(tmp_path, monkeypatch) as (online, averager):
+            monkeypatch.setattr(OnlinePeer, "live_members", lambda self: members)
+            monkeypatch.setattr(Presence, "greet", greet)
+            online.local.end("asked", 0, finished=False, timeout_s=1.0)
+            async with asyncio.TaskGroup() as tasks:
+                await ActivePeer(online, averager).run(tasks, {})
+
+    members = [member(role="keeper"), replace(member(role="learner"), peer=PeerId("clara"))]
+    run(main())
+    assert greeted == [members[0].peer]
 
 
 def incarnation_of_a_life(directory: Path) -> int:

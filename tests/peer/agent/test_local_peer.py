@@ -17,7 +17,16 @@ from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
-from peer.agent.local_peer import Delegate, Fields, LocalPeer, NotAveraging, PeerSettings
+from dht.memory.virtual_loop import run as virtual_run
+from peer.agent.idleness import OwnersRest
+from peer.agent.local_peer import (
+    Delegate,
+    Fields,
+    LocalPeer,
+    NotAveraging,
+    PeerSettings,
+    TrainerStatus,
+)
 from peer.guest.enforcement import Guest, write_limits
 from peer.rules.ending import Ending
 from peer.rules.limits import Limits
@@ -32,9 +41,28 @@ BORIS, CLARA = PeerId("12D3KooWBoris"), PeerId("12D3KooWClara")
 class Hearing(Delegate):
     def __init__(self) -> None:
         self.heard: list[tuple[str, dict[str, Any]]] = []
+        self.pending = 0
 
     def on_event(self, name: str, fields: Fields) -> None:
         self.heard.append((name, dict(fields)))
+
+    def trainer_status(self) -> TrainerStatus:
+        return TrainerStatus(pending_tokens=self.pending)
+
+
+class Offering(NotAveraging):
+    """Counts the offers before a rest."""
+
+    bytes_per_s = 1000.0
+    offers = 0
+    stays = 0
+
+    def offer_before_leaving(self) -> int:
+        self.offers += 1
+        return 20_000
+
+    def stay(self) -> None:
+        self.stays += 1
 
 
 @pytest.fixture
@@ -276,3 +304,47 @@ def test_only_one_that_hurries_it_ends_what_a_leaving_peer_waits_for(
         assert peer.ending.result() == Ending("first", 0, False, 30.0, 300.0)
 
     asyncio.run(live())
+
+
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_a_peer_that_begins_to_rest_offers_its_work_until_it_is_merged_or_patience_ends(
+    made: tuple[LocalPeer, Hearing], is_merged: bool
+) -> None:
+    local, trainer = made
+
+    async def live() -> None:
+        local.averaging = offering = Offering()  # type: ignore[assignment]
+        trainer.pending, rest, looks = 7, OwnersRest(local), 0
+        assert not rest.obey() and not rest.hands_over
+        write_limits(local.directory, Limits(paused=True))
+        await asyncio.sleep(2.0)
+        assert rest.obey()
+        # 20 kB at 1 kB/s take 25 s there and back, and patience is three times that.
+        while not rest.is_away():
+            await asyncio.sleep(1.0)
+            rest.obey()
+            looks += 1
+            if is_merged and looks == 30:
+                trainer.pending = 0
+        assert looks == (30 if is_merged else 75)
+        assert looks - 1 <= offering.offers <= looks
+        write_limits(local.directory, Limits())
+        await asyncio.sleep(2.0)
+        assert rest.obey() and offering.stays == 1
+
+    virtual_run(live())
+
+
+def test_who_rests_because_its_volume_is_used_or_the_run_is_paused_offers_nothing_again(
+    made: tuple[LocalPeer, Hearing],
+) -> None:
+    local, trainer = made
+
+    async def live() -> None:
+        trainer.pending, rest = 7, OwnersRest(local)
+        local.paused = "its owner has paused it"
+        assert rest.obey() and not rest.hands_over
+        await asyncio.sleep(2.0)
+        assert rest.is_away()
+
+    virtual_run(live())
