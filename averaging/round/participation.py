@@ -375,10 +375,10 @@ class Participation:
             return
         if problem is not None:
             self._note("upload_refused", peer=sender, slice=index, reason=problem)
-        if self.seal is None:
-            self._report(index)
-        else:
+        if self.seal is not None:
             self._try_merge(index)
+        if not self.reducer.slices[index].merging:
+            self._report(index)
 
     def _upload_failed(self, index: int, reason: str, now: float) -> None:
         if not self.is_open or index >= len(self.reducers) or self.digests[index] is not None:
@@ -464,7 +464,8 @@ class Participation:
                 return self._prepare(sender, message, now)
             case messages.Promise():
                 if self.lead is not None and member is not None:
-                    self.lead.promised(member, message, now)
+                    uploads_until = self.entered_at + self.commit.upload_s
+                    self.lead.promised(member, message, now, uploads_until=uploads_until)
             case messages.Outbid():
                 if self.lead is not None and message.ballot == self.lead.ballot:
                     self.lead.outbid(message.promised)
@@ -887,9 +888,15 @@ class Participation:
         if self.seal is None:
             return True
         return self.entry is not None and any(
-            digest is None and self._peers.is_gone(reducer, now)
-            for digest, reducer in zip(self.digests, self.reducers, strict=True)
+            digest is None and (self._peers.is_gone(reducer, now) or self._lacks_gone(index, now))
+            for index, (digest, reducer) in enumerate(zip(self.digests, self.reducers, strict=True))
         )
+
+    def _lacks_gone(self, index: int, now: float) -> bool:
+        """True if this peer reduces a slice, and the upload of a contributor that is gone."""
+        state = self.reducer.slices.get(index)
+        lacking = () if state is None else set(self.seal or VOID).difference(state.complete)
+        return any(self._peers.is_gone(self.commit.members[each].peer, now) for each in lacking)
 
     def _resend(self) -> None:
         if self.stage is Stage.UPLOADING:
