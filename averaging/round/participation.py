@@ -104,6 +104,7 @@ class Participation:
         "_deserted_at",
         "_fades_at",
         "_id",
+        "_left_ballot",
         "_map_parents",
         "_merged_at",
         "_others_finished",
@@ -165,6 +166,8 @@ class Participation:
         self.acceptor = Acceptor()
         self.ballot = 0
         """The highest ballot known to be in use; its owner is the coordinator."""
+        self._left_ballot: int | None = None
+        """The highest ballot whose owner has said that it is out of the round."""
         self.lead: Coordinator | None = None
         self.seal: tuple[int, ...] | None = None
         self.digests: list[bytes | None] = [None] * len(self.reducers)
@@ -482,6 +485,10 @@ class Participation:
             case messages.Forsworn():
                 if self.lead is not None:
                     self.lead.forsworn_by(sender, message.signature)
+                elif sender == self.coordinator and self._left_ballot != self.ballot:
+                    # It has given the round up, or is another incarnation.
+                    self._left_ballot = self.ballot
+                    self._plan_takeover(self._policy.suspect_s, now, sooner=True)
             case messages.Void():
                 return self._told_void(sender, message, now)
             case messages.Finished():
@@ -796,7 +803,8 @@ class Participation:
 
     def heard(self, peer: PeerId, now: float) -> None:
         """The coordinator is alive: put off the takeover."""
-        if self.takeover_at is not None and peer == self.coordinator:
+        coordinates = peer == self.coordinator and self._left_ballot != self.ballot
+        if self.takeover_at is not None and coordinates:
             wait_s = (self.commit.upload_s + 2 * self._policy.margin_s) * (
                 2 if self.stage is Stage.SEALED else 1
             )
@@ -883,7 +891,8 @@ class Participation:
         merge themselves, what is missing. Those that have left in order count on it. A keeper that
         reduces gets no slices itself, and others may wait for its own.
         """
-        if not self._peers.is_deserted(self.commit, now):
+        declined = self.lead.declined_indices() if self.lead is not None else frozenset()
+        if not self._peers.is_deserted(self.commit, now, declined):
             return False
         if self.seal is None:
             return True

@@ -29,10 +29,14 @@ from tests.averaging.round.machines import (
     ME,
     POLICY,
     asks,
+    committed,
     identity,
+    joined,
     leading,
+    machine,
     of,
     offer,
+    sent,
     sign,
     standing,
 )
@@ -177,6 +181,32 @@ def test_a_reducer_that_took_a_slice_says_whose_uploads_it_has_and_leaves_withou
     rounds.handle(Tick(), BEGAN + 0.1)
     rounds.handle(Tick(), BEGAN + 0.2 + POLICY.margin_s)
     assert not part.is_open
+
+
+def test_a_coordinator_that_was_restarted_is_replaced_however_often_it_answers() -> None:
+    """Each answer of its next life put the takeover off, and all were in the round until its
+    deadline; the successor of restarted voters waited as long."""
+    rounds = machine()
+    leader = joined(rounds)
+    effects = rounds.handle(Received(leader, committed(rounds, leader)), BEGAN)
+    (enter,) = of(effects, Enter)
+    assert isinstance(enter, Enter)
+    vow = said.Forsworn(0, enter.round, None, sign(leader, said.vow(enter.round)))
+
+    prepared: list[float] = []
+    for second in range(10):
+        now = BEGAN + second
+        effects = [*rounds.handle(Received(leader, vow), now), *rounds.handle(Tick(), now)]
+        prepared += [now for message in sent(effects, leader) if isinstance(message, said.Prepare)]
+        if prepared:
+            break
+    assert prepared, "by then a member that only waits had not taken over"
+
+    declined = said.Declined(0, enter.round, "not in my rounds", absent=False)
+    rounds.handle(Received(leader, declined), now)
+    rounds.handle(Tick(), now + POLICY.resend_s)
+    rounds.handle(Tick(), now + POLICY.resend_s + POLICY.margin_s)
+    assert not rounds.rounds[enter.round].is_open
 
 
 def test_voters_that_let_a_ballot_end_without_a_majority_are_named() -> None:
