@@ -485,10 +485,8 @@ class Participation:
             case messages.Forsworn():
                 if self.lead is not None:
                     self.lead.forsworn_by(sender, message.signature)
-                elif sender == self.coordinator and self._left_ballot != self.ballot:
-                    # It has given the round up, or is another incarnation.
-                    self._left_ballot = self.ballot
-                    self._plan_takeover(self._policy.suspect_s, now, sooner=True)
+                elif sender == self.coordinator and self.stage is Stage.UPLOADING:
+                    self._left_by_coordinator(now)
             case messages.Void():
                 return self._told_void(sender, message, now)
             case messages.Finished():
@@ -496,6 +494,15 @@ class Participation:
             case _:
                 return False
         return True
+
+    def _left_by_coordinator(self, now: float) -> None:
+        """The coordinator is another incarnation, or has given up: nobody seals the round.
+
+        One that gave up a sealed round coordinates on.
+        """
+        if self._left_ballot != self.ballot:
+            self._left_ballot = self.ballot
+            self._plan_takeover(self._policy.suspect_s, now, sooner=True)
 
     def _who_left_me_out(self, lead: Coordinator, before: Phase, now: float) -> None:
         """Note the reducers that reported without the own upload, which they were sent.
