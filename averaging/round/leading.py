@@ -337,6 +337,7 @@ class Leading:
         known = gathering.joins.get(sender)
         if known is None or known.join <= join.join:
             gathering.joins[sender] = join
+            gathering.joined_at = now
             gathering.held.pop(sender, None)
             gathering.passed.discard(sender)
             self._did_not_come.pop(sender, None)
@@ -652,7 +653,11 @@ class Leading:
         quorum = self._policy.quorum
         grace_s = self.timings.grace_s(quorum, self._median_step_s(gathering))
         if self._pace.due_time.eager and not gathering.is_hurried:
-            grace_s = quorum.wait_s  # near the end of the run nothing is gained by being quick
+            # Near the end of the run nothing is gained by being quick, while others come.
+            grace_s = quorum.wait_s
+            if situation.closed_ranks and gathering.quorum_at is not None:
+                quiet_s = self._policy.answer_s + (self.timings.sync_s or 0.0)
+                grace_s = gathering.joined_at + quiet_s - gathering.quorum_at
         verdict = decide(self._turnout(gathering, now), quorum, grace_s=grace_s, now=now)
         if isinstance(verdict, NoRound):
             reason = verdict.reason

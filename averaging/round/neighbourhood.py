@@ -140,12 +140,16 @@ class Neighbourhood:
         seen = self.view.get(peer)
         return peer != self._id.me and (seen is None or not seen.is_live(now))
 
-    def is_deserted(self, commit: Commit, now: float) -> bool:
+    def is_deserted(
+        self, commit: Commit, now: float, declined: frozenset[int] = frozenset()
+    ) -> bool:
         """True if so many voters of a roster are gone that no ballot of the others can succeed.
 
-        Not if this peer is alone: it has nobody to merge with instead, and may as well wait.
+        Those that have declined never vote: they may have been restarted. Not if this peer is
+        alone: it has nobody to merge with instead, and may as well wait.
         """
-        left = sum(not self.is_gone(commit.members[index].peer, now) for index in commit.voters)
+        voters = set(commit.voters).difference(declined)
+        left = sum(not self.is_gone(commit.members[index].peer, now) for index in voters)
         return left < commit.majority and len(self.trainers(now)) > 1
 
     def is_live(self, peer: PeerId, now: float) -> bool:

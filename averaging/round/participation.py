@@ -104,6 +104,7 @@ class Participation:
         "_deserted_at",
         "_fades_at",
         "_id",
+        "_left_ballot",
         "_map_parents",
         "_merged_at",
         "_others_finished",
@@ -165,6 +166,8 @@ class Participation:
         self.acceptor = Acceptor()
         self.ballot = 0
         """The highest ballot known to be in use; its owner is the coordinator."""
+        self._left_ballot: int | None = None
+        """The highest ballot whose owner has said that it is out of the round."""
         self.lead: Coordinator | None = None
         self.seal: tuple[int, ...] | None = None
         self.digests: list[bytes | None] = [None] * len(self.reducers)
@@ -375,10 +378,10 @@ class Participation:
             return
         if problem is not None:
             self._note("upload_refused", peer=sender, slice=index, reason=problem)
-        if self.seal is None:
-            self._report(index)
-        else:
+        if self.seal is not None:
             self._try_merge(index)
+        if not self.reducer.slices[index].merging:
+            self._report(index)
 
     def _upload_failed(self, index: int, reason: str, now: float) -> None:
         if not self.is_open or index >= len(self.reducers) or self.digests[index] is not None:
@@ -464,7 +467,8 @@ class Participation:
                 return self._prepare(sender, message, now)
             case messages.Promise():
                 if self.lead is not None and member is not None:
-                    self.lead.promised(member, message, now)
+                    uploads_until = self.entered_at + self.commit.upload_s
+                    self.lead.promised(member, message, now, uploads_until=uploads_until)
             case messages.Outbid():
                 if self.lead is not None and message.ballot == self.lead.ballot:
                     self.lead.outbid(message.promised)
@@ -481,6 +485,8 @@ class Participation:
             case messages.Forsworn():
                 if self.lead is not None:
                     self.lead.forsworn_by(sender, message.signature)
+                elif sender == self.coordinator and self.stage is Stage.UPLOADING:
+                    self._left_by_coordinator(now)
             case messages.Void():
                 return self._told_void(sender, message, now)
             case messages.Finished():
@@ -488,6 +494,15 @@ class Participation:
             case _:
                 return False
         return True
+
+    def _left_by_coordinator(self, now: float) -> None:
+        """The coordinator is another incarnation, or has given up: nobody seals the round.
+
+        One that gave up a sealed round coordinates on.
+        """
+        if self._left_ballot != self.ballot:
+            self._left_ballot = self.ballot
+            self._plan_takeover(self._policy.suspect_s, now, sooner=True)
 
     def _who_left_me_out(self, lead: Coordinator, before: Phase, now: float) -> None:
         """Note the reducers that reported without the own upload, which they were sent.
@@ -795,7 +810,8 @@ class Participation:
 
     def heard(self, peer: PeerId, now: float) -> None:
         """The coordinator is alive: put off the takeover."""
-        if self.takeover_at is not None and peer == self.coordinator:
+        coordinates = peer == self.coordinator and self._left_ballot != self.ballot
+        if self.takeover_at is not None and coordinates:
             wait_s = (self.commit.upload_s + 2 * self._policy.margin_s) * (
                 2 if self.stage is Stage.SEALED else 1
             )
@@ -882,14 +898,21 @@ class Participation:
         merge themselves, what is missing. Those that have left in order count on it. A keeper that
         reduces gets no slices itself, and others may wait for its own.
         """
-        if not self._peers.is_deserted(self.commit, now):
+        declined = self.lead.declined_indices() if self.lead is not None else frozenset()
+        if not self._peers.is_deserted(self.commit, now, declined):
             return False
         if self.seal is None:
             return True
         return self.entry is not None and any(
-            digest is None and self._peers.is_gone(reducer, now)
-            for digest, reducer in zip(self.digests, self.reducers, strict=True)
+            digest is None and (self._peers.is_gone(reducer, now) or self._lacks_gone(index, now))
+            for index, (digest, reducer) in enumerate(zip(self.digests, self.reducers, strict=True))
         )
+
+    def _lacks_gone(self, index: int, now: float) -> bool:
+        """True if this peer reduces a slice, and the upload of a contributor that is gone."""
+        state = self.reducer.slices.get(index)
+        lacking = () if state is None else set(self.seal or VOID).difference(state.complete)
+        return any(self._peers.is_gone(self.commit.members[each].peer, now) for each in lacking)
 
     def _resend(self) -> None:
         if self.stage is Stage.UPLOADING:

@@ -159,6 +159,7 @@ class Coordinator:
         "_is_down",
         "_keys",
         "_newcomers_until",
+        "_patient_until",
         "_policy",
         "absent",
         "accepted",
@@ -223,6 +224,8 @@ class Coordinator:
         self.finished: dict[int, PeerId] = {}
         self.reassigned: dict[int, int] = {}
         self.stuck: set[int] = set()
+        self._patient_until: dict[int, float] = {}
+        """Time that a slice's new reducer has to merge it."""
         self.value: tuple[int, ...] | None = None
         self.why = ""
         self.sealed_at = now
@@ -245,7 +248,9 @@ class Coordinator:
 
     # Messages
 
-    def promised(self, sender: int, promise: Promise, now: float) -> None:
+    def promised(self, sender: int, promise: Promise, now: float, *, uploads_until: float) -> None:
+        """A voter follows this ballot. ``uploads_until``: the deadline of all uploads, whoever
+        coordinates: another ballot does not give them their time once more."""
         if self.phase is not Phase.PREPARING or promise.ballot != self.ballot:
             return
         if sender not in self.commit.voters:
@@ -266,7 +271,7 @@ class Coordinator:
         self._note("ballot_gathers", ballot=self.ballot)
         self.phase = Phase.GATHERING
         self.began_at = now
-        self.deadline = now + self.commit.upload_s + self._policy.margin_s
+        self.deadline = max(uploads_until, now) + self._policy.margin_s
         promised = {self.commit.members[index].peer for index in self.promises}
         for _, other in sorted(self.promises.items()):
             for slice_index, complete in other.reports:
@@ -285,9 +290,11 @@ class Coordinator:
         refused: tuple[tuple[int, str], ...],
         now: float,
     ) -> None:
-        if self.phase is not Phase.GATHERING or slice_index >= len(self.reducers):
+        if slice_index >= len(self.reducers) or self.reducers[slice_index] != reducer:
             return
-        if self.reducers[slice_index] != reducer:
+        if self.phase is Phase.SEALED and self._is_lost(complete, now):
+            self.deadline = min(self.deadline, now + self._policy.margin_s)
+        if self.phase is not Phase.GATHERING:
             return
         members = len(self.commit.members)
         self.complete[slice_index] = {index for index in complete if index < members}
@@ -366,7 +373,10 @@ class Coordinator:
         elif self.phase is Phase.SEALED:
             reducer = self.reducers[slice_index]
             self._send(sender, self._sealed())
-            if self._is_down(reducer, now) or slice_index in self.stuck:
+            # All members miss what one reducer has not sent: those that say so a moment later do
+            # not mean the new one.
+            waited = slice_index in self.stuck and now >= self._patient_until.get(slice_index, now)
+            if self._is_down(reducer, now) or waited:
                 self._reassign(slice_index, f"{reducer} does not answer", now)
             self.stuck.add(slice_index)
 
@@ -524,6 +534,15 @@ class Coordinator:
         """Members that said that the commit does not hold for them."""
         return frozenset(index for index, why in self.gone.items() if why != DEAD)
 
+    def _is_lost(self, complete: tuple[int, ...], now: float) -> bool:
+        """True if the uploads that the new reducer of a sealed slice lacks went with the dead.
+
+        It has those of all others: who had the merged slice would have sent that instead.
+        """
+        lacking = set(range(len(self.commit.members))).difference(complete)
+        gone = all(self._is_down(self.commit.members[index].peer, now) for index in lacking)
+        return gone and not lacking.isdisjoint(self.value or VOID)
+
     def _too_few_left(self) -> bool:
         """True if no seal can have the contributors that the commit asks for.
 
@@ -583,6 +602,7 @@ class Coordinator:
         chosen = (later or candidates)[0]
         self.reassigned[slice_index] = count + 1
         self.reducers[slice_index] = chosen
+        self._patient_until[slice_index] = now + self.commit.upload_s
         self.complete.pop(slice_index, None)
         self.refused.pop(slice_index, None)
         self._note("reassigned", slice=slice_index, to=chosen, reason=why, phase=str(self.phase))

@@ -46,6 +46,7 @@ class Gathering:
         "group",
         "held",
         "is_hurried",
+        "joined_at",
         "joins",
         "look_at",
         "opened_at",
@@ -69,7 +70,8 @@ class Gathering:
         """When the peers that said that they come should be here."""
         self.is_hurried = False
         """A peer that joined is about to leave: the others are called to come at once."""
-        self.opened_at = now
+        self.opened_at = self.joined_at = now
+        """``joined_at``: when the last of them joined."""
         self.quorum_at: float | None = None
         self.until = until
         """Time of the next decision whether to close."""

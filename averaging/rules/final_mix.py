@@ -6,7 +6,7 @@ follows the lineage finds it, and no absent peer is needed. Peers linger until t
 
 Several groups reach the tokens each on a lineage of its own. A peer that stands on such a version,
 or hears of one, **closes ranks**: it takes all peers for one group (as far as a roster is long:
-64), comes whenever it is called, and does not close a roster for grace. The groups mix, and a
+64), comes whenever it is called, and closes no roster while others come. The groups mix, and a
 version that grew out of one with the run's tokens is final. Such lineages do nothing but mix, so
 history still identifies the final version. A majority in the mix is enough: the others take its
 state. Of two final versions (more peers than a roster holds, or a partition), every peer takes the
@@ -17,8 +17,8 @@ that of two others, and a peer that is a version behind may be unable to catch u
 signatures of one small group at most, fewer than all peers as one group ask for. The older of the
 two states has fewer tokens and weighs less.
 
-Simulated with 12 to 256 peers in groups of 4 to 16: one lineage, three to nine cycles after the
-tokens are merged, with the quality of the mean of those who mixed (``test_swarm_end.py``, and with
+Simulated with 90 and 256 peers in groups of 16: one lineage, at most three cycles after the tokens
+are merged, with the quality of the mean of those who mixed (``test_swarm_end.py``, and with
 real peers ``test_ending_in_groups.py``; in experiments ``[end] together = true``). A peer that
 falsely claims to have the run's tokens makes others meet in one group and nothing worse, because
 final is only a version whose tokens they have themselves.

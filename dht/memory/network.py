@@ -169,7 +169,8 @@ class SimulatedNetwork:
         self._seed = seed
         self._peers: dict[PeerId, _Peer] = {}
         self._latency_s: dict[tuple[PeerId, PeerId], float] = {}
-        self._links: dict[tuple[PeerId, PeerId], None] = {}
+        self._links: dict[tuple[PeerId, PeerId], float] = {}
+        """Open links, with the time at which something was last said on them."""
         self._held: dict[int, _Parcel] = {}
         self._held_order = 0
 
@@ -330,9 +331,11 @@ class SimulatedNetwork:
         """Draw whether an event of this probability happens."""
         return probability > 0 and self.rng.random() < probability
 
-    def linked(self, one: PeerId, other: PeerId) -> bool:
-        """Say whether ``transfer`` has opened a link between two peers."""
-        return _pair(one, other) in self._links
+    def linked_to(self, peer: PeerId, *, within_s: float) -> list[PeerId]:
+        """The peers with a link to this one on which something was said within this time."""
+        since = self.heap.now - within_s
+        pairs = [pair for pair, at in self._links.items() if peer in pair and at >= since]
+        return [one if other == peer else other for one, other in pairs]
 
     def transfer(
         self,
@@ -350,12 +353,11 @@ class SimulatedNetwork:
         """
         weather = self.weather
         pair = _pair(sender, receiver)
-        if pair not in self._links:
-            if self._peer(receiver).dial_out_only:
-                parcel = self._parcel(sender, receiver, size_bytes, deliver, lost, None, 0.0)
-                self.heap.call_in(weather.silence_s, self._fail, parcel)
-                return
-            self._links[pair] = None
+        if pair not in self._links and self._peer(receiver).dial_out_only:
+            parcel = self._parcel(sender, receiver, size_bytes, deliver, lost, None, 0.0)
+            self.heap.call_in(weather.silence_s, self._fail, parcel)
+            return
+        self._links[pair] = self.heap.now
         if self.chance(weather.connection_loss):
             self._links.pop(pair, None)
             parcel = self._parcel(sender, receiver, size_bytes, deliver, lost, None, 0.0)

@@ -10,7 +10,7 @@ from averaging import messages as said
 from averaging.history.standing import Standing
 from averaging.messages import ParentCertificate
 from averaging.round.certificates import link_of
-from averaging.round.inputs import Due, Offered, Received
+from averaging.round.inputs import Due, Offered, Received, Tick
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.round.roster import Leader, compose
@@ -136,6 +136,22 @@ def test_a_leader_of_the_last_mix_admits_a_peer_that_is_a_version_ahead() -> Non
 
 def test_a_leader_of_the_last_mix_refuses_a_state_that_one_peer_has_signed() -> None:
     assert not admits(NEXT, signers=1)
+
+
+def test_the_roster_of_the_last_mix_is_open_as_long_as_others_come() -> None:
+    """It was open until the quorum's deadline, longer than a cycle: somebody always was missing."""
+    rounds, boris = joined_by(OLD, signers=2)
+    others = [peer for peer in sorted(rounds.peers.view) if peer != boris]
+    head = certified(OLD, tuple(others[:2]))
+    for number, peer in enumerate(others[:3]):
+        plain = msgspec.structs.replace(join(OLD), head=head)
+        rounds.handle(Received(peer, signed(peer, plain, leader=ME)), 3.0 + 4.0 * number)
+
+    rounds.handle(Tick(), 11.0 + 0.9 * POLICY.answer_s)
+    assert rounds.gathering is not None and len(rounds.gathering.joins) == 4
+    rounds.handle(Tick(), 11.0 + POLICY.answer_s)
+    assert rounds.gathering is None
+    assert 11.0 + POLICY.answer_s < 1.0 + POLICY.quorum.wait_s
 
 
 def test_a_final_state_is_taken_and_not_mixed() -> None:

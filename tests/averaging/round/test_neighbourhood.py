@@ -122,6 +122,7 @@ def test_a_round_is_deserted_when_its_majority_is_gone_and_others_are_left_to_me
 
     del view[boris]
     assert not peers.is_deserted(commit, 41.0), "three of four are a majority"
+    assert peers.is_deserted(commit, 41.0, frozenset({3})), "who has declined never votes"
     del view[clara]
     assert peers.is_deserted(commit, 41.0)
     view[dora] = view[left] = PeerView(first_seen=0.0, heard_at=0.0)

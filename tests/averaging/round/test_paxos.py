@@ -107,13 +107,15 @@ def test_an_acceptor_votes_for_one_seal_in_a_ballot_whatever_its_owner_proposes(
     assert acceptor.accepted == (0, 1)
 
 
-def coordinator_of(commit: Commit, ballot: int, changes: Changes) -> Coordinator:
+def coordinator_of(
+    commit: Commit, ballot: int, changes: Changes, down: set[PeerId] | None = None
+) -> Coordinator:
     return Coordinator(
         SignedCommit(bytes(32), commit, b"", b""),
         ballot,
         list(commit.reducers),
         POLICY,
-        is_down=lambda peer, now: False,
+        is_down=lambda peer, now: peer in (down or ()),
         keys=KeysOf(owner_of(ballot, commit)),
         changes=changes,
         now=0.0,
@@ -187,7 +189,7 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
                 if to in coordinators:
                     member = commit.index(sender)
                     assert member is not None
-                    coordinators[to].promised(member, message, 0.0)
+                    coordinators[to].promised(member, message, 0.0, uploads_until=0.0)
             case said.Accepted():
                 if to in coordinators:
                     member = commit.index(sender)
@@ -278,6 +280,69 @@ def test_a_chosen_seal_is_not_taken_back_when_a_member_claims_to_be_absent() -> 
     coordinator.declined(PeerId("p1"), "I lie", 2.0, absent=True)
 
     assert not voids(taken(changes)) and coordinator.value == (0, 1)
+
+
+def test_another_ballot_does_not_wait_for_uploads_as_long_again() -> None:
+    """Peers that died one by one were waited for at each takeover, until no majority was left."""
+    changes: Changes = []
+    coordinator = coordinator_of(commit_of(4), ballot_of(1, voters=4, above=0), changes)
+    here = (0, 1, 3)
+
+    for index in here:
+        reports = ((0, here),) if index == 3 else ()
+        promise = said.Promise(0, coordinator.round, coordinator.ballot, None, VOID, reports)
+        coordinator.promised(index, promise, 30.0, uploads_until=15.0)
+
+    coordinator.tick(30.0 + POLICY.margin_s - 0.1, i_finished=False)
+    assert coordinator.value is None
+    coordinator.tick(30.0 + POLICY.margin_s, i_finished=False)
+    assert coordinator.value == here
+
+
+def sealed_by_all(commit: Commit, changes: Changes, down: set[PeerId]) -> Coordinator:
+    """A coordinator that sealed everybody's uploads, with what it has sent so far forgotten."""
+    coordinator = coordinator_of(commit, 0, changes, down)
+    everybody = tuple(range(len(commit.members)))
+    coordinator.reported(coordinator.reducers[0], 0, everybody, (), 1.0)
+    for index, entry in enumerate(commit.members):
+        vote = sign(entry.peer, said.vote(coordinator.round, 0, everybody))
+        coordinator.accepted_by(index, 0, vote, 1.0)
+    taken(changes)
+    return coordinator
+
+
+def test_what_all_members_miss_at_once_is_reassigned_once() -> None:
+    changes: Changes = []
+    down: set[PeerId] = set()
+    coordinator = sealed_by_all(commit_of(4), changes, down)
+    down.add(PeerId("p3"))
+
+    for member in ("p0", "p1", "p2"):
+        coordinator.missing(PeerId(member), 0, 2.0)
+    assert coordinator.reassigned == {0: 1}
+
+    down.add(coordinator.reducers[0])
+    coordinator.missing(PeerId("p1"), 0, 3.0)
+    assert coordinator.reassigned == {0: 2}, "another one that is dead is replaced at once"
+
+
+def test_a_slice_that_went_with_a_dead_contributor_is_forsworn_at_once() -> None:
+    """The dead reducer alone had its own upload; the others waited for half a minute."""
+    changes: Changes = []
+    down: set[PeerId] = set()
+    coordinator = sealed_by_all(commit_of(4), changes, down)
+    down.add(PeerId("p3"))
+    coordinator.missing(PeerId("p0"), 0, 2.0)
+    reducer = coordinator.reducers[0]
+
+    coordinator.reported(reducer, 0, (0, 1), (), 2.5)
+    coordinator.tick(2.5 + POLICY.margin_s, i_finished=False)
+    assert coordinator.phase is Phase.SEALED, "p2 may still bring the merged slice"
+    coordinator.reported(reducer, 0, (0, 1, 2), (), 6.0)
+    coordinator.tick(6.0 + POLICY.margin_s, i_finished=False)
+    assert {to for to, m in taken(changes) if isinstance(m, said.Forswear)} == {
+        entry.peer for entry in coordinator.commit.members
+    }
 
 
 def test_a_seal_counts_with_the_votes_of_a_majority_and_no_less() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from averaging import messages as said
 from averaging.messages import Commit
-from averaging.round.effects import Apply, Effect, Enter, Note
+from averaging.round.effects import Apply, Effect, Enter, Note, Send
 from averaging.round.identity import Identity
 from averaging.round.inputs import (
     Due,
@@ -29,10 +29,14 @@ from tests.averaging.round.machines import (
     ME,
     POLICY,
     asks,
+    committed,
     identity,
+    joined,
     leading,
+    machine,
     of,
     offer,
+    sent,
     sign,
     standing,
 )
@@ -150,6 +154,59 @@ def test_a_sealed_round_is_left_with_its_voters_only_if_a_slice_is_gone_with_the
     assert part.is_open != is_missing
     effects = rounds.handle(SliceMerged(enter.round, mine, bytes(32)), BEGAN + 5.0)
     assert bool(of(effects, Apply)) != is_missing
+
+
+def test_a_reducer_that_took_a_slice_says_whose_uploads_it_has_and_leaves_without_the_dead() -> (
+    None
+):
+    """Two that were left of seven were in a sealed round until its deadline."""
+    rounds, enter = entered()
+    mine, _, second = sealed(rounds, enter)
+    rounds.handle(SliceMerged(enter.round, mine, bytes(32)), BEGAN)
+    dead, other = enter.commit.reducers[second], enter.commit.reducers[3 - mine - second]
+    rounds.handle(LinkLost(dead), BEGAN)
+    part = rounds.rounds[enter.round]
+    taken = said.Reassign(0, enter.round, 0, second, ME)
+    part.handle(Received(ME, taken), BEGAN)
+
+    changes = part.handle(UploadArrived(enter.round, second, other, None, Length(1.0)), BEGAN)
+    (report,) = [c.message for c in changes if isinstance(c, Send)]
+    assert isinstance(report, said.Report)
+    assert report.complete == (enter.commit.index(other),)
+
+    view = rounds.peers.view
+    assert isinstance(view, dict)
+    view.clear()
+    view[PeerId("dora")] = PeerView(first_seen=-1e3, heard_at=BEGAN, step_time_s=1.0)
+    rounds.handle(Tick(), BEGAN + 0.1)
+    rounds.handle(Tick(), BEGAN + 0.2 + POLICY.margin_s)
+    assert not part.is_open
+
+
+def test_a_coordinator_that_was_restarted_is_replaced_however_often_it_answers() -> None:
+    """Each answer of its next life put the takeover off, and all were in the round until its
+    deadline; the successor of restarted voters waited as long."""
+    rounds = machine()
+    leader = joined(rounds)
+    effects = rounds.handle(Received(leader, committed(rounds, leader)), BEGAN)
+    (enter,) = of(effects, Enter)
+    assert isinstance(enter, Enter)
+    vow = said.Forsworn(0, enter.round, None, sign(leader, said.vow(enter.round)))
+
+    prepared: list[float] = []
+    for second in range(10):
+        now = BEGAN + second
+        effects = [*rounds.handle(Received(leader, vow), now), *rounds.handle(Tick(), now)]
+        prepared += [now for message in sent(effects, leader) if isinstance(message, said.Prepare)]
+        if prepared:
+            break
+    assert prepared, "by then a member that only waits had not taken over"
+
+    declined = said.Declined(0, enter.round, "not in my rounds", absent=False)
+    rounds.handle(Received(leader, declined), now)
+    rounds.handle(Tick(), now + POLICY.resend_s)
+    rounds.handle(Tick(), now + POLICY.resend_s + POLICY.margin_s)
+    assert not rounds.rounds[enter.round].is_open
 
 
 def test_voters_that_let_a_ballot_end_without_a_majority_are_named() -> None:

@@ -40,11 +40,13 @@ def an_acceptor_forgets_its_promises(patch: pytest.MonkeyPatch) -> None:
 def a_successor_ignores_accepted_seals(patch: pytest.MonkeyPatch) -> None:
     plain = Coordinator.promised
 
-    def promised(self: Coordinator, sender: int, promise: said.Promise, now: float) -> None:
+    def promised(
+        self: Coordinator, sender: int, promise: said.Promise, now: float, *, uploads_until: float
+    ) -> None:
         forgetful = said.Promise(
             promise.fragment, promise.round, promise.ballot, None, (), promise.reports
         )
-        plain(self, sender, forgetful, now)
+        plain(self, sender, forgetful, now, uploads_until=uploads_until)
 
     patch.setattr(Coordinator, "promised", promised)
 

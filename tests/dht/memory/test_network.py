@@ -203,6 +203,16 @@ def test_a_dial_out_only_peer_is_reached_only_over_a_link_that_it_opened() -> No
     assert post.log[3][1] == "dialled again lost"
 
 
+def test_a_link_is_known_from_both_ends_until_nothing_was_said_for_long() -> None:
+    post = Post()
+    post.transfer(ANNA, BORIS, "hello")
+    post.heap.run()
+    assert post.network.linked_to(BORIS, within_s=60.0) == [ANNA]
+    assert post.network.linked_to(ANNA, within_s=60.0) == [BORIS]
+    post.heap.run(until=61.0)
+    assert post.network.linked_to(BORIS, within_s=60.0) == []
+
+
 def test_a_lane_keeps_the_order_in_a_storm() -> None:
     post = Post(STORM)
     channel = OrderedChannel()

@@ -33,6 +33,8 @@ from peer.lab.simulate.swarm.slots import Slot
 
 REPLAY_BYTES_MAX = 64 << 20
 
+LINK_IDLE_S = 120.0
+"""A live peer closes a link that is unused for so long."""
 LAST_OFFERS_S = 12.0
 """Time in which a peer that leaves has its work merged, and ..."""
 DRAIN_S = 12.0
@@ -237,10 +239,20 @@ class Lifecycle:
         if peer is None:
             return
         env.record("crash", peer=slot.name)
+        linked = env.network.linked_to(slot.name, within_s=LINK_IDLE_S)
         self._end(slot, peer)
-        env.heap.call_in(env.network.weather.silence_s, env.wires.streams_to, slot.name)
+        env.heap.call_in(env.network.weather.silence_s, self._links_broke, slot.name, linked)
         if env.experiment.churn.returns != "never" and away_s:
             env.heap.call_in(away_s, self._restart, slot)
+
+    def _links_broke(self, dead: PeerId, linked: Sequence[PeerId]) -> None:
+        """Have those with a stream or a link to a dead peer notice: heartbeats go over links."""
+        env, names = self._environment, set(linked)
+        env.wires.streams_to(dead)
+        for peer in env.alive:
+            if peer.name in names:
+                for node in peer.nodes:
+                    node.lost(dead)
 
     def leave(self, slot: Slot) -> None:
         """Let a peer leave in order: its work is offered once more, its rounds end, it is missed

@@ -29,10 +29,17 @@ PAUSE_MAX = 1.0
 
 
 def followed(
-    text: str, ending: Ending, seed: int, *, over_s: float = 600.0, group_size: int = 8
+    text: str,
+    ending: Ending,
+    seed: int,
+    *,
+    over_s: float = 600.0,
+    group_size: int = 8,
+    silence_s: float = 10.0,
 ) -> Resized:
     sizes = parse(text, over_s=over_s)
-    experiment = EXPERIMENT.with_settings({"rounds.group_size": group_size})
+    settings = {"rounds.group_size": group_size, "network.silence_s": silence_s}
+    experiment = EXPERIMENT.with_settings(settings)
     found = follow(experiment, sizes, ending, seed)
     for window in found.windows:
         fate = window.fate
@@ -92,6 +99,24 @@ def test_two_to_forty_peers_and_back_in_ten_minutes(seed: int) -> None:
     assert found.fragment_pause < 1.0 + PAUSE_MAX, f"seed {seed}"
     assert_groups_follow(found, 8)
     assert found.windows[-1].fate.merged > 0.9 * found.windows[-1].fate.processed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_processes_killed_one_by_one_cost_no_pause_of_a_cycle(seed: int) -> None:
+    """The machine of a killed process closes its connections at once."""
+    found = followed("2,40,2", "crash", seed, silence_s=0.5)
+
+    assert found.pause < PAUSE_MAX, f"seed {seed}"
+    assert found.fragment_pause < 1.0 + PAUSE_MAX, f"seed {seed}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_machines_that_vanish_one_by_one_are_out_of_rounds_when_they_are_missed(seed: int) -> None:
+    found = followed("2,40,2", "crash", seed)
+
+    assert found.fragment_pause < 1.0 + MISSED_AFTER, f"seed {seed}"
 
 
 @pytest.mark.slow

@@ -75,3 +75,5 @@ def test_the_one_model_is_about_as_good_as_the_mean_of_all_that_it_replaces() ->
 def test_more_peers_than_a_roster_holds_end_with_one_model(count: int, seed: int) -> None:
     result = ended(count=count, group_size=16, seed=seed, churn=0.05)
     assert result.final.lineages == 1.0
+    # All tokens are merged after 175 to 190 s; two of the five once took 348 s.
+    assert result.duration_s < 190.0 + 4 * 24.0
