@@ -18,11 +18,14 @@ state. So it counts as strikes, here and nowhere else (``averaging.audit.strikes
 no consequence: where models are small and rates high, one honest contribution in ten of one
 fragment helps less than it should, and one in twenty does harm (real processes, 20 000 parameters).
 A peer that has failed is checked again as soon as possible, and a check that it passes takes back a
-failure. After two reversals, or three others, this peer as a reducer refuses its uploads for some
-minutes, as it refuses those that are too long; then it is checked again at once. A seal leaves out
-whoever any reducer refuses, so one honest reducer that has found a poisoner keeps it out of all
-rounds in which it reduces. No reducer gains power by that: any of them can refuse anybody in any
-case.
+failure. After two reversals, or three others, this peer refuses its work for some minutes; then it
+is checked again at once. As a reducer it takes no upload of it, as it takes none that is too long,
+and a seal leaves out whoever any reducer refuses. As the coordinator of a round, mostly its leader,
+it leaves it out of the seal that it proposes. So one honest peer that has found a poisoner keeps it
+out of all rounds that it leads or reduces. Nobody gains power by that: both can leave out whom they
+like in any case. And a peer that is suspected wrongly loses no more than time: it stays a member,
+votes, gets the new version, and offers the same work to the next round, whose leader is another.
+A join that is refused would cost more. The peers of one group would gather at two leaders.
 
 The checks come after a round and not before its seal: reducers have slices and no fragments, and a
 round would wait for trainers. So a check never prevents the harm of the round that it is about.

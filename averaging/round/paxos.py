@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Protocol
 
 from averaging.messages import (
     Commit,
@@ -148,8 +149,25 @@ _CHOSEN = (Phase.SEALED, Phase.FORSWEARING, Phase.OVER)
 """A seal was chosen, or the round is over."""
 
 
+class Opinions(Protocol):
+    """What one peer holds of the others. Another one may see them otherwise."""
+
+    def is_down(self, peer: PeerId, now: float) -> bool:
+        """True if this peer takes another for dead."""
+        ...
+
+    def refuses(self, peer: PeerId) -> str | None:
+        """The reason to merge nothing of a peer; ``None``: there is none."""
+        ...
+
+
 class Coordinator:
     """Leads a round from its commit to its end: gathers reports, seals, replaces dead reducers.
+
+    It proposes the members whose uploads all reducers have, but for those that it refuses itself:
+    they stay members, vote, get the new version and offer the same work to the next round, as after
+    an upload that came too late. So a peer that one leader suspects wrongly waits for another one.
+    Leaving whom it likes out of a seal is in any coordinator's power, as in any reducer's.
 
     A message to its own peer is sent and received like any other.
     """
@@ -160,6 +178,7 @@ class Coordinator:
         "_keys",
         "_newcomers_until",
         "_policy",
+        "_refuses",
         "absent",
         "accepted",
         "ballot",
@@ -191,18 +210,18 @@ class Coordinator:
         reducers: list[PeerId],
         policy: RoundPolicy,
         *,
-        is_down: Callable[[PeerId, float], bool],
+        opinions: Opinions,
         keys: Keys,
         changes: Changes,
         now: float,
     ) -> None:
         """``reducers``: shared with the participation that this coordinator belongs to.
 
-        ``is_down``: whether this peer takes another for dead. ``changes``: the coordinator adds
-        what it wants done.
+        ``changes``: the coordinator adds what it wants done.
         """
         commit = signed.commit
-        self._is_down = is_down
+        self._is_down = opinions.is_down
+        self._refuses = opinions.refuses
         self._keys = keys
         self._policy = policy
         self._changes = changes
@@ -543,8 +562,10 @@ class Coordinator:
             if everywhere != self.expected:
                 seal, why = VOID, f"{why}; a lineage's copy is incomplete"
         else:
+            left_out = self._left_out(everywhere)
+            seal = tuple(sorted(everywhere - left_out))
             # A member whose upload was refused must not cost the others their round.
-            bad = {index for refused in self.refused.values() for index in refused}
+            bad = left_out.union(*self.refused.values())
             if not is_backed(self.commit, seal) or (
                 len(bad.union(seal)) < self.commit.contributors_min
             ):
@@ -552,6 +573,19 @@ class Coordinator:
                 why = f"{why}; {len(seal)} of {wanted} contributors complete"
                 seal = VOID
         self._propose(seal, why, now)
+
+    def _left_out(self, complete: set[int]) -> set[int]:
+        """The members that this peer refuses; all of a bundle, by the one that carries it."""
+        found, members = set(), self.commit.members
+        for index in sorted(complete):
+            delegate = members[index].delegate
+            reason = self._refuses(members[index if delegate is None else delegate].peer)
+            if reason is not None:
+                found.add(index)
+                self._note(
+                    "not_proposed", round=self.round.hex(), peer=members[index].peer, reason=reason
+                )
+        return found
 
     def _propose(self, seal: tuple[int, ...], why: str, now: float) -> None:
         self.phase = Phase.PROPOSING

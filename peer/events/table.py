@@ -416,6 +416,12 @@ _ROUNDS = (
     ),
     _row(
         ROUND | Audience.TROUBLE | Audience.NAMED,
+        "not_proposed",
+        "fragment, round, peer, reason",
+        "left the contribution of {peer} out of a round that it led: {reason}",
+    ),
+    _row(
+        ROUND | Audience.TROUBLE | Audience.NAMED,
         "declined_by",
         "fragment, peer, reason",
         "{peer} declined the commit: {reason}",

@@ -159,6 +159,32 @@ def test_who_poisons_within_the_norm_bound_is_refused_by_all_that_check(
     run(main())
 
 
+def test_a_leader_that_refuses_a_peer_leaves_its_work_out_whoever_reduces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One peer alone judges. The poisoner stays a member of its rounds: it keeps its work."""
+    poison(monkeypatch)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            idle = {name: {"judges": False} for name in (*NAMES[1:], "mallory")}
+            one_reducer = replace(CHECKED, slice_bytes_min=1 << 20)
+            peers = await checking(made, *NAMES, "mallory", policy=one_reducer, judged_by=idle)
+            anna, mallory = peers[0], peers[3]
+            await made.live(110.0)
+            left_out = {each["round"] for each in anna.told("not_proposed")}
+            rounds = [each for each in mallory.told("round") if each["round"] in left_out]
+            assert len(rounds) > 3
+            for each in rounds:
+                assert each["leader"] == anna.id and each["outcome"] == "finished"
+                assert MALLORY in each["members"] and MALLORY not in each["contributors"]
+            assert {each["peer"] for each in anna.told("not_proposed")} == {MALLORY}
+            assert REFUSED in reasons_of([anna])
+            made.check()
+
+    run(main())
+
+
 @pytest.mark.slow
 def test_a_poisoner_cannot_hide_behind_other_data_where_the_run_fixes_it(
     monkeypatch: pytest.MonkeyPatch,

@@ -11,7 +11,7 @@ import pytest
 
 from averaging import messages as said
 from averaging.messages import Commit, Entry, Message
-from averaging.round.effects import Send
+from averaging.round.effects import Note, Send
 from averaging.round.paxos import (
     VOID,
     Acceptor,
@@ -27,7 +27,7 @@ from averaging.round.transitions import Changes
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
 from tests.averaging.message_examples import COMMIT
-from tests.averaging.round.machines import sign
+from tests.averaging.round.machines import OpinionsOf, sign
 from tests.averaging.simulated import breakages
 
 POLICY = RoundPolicy()
@@ -107,13 +107,13 @@ def test_an_acceptor_votes_for_one_seal_in_a_ballot_whatever_its_owner_proposes(
     assert acceptor.accepted == (0, 1)
 
 
-def coordinator_of(commit: Commit, ballot: int, changes: Changes) -> Coordinator:
+def coordinator_of(commit: Commit, ballot: int, changes: Changes, *refused: PeerId) -> Coordinator:
     return Coordinator(
         SignedCommit(bytes(32), commit, b"", b""),
         ballot,
         list(commit.reducers),
         POLICY,
-        is_down=lambda peer, now: False,
+        opinions=OpinionsOf(refused=frozenset(refused)),
         keys=KeysOf(owner_of(ballot, commit)),
         changes=changes,
         now=0.0,
@@ -125,6 +125,40 @@ def taken(changes: Changes) -> list[tuple[PeerId, Message]]:
     words = [(change.to, change.message) for change in changes if isinstance(change, Send)]
     changes.clear()
     return words
+
+
+@pytest.mark.parametrize(
+    ("delegates", "refused", "sealed"),
+    [
+        pytest.param({}, {3}, (0, 1, 2), id="one"),
+        pytest.param({}, {1, 2, 3}, (0,), id="all others"),
+        pytest.param({2: 1, 3: 1}, {1}, (0,), id="a delegate, with its bundle"),
+        pytest.param({2: 1, 3: 1}, {2}, (0, 1, 2, 3), id="a rider, whose bundle counts in full"),
+        pytest.param({}, {0, 1, 2, 3}, VOID, id="everybody"),
+    ],
+)
+def test_a_coordinator_proposes_nobody_whom_it_refuses_and_the_others_keep_their_round(
+    delegates: dict[int, int], refused: set[int], sealed: tuple[int, ...]
+) -> None:
+    plain = commit_of(4)
+    members = tuple(
+        msgspec.structs.replace(entry, delegate=delegates.get(index))
+        for index, entry in enumerate(plain.members)
+    )
+    commit = msgspec.structs.replace(plain, members=members)
+    changes: Changes = []
+    lead = coordinator_of(commit, 0, changes, *(members[index].peer for index in refused))
+    lead.reported(commit.reducers[0], 0, (0, 1, 2, 3), (), 0.0)
+    assert lead.value == sealed
+    noted = {c.fields["peer"] for c in changes if isinstance(c, Note)}
+    assert noted == {members[index].peer for index in range(4) if index not in sealed}
+
+
+def test_a_mix_has_the_state_of_each_lineage_whomever_its_coordinator_refuses() -> None:
+    commit = msgspec.structs.replace(commit_of(3), kind="mix", carriers=(0, 2))
+    lead = coordinator_of(commit, 0, [], commit.members[2].peer)
+    lead.reported(commit.reducers[0], 0, (0, 2), (), 0.0)
+    assert lead.value == (0, 2)
 
 
 def chosen_seals(seed: int) -> set[tuple[int, ...]]:
