@@ -154,6 +154,11 @@ class SpotChecks:
         """An author has not shown what the check needs, although it answers."""
         self._strikes.add(author, now, EVADED)
 
+    def unanswered(self, author: PeerId, now: float) -> bool:
+        """A check came to nothing. True if that counts: who has failed before has to show its work,
+        or it would be drawn again and again, and nobody else."""
+        return self._is_suspect(author, now) and bool(self._strikes.add_doubtful(author, now))
+
     def _is_suspect(self, author: PeerId, now: float) -> bool:
         return SUSPICIOUS <= self.strikes_of(author, now) < LIMIT
 

@@ -84,6 +84,15 @@ def test_a_check_that_is_passed_takes_back_a_failure() -> None:
     assert made.draw(ALL, 1, 0.0) is None, "it is no suspect"
 
 
+def test_a_check_that_comes_to_nothing_counts_only_against_a_suspect() -> None:
+    made = usually(0.1)
+    assert not made.unanswered(BORIS, 0.0)
+    assert not made.checked(BORIS, 2.0, 2.0, 0.0)
+    counted = [made.unanswered(BORIS, now) for now in (1.0, 2.0, 20.0, 40.0, 60.0, 80.0)]
+    assert counted == [True, False, True, True, True, False], "not twice in ten seconds"
+    assert made.refuses(BORIS, 80.0)
+
+
 @pytest.mark.parametrize(("after", "passes"), [(1.97, True), (1.99, False), (2.001, False)])
 def test_a_contribution_has_to_lower_the_loss_where_others_do(after: float, passes: bool) -> None:
     assert usually(0.1).checked(ANNA, 2.0, after, 0.0) is passes
