@@ -18,7 +18,7 @@ from averaging.history.adoption import Parting
 from averaging.history.lineage import Lineage
 from averaging.history.parent_maps import ParentMap
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog
-from averaging.history.standing import Standing
+from averaging.history.standing import Standing, sealed_parents
 from averaging.history.state import FragmentState
 from averaging.live.exchange import Exchange
 from averaging.live.following import Following
@@ -638,6 +638,7 @@ class FragmentWork:
                 if commit.kind != "mix"
             },
             lineage=self.state.lineage.hex() if apply is not None and self.state else None,
+            parents=[each.hex() for each in sealed_parents(commit, seal)] if seal else [],
             weights=list(apply.weights) if apply is not None else [],
             left_out=left_out,
             codec=commit.codec,
