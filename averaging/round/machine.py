@@ -49,7 +49,7 @@ what machines do.)
     JOINING   -> IDLE      Behind OrdersChanged
     PROMISED  -> JOINING   Redirect Refused Call Join Tick PeerSilent
     PROMISED  -> ENTERED   Committed StreamOpened Join Pass LinkLost Tick
-    PROMISED  -> CATCHING  Behind Call Compare Finished Join Tick
+    PROMISED  -> CATCHING  Behind Call Compare Finished Join LinkLost Tick
     PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
     PROMISED  -> IDLE      Committed StreamOpened OrdersChanged
     ENTERED   -> IDLE      Applied Void Forswear Declined Withdraw MergedArrived SliceMerged Tick
@@ -971,9 +971,13 @@ class FragmentRounds:
         return tokens_end is not None and standing.merged.tokens >= tokens_end
 
     def _heard_of(self, head: Head | None, now: float) -> None:
-        """Another peer stands here; only a certified head can end the run."""
-        if head is not None and self.certificates.is_certified(link_of(head), now):
-            self._consider_end(link_of(head), now)
+        """Another peer stands here; only a certified head can end the run, and change groups."""
+        if head is None or not self.certificates.is_certified(link_of(head), now):
+            return
+        self._consider_end(link_of(head), now)
+        if head.version > self.closed_version and self.peers.has_several_groups(now):
+            # One that heard of no closing for long would look for groups that nobody else is in.
+            self.closed_version = self.peers.closed_version = head.version
 
     def _consider_end(self, link: Link, now: float) -> None:
         """Close ranks when a peer has the run's tokens on one of several lineages."""
