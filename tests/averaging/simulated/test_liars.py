@@ -105,6 +105,12 @@ def test_small_groups_that_missed_each_others_closings_find_each_other() -> None
     besieged(259)
 
 
+def test_who_is_told_that_it_is_behind_catches_up_though_it_sees_several_groups() -> None:
+    """Peers differed in who counts. One saw several groups, and joined from the version before; the
+    leader saw one, and told it for ever that it was behind."""
+    besieged(1924)
+
+
 def test_a_peer_that_only_dials_out_finds_a_leader_when_its_group_has_none() -> None:
     """Its version dealt it into a group in which nobody could be dialled any more. The others went
     on to versions with other groups, of which it heard nothing."""
