@@ -87,11 +87,13 @@ def is_void(
     said_by: set[PeerId],
     verify: Callable[[PeerId, bytes, bytes], bool],
 ) -> bool:
-    """True if a round is void: a majority's votes or vows, its coordinator or two voters say so.
+    """True if a round is void: a majority's votes or vows, its coordinator or most voters say so.
 
     A coordinator can make a round void as it likes before a seal is chosen; a plain member cannot,
-    and after it a majority must have forsworn the round. ``said_by``: the peers that have said so,
-    to which the sender is added.
+    and after it a majority must have forsworn the round. Members that heard of it from a
+    coordinator that is gone may say so; fewer than a majority would be half of a group of four, and
+    work that they deny would be merged twice. ``said_by``: the peers that have said so, to which
+    the sender is added.
     """
     if message.votes or message.forsworn:
         return is_chosen(commit, message, verify)
@@ -100,7 +102,7 @@ def is_void(
     if commit.index(sender) not in commit.voters:
         return False
     said_by.add(sender)
-    return len(said_by) >= min(2, len(commit.voters) - 1)
+    return len(said_by) >= min(commit.majority, len(commit.voters) - 1)
 
 
 class Acceptor:

@@ -331,15 +331,18 @@ def test_a_seal_counts_with_the_votes_of_a_majority_and_no_less() -> None:
     assert not is_chosen(commit, sealed(0, 2, 4, ballot=1), verify), "of another ballot"
 
 
-def test_a_void_counts_from_the_coordinator_or_two_members_or_with_votes() -> None:
+def test_a_void_counts_from_the_coordinator_or_most_members_or_with_votes() -> None:
     commit, round_id = commit_of(5), bytes(32)
     word = said.Void(3, round_id, "because", forsworn=False, ballot=0)
-    one, two = PeerId("p1"), PeerId("p2")
+    one, two, three = PeerId("p1"), PeerId("p2"), PeerId("p3")
 
     assert is_void(commit, word, PeerId("p0"), set(), verify)
     assert not is_void(commit, word, one, said_by := set(), verify)
     assert not is_void(commit, word, one, said_by, verify), "again"
-    assert is_void(commit, word, two, said_by, verify)
+    assert not is_void(commit, word, two, said_by, verify), "two of five may lie"
+    assert is_void(commit, word, three, said_by, verify)
+    assert not is_void(commit_of(4), word, two, {one}, verify), "nor is half of a roster believed"
+    assert is_void(commit_of(3), word, two, {one}, verify)
     assert is_void(commit_of(2), word, one, set(), verify), "there is nobody else to ask"
 
     votes = tuple((i, sign(PeerId(f"p{i}"), said.vote(round_id, 0, VOID))) for i in range(3))
