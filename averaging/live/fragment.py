@@ -18,7 +18,7 @@ from averaging.history.adoption import Parting
 from averaging.history.lineage import Lineage
 from averaging.history.parent_maps import ParentMap
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog
-from averaging.history.standing import Standing
+from averaging.history.standing import Standing, sealed_parents
 from averaging.history.state import FragmentState
 from averaging.live.exchange import Exchange
 from averaging.live.following import Following
@@ -216,6 +216,7 @@ class FragmentWork:
             founder=averager.me.founder,
             site=site_pass(averager.me.site, averager.me.identity.peer_id),
             norm_ratio_max=averager.settings.norm_ratio_max,
+            refuses=averager.workshop.refuses,
             first_number=averager.draw_bits(NUMBER_BITS),
             book=averager.book,
             has_statistics=self.fragment.has_statistics,
@@ -353,6 +354,9 @@ class FragmentWork:
             self.averager.audits.doubt(peer, reason, fragment=self.index)
         if note.event == "upload_outlying":
             self._left_out(note.fields)
+        if note.event == "not_proposed":
+            exchange = self.exchanges[bytes.fromhex(str(note.fields["round"]))]
+            exchange.tally.refused[PeerId(str(note.fields["peer"]))] = str(note.fields["reason"])
         self.event(note.event, **note.fields)
 
     def _left_out(self, verdict: Mapping[str, Any]) -> None:
@@ -609,7 +613,9 @@ class FragmentWork:
         commit, tally = exchange.commit, exchange.tally
         seal = apply.seal if apply is not None else ()
         left_out = {
-            entry.peer: tally.refused.get(entry.peer, "not in every slice by the deadline")
+            entry.peer: tally.refused.get(
+                entry.peer, "not in every slice by the deadline, or left out by the leader"
+            )
             for index, entry in enumerate(commit.members)
             if apply is not None and commit.kind != "mix" and index not in seal
         }
@@ -632,6 +638,7 @@ class FragmentWork:
                 if commit.kind != "mix"
             },
             lineage=self.state.lineage.hex() if apply is not None and self.state else None,
+            parents=[each.hex() for each in sealed_parents(commit, seal)] if seal else [],
             weights=list(apply.weights) if apply is not None else [],
             left_out=left_out,
             codec=commit.codec,

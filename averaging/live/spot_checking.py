@@ -5,16 +5,17 @@ what a check needs: after a round, the author's upload of all slices, as the red
 that they merged it; what the author has read before one of its steps; and the learner's judgement
 of two states of the fragment, the one that the round began with, and that with the contribution.
 
-One check is under way at a time, and it has a deadline. Whatever the network or the own learner
-cannot do costs nobody a strike. Not checked: riders and delegates of a site, whose uploads travel
-together, and fragments of statistics.
+One check is under way at a time. Reducers and author each have as long to show what was uploaded as
+it had to arrive in the round, so that a slow one holds no check for long. What the network or the
+own learner cannot do costs a strike only to an author that has failed before. Not checked: riders
+and delegates of a site, whose uploads travel together, and fragments of statistics.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,9 +30,6 @@ from averaging.live.threads import Threads
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk
 from dht.identity import PeerId, verify
-
-CHECK_WITHIN_S = 300.0
-"""Longest check. Another one begins no sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,19 +147,24 @@ class SpotChecking:
     async def _check(self, parts: Parts, drawn: Drawn) -> None:
         entry = parts.commit.members[drawn.entry]
         author, fragment = entry.peer, parts.commit.fragment
+        indices, within_s = range(len(parts.cutting.slices)), parts.commit.upload_s
+        asked = False
         try:
-            async with asyncio.timeout(CHECK_WITHIN_S):
+            async with asyncio.timeout(within_s):
+                sources = [await self._source(parts, index, drawn.entry) for index in indices]
+            asked = True
+            async with asyncio.timeout(within_s):
                 step = self._checks.step_to_read(entry.mark, entry.steps)
                 reading = await self._audits.reading_of(author, parts, entry.mark - step)
                 if reading is None:
                     raise _OtherDataThere("it does not read the run's data, or cannot say where")
-                after = await self._with_contribution(parts, drawn)
-                trial = Trial(fragment, author, reading, drawn.before, after)
-                losses = await self._judge.judge(trial)
-                if isinstance(losses, OtherData):
-                    raise _OtherDataThere("it has read other data than the run's")
-                if losses is None:
-                    raise _Uncheckable
+                after = await self._with_contribution(parts, drawn.before, author, sources)
+            trial = Trial(fragment, author, reading, drawn.before, after)
+            losses = await self._judge.judge(trial)
+            if isinstance(losses, OtherData):
+                raise _OtherDataThere("it has read other data than the run's")
+            if losses is None:
+                raise _Uncheckable
         except _OtherDataThere as error:
             if self._judge.same_data:
                 self._evaded(author, fragment, str(error))
@@ -171,6 +174,10 @@ class SpotChecking:
             self._evaded(author, fragment, str(error))
         except (*WORLD, _Uncheckable):
             self.counters["spot_checks_without_answer"] += 1
+            if asked and self._checks.unanswered(author, self._around.now()):
+                self._tell_evaded(
+                    author, fragment, "it has failed before, and this came to nothing"
+                )
         else:
             self._conclude(author, fragment, losses, _upload_bytes(parts))
         finally:
@@ -195,20 +202,22 @@ class SpotChecking:
             self._around.event("spot_check_failed", fragment=fragment, **told, strikes=strikes)
 
     def _evaded(self, author: PeerId, fragment: int, reason: str) -> None:
-        now = self._around.now()
-        self._checks.evaded(author, now)
+        self._checks.evaded(author, self._around.now())
+        self._tell_evaded(author, fragment, reason)
+
+    def _tell_evaded(self, author: PeerId, fragment: int, reason: str) -> None:
         self.counters["spot_checks_evaded"] += 1
-        strikes = self._checks.strikes_of(author, now)
+        strikes = self._checks.strikes_of(author, self._around.now())
         self._around.event(
             "spot_check_evaded", peer=author, fragment=fragment, reason=reason, strikes=strikes
         )
 
-    async def _with_contribution(self, parts: Parts, drawn: Drawn) -> Float32s:
+    async def _with_contribution(
+        self, parts: Parts, before: Float32s, author: PeerId, sources: Sequence[Claim]
+    ) -> Float32s:
         """The state with the contribution, as it was merged. Raises ``NotHere`` or a ``WORLD``."""
-        after = await self._threads.run(drawn.before.copy)
-        author = parts.commit.members[drawn.entry].peer
-        for index in range(len(parts.cutting.slices)):
-            source = await self._source(parts, index, drawn.entry)
+        after = await self._threads.run(before.copy)
+        for index, source in enumerate(sources):
             for number, (chunk, _) in enumerate(parts.cutting.pieces(index)):
                 said, leaves, data = await self._audits.upload_of(
                     author, parts, index, number, alone=False
@@ -219,7 +228,7 @@ class SpotChecking:
                     raise NotHere("it shows another upload than the one that was merged")
                 if number >= len(digests) or blake3.blake3(data).digest() != digests[number]:
                     raise NotHere("it shows other bytes than it has signed")
-                await self._threads.run(self._add, parts, chunk, drawn.before, after, data)
+                await self._threads.run(self._add, parts, chunk, before, after, data)
         return after
 
     async def _source(self, parts: Parts, index: int, entry: int) -> Claim:

@@ -232,13 +232,14 @@ class CatchingUp:
         if not self._peers.knows(source):
             return [Count("unknown_source")]
         relation = relate(standing.head(), standing.chain, head)
-        if (
-            not isinstance(relation, Apart)
-            or message.found != standing.lineage
-            or relation.they_are_light
-            or not self._may_ask(source, situation, now)
-        ):
+        behind = isinstance(relation, IAmBehind) or (
+            isinstance(relation, Apart) and not relation.they_are_light
+        )
+        found = behind and message.found == standing.lineage
+        if not (found and self._may_ask(source, situation, now)):
             return self.compare(source, head, situation, now)
+        # Its leader lets nobody join from there, also where this peer sees several groups, in which
+        # it might (``meets``): peers differ in who counts.
         # A message shows some links of a chain; the own version may lie between them. The sender
         # has looked it up in all of its chain, and what is fetched must have it there as well.
         effect = CatchUp(source, head.version, head.lineage, "it found my lineage")

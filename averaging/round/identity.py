@@ -50,6 +50,8 @@ class Identity:
     """Name of a local network. Peers with the same name are near (``averaging.rules.sites``)."""
     norm_ratio_max: float = math.inf
     """A reducer refuses an upload whose norm is this many times the usual one."""
+    refuses: Callable[[PeerId], str | None] = lambda peer: None
+    """The reason why this peer, now, proposes to merge nothing of another one, if it has one."""
     first_number: int = 0
     """Commits and joins are numbered from here. An agent that is restarted is the same incarnation
     and remembers none of them, so it begins at random: it must not use a number twice."""

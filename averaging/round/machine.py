@@ -90,7 +90,7 @@ until it is answered or its deadline comes, and a repeat changes nothing.
    Votes are signed: a seal counts with those of a majority, whoever shows them. They are sent
    with the seal, so a certificate is complete before any member merges: it does not matter who
    dies afterwards. A void round has the votes for the empty seal, or it is believed from the
-   owner of its ballot, who could have it chosen, or from two members.
+   owner of its ballot, who could have it chosen, or from a majority of the voters.
 1. *One seal.* The seal is single-decree Paxos among the roster. Ballot 0 belongs to the leader
    alone, and a leader that restarted is another incarnation, which knows nothing of the round. The
    same holds for an acceptor: after a restart it answers ``Declined`` and never votes again. Any
@@ -164,7 +164,7 @@ from averaging.bounded_mapping import BoundedMapping
 from averaging.history.standing import Standing, with_merged_map
 from averaging.messages import Commit, Committed, Head, Link, Message, ParentCertificate
 from averaging.round import inputs, transitions
-from averaging.round.catching_up import CatchingUp, UnreliableSources
+from averaging.round.catching_up import ATTEMPTS_IN_VAIN, CatchingUp, UnreliableSources
 from averaging.round.certificates import SIGNATURES_SPARE, Certificates, link_of
 from averaging.round.doubt import Doubt, Doubting
 from averaging.round.effects import Effect, GiveUp, Note, RefuseStream, Send, Value
@@ -219,9 +219,11 @@ class FragmentRounds:
         "_asked_again",
         "_begun_at_step",
         "_effects",
+        "_failed_attempts",
         "_id",
         "_not_entered",
         "_own_messages",
+        "_shown_version",
         "catching_up",
         "certificates",
         "closed_ranks",
@@ -291,6 +293,10 @@ class FragmentRounds:
         """Rounds that this incarnation has never entered and never will; ``True``: their rosters
         name it, so that it is known to have accepted no seal."""
         self.closed_version = version
+        self._failed_attempts = 0
+        """Attempts since this peer stands where it does that led to no version."""
+        self._shown_version = version
+        """The newest version of a certified head that another peer showed."""
         self.several_groups_version: int | None = None
         """The version of the last own round beside which other groups had theirs, as far as this
         peer saw then."""
@@ -961,6 +967,7 @@ class FragmentRounds:
             # A newcomer's work begins here as well.
             self.fresh_version, self.fresh_at = standing.version, now
         if before is None or standing.lineage != before.lineage:
+            self._failed_attempts = 0
             self.joining.forget_failed_joins()
             self.catching_up.stands()
         self.standing = self.certificates.standing = standing
@@ -973,9 +980,18 @@ class FragmentRounds:
         return tokens_end is not None and standing.merged.tokens >= tokens_end
 
     def _heard_of(self, head: Head | None, now: float) -> None:
-        """Another peer stands here; only a certified head can end the run."""
+        """Another peer stands here; only a certified head can end the run, or count as closed."""
         if head is not None and self.certificates.is_certified(link_of(head), now):
+            self._shown_version = max(self._shown_version, head.version)
             self._consider_end(link_of(head), now)
+
+    def _attempt_failed(self, now: float) -> None:
+        self.pace.retry_later(now)
+        self.catching_up.attempt_failed()
+        self._failed_attempts += 1
+        if self._failed_attempts >= ATTEMPTS_IN_VAIN:
+            # Dealt by a closing that is too old, it would look for a group of its own for ever.
+            self.peers.closed_version = max(self.peers.closed_version, self._shown_version)
 
     def _consider_end(self, link: Link, now: float) -> None:
         """Close ranks when a peer has the run's tokens on one of several lineages."""
@@ -993,7 +1009,7 @@ class FragmentRounds:
         if level is not None and version >= self.closed_version:
             self._take_level(level, now)
         self.closed_version = max(self.closed_version, version)
-        self.peers.closed_version = self.closed_version
+        self.peers.closed_version = max(self.peers.closed_version, self.closed_version)
         self.pace.start_cycle(now)
 
     def _take_level(self, level: int, now: float) -> None:
@@ -1056,8 +1072,7 @@ class FragmentRounds:
             case transitions.StartCycle():
                 self.pace.start_cycle(now)
             case transitions.RetryLater():
-                self.pace.retry_later(now)
-                self.catching_up.attempt_failed()
+                self._attempt_failed(now)
             case transitions.RosterClosed(version, level):
                 self._roster_closed(version, level, now)
             case transitions.BeginWork(version):

@@ -347,7 +347,7 @@ class Participation:
             ballot,
             self.reducers,
             self._policy,
-            is_down=self._peers.is_down,
+            opinions=self._peers,
             keys=self._id,
             changes=self._changes,
             now=now,

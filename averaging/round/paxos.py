@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Protocol
 
 from averaging.messages import (
     Commit,
@@ -86,11 +87,13 @@ def is_void(
     said_by: set[PeerId],
     verify: Callable[[PeerId, bytes, bytes], bool],
 ) -> bool:
-    """True if a round is void: a majority's votes or vows, its coordinator or two voters say so.
+    """True if a round is void: a majority's votes or vows, its coordinator or most voters say so.
 
     A coordinator can make a round void as it likes before a seal is chosen; a plain member cannot,
-    and after it a majority must have forsworn the round. ``said_by``: the peers that have said so,
-    to which the sender is added.
+    and after it a majority must have forsworn the round. Members that heard of it from a
+    coordinator that is gone may say so; fewer than a majority would be half of a group of four, and
+    work that they deny would be merged twice. ``said_by``: the peers that have said so, to which
+    the sender is added.
     """
     if message.votes or message.forsworn:
         return is_chosen(commit, message, verify)
@@ -99,7 +102,7 @@ def is_void(
     if commit.index(sender) not in commit.voters:
         return False
     said_by.add(sender)
-    return len(said_by) >= min(2, len(commit.voters) - 1)
+    return len(said_by) >= min(commit.majority, len(commit.voters) - 1)
 
 
 class Acceptor:
@@ -148,8 +151,25 @@ _CHOSEN = (Phase.SEALED, Phase.FORSWEARING, Phase.OVER)
 """A seal was chosen, or the round is over."""
 
 
+class Opinions(Protocol):
+    """What one peer holds of the others. Another one may see them otherwise."""
+
+    def is_down(self, peer: PeerId, now: float) -> bool:
+        """True if this peer takes another for dead."""
+        ...
+
+    def refuses(self, peer: PeerId) -> str | None:
+        """The reason to merge nothing of a peer; ``None``: there is none."""
+        ...
+
+
 class Coordinator:
     """Leads a round from its commit to its end: gathers reports, seals, replaces dead reducers.
+
+    It proposes the members whose uploads all reducers have, but for those that it refuses itself:
+    they stay members, vote, get the new version and offer the same work to the next round, as after
+    an upload that came too late. So a peer that one leader suspects wrongly waits for another one.
+    Leaving whom it likes out of a seal is in any coordinator's power, as in any reducer's.
 
     A message to its own peer is sent and received like any other.
     """
@@ -161,6 +181,7 @@ class Coordinator:
         "_newcomers_until",
         "_patient_until",
         "_policy",
+        "_refuses",
         "absent",
         "accepted",
         "ballot",
@@ -192,18 +213,18 @@ class Coordinator:
         reducers: list[PeerId],
         policy: RoundPolicy,
         *,
-        is_down: Callable[[PeerId, float], bool],
+        opinions: Opinions,
         keys: Keys,
         changes: Changes,
         now: float,
     ) -> None:
         """``reducers``: shared with the participation that this coordinator belongs to.
 
-        ``is_down``: whether this peer takes another for dead. ``changes``: the coordinator adds
-        what it wants done.
+        ``changes``: the coordinator adds what it wants done.
         """
         commit = signed.commit
-        self._is_down = is_down
+        self._is_down = opinions.is_down
+        self._refuses = opinions.refuses
         self._keys = keys
         self._policy = policy
         self._changes = changes
@@ -562,8 +583,10 @@ class Coordinator:
             if everywhere != self.expected:
                 seal, why = VOID, f"{why}; a lineage's copy is incomplete"
         else:
+            left_out = self._left_out(everywhere)
+            seal = tuple(sorted(everywhere - left_out))
             # A member whose upload was refused must not cost the others their round.
-            bad = {index for refused in self.refused.values() for index in refused}
+            bad = left_out.union(*self.refused.values())
             if not is_backed(self.commit, seal) or (
                 len(bad.union(seal)) < self.commit.contributors_min
             ):
@@ -571,6 +594,19 @@ class Coordinator:
                 why = f"{why}; {len(seal)} of {wanted} contributors complete"
                 seal = VOID
         self._propose(seal, why, now)
+
+    def _left_out(self, complete: set[int]) -> set[int]:
+        """The members that this peer refuses; all of a bundle, by the one that carries it."""
+        found, members = set(), self.commit.members
+        for index in sorted(complete):
+            delegate = members[index].delegate
+            reason = self._refuses(members[index if delegate is None else delegate].peer)
+            if reason is not None:
+                found.add(index)
+                self._note(
+                    "not_proposed", round=self.round.hex(), peer=members[index].peer, reason=reason
+                )
+        return found
 
     def _propose(self, seal: tuple[int, ...], why: str, now: float) -> None:
         self.phase = Phase.PROPOSING

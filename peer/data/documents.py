@@ -42,6 +42,37 @@ class ShardedDocuments(Protocol):
     def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
 
 
+class Until:
+    """Streamed documents until ``over()``; then each row, also one that is skipped, is an error.
+
+    The place in its data that another peer names may be any number of rows away.
+    """
+
+    def __init__(
+        self, documents: ShardedDocuments, over: Callable[[], bool], *, skipped: int = 0
+    ) -> None:
+        self._documents = documents
+        self._over = over
+        self._skipped = skipped
+
+    @property
+    def num_shards(self) -> int:
+        return self._documents.num_shards
+
+    def shard(self, num_shards: int, index: int) -> Until:
+        return Until(self._documents.shard(num_shards=num_shards, index=index), self._over)
+
+    def skip(self, n: int) -> Until:
+        return Until(self._documents, self._over, skipped=self._skipped + n)
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        for number, row in enumerate(self._documents):
+            if self._over():
+                raise DataUnavailable("hf", f"time is up after {number} rows of a file")
+            if number >= self._skipped:
+                yield row
+
+
 class Tokenizer(Protocol):
     """Turns documents into token numbers, each ending with a separator.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -128,13 +129,19 @@ class Feed:
             )
         return self._opening
 
-    def read_as(self, reader: PeerId, reading: Reading) -> Sequences:
+    def read_as(self, reader: PeerId, reading: Reading, *, within_s: float) -> Sequences:
         """The batch that another reader has read. Raises ``DataUnavailable`` or ``ValueError``.
 
         It may take long: for another thread than the training loop's.
         """
-        cache = data_home(os.environ) / "data"
-        opened = open_data(self._run, peer_id=reader, cache_dir=cache, data_dir=self._data_dir)
+        until = time.monotonic() + within_s
+        opened = open_data(
+            self._run,
+            peer_id=reader,
+            cache_dir=data_home(os.environ) / "data",
+            data_dir=self._data_dir,
+            over=lambda: time.monotonic() > until,
+        )
         opened.train.restore(reading.position)
         return opened.train.next(reading.sequences)
 

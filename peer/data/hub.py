@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from peer.data.documents import (
     DocumentStream,
     ShardedDocuments,
     Tokenizer,
+    Until,
     held_out_documents,
     text_in,
     tokenize_bytes,
@@ -43,7 +44,15 @@ _HF_FORMS = ("arrow", "csv", "json", "parquet", "text")
 """Readers of plain columns. Others unpack archives and decode images or sound."""
 
 
-def open_hub(run: RunFile, recipe: HfData, peer_id: PeerId, *, cache_dir: Path) -> Data:
+def open_hub(
+    run: RunFile,
+    recipe: HfData,
+    peer_id: PeerId,
+    *,
+    cache_dir: Path,
+    over: Callable[[], bool] | None = None,
+) -> Data:
+    """``over``: reading is to end with an error. ``None``: it takes as long as it will."""
     check_hub(recipe)
     tokenize: Tokenizer = tokenize_bytes
     digest: str | None = "bytes"
@@ -65,6 +74,7 @@ def open_hub(run: RunFile, recipe: HfData, peer_id: PeerId, *, cache_dir: Path) 
         builder = datasets.load_dataset_builder(recipe.dataset, recipe.subset, revision=commit)
         check_files(recipe.dataset, type(builder).__module__, builder.config.data_files or {})
         documents: ShardedDocuments = builder.as_streaming_dataset(split=recipe.split)
+        documents = documents if over is None else Until(documents, over)
         held_out = held_out_documents(
             documents,
             tokenize,

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from dht.identity import PeerId
@@ -29,15 +30,23 @@ from peer.run_file.sections import (
 )
 
 
-def open_data(run: RunFile, *, peer_id: PeerId, cache_dir: Path, data_dir: Path) -> Data:
+def open_data(
+    run: RunFile,
+    *,
+    peer_id: PeerId,
+    cache_dir: Path,
+    data_dir: Path,
+    over: Callable[[], bool] | None = None,
+) -> Data:
     """Open the run's data for this peer. Raises ``DataUnavailable`` or ``ExtraMissing``.
 
     ``cache_dir``: folder for token files, which any number of processes may share.
     ``data_dir``: folder to which the names of the recipes ``text`` and ``files`` are relative.
+    ``over``: reading streamed data is to end with an error.
     """
     recipe, length = run.data, run.data.sequence_length
     if isinstance(recipe, HfData):
-        return open_hub(run, recipe, peer_id, cache_dir=cache_dir)
+        return open_hub(run, recipe, peer_id, cache_dir=cache_dir, over=over)
     if isinstance(recipe, FilesData):
         return open_files(run, recipe, peer_id, cache_dir=cache_dir, data_dir=data_dir)
     if isinstance(recipe, PythonStdlibData):

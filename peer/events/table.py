@@ -375,9 +375,9 @@ _ROUNDS = (
         "round",
         "fragment, round, kind, version, outcome, reason, leader, members:peer ids, "
         "contributors:peer ids, marks:[incarnation; mark; steps; tokens] by peer id, lineage, "
-        "weights, left_out:reason by peer id, codec, codec_down, seconds, encoded_s, merged_s, "
-        "sent_bytes, received_bytes, contributed, delegates:peer id by peer id, "
-        "received_from:bytes by peer id, weight, time_s",
+        "parents:list of hex, weights, left_out:reason by peer id, codec, codec_down, seconds, "
+        "encoded_s, merged_s, sent_bytes, received_bytes, contributed, "
+        "delegates:peer id by peer id, received_from:bytes by peer id, weight, time_s",
         sentences.round_in_story,
         on_screen=sentences.round_on_screen,
         offer=sentences.offer_in_round,
@@ -413,6 +413,12 @@ _ROUNDS = (
         "upload_refused",
         "fragment, peer, slice, reason",
         "refused slice {slice} of {peer}: {reason}",
+    ),
+    _row(
+        ROUND | Audience.TROUBLE | Audience.NAMED,
+        "not_proposed",
+        "fragment, round, peer, reason",
+        "left the contribution of {peer} out of a round that it led: {reason}",
     ),
     _row(
         ROUND | Audience.TROUBLE | Audience.NAMED,

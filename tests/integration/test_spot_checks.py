@@ -1,16 +1,18 @@
-"""A member that poisons within the norm bound, as real processes: honest learners notice it."""
+"""Members that poison within the norm bound, as real processes: honest learners notice them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
 
 from averaging.audit.spot_checks import REFUSED
 from averaging.audit.strikes import LIMIT
-from dht.identity import Identity
+from dht.identity import Identity, PeerId
 from peer.views.event_log import read_events
 from tests.integration.swarm_processes import (
     ANY_LOOPBACK_PORT,
@@ -22,48 +24,99 @@ from tests.integration.swarm_processes import (
 )
 from tests.processes import Processes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 # Each checks a contribution every six steps; merging is at once, and newcomers count at once.
 POLICY = "\n[policy]\nprobation_rounds = 0\nprobation_minutes = 0.0\nspot_checks = 4.0\n"
-NAMES = ("anna", "boris", "clara", "dora")
+NAMES = ("anna", "boris", "clara", "dora", "emil", "frida", "georg", "hanna", "ivan", "jana")
 PACE_S = 0.25
+LATER_ROUNDS = 40
+
+
+def text_of(policy: str = POLICY, **changes: Any) -> str:
+    # Large enough a rate for contributions of 24 steps to change the loss at once.
+    text = run_text(learning_rate=1e-2, batch_size=8, **changes)
+    return text.replace("warmup_tokens = 20000", "warmup_tokens = 2000") + policy
 
 
 def events(learner: Learner, name: str) -> list[dict[str, Any]]:
     return [e for e in read_events(learner.directory / "events.jsonl") if e["event"] == name]
 
 
-def test_honest_learners_refuse_who_uploads_the_reverse_and_nobody_else(
-    processes: Processes, tmp_path: Path
-) -> None:
-    swarm = Swarm(processes, tmp_path)
-    # Large enough a rate for contributions of 24 steps to change the loss at once.
-    text = run_text(learning_rate=1e-2, batch_size=8).replace("= 20000", "= 2000") + POLICY
-    anna = swarm.start(NAMES[0], text, pace_s=PACE_S)
-    link = anna.link()
-    honest = [anna, *(swarm.join(name, link, pace_s=PACE_S) for name in NAMES[1:])]
-    orders, folder = tmp_path / "orders", tmp_path / "mallory"
+def identity_in(directory: Path) -> PeerId:
+    return Identity.load(directory / "identity.key").peer_id
+
+
+def honest_learners(swarm: Swarm, text: str, count: int) -> list[Learner]:
+    first = swarm.start(NAMES[0], text, pace_s=PACE_S)
+    link = first.link()
+    return [first, *(swarm.join(name, link, pace_s=PACE_S) for name in NAMES[1:count])]
+
+
+def poisoner(processes: Processes, tmp_path: Path, link: str, name: str) -> tuple[Command, Path]:
+    """A learner that uploads the reverse of what it learns, and its folder."""
+    orders, folder = tmp_path / "orders", tmp_path / name
     orders.write_text(json.dumps({"lie": "poison"}), encoding="utf-8")
-    mallory = Command(
+    command = Command(
         processes,
         [
-            *("join", link, "--directory", str(folder), "--name", "mallory", "--json", "--yes"),
+            *("join", link, "--directory", str(folder), "--name", name, "--json", "--yes"),
             *("--listen", ANY_LOOPBACK_PORT, "--pace", str(PACE_S), "--orders", str(orders)),
         ],
         module="peer.lab.chaos.hostile",
         environment={"XDG_DATA_HOME": str(tmp_path / "data"), "OMP_NUM_THREADS": "1"},
     )
-    until((folder / "hostile.jsonl").exists, "mallory has poisoned", timeout_s=240.0)
-    liar = Identity.load(folder / "identity.key").peer_id
+    return command, folder
 
-    def refused(learner: Learner) -> list[str]:
-        return [e["peer"] for e in events(learner, "upload_refused") if e["reason"] == REFUSED]
+
+def refusals(learner: Learner) -> list[dict[str, Any]]:
+    """Whose work it left out, as a reducer or as the leader of a round, and when."""
+    told = [*events(learner, "upload_refused"), *events(learner, "not_proposed")]
+    return [event for event in told if event["reason"] == REFUSED]
+
+
+def merged_rounds(honest: Sequence[Learner]) -> list[dict[str, Any]]:
+    """Each finished round once, in the order in which the first of them finished it."""
+    found: dict[str, dict[str, Any]] = {}
+    told = [e for learner in honest for e in events(learner, "round")]
+    for event in sorted(told, key=lambda each: each["at"]):
+        if event["outcome"] == "finished" and event["kind"] == "merge":
+            found.setdefault(event["round"], event)
+    return list(found.values())
+
+
+def rounds_since_refusal(honest: Sequence[Learner]) -> list[dict[str, Any]]:
+    first = min((e["at"] for each in honest for e in refusals(each)), default=float("inf"))
+    return [event for event in merged_rounds(honest) if event["at"] > first]
+
+
+def test_honest_learners_refuse_who_uploads_the_reverse_and_nobody_else(
+    processes: Processes, tmp_path: Path
+) -> None:
+    swarm = Swarm(processes, tmp_path)
+    honest = honest_learners(swarm, text_of(), 4)
+    mallory, folder = poisoner(processes, tmp_path, honest[0].link(), "mallory")
+    until((folder / "hostile.jsonl").exists, "mallory has poisoned", timeout_s=240.0)
+    liar = identity_in(folder)
 
     until(
-        lambda: sum(map(len, map(refused, honest))) >= 12,
-        "reducers have refused mallory's uploads",
-        timeout_s=400.0,
+        lambda: len(rounds_since_refusal(honest)) >= LATER_ROUNDS,
+        "rounds have been merged since mallory was first refused",
+        timeout_s=600.0,
+        look_every_s=1.0,
+    )
+    rounds, later = merged_rounds(honest), rounds_since_refusal(honest)
+    clean = [each for each in later if liar not in each["contributors"]]
+    quarter = len(later) // 4
+    by_leaders = {e["round"] for each in honest for e in events(each, "not_proposed")}
+    last = [each for each in later[-quarter:] if liar not in each["contributors"]]
+    print(  # noqa: T201
+        f"\n{len(rounds) - len(later)} rounds before the first refusal; "
+        f"{len(clean)} of {len(later)} later ones without mallory's work, "
+        f"{len(last)} of the last {quarter}; "
+        f"{len(by_leaders)} left out by a leader, "
+        f"{sum(each['leader'] == liar for each in later)} led by mallory; "
+        f"{sum(bool(refusals(each)) for each in honest)} of {len(honest)} have refused it"
     )
     # One failure of an honest contribution has no consequence: the model is tiny, its rate high.
     struck = {
@@ -73,9 +126,42 @@ def test_honest_learners_refuse_who_uploads_the_reverse_and_nobody_else(
         if event["strikes"] >= LIMIT
     }
     assert struck == {liar}
-    assert {peer for learner in honest for peer in refused(learner)} == {liar}
+    assert {e["peer"] for learner in honest for e in refusals(learner)} == {liar}
+    assert len(clean) > len(later) / 2
     passed = {e["peer"] for learner in honest for e in events(learner, "spot_check_passed")}
-    assert passed >= {Identity.load(each.directory / "identity.key").peer_id for each in honest}
+    assert passed >= {identity_in(each.directory) for each in honest}
     assert not any(events(learner, "spot_check_evaded") for learner in honest)
     mallory.stop()
     swarm.end()
+
+
+def final_loss(learners: Sequence[Learner]) -> float:
+    """The held-out loss of the run's end, where all have merged the same tokens."""
+    ends = [learner.end(timeout_s=500.0) for learner in learners]
+    return mean(end["held_out_loss"] for end in ends if end["held_out_loss"] is not None)
+
+
+@pytest.mark.parametrize("policy", [POLICY, POLICY.replace("4.0", "0.0")], ids=["checks", "none"])
+def test_what_three_poisoners_of_ten_cost(
+    policy: str, processes: Processes, tmp_path: Path
+) -> None:
+    """Held-out loss after as many merged tokens, beside seven honest learners and nobody else."""
+    lost = []
+    for liars in (0, 3):
+        folder = tmp_path / f"{liars}-liars"
+        folder.mkdir()
+        swarm = Swarm(processes, folder)
+        honest = honest_learners(swarm, text_of(policy, tokens=1_000_000), 7)
+        link = honest[0].link()
+        poisoners = [poisoner(processes, folder, link, f"mallory-{n}")[0] for n in range(liars)]
+        lost.append(final_loss(honest))
+        bad = {identity_in(folder / f"mallory-{n}") for n in range(liars)}
+        refused = {e["peer"] for learner in honest for e in refusals(learner)}
+        assert refused <= bad
+        rounds = merged_rounds(honest)
+        clean = sum(bad.isdisjoint(each["contributors"]) for each in rounds)
+        print(f"\n{liars} liars: held-out loss {lost[-1]:.4f}, {clean} of {len(rounds)} clean")  # noqa: T201
+        for each in poisoners:
+            each.stop()
+            each.wait(timeout_s=120.0)
+    print(f"three of ten cost {lost[1] / lost[0] - 1:+.2%}")  # noqa: T201

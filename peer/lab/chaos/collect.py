@@ -166,6 +166,7 @@ def _round(event: Mapping[str, Any], *, at_s: float) -> RoundReport:
         contributed=event["contributed"],
         seconds=event["seconds"],
         kind=event["kind"],
+        parents=tuple(event["parents"]),
         refused={
             peer: reason
             for peer, reason in event["left_out"].items()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,20 +34,32 @@ class QuadraticJudge:
     """The ``Judge`` of a quadratic learner: its data is its target, which the swarm knows."""
 
     def __init__(
-        self, made: Swarm, me: PeerId, *, same_data: bool = True, own: str = "", judges: bool = True
+        self,
+        made: Swarm,
+        me: PeerId,
+        *,
+        same_data: bool = True,
+        own: str = "",
+        judges: bool = True,
+        quick: float = math.inf,
     ) -> None:
-        """``own``: of other data than the author's, if not empty."""
+        """``own``: of other data than the author's, if not empty. ``quick``: number of times that
+        it says at once what it has read."""
         self._made = made
         self._me = me
         self._own = own
         self.same_data = same_data
         self.judges = judges
+        self._quick = quick
         self.judged: list[PeerId] = []
 
     def _digest(self, author: PeerId, step: int) -> bytes:
         return blake3(f"{self._own}/{author}/{step}".encode()).digest()
 
     async def reading_of(self, step: int) -> Reading | None:
+        self._quick -= 1
+        if self._quick < 0:
+            await asyncio.sleep(1.5 * POLICY.upload_s)  # each answer is only a little late
         return Reading({"step": step}, 1, self._digest(self._me, step))
 
     async def judge(self, trial: Trial) -> Losses | OtherData | None:
@@ -159,6 +173,32 @@ def test_who_poisons_within_the_norm_bound_is_refused_by_all_that_check(
     run(main())
 
 
+def test_a_leader_that_refuses_a_peer_leaves_its_work_out_whoever_reduces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One peer alone judges. The poisoner stays a member of its rounds: it keeps its work."""
+    poison(monkeypatch)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            idle = {name: {"judges": False} for name in (*NAMES[1:], "mallory")}
+            one_reducer = replace(CHECKED, slice_bytes_min=1 << 20)
+            peers = await checking(made, *NAMES, "mallory", policy=one_reducer, judged_by=idle)
+            anna, mallory = peers[0], peers[3]
+            await made.live(110.0)
+            left_out = {each["round"] for each in anna.told("not_proposed")}
+            rounds = [each for each in mallory.told("round") if each["round"] in left_out]
+            assert len(rounds) > 3
+            for each in rounds:
+                assert each["leader"] == anna.id and each["outcome"] == "finished"
+                assert MALLORY in each["members"] and MALLORY not in each["contributors"]
+            assert {each["peer"] for each in anna.told("not_proposed")} == {MALLORY}
+            assert REFUSED in reasons_of([anna])
+            made.check()
+
+    run(main())
+
+
 @pytest.mark.slow
 def test_a_poisoner_cannot_hide_behind_other_data_where_the_run_fixes_it(
     monkeypatch: pytest.MonkeyPatch,
@@ -181,6 +221,30 @@ def test_a_poisoner_cannot_hide_behind_other_data_where_the_run_fixes_it(
     lenient = run(main(False))
     assert not any(peer.told("spot_check_evaded") for peer in lenient)
     assert any(peer.averager.counters()["spot_checks_of_other_data"] for peer in lenient)
+
+
+def test_a_slow_author_holds_nobody_up_and_is_struck_only_if_it_has_failed_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    poison(monkeypatch)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            how = {"clara": {"quick": 0}, "mallory": {"quick": 1}}
+            peers = await checking(made, *NAMES, "mallory", judged_by=how)
+            await made.live(150.0)
+            anna, boris, clara, _ = peers
+            assert all(each.averager.counters()["spot_checks_without_answer"] for each in peers[:2])
+            evaded = {e["peer"] for each in peers[:3] for e in each.told("spot_check_evaded")}
+            assert evaded == {MALLORY} and REFUSED in reasons_of(peers[:3])
+            assert clara.id not in set().union(*failed([anna, boris]))
+            for one, other in ((anna, boris), (boris, anna)):
+                passed = [at for at, name, e in one.events if name == "spot_check_passed"]
+                assert len(passed) > 5 and {other.id} == {
+                    e["peer"] for e in one.told("spot_check_passed")
+                }
+
+    run(main())
 
 
 def test_a_reducer_cannot_have_honest_authors_suspected(monkeypatch: pytest.MonkeyPatch) -> None:

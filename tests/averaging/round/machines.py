@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Set
+from dataclasses import dataclass
 
 import msgspec
 
@@ -47,6 +49,20 @@ def standing(*names: str, tokens: int = 100) -> Standing:
 
 def sign(peer: PeerId, data: bytes) -> bytes:
     return hashlib.sha256(peer.encode() + data).digest()
+
+
+@dataclass(frozen=True)
+class OpinionsOf:
+    """What a coordinator of a test holds of the others."""
+
+    down: Set[PeerId] = frozenset()
+    refused: Set[PeerId] = frozenset()
+
+    def is_down(self, peer: PeerId, now: float) -> bool:
+        return peer in self.down
+
+    def refuses(self, peer: PeerId) -> str | None:
+        return "I do not like it" if peer in self.refused else None
 
 
 def identity(

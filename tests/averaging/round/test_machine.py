@@ -518,13 +518,25 @@ def test_a_joiner_that_is_behind_is_told_so_by_any_peer() -> None:
     assert (answer.source, answer.head.version) == (ME, 1)
 
 
+def test_who_is_told_that_it_is_behind_catches_up_also_where_it_sees_several_groups() -> None:
+    """It could take part as it is there, but the leader that tells it sees one group."""
+    ahead, others = standing("start", "one"), tuple(PeerId(f"p{n}") for n in range(5))
+    rounds = machine(standing("start"), others, replace(POLICY, group_size=4))
+    head = certified(ahead, others)
+
+    shown = rounds.handle(Received(others[0], said.Compare(0, head)), 1.0)
+    assert not of(shown, CatchUp)
+    told = said.Behind(0, head, others[0], standing("start").lineage)
+    assert of(rounds.handle(Received(others[0], told), 1.0), CatchUp)
+
+
 def test_a_peer_that_hears_of_a_longer_chain_catches_up() -> None:
     rounds = machine()
     ahead = standing("start", "one")
 
     effects = rounds.handle(Received(ANNA, behind(ahead, BORIS)), 1.0)
 
-    assert of(effects, CatchUp) == [CatchUp(BORIS, 1, ahead.lineage, "its chain holds my lineage")]
+    assert of(effects, CatchUp) == [CatchUp(BORIS, 1, ahead.lineage, "it found my lineage")]
     assert phase(rounds) is Phase.CATCHING
     rounds.handle(CaughtUp(ahead), 2.0)
     assert rounds.standing == ahead and phase(rounds) is Phase.IDLE

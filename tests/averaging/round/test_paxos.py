@@ -11,7 +11,7 @@ import pytest
 
 from averaging import messages as said
 from averaging.messages import Commit, Entry, Message
-from averaging.round.effects import Send
+from averaging.round.effects import Note, Send
 from averaging.round.paxos import (
     VOID,
     Acceptor,
@@ -27,7 +27,7 @@ from averaging.round.transitions import Changes
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
 from tests.averaging.message_examples import COMMIT
-from tests.averaging.round.machines import sign
+from tests.averaging.round.machines import OpinionsOf, sign
 from tests.averaging.simulated import breakages
 
 POLICY = RoundPolicy()
@@ -107,15 +107,18 @@ def test_an_acceptor_votes_for_one_seal_in_a_ballot_whatever_its_owner_proposes(
     assert acceptor.accepted == (0, 1)
 
 
+NO_OPINION = OpinionsOf()
+
+
 def coordinator_of(
-    commit: Commit, ballot: int, changes: Changes, down: set[PeerId] | None = None
+    commit: Commit, ballot: int, changes: Changes, opinions: OpinionsOf = NO_OPINION
 ) -> Coordinator:
     return Coordinator(
         SignedCommit(bytes(32), commit, b"", b""),
         ballot,
         list(commit.reducers),
         POLICY,
-        is_down=lambda peer, now: peer in (down or ()),
+        opinions=opinions,
         keys=KeysOf(owner_of(ballot, commit)),
         changes=changes,
         now=0.0,
@@ -127,6 +130,42 @@ def taken(changes: Changes) -> list[tuple[PeerId, Message]]:
     words = [(change.to, change.message) for change in changes if isinstance(change, Send)]
     changes.clear()
     return words
+
+
+@pytest.mark.parametrize(
+    ("delegates", "refused", "sealed"),
+    [
+        pytest.param({}, {3}, (0, 1, 2), id="one"),
+        pytest.param({}, {1, 2, 3}, (0,), id="all others"),
+        pytest.param({2: 1, 3: 1}, {1}, (0,), id="a delegate, with its bundle"),
+        pytest.param({2: 1, 3: 1}, {2}, (0, 1, 2, 3), id="a rider, whose bundle counts in full"),
+        pytest.param({}, {0, 1, 2, 3}, VOID, id="everybody"),
+    ],
+)
+def test_a_coordinator_proposes_nobody_whom_it_refuses_and_the_others_keep_their_round(
+    delegates: dict[int, int], refused: set[int], sealed: tuple[int, ...]
+) -> None:
+    plain = commit_of(4)
+    members = tuple(
+        msgspec.structs.replace(entry, delegate=delegates.get(index))
+        for index, entry in enumerate(plain.members)
+    )
+    commit = msgspec.structs.replace(plain, members=members)
+    changes: Changes = []
+    opinions = OpinionsOf(refused={members[index].peer for index in refused})
+    lead = coordinator_of(commit, 0, changes, opinions)
+    lead.reported(commit.reducers[0], 0, (0, 1, 2, 3), (), 0.0)
+    assert lead.value == sealed
+    noted = {c.fields["peer"] for c in changes if isinstance(c, Note)}
+    assert noted == {members[index].peer for index in range(4) if index not in sealed}
+
+
+def test_a_mix_has_the_state_of_each_lineage_whomever_its_coordinator_refuses() -> None:
+    commit = msgspec.structs.replace(commit_of(3), kind="mix", carriers=(0, 2))
+    opinions = OpinionsOf(refused={commit.members[2].peer})
+    lead = coordinator_of(commit, 0, [], opinions)
+    lead.reported(commit.reducers[0], 0, (0, 2), (), 0.0)
+    assert lead.value == (0, 2)
 
 
 def chosen_seals(seed: int) -> set[tuple[int, ...]]:
@@ -301,7 +340,7 @@ def test_another_ballot_does_not_wait_for_uploads_as_long_again() -> None:
 
 def sealed_by_all(commit: Commit, changes: Changes, down: set[PeerId]) -> Coordinator:
     """A coordinator that sealed everybody's uploads, with what it has sent so far forgotten."""
-    coordinator = coordinator_of(commit, 0, changes, down)
+    coordinator = coordinator_of(commit, 0, changes, OpinionsOf(down=down))
     everybody = tuple(range(len(commit.members)))
     coordinator.reported(coordinator.reducers[0], 0, everybody, (), 1.0)
     for index, entry in enumerate(commit.members):
@@ -362,15 +401,18 @@ def test_a_seal_counts_with_the_votes_of_a_majority_and_no_less() -> None:
     assert not is_chosen(commit, sealed(0, 2, 4, ballot=1), verify), "of another ballot"
 
 
-def test_a_void_counts_from_the_coordinator_or_two_members_or_with_votes() -> None:
+def test_a_void_counts_from_the_coordinator_or_most_members_or_with_votes() -> None:
     commit, round_id = commit_of(5), bytes(32)
     word = said.Void(3, round_id, "because", forsworn=False, ballot=0)
-    one, two = PeerId("p1"), PeerId("p2")
+    one, two, three = PeerId("p1"), PeerId("p2"), PeerId("p3")
 
     assert is_void(commit, word, PeerId("p0"), set(), verify)
     assert not is_void(commit, word, one, said_by := set(), verify)
     assert not is_void(commit, word, one, said_by, verify), "again"
-    assert is_void(commit, word, two, said_by, verify)
+    assert not is_void(commit, word, two, said_by, verify), "two of five may lie"
+    assert is_void(commit, word, three, said_by, verify)
+    assert not is_void(commit_of(4), word, two, {one}, verify), "nor is half of a roster believed"
+    assert is_void(commit_of(3), word, two, {one}, verify)
     assert is_void(commit_of(2), word, one, set(), verify), "there is nobody else to ask"
 
     votes = tuple((i, sign(PeerId(f"p{i}"), said.vote(round_id, 0, VOID))) for i in range(3))

@@ -203,6 +203,14 @@ def joining_after_many() -> FragmentRounds:
     return rounds
 
 
+def joining_a_last_time() -> FragmentRounds:
+    """The last leader that may be tried has got the join a second time."""
+    rounds = joining_after_many()
+    assert rounds.joining.attempt is not None
+    rounds.joining.attempt = replace(rounds.joining.attempt, resent=True)
+    return rounds
+
+
 def behind_what_nobody_has_signed(rounds: FragmentRounds) -> Input:
     leader, _ = leader_of(rounds)
     start = standing("start").lineage
@@ -377,6 +385,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     (joining_after_many, call_of_the_first, 2.0),
     (promised_after_many, call_of_the_first, 2.0),
     (promised_after_many, lambda rounds: Tick(), LATE),
+    (joining_a_last_time, lambda rounds: Tick(), LATE),
     (idle, lambda rounds: Due(), 2.0),
     (wanted, lambda rounds: Offered(None), 2.0),
     (wary, sent_to_the_passed_over, 2.0),

@@ -28,6 +28,7 @@ from dht.identity import PeerId
 from tests.averaging.round.machines import (
     ME,
     POLICY,
+    OpinionsOf,
     asks,
     committed,
     identity,
@@ -235,7 +236,7 @@ def _coordinator(
         ballot_of(1, voters=3, above=0),
         list(commit.reducers),
         POLICY,
-        is_down=lambda peer, now: peer in is_down,
+        opinions=OpinionsOf(down=frozenset(is_down)),
         keys=me,
         changes=changes,
         now=0.0,

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dht.identity import PeerId, RunId
-from peer.data.documents import DocumentStream, held_out_documents, text_in, tokenize_bytes
+from peer.data.documents import (
+    DocumentStream,
+    Until,
+    held_out_documents,
+    text_in,
+    tokenize_bytes,
+)
 from peer.data.held_out import is_held_out
 from peer.data.kept_documents import KeptDocuments
 from peer.data.token_cache import TokenCache
@@ -246,3 +252,25 @@ def test_files_of_the_datasets_package_are_read_once(tmp_path: Path) -> None:
     for file in files:
         file.unlink()
     assert np.array_equal(stream(source, kept=kept, tokenize=never).next(600), expected)
+
+
+@pytest.mark.parametrize("files", [3, 20], ids=["in parts", "in blocks"])
+def test_documents_are_read_until_time_is_up_also_those_that_are_skipped(
+    files: int, tmp_path: Path
+) -> None:
+    source, time_s = documents(files, 600), 0
+
+    def over() -> bool:
+        nonlocal time_s
+        time_s += 1
+        return time_s > 1000
+
+    kept = KeptDocuments(TokenCache(tmp_path), "a")
+    plain, timed = stream(source), stream(Until(source, over), kept=kept)
+    for each in (plain, timed):
+        each.restore({"pass": 1, "document": 300, "used": 0})
+    assert read_text(timed, 2) == read_text(plain, 2)
+    time_s = 700
+    timed.restore({"pass": 2, "document": 599, "used": 0})
+    with pytest.raises(DataUnavailable, match="time is up after 300 rows"):
+        timed.next(1)

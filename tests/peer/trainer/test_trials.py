@@ -159,9 +159,9 @@ def test_while_one_batch_is_being_read_no_other_is(
     reading, _ = last_of_author()
     read_as = Feed.read_as
 
-    def slowly(self: Feed, *given: Any) -> Sequences:
+    def slowly(self: Feed, *given: Any, **more: Any) -> Sequences:
         go_on.wait(60.0)
-        return read_as(self, *given)
+        return read_as(self, *given, **more)
 
     monkeypatch.setattr(Feed, "read_as", slowly)
     first, second = (
@@ -201,7 +201,7 @@ def test_states_of_another_size_are_not_measured(tmp_path: Path, values: int) ->
 def test_no_error_of_reading_anothers_data_ends_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def fails(self: Feed, *given: Any) -> Sequences:
+    def fails(self: Feed, *given: Any, **more: Any) -> Sequences:
         raise error
 
     reading, _ = last_of_author()

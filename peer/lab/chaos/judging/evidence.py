@@ -67,6 +67,8 @@ class RoundReport:
     contributed: bool
     seconds: float
     kind: str
+    parents: tuple[str, ...] = ()
+    """Lineages of the states that it continued: several in a mix or a meld."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Members that this peer left out because of what they sent, with its reasons."""
 

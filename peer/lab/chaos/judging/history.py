@@ -50,7 +50,17 @@ def judge_identical(evidence: Evidence) -> Verdict:
 
 
 def judge_once(evidence: Evidence) -> Verdict:
-    """Judge that merged work was processed, and merged only once."""
+    """Judge that merged work was processed, and that none is merged into a state that contains it.
+
+    After a fork a learner may be merged on one side, go over to the other, which lacks that work,
+    and offer it there again: otherwise it would be lost with a side that is never mixed. When the
+    two sides are mixed, a step has weight once in total all the same. A mix takes the mean of the
+    states, with weights that sum to one. A step that weighs a in one state and b in the other
+    weighs w a + (1 - w) b in the mix, at most what the larger of the two is; one that a single side
+    has weighs w a. So it gains no weight by being on both sides, it only loses none. Its tokens
+    count once: merged maps unite to the maximum. After the mix the map contains both sides, and no
+    round may merge any of it again.
+    """
     wrong: list[str] = []
     names = {peer.peer_id: peer for peer in evidence.peers}
     for index, (_, merged) in sorted(evidence.final_maps().items()):
@@ -66,28 +76,33 @@ def judge_once(evidence: Evidence) -> Verdict:
             if fate.excess:
                 wrong.append(f"{peer.name} counts {fate.excess} tokens merged twice")
     checked = 0
-    liars = {peer.peer_id for peer in evidence.liars}
-    for (index, peer_id, _), spans in sorted(_merged_spans(evidence).items()):
-        if peer_id in liars:
-            continue  # they claim any number of steps
-        before = 0
-        for end, steps, version in sorted(spans):
-            checked += 1
-            if end - steps < before:
-                name = names[peer_id].name if peer_id in names else peer_id
-                wrong.append(
-                    f"version {version} of fragment {index} has steps {end - steps} to {end} of "
-                    f"{name}, of which {before} were merged before"
-                )
-            before = end
-    return verdict_of(Promise.ONCE, wrong, f"{checked} contributions, each in one version")
+    liars = {peer.peer_id for peer in evidence.liars}  # they claim any number of steps
+    for index, told in sorted(_final_histories(evidence).items()):
+        contained: dict[str, dict[tuple[str, int], int]] = {}
+        for report in told:
+            before = _united(contained, report.parents)
+            after = dict(before)
+            for peer_id, (incarnation, end, steps, _) in sorted(report.marks.items()):
+                if peer_id in liars:
+                    continue
+                checked += 1
+                there = before.get((peer_id, incarnation), 0)
+                if end - steps < there:
+                    name = names[peer_id].name if peer_id in names else peer_id
+                    wrong.append(
+                        f"version {report.version} of fragment {index} has steps {end - steps} to "
+                        f"{end} of {name}, of which {there} were merged before"
+                    )
+                after[peer_id, incarnation] = max(there, end)
+            assert report.lineage is not None
+            contained[report.lineage] = after
+    return verdict_of(Promise.ONCE, wrong, f"{checked} contributions, none merged again")
 
 
-def _merged_spans(evidence: Evidence) -> dict[tuple[int, str, int], set[tuple[int, int, int]]]:
-    """The contributions in each fragment's heaviest final state.
+def _final_histories(evidence: Evidence) -> dict[int, list[RoundReport]]:
+    """The rounds that each fragment's heaviest final state grew out of, oldest first.
 
-    By fragment, peer id and incarnation: last step, number of steps, and version. In a chain that
-    was mixed the versions of both sides count.
+    After a mix they are those of all its sides.
     """
     chains: dict[int, tuple[int, frozenset[tuple[int, str]]]] = {}
     for peer in evidence.honest:
@@ -95,11 +110,28 @@ def _merged_spans(evidence: Evidence) -> dict[tuple[int, str, int], set[tuple[in
             tokens = sum(part.merged.values())
             if part.fragment not in chains or tokens > chains[part.fragment][0]:
                 chains[part.fragment] = (tokens, part.chain)
-    spans: dict[tuple[int, str, int], set[tuple[int, int, int]]] = defaultdict(set)
+    found: dict[int, dict[str, RoundReport]] = defaultdict(dict)
     for _, report in evidence.finished_rounds():
         chain = chains.get(report.fragment)
-        if chain is None or (report.version, report.lineage) not in chain[1]:
-            continue
-        for peer_id, (incarnation, mark, steps, _) in report.marks.items():
-            spans[report.fragment, peer_id, incarnation].add((mark, steps, report.version))
-    return spans
+        if chain is not None and (report.version, report.lineage) in chain[1]:
+            assert report.lineage is not None
+            found[report.fragment][report.lineage] = report
+    return {
+        index: sorted(told.values(), key=lambda report: (report.version, report.lineage or ""))
+        for index, told in found.items()
+    }
+
+
+def _united(
+    contained: dict[str, dict[tuple[str, int], int]], parents: tuple[str, ...]
+) -> dict[tuple[str, int], int]:
+    """The last step of each peer's incarnation that a state grown out of these contains.
+
+    If nobody reported a parent, such as a state that one peer made alone, all that is older counts.
+    """
+    known = [contained[parent] for parent in parents if parent in contained]
+    united: dict[tuple[str, int], int] = {}
+    for each in known if known and len(known) == len(parents) else contained.values():
+        for who, end in each.items():
+            united[who] = max(end, united.get(who, 0))
+    return united

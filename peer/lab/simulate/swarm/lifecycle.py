@@ -46,14 +46,22 @@ LEAVING_LOOK_S = 0.5
 class Lifecycle:
     """Begins and ends incarnations of peers."""
 
-    def __init__(self, environment: Environment, *, rate: Callable[[], float]) -> None:
-        """``rate``: current share of the peak learning rate."""
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        rate: Callable[[], float],
+        refuses: Callable[[PeerId, PeerId, str], str | None],
+    ) -> None:
+        """``rate``: current share of the peak learning rate. ``refuses``: the reason why a peer
+        refuses another one in some matter."""
         self.live = 0
         """Number of living peers."""
         self.joining_bytes = 0
         """Traffic of newcomers that fetched their first states."""
         self._environment = environment
         self._rate = rate
+        self._refuses = refuses
 
     def start(self, slot: Slot, states: list[FragmentState]) -> None:
         """Begin an incarnation on these states."""
@@ -142,6 +150,7 @@ class Lifecycle:
             founder=slot.number == 0,
             site=slot.seen.site,
             norm_ratio_max=env.wires.norm_ratio_max,
+            refuses=lambda peer: self._refuses(name, peer, "proposals"),
         )
         machine = FragmentRounds(
             identity,

@@ -89,10 +89,10 @@ class SpotChecking:
         who = "liars" if author.lies else "honest"
         self.counts[f"checks of {who}, {'passed' if passed else 'failed'}"] += 1
 
-    def fault_of(self, reducer: PeerId, sender: PeerId) -> str | None:
-        """The reason why a reducer takes no upload of this peer."""
-        checks = self._checks.get(reducer)
-        if checks is None or not checks.refuses(sender, self._environment.heap.now):
+    def refuses(self, me: PeerId, author: PeerId, what: str) -> str | None:
+        """The reason why this peer takes nothing of another one; ``what`` is then counted."""
+        checks = self._checks.get(me)
+        if checks is None or not checks.refuses(author, self._environment.heap.now):
             return None
-        self.counts[f"uploads of {'liars' if self._slots[sender].lies else 'honest'} refused"] += 1
+        self.counts[f"{what} of {'liars' if self._slots[author].lies else 'honest'} refused"] += 1
         return REFUSED

@@ -74,6 +74,7 @@ def rounds() -> tuple[RoundReport, ...]:
                 contributed=True,
                 seconds=0.5,
                 kind="merge",
+                parents=(f"line-{number - 1}",),
             )
         )
     return tuple(told)

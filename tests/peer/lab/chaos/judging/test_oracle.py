@@ -75,18 +75,52 @@ def test_steps_that_two_versions_have_are_merged_twice() -> None:
     assert found.kept is False and "steps 190 to 210 of anna, of which 200" in found.reason
 
 
-def test_steps_that_both_sides_of_a_mix_have_are_merged_twice() -> None:
-    mix = replace(rounds()[30], kind="mix", marks={})
-    told = (*rounds()[:30], mix, *rounds()[31:])
-    found = verdict(Promise.ONCE, evidence(peer("anna", rounds=told), peer("boris", rounds=told)))
-    assert found.kept is True and found.reason.startswith("96 contributions"), found
+def forked(*, again: tuple[int, int] | None = None) -> Evidence:
+    """Beside versions 20 to 22 another side merges the same steps of anna; 23 mixes both.
 
-    other_side = replace(
-        rounds()[20], round="other side", marks={IDS["anna"]: (7, 205, 10, 10 * STEP_TOKENS)}
-    )
-    twice = (*told, other_side)
-    found = verdict(Promise.ONCE, evidence(peer("anna", rounds=twice), peer("boris", rounds=told)))
-    assert found.kept is False and "of anna" in found.reason
+    ``again``: last step and number of steps of anna that version 24 merges, instead of the next.
+    """
+    marks = {IDS["anna"]: (7, 225, 35, 35 * STEP_TOKENS)}
+    side = replace(rounds()[20], lineage="side-21", round="side", marks=marks, parents=("line-19",))
+    mix = replace(rounds()[22], kind="mix", marks={}, parents=("line-22", "side-21"))
+    after = [replace(each, marks={}) for each in rounds()[23:]]
+    if again is not None:
+        end, steps = again
+        after[0] = replace(after[0], marks={IDS["anna"]: (7, end, steps, steps * STEP_TOKENS)})
+    told = (*rounds()[:22], side, mix, *after)
+    part = peer("anna").fragments[0]
+    parts = (replace(part, chain=part.chain | {(21, "side-21")}),)
+    return evidence(*(peer(name, rounds=told, fragments=parts) for name in ("anna", "boris")))
+
+
+def test_steps_that_both_sides_of_a_mix_have_count_once() -> None:
+    found = verdict(Promise.ONCE, forked())
+    assert found.kept is True, found
+
+
+@pytest.mark.parametrize(("end", "kept"), [(235, True), (234, False)])
+def test_steps_that_either_side_of_a_mix_has_must_not_be_merged_after_it(
+    end: int, kept: bool
+) -> None:
+    found = verdict(Promise.ONCE, forked(again=(end, 10)))
+    assert found.kept is kept, found
+    assert kept or "steps 224 to 234 of anna, of which 225" in found.reason
+
+
+def test_where_a_parent_is_not_known_no_step_may_be_in_two_versions() -> None:
+    given = forked()
+    unknown = [
+        replace(
+            each,
+            rounds=tuple(
+                replace(told, parents=("made alone",)) if told.round == "side" else told
+                for told in each.rounds
+            ),
+        )
+        for each in given.peers
+    ]
+    found = verdict(Promise.ONCE, evidence(*unknown))
+    assert found.kept is False and "steps 190 to 225 of anna, of which 210" in found.reason
 
 
 def test_a_new_incarnation_counts_its_steps_from_nothing() -> None:
