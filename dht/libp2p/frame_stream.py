@@ -11,6 +11,8 @@ DONE, sent by the side that served a stream which both sides have ended, says th
 the next one. The daemon encrypts its streams; on our own connections each frame is sealed
 (``dht.libp2p.sealing``).
 
+On lines through the internet large frames are packed, where both sides read that (``packed``).
+
 Bytes are read from the socket directly into the caller's buffer, and written from the caller's
 memory: beside the daemon's own work this costs next to nothing.
 """
@@ -20,8 +22,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, IntEnum
 from typing import Protocol, cast
 
@@ -54,6 +57,11 @@ SEALED_APART_BYTES = 4096
 """Frames up to this size are sealed in memory of their own: they may be written while a larger
 frame, for which there is one buffer, is still being sent."""
 
+PACK_FROM_BYTES = 4096
+PACK_SAMPLE_BYTES = 8192
+PACK_SHARE_MAX = 0.97
+"""A frame is packed from this size on, if the first bytes of it shrink to less than this share."""
+
 ABORTED = "it was aborted here"
 
 
@@ -63,6 +71,8 @@ class FrameType(IntEnum):
     ACK = 2
     DONE = 3
     PREAMBLE = 4
+    PACKED = 5
+    """Like DATA, and packed (``packed``). Sent only to a side that has said that it reads them."""
 
 
 class Carrier(Protocol):
@@ -119,6 +129,9 @@ class FrameStream(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._peer = PeerId("")
         self._relayed = False
+        self.packs = False
+        """Pack large frames that get smaller by it. Only a carrier's other side may read them."""
+
         self.on_closed: Callable[[], None] | None = None
         """Called once the stream holds no connection any more."""
 
@@ -132,6 +145,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self._kept: bytearray | None = None  # owner of that memory, unless the caller owns it
         self._for_queue = False  # the frame being read was begun while no task received
         self._filled = 0
+        self._packed = False  # the frame being read is packed
         self._direct = False  # the last get_buffer returned the target itself
         self._received_bytes = 0
 
@@ -191,7 +205,11 @@ class FrameStream(asyncio.BufferedProtocol):
         if self._end_sent:
             raise ValueError("nothing can be sent after finish()")
         self._data_sent = True
-        self._write(FrameType.DATA, size, [v.cast("B") for v in views if v.nbytes])
+        content = packed(views) if self.packs and size >= PACK_FROM_BYTES else None
+        if content is not None:
+            self._write(FrameType.PACKED, len(content), [memoryview(content)])
+        else:
+            self._write(FrameType.DATA, size, [v.cast("B") for v in views if v.nbytes])
         await self._drain(timeout_s)
 
     async def receive(self, *, timeout_s: float) -> bytes | None:
@@ -270,6 +288,12 @@ class FrameStream(asyncio.BufferedProtocol):
             return None
         found: socket.socket | None = self._transport.get_extra_info("socket")
         return found
+
+    @property
+    def remote_ip(self) -> str:
+        """IP address of the other end; empty without one."""
+        found = None if self._transport is None else self._transport.get_extra_info("peername")
+        return found[0] if isinstance(found, tuple) else ""
 
     def _is_over(self) -> bool:
         """Say whether the stream is complete in each direction used, as this side sees it.
@@ -600,10 +624,12 @@ class FrameStream(asyncio.BufferedProtocol):
             if self._acked is not None and not self._acked.done():
                 self._acked.set_result(None)
             return True
-        if kind not in (FrameType.DATA, FrameType.END) or self._end_received:
+        self._packed = kind == FrameType.PACKED and self._seals is not None
+        known = self._packed or kind in (FrameType.DATA, FrameType.END)
+        if not known or self._end_received:
             self._break(f"a frame of type {kind}{' after END' if self._end_received else ''}")
             return False
-        if size > (FRAME_MAX_BYTES if kind == FrameType.DATA else 0):
+        if size > (0 if kind == FrameType.END else FRAME_MAX_BYTES):
             self._break(f"a frame of {size} bytes is announced; at most {FRAME_MAX_BYTES}")
             return False
         if kind == FrameType.END:
@@ -642,7 +668,7 @@ class FrameStream(asyncio.BufferedProtocol):
     def _begin_frame(self, size: int) -> bool:
         """Choose the memory for a frame: the receiver's, our own, or none yet."""
         if self._receiver is not None and not self._receiver.done():
-            if self._receiver_target is None:
+            if self._receiver_target is None or self._packed:
                 self._kept = bytearray(size)
                 self._target = memoryview(self._kept)
             elif size > len(self._receiver_target):
@@ -686,10 +712,19 @@ class FrameStream(asyncio.BufferedProtocol):
         if self._seals is not None:
             assert self._content is not None
             size = len(self._content)
-            header = HEADER.pack(size, FrameType.DATA)
+            kind = FrameType.PACKED if self._packed else FrameType.DATA
+            header = HEADER.pack(size, kind)
             if not self._opens(self._seals, header, self._target, self._content):
                 return False
         frame: object = size if self._kept is None else self._kept
+        if self._packed:
+            assert self._kept is not None
+            try:
+                frame = unpacked(self._kept)
+            except ValueError as error:
+                self._break(str(error))
+                return False
+            self._queued_bytes += self._for_queue * (len(frame) - size)
         self._target = self._content = self._kept = None
         self._next = _Next.HEADER
         self._deliver(frame)
@@ -754,3 +789,38 @@ class FrameStream(asyncio.BufferedProtocol):
         for future in (self._receiver, self._drained, self._acked):
             if future is not None and not future.done():
                 future.set_exception(StreamBroken(self._peer, reason))
+
+
+def packed(parts: Sequence[memoryview]) -> bytes | None:
+    """Return the content of a frame with its size ahead, as a Huffman code of its bytes (RFC 1951);
+    ``None`` if that is hardly smaller.
+
+    The codes of int4 have four bits for 3.2 bits of information: 19% less at 158 MB/s, and back at
+    290 (two busy cores). Searching for repeats, too, takes four times as long and finds none.
+    """
+    content = parts[0].cast("B") if len(parts) == 1 else memoryview(b"".join(parts))
+    sample = content[:PACK_SAMPLE_BYTES]
+    if len(_huffman(sample)) > PACK_SHARE_MAX * len(sample):
+        return None
+    code = _huffman(content)
+    return None if len(code) >= len(content) else len(content).to_bytes(4, "big") + code
+
+
+def _huffman(content: memoryview) -> bytes:
+    code = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zlib.Z_HUFFMAN_ONLY)
+    return code.compress(content) + code.flush()
+
+
+def unpacked(frame: bytearray) -> bytearray:
+    """Return what ``packed`` packed. Raises ``ValueError``, whatever the bytes are."""
+    size = int.from_bytes(frame[:4], "big")
+    if len(frame) < 4 or size > FRAME_MAX_BYTES:
+        raise ValueError(f"a packed frame of {size} bytes; at most {FRAME_MAX_BYTES}")
+    code = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        content = code.decompress(memoryview(frame)[4:], size + 1)
+    except zlib.error as error:
+        raise ValueError(f"a packed frame cannot be read: {error}") from None
+    if len(content) != size or not code.eof or code.unused_data:
+        raise ValueError(f"a packed frame does not hold the {size} bytes that it announces")
+    return bytearray(content)

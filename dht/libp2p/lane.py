@@ -77,6 +77,9 @@ BACKLOG = 16
 RELAYS_TRIED_MAX = 8
 """Number of connected peers that are asked to relay, before a relayed connection is given up."""
 
+PACK_BELOW_BYTES_S = 30e6
+"""Frames are packed until a line delivers more than this: it takes a fifth of a processor there."""
+
 NO_RELAY_S = 10.0
 """A peer that refused to relay to another one is not asked for that again for this long. It may
 only not have heard of both yet."""
@@ -383,19 +386,12 @@ class Lane:
         self.rest(connection)
         stream.expect_preamble(connection.on_preamble)
         ip, port = connection.seen
-        stream.write_preamble(encode(Answer(seen_ip=ip, seen_port=port)))
+        stream.write_preamble(encode(Answer(seen_ip=ip, seen_port=port, reads_packed=True)))
         return None
 
     def heard(self, connection: Connection, message: bytes) -> None:
         """Take a preamble of the dialling side, which begins a stream once it is identified."""
         stream, peer = connection.stream, connection.peer
-        if peer is None:
-            assert connection.ticket is not None
-            refusal = self._hear_stranger(connection, connection.ticket)
-            if refusal is not None:
-                _logger.debug("lane_turned_away reason=%r", refusal)
-                stream.cut()
-            return
         connection.wake()
         try:
             begin = decode(Begin, message)
@@ -404,7 +400,16 @@ class Lane:
             self.counters["cut"] += 1
             stream.cut()
             return
+        if peer is None:
+            assert connection.ticket is not None
+            connection.reads_packed = begin.reads_packed
+            refusal = self._hear_stranger(connection, connection.ticket)
+            if refusal is not None:
+                _logger.debug("lane_turned_away reason=%r", refusal)
+                stream.cut()
+            return
         stream.introduce(peer, relayed=False)
+        stream.packs = self._packs(connection)
         refusal = self._serve(stream, begin.protocol)
         if refusal is None:
             self.counters["streams_served"] += 1
@@ -412,6 +417,11 @@ class Lane:
             self.rest(connection)
             stream.expect_preamble(connection.on_preamble)
         stream.write_preamble(encode(Answer((refusal or "")[:REASON_MAX])))
+
+    def _packs(self, connection: Connection) -> bool:
+        """Say whether large frames are packed on the next stream of a connection."""
+        slow = self._pacer.pace.best < PACK_BELOW_BYTES_S
+        return slow and connection.reads_packed and connection.is_far
 
     # --- dialling --------------------------------------------------------------------------
 
@@ -501,6 +511,7 @@ class Lane:
                 return None
             assert connection.peer is not None
             stream.introduce(connection.peer, relayed=False)
+            stream.packs = self._packs(connection)
             self.counters["streams_opened"] += 1
             return stream
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from enum import IntEnum
+from ipaddress import ip_address
 from typing import Protocol
 
 from dht.identity import PeerId
@@ -88,6 +89,8 @@ class Connection:
         """Closes the connection if no stream uses it."""
 
         self.rests_since = 0.0
+        self.reads_packed = False
+        """The other side has said that it reads packed frames."""
 
     def __repr__(self) -> str:
         way = "to" if self._dialled else "from"
@@ -109,6 +112,12 @@ class Connection:
     def sent_bytes(self) -> int:
         seals = self.stream.seals
         return seals.mine.sealed_bytes if seals is not None else 0
+
+    @property
+    def is_far(self) -> bool:
+        """Say whether it leads through the internet."""
+        ip = self.stream.remote_ip.partition("%")[0]
+        return ip != "" and ip_address(ip).is_global
 
     def cut(self) -> None:
         self.stream.cut()
@@ -153,8 +162,9 @@ class Connection:
         try:
             stream.write_raw(bytes((NUMBER_BYTES,)) + number)
             stream.seal(ticket.seals(dialled=True))
-            stream.write_preamble(encode(Begin()))
+            stream.write_preamble(encode(Begin(reads_packed=True)))
             answer = decode(Answer, await self.next_preamble())
+            self.reads_packed = answer.reads_packed
             if answer.refused:
                 raise ValueError(answer.refused)
         except BaseException:

@@ -68,6 +68,8 @@ class Begin(msgspec.Struct, frozen=True, array_like=True):
     """
 
     protocol: Annotated[str, msgspec.Meta(max_length=PROTOCOL_MAX)] = ""
+    reads_packed: bool = False
+    """In the first one: the sender reads frames of type PACKED."""
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -77,6 +79,9 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     seen_ip: _IP = ""
     seen_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
     """Address of the dialling side as the listening side sees it; in the first answer only."""
+
+    reads_packed: bool = False
+    """In the first answer: the sender reads frames of type PACKED."""
 
 
 class Punch(msgspec.Struct, frozen=True, array_like=True):

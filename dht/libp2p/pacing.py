@@ -164,9 +164,13 @@ class Pace:
         while self._best[0][0] < self._now - BEST_FOR_S:
             self._best.popleft()
 
+    @property
+    def best(self) -> float:
+        """The best rate that was delivered lately; 0: nothing was measured."""
+        return self._best[0][1] if self._best else 0.0
+
     def _floor(self) -> float:
-        best = self._best[0][1] if self._best else 0.0
-        return max(LEAST_BYTES_S, FLOOR_SHARE * best)
+        return max(LEAST_BYTES_S, FLOOR_SHARE * self.best)
 
 
 def shares(rate: float, delivered: Sequence[float]) -> list[float]:

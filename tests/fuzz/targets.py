@@ -47,7 +47,7 @@ from dht import addresses
 from dht.identity import Identity, RunId
 from dht.libp2p import directory_wire, lane_wire, nat_pmp, upnp
 from dht.libp2p.directory_wire import MalformedMessage, place_of, read_packed, read_subkey
-from dht.libp2p.frame_stream import HEADER, FrameStream, FrameType
+from dht.libp2p.frame_stream import HEADER, FrameStream, FrameType, packed, unpacked
 from dht.libp2p.hivemind_patches import (
     DictionaryDHTValue,
     MSGPackSerializer,
@@ -371,6 +371,7 @@ _FRAMES = b"\x03abc" + b"".join(
     HEADER.pack(len(content), kind) + content
     for kind, content in ((FrameType.DATA, b"x" * 50), (FrameType.END, b""))
 )
+_PACKED = packed([memoryview(bytes(5000))]) or b""
 _AT = "/ip4/203.0.113.7/tcp/7700/p2p/" + ANNA.peer_id
 
 TARGETS: dict[str, Target] = {
@@ -550,6 +551,7 @@ TARGETS: dict[str, Target] = {
         NotMapped,
     ),
     "frames": Target([_FRAMES], _frames),
+    "packed": Target([_PACKED], lambda data: unpacked(bytearray(data)), ValueError),
     "address": Target(
         [addresses.pack(addresses.parse("/ip4/203.0.113.7/tcp/7700"))],
         addresses.unpack,

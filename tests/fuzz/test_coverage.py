@@ -33,7 +33,7 @@ FUZZED: dict[str, tuple[str, ...]] = {
         "delegation_text",
     ),
     "dht/membership/hello.py": ("hello", "hello_reply", "dial_back", "dial_back_reply", "papers"),
-    "dht/libp2p/frame_stream.py": ("frames",),
+    "dht/libp2p/frame_stream.py": ("frames", "packed"),
     "dht/libp2p/hivemind_patches.py": ("directory_value", "directory_store", "directory_found"),
     "dht/libp2p/directory_wire.py": ("directory_packed", "directory_subkey"),
     "dht/libp2p/nat_pmp.py": ("port_mapping",),

@@ -14,9 +14,11 @@ import pytest
 from dht.errors import StreamBroken
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
+from dht.libp2p import lane_connection
 from dht.libp2p.frame_stream import HEADER, FrameStream, FrameType
+from dht.libp2p.lane_connection import Connection
 from dht.libp2p.lane_settings import LaneSettings, parse_lane
-from dht.libp2p.lane_wire import Offer
+from dht.libp2p.lane_wire import Begin, Offer, decode, encode
 from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES
 from tests.dht.libp2p.lane_ends import (
     ANNA,
@@ -483,5 +485,76 @@ def test_done_means_nothing_where_there_is_no_connection_of_our_own() -> None:
             await stream.receive(timeout_s=WAIT_S)
         theirs.close()
         await asyncio.sleep(0.01)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("reads", [(True, True), (True, False), (False, True)])
+def test_large_frames_are_packed_on_a_far_line_if_the_other_side_reads_that(
+    monkeypatch: pytest.MonkeyPatch, reads: tuple[bool, bool]
+) -> None:
+    content = bytes(i % 7 for i in range(300_000))
+
+    async def exchange() -> None:
+        monkeypatch.setattr(Connection, "is_far", True)
+        async with pair() as (anna, boris):
+            ours = await opened(anna)
+            theirs = await boris.served.get()
+            ours.packs, theirs.packs = ours.packs and reads[1], theirs.packs and reads[0]
+            target = memoryview(bytearray(len(content)))
+            for one, other, lane, is_packed in (
+                (ours, theirs, anna.lane, reads[1]),
+                (theirs, ours, boris.lane, reads[0]),
+            ):
+                before = lane.sent_bytes
+                _, size = await asyncio.gather(
+                    one.send(content, timeout_s=WAIT_S),
+                    other.receive_into(target, timeout_s=WAIT_S),
+                )
+                assert size == len(content) and target == content
+                assert (lane.sent_bytes - before < len(content) / 2) == is_packed
+                _, whole = await asyncio.gather(
+                    one.send(content, timeout_s=WAIT_S), other.receive(timeout_s=WAIT_S)
+                )
+                assert whole == content
+            theirs.cut()
+
+    run(exchange())
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_peer_of_the_release_before_is_sent_no_packed_frames(
+    monkeypatch: pytest.MonkeyPatch, knows: bool
+) -> None:
+    """It reads the first words of both sides without what they say of packing."""
+
+    class OldBegin(msgspec.Struct, frozen=True, array_like=True):
+        protocol: str = ""
+
+    async def scenario() -> None:
+        monkeypatch.setattr(Connection, "is_far", True)
+        if not knows:
+            monkeypatch.setattr(lane_connection, "Begin", lambda **said: OldBegin())
+        async with pair() as (anna, boris):
+            ours = await opened(anna)
+            theirs = await boris.served.get()
+            assert ours.packs and theirs.packs == knows
+            ours.cut()
+        new = encode(Begin("/x", reads_packed=True))
+        assert decode(OldBegin, new).protocol == "/x"  # type: ignore[type-var]
+
+    run(scenario())
+
+
+def test_nothing_is_packed_on_a_near_or_a_fast_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        for far, rate, packs in ((False, 1e6, False), (True, 1e6, True), (True, 1e8, False)):
+            if far:
+                monkeypatch.setattr(Connection, "is_far", True)
+            async with pair() as (anna, _):
+                anna.lane.pace._best.append((0.0, rate))
+                stream = await opened(anna)
+                assert stream.packs == packs
+                stream.cut()
 
     run(scenario())
