@@ -802,8 +802,8 @@ def packed(parts: Sequence[memoryview]) -> bytes | None:
     sample = content[:PACK_SAMPLE_BYTES]
     if len(_huffman(sample)) > PACK_SHARE_MAX * len(sample):
         return None
-    code = _huffman(content)
-    return None if len(code) >= len(content) else len(content).to_bytes(4, "big") + code
+    frame = len(content).to_bytes(4, "big") + _huffman(content)
+    return frame if len(frame) < len(content) else None
 
 
 def _huffman(content: memoryview) -> bytes:

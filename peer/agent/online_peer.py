@@ -71,6 +71,9 @@ SAMPLE_EVERY_S = 1.0
 STATUS_WITHIN_S = 5.0
 DIALLED_WITHIN_S = 10.0
 LOSSES_MAX = 1024
+GREETED_MAX = 32
+"""Limit of keepers that are greeted at once: any member may call itself one."""
+
 ASKED_FOR_OTHERS_S = 2.0
 ASKED_FOR_OTHERS_MAX = 16
 """Limit of members that are asked for their status at once, on behalf of other peers."""
@@ -310,8 +313,8 @@ class OnlinePeer:
     async def greet_keepers(self) -> None:
         """Say hello to the keepers, as this peer leaves: they take no work of one that they do not
         see, and see one that they cannot dial only at its next heartbeat."""
-        members = self.live_members()
-        await self.presence.greet([each.peer for each in members if each.record.role == "keeper"])
+        keepers = [each.peer for each in self.live_members() if each.record.role == "keeper"]
+        await self.presence.greet(keepers[:GREETED_MAX])
 
     def refresh_view(self) -> None:
         """Update ``LocalPeer.view`` from the members that are live now."""

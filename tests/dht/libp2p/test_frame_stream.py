@@ -127,6 +127,17 @@ def test_what_does_not_get_smaller_is_not_packed() -> None:
     assert packed([memoryview(np.random.default_rng(1).bytes(50_000))]) is None
 
 
+def test_with_the_size_ahead_a_packed_frame_is_smaller_too() -> None:
+    """A frame of the largest size that is packed to more than that would break the stream."""
+    noise = np.random.default_rng(1).bytes(FRAME_MAX_BYTES)
+    sizes = []
+    for zeros in range(600, 1400, 8):  # what they save, the rest costs
+        frame = packed([memoryview(bytes(zeros) + noise[zeros:])])
+        sizes.append(FRAME_MAX_BYTES if frame is None else len(frame))
+        assert frame is None or len(frame) < FRAME_MAX_BYTES
+    assert FRAME_MAX_BYTES in sizes and min(sizes) < FRAME_MAX_BYTES
+
+
 @pytest.mark.parametrize(
     "change",
     [
