@@ -71,7 +71,8 @@ BACK_MAX = 1024
 """Steps before its mark that an author must remember the data of."""
 
 REFUSED = "what it brought did not lower the loss on its own data"
-"""The reason to take no upload, as its sender and the round's report are told."""
+"""The reason to merge nothing of a peer, as the round's report is told, and the sender of a refused
+upload."""
 
 
 def steps_between(*, cycle_steps: float, per_cycle: float) -> int:
@@ -176,5 +177,5 @@ class SpotChecks:
         return self._strikes.count(author, now)
 
     def refuses(self, author: PeerId, now: float) -> bool:
-        """True if this peer, as a reducer, takes no uploads of that one for now."""
+        """True if this peer, as a reducer or coordinator, merges nothing of that one for now."""
         return self._strikes.is_out(author, now)
