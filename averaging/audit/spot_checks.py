@@ -12,10 +12,10 @@ norms' scales, and by nothing that can be measured during a warm-up from zero. S
 with what is usual for its fragment: the median of those that this peer has measured, which is an
 honest one while most members are honest. Where that is not known yet, or too small to be measured
 in the precision of training, a contribution fails only if it raises the loss. And no contribution
-fails that is not below nine tenths of the known falls of others: where training has slowed down
-honest ones vary more than they help. Without that, and when two reversals were enough, all four
-learners refused an honest one within 140 s (one of three runs; 20 of 167 honest contributions
-failed; real processes, 20 000 parameters, rate 1e-2).
+fails that is not below nine tenths of the known falls of others, whichever of them is left out:
+where training has slowed down honest ones vary more than they help. Without that, and when two
+reversals were enough, all four learners refused an honest one within 140 s (one of three runs; 20
+of 167 honest contributions failed; real processes, 20 000 parameters, rate 1e-2).
 
 What a check shows is one peer's opinion: losses are no proof, and learners differ in hardware and
 state. So it counts as strikes, here and nowhere else (``averaging.audit.strikes``). One failure has
@@ -71,7 +71,8 @@ BACK_MAX = 1024
 """Steps before its mark that an author must remember the data of."""
 
 REFUSED = "what it brought did not lower the loss on its own data"
-"""The reason to take no upload, as its sender and the round's report are told."""
+"""The reason to merge nothing of a peer, as the round's report is told, and the sender of a refused
+upload."""
 
 
 def steps_between(*, cycle_steps: float, per_cycle: float) -> int:
@@ -131,9 +132,19 @@ class SpotChecks:
         return median(known) if len(known) >= FALLS_MIN else None
 
     def _lowest(self, fragment: int, author: PeerId) -> float:
-        """The fall that few of the known ones of other authors are below."""
-        known = sorted(fall for by, fall in self._falls[fragment] if by != author)
-        return known[int(LOWEST_SHARE * len(known))] if known else math.inf
+        """The fall that few of the known ones of other authors are below, whoever is left out.
+
+        An accomplice whose work is now bad and now good is never refused: it would shield another.
+        """
+        falls = [(by, fall) for by, fall in self._falls[fragment] if by != author]
+        if not falls:
+            return math.inf
+        others = {by for by, _ in falls}
+        known = (
+            sorted(fall for by, fall in falls if by != each)
+            for each in (others if len(others) > 1 else {author})
+        )
+        return max(each[int(LOWEST_SHARE * len(each))] for each in known)
 
     def checked(
         self, author: PeerId, before: float, after: float, now: float, *, fragment: int = 0
@@ -176,5 +187,5 @@ class SpotChecks:
         return self._strikes.count(author, now)
 
     def refuses(self, author: PeerId, now: float) -> bool:
-        """True if this peer, as a reducer, takes no uploads of that one for now."""
+        """True if this peer, as a reducer or coordinator, merges nothing of that one for now."""
         return self._strikes.is_out(author, now)

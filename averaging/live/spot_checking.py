@@ -116,7 +116,7 @@ class SpotChecking:
         return f"SpotChecking({self._checks!r}, {dict(self.counters)})"
 
     def refuses(self, peer: PeerId) -> str | None:
-        """The reason to take no upload of a peer as a reducer."""
+        """The reason to merge nothing of a peer, as a reducer or as a coordinator."""
         return REFUSED if self._checks.refuses(peer, self._around.now()) else None
 
     def draw(

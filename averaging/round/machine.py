@@ -221,6 +221,7 @@ class FragmentRounds:
         "_effects",
         "_failed_attempts",
         "_id",
+        "_is_ending",
         "_not_entered",
         "_own_messages",
         "_shown_version",
@@ -300,6 +301,8 @@ class FragmentRounds:
         self.several_groups_version: int | None = None
         """The version of the last own round beside which other groups had theirs, as far as this
         peer saw then."""
+        self._is_ending = False
+        """The run is about to end: every call is answered, whether this peer leaves or stays."""
         self.closed_ranks = False
         """True if all peers form one group now, because the run has its tokens.
 
@@ -464,9 +467,9 @@ class FragmentRounds:
                 self.peers.bytes_per_s = bytes_per_s
                 self._consider_line(now)
             case inputs.AnswerEveryCall():
-                self.due_time.eager = True
+                self._is_ending = self.due_time.eager = True
             case inputs.MergeBeforeLeaving(leaves):
-                self.due_time.eager = leaves
+                self.due_time.eager = leaves or self._is_ending
                 if leaves:
                     self._apply(self.joining.leave_soon(self._situation(now)), now)
                 self.joining.leaves = leaves
@@ -990,8 +993,10 @@ class FragmentRounds:
         self.catching_up.attempt_failed()
         self._failed_attempts += 1
         if self._failed_attempts >= ATTEMPTS_IN_VAIN:
-            # Dealt by a closing that is too old, it would look for a group of its own for ever.
-            self.peers.closed_version = max(self.peers.closed_version, self._shown_version)
+            # Dealt by a closing that is too old, it would look for a group of its own for ever. And
+            # by a version that colluders invented as well, so it is soon passed.
+            shown = min(self._shown_version, self._next_version + self._id.policy.stale_max)
+            self.peers.closed_version = max(self.peers.closed_version, shown)
 
     def _consider_end(self, link: Link, now: float) -> None:
         """Close ranks when a peer has the run's tokens on one of several lineages."""
@@ -1001,7 +1006,7 @@ class FragmentRounds:
         if link.tokens >= tokens_end and self.peers.has_several_groups(now):
             self.closed_ranks = True
             self.peers.group_size = messages.ROSTER_MAX
-            self.due_time.eager = True
+            self._is_ending = self.due_time.eager = True
             self._note("closed_ranks", version=link.version)
             self._apply(self.leading.look_round(self._situation(now), now), now)
 

@@ -67,6 +67,15 @@ def test_three_contributions_that_do_nothing_are_refused() -> None:
     assert made.refuses(BORIS, 600.0)
 
 
+def test_an_accomplice_that_is_now_bad_and_now_good_shields_nobody() -> None:
+    made, _ = checks()
+    for hour in range(4 * FALLS_MIN):
+        author = ALL[hour % len(ALL)]
+        bad = author == ANNA and hour % 2
+        assert made.checked(author, 2.0, 3.0 if bad else 1.9, 3600.0 * hour) != bad
+    assert not made.checked(PeerId("dora"), 2.0, 2.1, 1e6)
+
+
 def test_where_honest_contributions_often_raise_the_loss_as_much_is_held_against_nobody() -> None:
     """As where training has slowed down: what is usual is lost among what varies."""
     made, _ = checks()

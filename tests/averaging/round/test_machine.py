@@ -15,6 +15,7 @@ from averaging.history.chain import Chain, ChainLink
 from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Apart, IAmBehind, Same, Standing, TheyAreBehind, relate
 from averaging.messages import Head, Join, Message, Opening
+from averaging.round.catching_up import ATTEMPTS_IN_VAIN
 from averaging.round.effects import (
     Apply,
     CatchUp,
@@ -30,6 +31,7 @@ from averaging.round.effects import (
     refusal,
 )
 from averaging.round.inputs import (
+    AnswerEveryCall,
     Applied,
     CaughtUp,
     Due,
@@ -52,7 +54,7 @@ from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.round.roster import Leader, compose, recomposed
 from averaging.rules.line_levels import Level
-from averaging.rules.mixing import meets
+from averaging.rules.mixing import MELD_LAG, meets
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
 from tests.averaging.message_examples import EXAMPLES
@@ -463,6 +465,17 @@ def test_a_peer_that_is_about_to_leave_folds_at_once_but_only_alone() -> None:
     assert not of(rounds.handle(Offered(offer(standing("start"))), 1.0), Fold)
 
 
+def test_a_peer_that_stays_after_all_still_answers_every_call_of_an_ending_run() -> None:
+    rounds = machine()
+    for given in (MergeBeforeLeaving(), MergeBeforeLeaving(leaves=False)):
+        rounds.handle(given, 1.0)
+        assert rounds.due_time.eager is given.leaves
+    rounds.handle(AnswerEveryCall(), 2.0)
+    for given in (MergeBeforeLeaving(), MergeBeforeLeaving(leaves=False)):
+        rounds.handle(given, 3.0)
+        assert rounds.due_time.eager
+
+
 def founded_by(name: str, tokens: int) -> Standing:
     """A peer's standing on a founding that shares nothing with others."""
     root, tip = (blake3.blake3(f"{name} {at}".encode()).digest() for at in (0, 1))
@@ -528,6 +541,33 @@ def test_who_is_told_that_it_is_behind_catches_up_also_where_it_sees_several_gro
     assert not of(shown, CatchUp)
     told = said.Behind(0, head, others[0], standing("start").lineage)
     assert of(rounds.handle(Received(others[0], told), 1.0), CatchUp)
+
+
+def shown_a_version(number: int, attempts: int) -> FragmentRounds:
+    """A machine among several groups that was shown a certified version, after failed attempts."""
+    others = tuple(PeerId(f"p{n}") for n in range(5))
+    rounds = machine(standing("start"), others, replace(POLICY, group_size=4))
+    shown = replace(standing("start", "one"), version=number)
+    rounds.handle(Received(others[0], said.Compare(0, certified(shown, others))), 1.0)
+    if phase(rounds) is Phase.CATCHING:
+        rounds.handle(CaughtUp(None), 1.0)  # it is not to be had
+    for _ in range(attempts):
+        rounds.handle(Due(), 1.0)
+        rounds.handle(Offered(None), 1.0)
+    return rounds
+
+
+def test_a_peer_that_finds_no_group_is_dealt_by_the_version_that_others_show() -> None:
+    assert shown_a_version(1, ATTEMPTS_IN_VAIN - 1).peers.epoch(0, 2.0) == 0
+    assert shown_a_version(1, ATTEMPTS_IN_VAIN).peers.epoch(0, 2.0) == 1
+
+
+def test_an_invented_version_does_not_keep_a_peer_from_its_group_for_good() -> None:
+    """Two colluders certify any number among several groups."""
+    rounds = shown_a_version(10**6, ATTEMPTS_IN_VAIN)
+    assert rounds.peers.epoch(0, 2.0) == MELD_LAG
+    later = 2 + POLICY.stale_max
+    assert rounds.peers.epoch(later, 2.0) == later
 
 
 def test_a_peer_that_hears_of_a_longer_chain_catches_up() -> None:

@@ -157,6 +157,17 @@ def test_a_sealed_round_is_left_with_its_voters_only_if_a_slice_is_gone_with_the
     assert bool(of(effects, Apply)) != is_missing
 
 
+def test_a_sealed_round_is_not_void_because_the_owner_of_another_ballot_says_so() -> None:
+    """Its word undid the round at a member whose work the others then merged."""
+    rounds, enter = entered()
+    sealed(rounds, enter)
+    for place, index in enumerate(enter.commit.voters):
+        ballot = ballot_of(place, voters=len(enter.commit.voters), above=0)
+        void = said.Void(0, enter.round, "because", forsworn=False, ballot=ballot)
+        rounds.handle(Received(enter.commit.members[index].peer, void), BEGAN)
+    assert rounds.rounds[enter.round].is_open
+
+
 def test_a_reducer_that_took_a_slice_says_whose_uploads_it_has_and_leaves_without_the_dead() -> (
     None
 ):
