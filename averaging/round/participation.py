@@ -380,7 +380,8 @@ class Participation:
             self._note("upload_refused", peer=sender, slice=index, reason=problem)
         if self.seal is not None:
             self._try_merge(index)
-        if not self.reducer.slices[index].merging:
+        state = self.reducer.slices[index]
+        if not state.merging and state.merged is None:
             self._report(index)
 
     def _upload_failed(self, index: int, reason: str, now: float) -> None:

@@ -272,9 +272,15 @@ class Coordinator:
     def promised(self, sender: int, promise: Promise, now: float, *, uploads_until: float) -> None:
         """A voter follows this ballot. ``uploads_until``: the deadline of all uploads, whoever
         coordinates: another ballot does not give them their time once more."""
-        if self.phase is not Phase.PREPARING or promise.ballot != self.ballot:
+        if promise.ballot != self.ballot or sender not in self.commit.voters:
             return
-        if sender not in self.commit.voters:
+        if self.phase is Phase.GATHERING:
+            # Later than the majority. Its own resending may come after the deadline.
+            for slice_index, complete in promise.reports:
+                if slice_index not in self.complete:
+                    reducer = self.commit.members[sender].peer
+                    self.reported(reducer, slice_index, complete, (), now)
+        if self.phase is not Phase.PREPARING:
             return
         self.promises[sender] = promise
         if len(self.promises) < self.commit.majority:

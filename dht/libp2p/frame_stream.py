@@ -668,16 +668,16 @@ class FrameStream(asyncio.BufferedProtocol):
     def _begin_frame(self, size: int) -> bool:
         """Choose the memory for a frame: the receiver's, our own, or none yet."""
         if self._receiver is not None and not self._receiver.done():
-            if self._receiver_target is None or self._packed:
+            place = self._receiver_target
+            if place is not None and size > len(place):
+                self._break(f"a frame of {size} bytes where {len(place)} were expected")
+                return False
+            if place is None or self._packed:
                 self._kept = bytearray(size)
                 self._target = memoryview(self._kept)
-            elif size > len(self._receiver_target):
-                room = len(self._receiver_target)
-                self._break(f"a frame of {size} bytes where {room} were expected")
-                return False
             else:
                 self._kept = None
-                self._target = self._receiver_target[:size]
+                self._target = place[:size]
         elif self._acked is not None and self._queued_bytes + size <= QUEUE_MAX_BYTES:
             self._kept = bytearray(size)
             self._target = memoryview(self._kept)
@@ -814,8 +814,8 @@ def _huffman(content: memoryview) -> bytes:
 def unpacked(frame: bytearray) -> bytearray:
     """Return what ``packed`` packed. Raises ``ValueError``, whatever the bytes are."""
     size = int.from_bytes(frame[:4], "big")
-    if len(frame) < 4 or size > FRAME_MAX_BYTES:
-        raise ValueError(f"a packed frame of {size} bytes; at most {FRAME_MAX_BYTES}")
+    if not len(frame) < size <= FRAME_MAX_BYTES:  # without content, a code can be slow to read
+        raise ValueError(f"{len(frame)} packed bytes of {size}; at most {FRAME_MAX_BYTES}")
     code = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
         content = code.decompress(memoryview(frame)[4:], size + 1)

@@ -338,6 +338,19 @@ def test_another_ballot_does_not_wait_for_uploads_as_long_again() -> None:
     assert coordinator.value == here
 
 
+def test_the_report_of_a_reducer_whose_promise_comes_last_counts() -> None:
+    """It would send its report again only later, and the others' round has three seconds left."""
+    coordinator = coordinator_of(commit_of(4), ballot_of(1, voters=4, above=0), [])
+    everybody = (0, 1, 2, 3)
+
+    for index in everybody:
+        reports = ((0, everybody),) if index == 3 else ()
+        promise = said.Promise(0, coordinator.round, coordinator.ballot, None, VOID, reports)
+        coordinator.promised(index, promise, 30.0, uploads_until=15.0)
+
+    assert coordinator.value == everybody
+
+
 def sealed_by_all(commit: Commit, changes: Changes, down: set[PeerId]) -> Coordinator:
     """A coordinator that sealed everybody's uploads, with what it has sent so far forgotten."""
     coordinator = coordinator_of(commit, 0, changes, OpinionsOf(down=down))
