@@ -152,7 +152,7 @@ _CHOSEN = (Phase.SEALED, Phase.FORSWEARING, Phase.OVER)
 
 
 class Opinions(Protocol):
-    """What one peer holds of the others. Another one may see them otherwise."""
+    """A judgement of the other members. Each peer has its own."""
 
     def is_down(self, peer: PeerId, now: float) -> bool:
         """True if this peer takes another for dead."""

@@ -175,8 +175,8 @@ class HivemindDirectory:
 
         self._holders: Holders[Any] = Holders()
         self._places: Holders[tuple[Any, Any]] = Holders()
-        """Where the own records are stored: places and peers. Searching for them at each heartbeat
-        was a third of the daemon's bytes in a swarm of five, as peers answer with all records."""
+        """The places in the directory and the peers that store the own records. To search for them
+        at each heartbeat was a third of the daemon's bytes in a swarm of five."""
         self._not_nodes: dict[PeerId, float] = {}  # time until which not to ask them again
 
     @property

@@ -69,7 +69,7 @@ class Begin(msgspec.Struct, frozen=True, array_like=True):
 
     protocol: Annotated[str, msgspec.Meta(max_length=PROTOCOL_MAX)] = ""
     reads_packed: bool = False
-    """In the first one: the sender reads frames of type PACKED."""
+    """True if the sender reads packed frames; in the first request only."""
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -81,7 +81,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """Address of the dialling side as the listening side sees it; in the first answer only."""
 
     reads_packed: bool = False
-    """In the first answer: the sender reads frames of type PACKED."""
+    """True if the sender reads packed frames; in the first answer only."""
 
 
 class Punch(msgspec.Struct, frozen=True, array_like=True):
