@@ -790,11 +790,15 @@ class Leading:
     # Peers that came too late
 
     def tell_late(self, round_id: bytes, head: Head) -> Changes:
+        finished = messages.Finished(self._id.fragment, round_id, head)
+        return [Send(peer, finished) for peer in self.forget_late(round_id)]
+
+    def forget_late(self, round_id: bytes) -> list[PeerId]:
+        """Returns those that came too late for a round: it is over, or came to nothing."""
         late = [peer for peer, missed in self._late.items() if missed == round_id]
         for peer in late:
             del self._late[peer]
-        finished = messages.Finished(self._id.fragment, round_id, head)
-        return [Send(peer, finished) for peer in late]
+        return late
 
 
 def _closed(signed: SignedCommit) -> messages.Closed:

@@ -958,6 +958,7 @@ class FragmentRounds:
         if part.entry is None and part.stage is Stage.FINISHED:
             self._saw_merged(part, now)  # this peer has only led it, or reduced
         del self.rounds[part.id]
+        self.leading.forget_late(part.id)
         self._apply(part.forget(), now)
 
     # Standing

@@ -664,6 +664,26 @@ def test_a_roster_of_all_peers_is_committed_signed_and_entered() -> None:
     assert len(of(effects, Upload)) == len(enter.commit.reducers)
 
 
+def test_those_that_came_too_late_are_forgotten_with_a_round_that_comes_to_nothing() -> None:
+    rounds = leading()
+    present, absent = sorted(rounds.peers.view)
+    assert joined_as_leader(rounds)
+    rounds.handle(asks(present, standing("start")), 2.0)
+    now = 2.0
+    while rounds.own_round is None:
+        assert (deadline := rounds.deadline) is not None
+        now = max(now, deadline)
+        rounds.handle(Tick(), now)
+    rounds.handle(asks(absent, standing("start")), now)
+    assert absent in rounds.leading._late
+
+    while rounds.rounds:
+        assert (deadline := rounds.deadline) is not None
+        now = max(now + 1e-3, deadline)
+        rounds.handle(Tick(), now)
+    assert absent not in rounds.leading._late
+
+
 def joined_as_leader(rounds: FragmentRounds) -> bool:
     rounds.handle(Due(), 1.0)
     rounds.handle(Offered(offer(standing("start"))), 1.0)
