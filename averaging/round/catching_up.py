@@ -175,6 +175,7 @@ class CatchingUp:
         "_sources",
         "_told_apart_at",
         "_uncertified_since",
+        "attempts_failed",
         "began_at",
         "fellows",
         "shows_all",
@@ -207,8 +208,10 @@ class CatchingUp:
         """... the last version that it shares, ..."""
         self._rounds_apart = 0
         """... and the own rounds since, with those that failed."""
+        self.attempts_failed = 0
+        """Own attempts that led to no version, since this peer stands where it does, ..."""
         self._in_vain = 0
-        """Own attempts since then that led to no version."""
+        """... and those of them since a head was shown that is not certified."""
         self._told_apart_at = -math.inf
         """When this peer last said that it stays apart from a side that it cannot judge."""
         self.fellows: tuple[PeerId, ...] = ()
@@ -325,6 +328,7 @@ class CatchingUp:
 
     def attempt_failed(self) -> None:
         """An own attempt to get into a round led to no version."""
+        self.attempts_failed += 1
         if self._uncertified_since is not None:
             self._in_vain += 1
         self._rounds_apart += 1
@@ -332,7 +336,7 @@ class CatchingUp:
     def stands(self) -> None:
         """This peer stands elsewhere now."""
         self._uncertified_since = None
-        self._in_vain = 0
+        self.attempts_failed = self._in_vain = 0
         self._rounds_apart += 1
         self._refusals = 0
         self._refused_at = math.inf

@@ -219,7 +219,6 @@ class FragmentRounds:
         "_asked_again",
         "_begun_at_step",
         "_effects",
-        "_failed_attempts",
         "_id",
         "_is_ending",
         "_not_entered",
@@ -294,8 +293,6 @@ class FragmentRounds:
         """Rounds that this incarnation has never entered and never will; ``True``: their rosters
         name it, so that it is known to have accepted no seal."""
         self.closed_version = version
-        self._failed_attempts = 0
-        """Attempts since this peer stands where it does that led to no version."""
         self._shown_version = version
         """The newest version of a certified head that another peer showed."""
         self.several_groups_version: int | None = None
@@ -971,7 +968,6 @@ class FragmentRounds:
             # A newcomer's work begins here as well.
             self.fresh_version, self.fresh_at = standing.version, now
         if before is None or standing.lineage != before.lineage:
-            self._failed_attempts = 0
             self.joining.forget_failed_joins()
             self.catching_up.stands()
         self.standing = self.certificates.standing = standing
@@ -992,8 +988,7 @@ class FragmentRounds:
     def _attempt_failed(self, now: float) -> None:
         self.pace.retry_later(now)
         self.catching_up.attempt_failed()
-        self._failed_attempts += 1
-        if self._failed_attempts >= ATTEMPTS_IN_VAIN:
+        if self.catching_up.attempts_failed >= ATTEMPTS_IN_VAIN:
             # Dealt by a closing that is too old, it would look for a group of its own for ever. And
             # by a version that colluders invented as well, so it is soon passed.
             shown = min(self._shown_version, self._next_version + self._id.policy.stale_max)

@@ -275,16 +275,22 @@ class Coordinator:
         if promise.ballot != self.ballot or sender not in self.commit.voters:
             return
         if self.phase is Phase.GATHERING:
-            # Later than the majority. Its own resending may come after the deadline.
-            for slice_index, complete in promise.reports:
-                if slice_index not in self.complete:
-                    reducer = self.commit.members[sender].peer
-                    self.reported(reducer, slice_index, complete, (), now)
-        if self.phase is not Phase.PREPARING:
-            return
-        self.promises[sender] = promise
-        if len(self.promises) < self.commit.majority:
-            return
+            self._promised_late(sender, promise, now)
+        elif self.phase is Phase.PREPARING:
+            self.promises[sender] = promise
+            if len(self.promises) >= self.commit.majority:
+                self._begin_ballot(uploads_until, now)
+
+    def _promised_late(self, sender: int, promise: Promise, now: float) -> None:
+        """Count the reports of a reducer that was not among the first majority, as if it had sent
+        them now: its own resending may come after the deadline."""
+        reducer = self.commit.members[sender].peer
+        for slice_index, complete in promise.reports:
+            if slice_index not in self.complete:
+                self.reported(reducer, slice_index, complete, (), now)
+
+    def _begin_ballot(self, uploads_until: float, now: float) -> None:
+        """A majority follows this ballot: continue with its accepted seal, or gather reports."""
         best: Promise | None = None
         for _, other in sorted(self.promises.items()):
             if other.accepted_ballot is not None and (

@@ -28,7 +28,7 @@ from dht.records import RUN_FILE_MAX_BYTES, Rejected, RunRecord, file_key, seal
 from peer.agent.active_peer import ActivePeer, lacks, make_averager
 from peer.agent.keeper import Keeper, behind
 from peer.agent.local_peer import PeerSettings
-from peer.agent.online_peer import OnlinePeer, go_online
+from peer.agent.online_peer import GREETED_MAX, OnlinePeer, go_online
 from peer.guest.enforcement import Guest
 from peer.rules.ending import Ending
 from peer.run_file.reading import parse
@@ -120,7 +120,7 @@ def test_who_leaves_does_not_wait_for_merges_in_a_run_that_its_owner_has_paused(
     run(main())
 
 
-def test_who_leaves_says_hello_to_the_keepers_at_once(
+def test_who_leaves_says_hello_to_the_keepers_at_once_and_not_to_any_number_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     greeted: list[PeerId] = []
@@ -136,9 +136,13 @@ def test_who_leaves_says_hello_to_the_keepers_at_once(
             async with asyncio.TaskGroup() as tasks:
                 await ActivePeer(online, averager).run(tasks, {})
 
-    members = [member(role="keeper"), replace(member(role="learner"), peer=PeerId("clara"))]
+    members = [replace(member(role="learner"), peer=PeerId("clara"))]
+    members += [
+        replace(member(role="keeper"), peer=PeerId(f"keeper {number}"))
+        for number in range(GREETED_MAX + 1)
+    ]
     run(main())
-    assert greeted == [members[0].peer]
+    assert greeted == [each.peer for each in members[1 : 1 + GREETED_MAX]]
 
 
 def incarnation_of_a_life(directory: Path) -> int:

@@ -335,14 +335,20 @@ def test_a_peer_that_begins_to_rest_offers_its_work_until_it_is_merged_or_patien
     virtual_run(live())
 
 
+@pytest.mark.parametrize("why", ["volume", "orders"])
 def test_who_rests_because_its_volume_is_used_or_the_run_is_paused_offers_nothing_again(
-    made: tuple[LocalPeer, Hearing],
+    made: tuple[LocalPeer, Hearing], why: str
 ) -> None:
     local, trainer = made
 
     async def live() -> None:
         trainer.pending, rest = 7, OwnersRest(local)
-        local.paused = "its owner has paused it"
+        assert not rest.obey()
+        if why == "orders":
+            local.paused = "its owner has paused it"
+        else:
+            write_limits(local.directory, Limits(month_bytes=1_000_000))
+            await local.guest.up.pass_through(1_000_000)
         assert rest.obey() and not rest.hands_over
         await asyncio.sleep(2.0)
         assert rest.is_away()
