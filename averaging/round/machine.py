@@ -664,7 +664,7 @@ class FragmentRounds:
                 self._heard_of(message.head, now)
                 signed = self.catching_up.sign_for(sender, message.head, self._situation(now), now)
                 return [*signed, transitions.Compare(sender, message.head)]
-            case messages.Bits() | messages.Accused() | messages.Directed():
+            case messages.Bits() | messages.Accused() | messages.Directed() | messages.Suspected():
                 return [transitions.Count(f"{type(message).__name__.lower()}_is_the_owners")]
             case messages.Finished():
                 self._heard_of(message.head, now)
