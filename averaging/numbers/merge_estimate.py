@@ -26,13 +26,16 @@ DIFFERENCE_MAX = 0.01
 """Norm of the difference of a unit's merged displacement, as a share of its norm."""
 MEMORY_MAX = 1 << 23
 """Values of all contributions in memory at once: 32 MB. More contributions are merged instead."""
+UNIT_MIN = 4096
+"""Mean size of units below which many are merged together as fast as they are estimated."""
 COLUMNS = 1024
 """Values whose products are added up in single precision."""
 
 
-def can_estimate(rule: MergeRule, contributions: int) -> bool:
-    """True if an estimate is cheaper than a merge by this rule."""
-    return isinstance(rule, CenteredClip) and contributions * TILE <= MEMORY_MAX
+def can_estimate(rule: MergeRule, contributions: int, sizes: Sequence[int]) -> bool:
+    """True if an estimate is cheaper than a merge by this rule: it takes one unit at a time."""
+    large = sum(sizes) >= UNIT_MIN * len(sizes)
+    return isinstance(rule, CenteredClip) and large and contributions * TILE <= MEMORY_MAX
 
 
 def is_like(
