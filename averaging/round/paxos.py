@@ -87,17 +87,18 @@ def is_void(
     said_by: set[PeerId],
     verify: Callable[[PeerId, bytes, bytes], bool],
 ) -> bool:
-    """True if a round is void: a majority's votes or vows, its coordinator or most voters say so.
+    """True if a round is void: a majority's votes or vows, its leader or most voters say so.
 
-    A coordinator can make a round void as it likes before a seal is chosen; a plain member cannot,
-    and after it a majority must have forsworn the round. Members that heard of it from a
-    coordinator that is gone may say so; fewer than a majority would be half of a group of four, and
-    work that they deny would be merged twice. ``said_by``: the peers that have said so, to which
-    the sender is added.
+    A leader can make its round void as it likes before a seal is chosen; a plain member cannot, and
+    after it a majority must have forsworn the round. Each voter has ballots of its own, so the word
+    of a later coordinator is a member's: a seal may have been chosen before. Members that heard of
+    it from a coordinator that is gone may say so; fewer than a majority would be half of a group of
+    four, and work that they deny would be merged twice. ``said_by``: the peers that have said so,
+    to which the sender is added.
     """
     if message.votes or message.forsworn:
         return is_chosen(commit, message, verify)
-    if owner_of(message.ballot, commit) == sender:
+    if message.ballot == 0 and sender == commit.leader:
         return True
     if commit.index(sender) not in commit.voters:
         return False
