@@ -57,7 +57,7 @@ class _Lie:
 
 class _Void(_Lie):
     def __call__(self, liar: PeerId, round_id: bytes, commit: Commit, ballot: int) -> None:
-        self.swarm.truth.coverage["said void in a later ballot"] += 1
+        self.swarm.truth.coverage["said void"] += 1
         chance = self.chatter.rng.choice((0.3, 1.0))
         self.tell(
             liar,
@@ -101,6 +101,24 @@ def void_in_later_ballots(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
     _on_commit(swarm, chatter, _Void(swarm, chatter))
 
 
+def void_rounds_of_their_own(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
+    """As leaders they tell all or some members that the round is void, and go on with the rest."""
+    lie, overhear = _Void(swarm, chatter), swarm.on_send
+    assert overhear is not None
+    told: set[bytes] = set()
+
+    def see(sender: PeerId, to: PeerId, message: Message) -> bool:
+        if isinstance(message, said.Committed) and sender in swarm.liars:
+            commit, round_id = decode_commit(message.commit), digest(message.commit)
+            if round_id not in told:
+                told.add(round_id)
+                after_s = chatter.rng.expovariate(1.0)
+                swarm.heap.call_in(after_s, lie, sender, round_id, commit, 0)
+        return overhear(sender, to, message)
+
+    swarm.on_send = see
+
+
 def usurp_rounds(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
     """They propose seals of their own making in later ballots, with promises or without."""
     _on_commit(swarm, chatter, _Usurp(swarm, chatter))
@@ -118,6 +136,7 @@ def have_rounds_forsworn(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
 
 BEHAVIOURS: tuple[Behaviour, ...] = (
     void_in_later_ballots,
+    void_rounds_of_their_own,
     usurp_rounds,
     reassign_in_later_ballots,
     have_rounds_forsworn,
