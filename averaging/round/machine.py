@@ -90,7 +90,7 @@ until it is answered or its deadline comes, and a repeat changes nothing.
    Votes are signed: a seal counts with those of a majority, whoever shows them. They are sent
    with the seal, so a certificate is complete before any member merges: it does not matter who
    dies afterwards. A void round has the votes for the empty seal, or it is believed from the
-   owner of its ballot, who could have it chosen, or from a majority of the voters.
+   leader, who could have had it chosen, or from a majority of the voters.
 1. *One seal.* The seal is single-decree Paxos among the roster. Ballot 0 belongs to the leader
    alone, and a leader that restarted is another incarnation, which knows nothing of the round. The
    same holds for an acceptor: after a restart it answers ``Declined`` and never votes again. Any
