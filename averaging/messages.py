@@ -563,39 +563,20 @@ class Directed(_Message, frozen=True):
     directive: Annotated[bytes, Meta(max_length=DIRECTIVE_MAX_BYTES)]
 
 
+class Suspected(_Message, frozen=True):
+    """Notice that the sender's spot checks of a peer have failed. It proves nothing: whoever checks
+    contributions, too, looks at that peer's next. The fragment means nothing."""
+
+    peer: Peer
+
+
 Message: TypeAlias = (
-    Join
-    | Noted
-    | Redirect
-    | Call
-    | Coming
-    | Pass
-    | Withdraw
-    | NoQuorum
-    | Refused
-    | Committed
-    | Declined
-    | Behind
-    | Compare
-    | Closed
-    | Finished
-    | Void
-    | Report
-    | Reassign
-    | Missing
-    | Prepare
-    | Promise
-    | Outbid
-    | Propose
-    | Accepted
-    | Sealed
-    | Forswear
-    | Forsworn
-    | Ask
-    | Bits
-    | Accused
-    | Directed
-)
+    Join | Noted | Redirect | Call | Coming | Pass | Withdraw | NoQuorum | Refused
+    | Committed | Declined | Behind | Compare | Closed | Finished | Void
+    | Report | Reassign | Missing
+    | Prepare | Promise | Outbid | Propose | Accepted | Sealed | Forswear | Forsworn | Ask
+    | Bits | Accused | Directed | Suspected
+)  # fmt: skip
 
 OWN = "own"
 MERGED = "merged"
@@ -651,6 +632,9 @@ _SINCE: dict[type[Any], tuple[tuple[str, int], ...]] = {
 }
 """Fields that are newer than the oldest protocol spoken, each with the number that brought it. They
 are the last of their class, in this order. In the form of an older number they are left out."""
+
+MESSAGES_SINCE: Final[dict[type[Any], int]] = {Suspected: 2}
+"""Messages that are newer than the oldest protocol spoken: peers of an older one are sent none."""
 
 _encoder = msgspec.msgpack.Encoder()
 _messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
@@ -832,6 +816,8 @@ def _decode(data: bytes, decoder: msgspec.msgpack.Decoder[_T], spoken: protocol.
         message = decoder.decode(memoryview(data)[1:])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadMessage(str(error)) from error
+    if MESSAGES_SINCE.get(type(message), oldest) > data[0]:
+        raise BadMessage(f"a message of protocol {data[0]} that came with a later one")
     for field, since in _SINCE.get(type(message), ()):
         if since > data[0] and getattr(message, field):
             raise BadMessage(f"{field} is of protocol {since}, the message of {data[0]}")

@@ -11,6 +11,10 @@ together. Auditing a piece costs the uploads of that piece, and uploads are half
 moves: a rate of a tenth costs a twentieth. A reducer that lies in one piece of each round is found
 after ten rounds on average in a group of two, after ten and a half in one of 16, where two members
 may draw the same piece; one that lies in all of a slice of k pieces is found k times as soon.
+
+An audit asks for a merge that is about right, and one in ten for the exact bytes, where the rule is
+so costly that this pays (``averaging.numbers.merge_estimate``). A reducer whose merges differ by
+less than the estimate tells, a hundredth of a unit's displacement, is found after a hundred rounds.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from collections.abc import Mapping
 
 import blake3
 
+EXACT_SHARE = 0.1
+"""Share of the audits that merge to the bit, whatever that costs."""
 _SCALE = float(1 << 64)
 
 
@@ -45,3 +51,13 @@ def drawn(ticket: bytes, pieces: Mapping[int, int], *, chance: float) -> list[tu
             if int.from_bytes(hasher.digest(8), "big") < chance * _SCALE:
                 found.append((slice_index, piece))
     return found
+
+
+def exact_text(audit: bytes) -> bytes:
+    """Return what a member signs to draw whether it makes an audit exactly. ``audit``: its name."""
+    return b"shoal exact audit 1 " + audit
+
+
+def is_exact(ticket: bytes) -> bool:
+    """``ticket``: the owner's signature under ``exact_text``."""
+    return int.from_bytes(blake3.blake3(ticket).digest(8), "big") < EXACT_SHARE * _SCALE

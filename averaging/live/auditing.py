@@ -467,8 +467,9 @@ class Auditing:
     async def _try(self, inquiry: Inquiry) -> bool:
         """Judge what is here. ``True``: there is nothing left to ask."""
         proof = inquiry.proof()
+        exact = selection.is_exact(self._sign(selection.exact_text(proof.digest)))
         try:
-            guilty = await self._threads.run(self._check, proof)
+            guilty = await self._threads.run(self._check, proof, exact)
         except Right:
             self.counters["audits"] += 1
             return True
@@ -478,8 +479,8 @@ class Auditing:
         self.convict(guilty, proof)
         return True
 
-    def _check(self, proof: Proof) -> Guilty:
-        return check(proof, self._court, self._threads.scratch())
+    def _check(self, proof: Proof, exact: bool = True) -> Guilty:
+        return check(proof, self._court, self._threads.scratch(), exact=exact)
 
     def compare(self, parts: Parts, index: int, source: Claim, shown: Claim) -> None:
         """A member shows another upload than the one that was merged: perhaps it signed both."""

@@ -616,21 +616,19 @@ class Averager:
     def others(self) -> tuple[PeerId, ...]:
         """The live peers in view."""
         now, me = self.now(), self.life.peer
-        return tuple(
-            sorted(peer for peer, seen in self.view.items() if peer != me and seen.is_live(now))
-        )
+        live = (peer for peer, seen in self.view.items() if peer != me and seen.is_live(now))
+        return tuple(sorted(live))
 
     def uploads_of(self, round_id: bytes) -> Uploads | None:
-        for work in self._works:
-            if round_id in work.exchanges:
-                return work.exchanges[round_id].parts.uploads
-        return None
+        found = (work.exchanges.get(round_id) for work in self._works)
+        return next((each.parts.uploads for each in found if each is not None), None)
 
     def send(self, peer: PeerId, message: Message) -> None:
         """Send a message in the form that its receiver speaks; the oldest one to a stranger."""
         seen = self.view.get(peer)
         number = OLDEST if seen is None else min(seen.protocol, NEWEST)
-        self.transport.send(peer, said.encode(message, number))
+        if said.MESSAGES_SINCE.get(type(message), OLDEST) <= number:
+            self.transport.send(peer, said.encode(message, number))
 
     def addresses_of(self, peer: PeerId) -> Sequence[Multiaddr]:
         return self.fetcher.addresses(peer)
@@ -777,6 +775,9 @@ class Averager:
             return
         if isinstance(message, said.Accused):
             self.audits.heard_of(peer, message)
+            return
+        if isinstance(message, said.Suspected) and self.spot_checks is not None:
+            self.spot_checks.heard_of(peer, message)
             return
         self.audits.sees(peer, message)
         work = self._work(message.fragment)

@@ -27,6 +27,7 @@ from averaging.audit.spot_checks import REFUSED, SpotChecks
 from averaging.live.auditing import WORLD, Around, Auditing, NotHere
 from averaging.live.parts import Parts
 from averaging.live.threads import Threads
+from averaging.messages import Suspected
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk
 from dht.identity import PeerId, verify
@@ -200,6 +201,20 @@ class SpotChecking:
             self.counters["spot_checks_failed"] += 1
             strikes = self._checks.strikes_of(author, now)
             self._around.event("spot_check_failed", fragment=fragment, **told, strikes=strikes)
+            self._name(author, now)
+
+    def _name(self, author: PeerId, now: float) -> None:
+        """Tell the others whom this peer suspects, if it has reason enough."""
+        if self._checks.names(author, now):
+            self.counters["peers_named"] += 1
+            for peer in self._around.others:
+                if peer != author:
+                    self._around.send(peer, Suspected(0, author))
+
+    def heard_of(self, sender: PeerId, message: Suspected) -> None:
+        """Another peer suspects somebody: the next check is of that one, if it may be told."""
+        if sender not in self._audits.convicted:
+            self._checks.named(message.peer, sender, self._around.now())
 
     def _evaded(self, author: PeerId, fragment: int, reason: str) -> None:
         self._checks.evaded(author, self._around.now())

@@ -23,6 +23,7 @@ from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.columns import Columns, Displacements, shares_by_heads
 from averaging.numbers.merge import merge_encoded, rule_named
+from averaging.numbers.merge_estimate import can_estimate, is_like
 from averaging.numbers.outer import Nesterov, step_encoded
 
 
@@ -146,6 +147,20 @@ class MergeNumbers:
             out,
             scratch,
             into=(self.up if again else self.down).codec,
+        )
+
+    def is_like(
+        self,
+        chunk: Chunk,
+        payloads: Sequence[memoryview],
+        weights: Sequence[float],
+        merged: memoryview,
+        scratch: Scratch,
+    ) -> bool:
+        """Return whether ``merged`` is about what ``merge`` gives. ``False`` says nothing."""
+        up, down = self.up.codec, self.down.codec
+        return can_estimate(self._rule, len(payloads), chunk.sizes) and is_like(
+            up, payloads, weights, chunk.sizes, merged, scratch, into=down
         )
 
     def step(

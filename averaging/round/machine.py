@@ -49,7 +49,7 @@ what machines do.)
     JOINING   -> IDLE      Behind OrdersChanged
     PROMISED  -> JOINING   Redirect Refused Call Join Tick PeerSilent
     PROMISED  -> ENTERED   Committed StreamOpened Join Pass LinkLost Tick
-    PROMISED  -> CATCHING  Behind Call Compare Finished Join Tick
+    PROMISED  -> CATCHING  Behind Call Compare Finished Join Pass Tick
     PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
     PROMISED  -> IDLE      Committed StreamOpened OrdersChanged
     ENTERED   -> IDLE      Applied Void Forswear Declined Withdraw MergedArrived SliceMerged Tick
@@ -90,7 +90,7 @@ until it is answered or its deadline comes, and a repeat changes nothing.
    Votes are signed: a seal counts with those of a majority, whoever shows them. They are sent
    with the seal, so a certificate is complete before any member merges: it does not matter who
    dies afterwards. A void round has the votes for the empty seal, or it is believed from the
-   owner of its ballot, who could have it chosen, or from a majority of the voters.
+   leader, who could have had it chosen, or from a majority of the voters.
 1. *One seal.* The seal is single-decree Paxos among the roster. Ballot 0 belongs to the leader
    alone, and a leader that restarted is another incarnation, which knows nothing of the round. The
    same holds for an acceptor: after a restart it answers ``Declined`` and never votes again. Any
@@ -661,7 +661,7 @@ class FragmentRounds:
                 self._heard_of(message.head, now)
                 signed = self.catching_up.sign_for(sender, message.head, self._situation(now), now)
                 return [*signed, transitions.Compare(sender, message.head)]
-            case messages.Bits() | messages.Accused() | messages.Directed():
+            case messages.Bits() | messages.Accused() | messages.Directed() | messages.Suspected():
                 return [transitions.Count(f"{type(message).__name__.lower()}_is_the_owners")]
             case messages.Finished():
                 self._heard_of(message.head, now)

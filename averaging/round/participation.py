@@ -50,6 +50,7 @@ from averaging.round.inputs import (
     UploadFailed,
 )
 from averaging.round.neighbourhood import Neighbourhood
+from averaging.round.outcomes import is_chosen, is_void
 from averaging.round.paxos import (
     VOID,
     Acceptor,
@@ -59,8 +60,6 @@ from averaging.round.paxos import (
     ballot_of,
     expected_of,
     is_backed,
-    is_chosen,
-    is_void,
     owner_of,
 )
 from averaging.round.reducer import Reducer
@@ -569,6 +568,8 @@ class Participation:
         self._follow(message.ballot, now)
         known = self.reducers[message.slice] == message.reducer
         if sender != self._id.me and known:
+            if message.reducer == self._id.me and self.stage is Stage.UPLOADING:
+                self._report(message.slice)
             return True
         self.reducers[message.slice] = message.reducer
         if message.reducer == self._id.me and self.reducer.take(message.slice):
@@ -580,12 +581,8 @@ class Participation:
                 self._emit(Answer(self.id, message.slice))
             elif self.seal is None:
                 self._report(message.slice)
-        if self.entry is not None and self.stage in (
-            Stage.UPLOADING,
-            Stage.SEALED,
-            Stage.APPLYING,
-            Stage.FINISHED,
-        ):
+        has_it = self.is_open or self.stage is Stage.FINISHED
+        if self.entry is not None and has_it:
             self.tries.pop(message.slice, None)
             if self.digests[message.slice] is None or message.reducer != self._id.me:
                 self._upload(message.slice)

@@ -12,7 +12,6 @@ before it is dead.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol
 
@@ -57,52 +56,6 @@ def owner_of(ballot: int, commit: Commit) -> PeerId:
         return commit.leader
     voters = commit.voters
     return commit.members[voters[(ballot - 1) % len(voters)]].peer
-
-
-def is_chosen(
-    commit: Commit, message: Sealed | Void, verify: Callable[[PeerId, bytes, bytes], bool]
-) -> bool:
-    """True if a message shows the votes of a majority of the voters for its seal.
-
-    A void round that was forsworn shows the vows of a majority instead.
-    """
-    if isinstance(message, Sealed):
-        said = vote(message.round, message.ballot, message.seal)
-    elif message.forsworn:
-        said = vow(message.round)
-    else:
-        said = vote(message.round, message.ballot, VOID)
-    voted = {
-        index
-        for index, signature in message.votes
-        if index in commit.voters and verify(commit.members[index].peer, said, signature)
-    }
-    return len(voted) >= commit.majority
-
-
-def is_void(
-    commit: Commit,
-    message: Void,
-    sender: PeerId,
-    said_by: set[PeerId],
-    verify: Callable[[PeerId, bytes, bytes], bool],
-) -> bool:
-    """True if a round is void: a majority's votes or vows, its coordinator or most voters say so.
-
-    A coordinator can make a round void as it likes before a seal is chosen; a plain member cannot,
-    and after it a majority must have forsworn the round. Members that heard of it from a
-    coordinator that is gone may say so; fewer than a majority would be half of a group of four, and
-    work that they deny would be merged twice. ``said_by``: the peers that have said so, to which
-    the sender is added.
-    """
-    if message.votes or message.forsworn:
-        return is_chosen(commit, message, verify)
-    if owner_of(message.ballot, commit) == sender:
-        return True
-    if commit.index(sender) not in commit.voters:
-        return False
-    said_by.add(sender)
-    return len(said_by) >= min(commit.majority, len(commit.voters) - 1)
 
 
 class Acceptor:
@@ -313,6 +266,7 @@ class Coordinator:
         for slice_index, reducer in enumerate(self.reducers):
             if reducer not in promised and self._is_down(reducer, now):
                 self._reassign(slice_index, f"{reducer} is dead", now)
+        self._call_reducers()
         self.consider(now)
 
     def reported(
@@ -507,6 +461,7 @@ class Coordinator:
                     self._reassign(slice_index, f"{reducer} is dead", now)
                 elif self.reassigned.get(slice_index):
                     self._send_reassigned(slice_index)
+            self._call_reducers()
             for index, entry in enumerate(self.commit.members):
                 if self._is_down(entry.peer, now):
                     self.gone.setdefault(index, DEAD)
@@ -674,12 +629,20 @@ class Coordinator:
             if index not in self.accepted:
                 self._send(self.commit.members[index].peer, message)
 
+    def _call_reducers(self) -> None:
+        """Name a later ballot to reducers without a vote, whom nobody asks for a promise."""
+        voters = {self.commit.members[index].peer for index in self.commit.voters}
+        for slice_index, reducer in enumerate(self.reducers):
+            if self.ballot and slice_index not in self.complete and reducer not in voters:
+                self._send(reducer, self._reassigned(slice_index))
+
     def _send_reassigned(self, slice_index: int) -> None:
-        message = Reassign(
-            self.commit.fragment, self.round, self.ballot, slice_index, self.reducers[slice_index]
-        )
         for peer in all_peers_of(self.commit, self.reducers):
-            self._send(peer, message)
+            self._send(peer, self._reassigned(slice_index))
+
+    def _reassigned(self, slice_index: int) -> Reassign:
+        reducer = self.reducers[slice_index]
+        return Reassign(self.commit.fragment, self.round, self.ballot, slice_index, reducer)
 
     def _send_forswear(self) -> None:
         for index, entry in enumerate(self.commit.members):

@@ -284,7 +284,8 @@ class NodeAudits:
         """Judge what is here. ``True``: there is nothing left to ask."""
         proof = inquiry.proof()
         try:
-            guilty = check(proof, self._means.court)
+            exact = selection.is_exact(self._means.sign(selection.exact_text(proof.digest)))
+            guilty = check(proof, self._means.court, exact=exact)
         except Right:
             self.audited += 1
             return True

@@ -125,6 +125,7 @@ EXAMPLES: tuple[Message, ...] = (
     said.Bits(3, ROUND, bytes(32)),
     said.Accused(0, bytes(32), BORIS),
     said.Directed(3, b"a directive of the run's owner"),
+    said.Suspected(0, BORIS),
 )
 
 
@@ -136,7 +137,9 @@ def golden_file(number: int) -> Path:
 def golden_lines(number: int) -> list[str]:
     """The examples in the form of a protocol number, with whatever it can say."""
     lines = [
-        f"{type(example).__name__} {said.encode(example, number).hex()}" for example in EXAMPLES
+        f"{type(example).__name__} {said.encode(example, number).hex()}"
+        for example in EXAMPLES
+        if said.MESSAGES_SINCE.get(type(example), number) <= number
     ]
     for commit in (COMMIT, NEWEST, COMMIT_2):
         if commit.protocol <= number:

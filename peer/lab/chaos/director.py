@@ -42,6 +42,11 @@ class Director:
     def over(self) -> bool:
         return len(self.done) == len(self._acts)
 
+    def until(self, end_s: float) -> list[Act]:
+        """The acts until the swarm ended, which may be in the middle of the last one."""
+        going_on = [] if self._now is None else [replace(self._now, ends_s=end_s)]
+        return [*self.done, *going_on]
+
     def turn(self) -> None:
         now = self._swarm.now()
         if self.over or now < self._next_s or self._is_awaited(now):

@@ -226,7 +226,7 @@ def run_scenario(
             quiet_s=quiet_s,
             ended_s=ended_s,
             others_share=others_share,
-            acts=director.done if scenario.lies else (),
+            acts=director.until(ended_s) if scenario.lies else (),
             sizes=() if resizer is None else resizer.done,
         )
 

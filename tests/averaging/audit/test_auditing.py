@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import blake3
 import msgspec
 import pytest
 
@@ -154,3 +155,9 @@ def test_claims_and_statements_are_read_as_they_were_written_and_others_are_refu
     for data in (b"", bytes(600), encode_statement(claims[0].statement) + b"\0"):
         with pytest.raises(BadMessage):
             decode_statement(data)
+
+
+def test_one_audit_in_ten_is_exact() -> None:
+    tickets = (blake3.blake3(bytes([n % 256, n // 256])).digest() for n in range(4000))
+    exact = sum(map(selection.is_exact, tickets))
+    assert 0.08 < exact / 4000 < 0.12

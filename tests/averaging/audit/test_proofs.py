@@ -25,6 +25,8 @@ from averaging.audit.proofs import (
     size_of_data,
 )
 from averaging.messages import BadMessage
+from averaging.numbers import merge_estimate
+from averaging.numbers.arithmetic import MergeNumbers
 from averaging.numbers.codecs import codec_names
 from averaging.numbers.merge import rule_names
 from tests.averaging.audit.audited_rounds import (
@@ -68,6 +70,35 @@ def test_a_right_merge_convicts_nobody_and_a_false_one_its_reducer(name: str) ->
     proof = round_.proof(round_.audit(first))
     assert check(proof, COURT) == Guilty(ACCUSED, "merged slice 0 falsely")
     assert size_of_data(proof.head, COURT) == len(proof.data)
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_an_audit_that_is_not_exact_convicts_the_same_of_a_false_merge(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(merge_estimate, "UNIT_MIN", 0)
+    round_ = Round(ROUNDS[name])
+    right = round_.right()
+
+    with pytest.raises(Right):
+        check(round_.proof(round_.audit(right)), COURT, exact=False)
+    codes = bytes(each ^ 0x15 for each in right[8:40])
+    false = round_.proof(round_.audit(right[:8] + codes + right[40:]))
+    assert check(false, COURT, exact=False) == check(false, COURT)
+
+
+def test_an_audit_that_is_not_exact_merges_nothing_where_an_estimate_is_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(merge_estimate, "UNIT_MIN", 0)
+    round_ = Round(ROUNDS["centered_clip"])
+    proof = round_.proof(round_.audit(round_.right()))
+    monkeypatch.delattr(MergeNumbers, "merge")
+
+    with pytest.raises(Right, match="about right"):
+        check(proof, COURT, exact=False)
+    with pytest.raises(AttributeError):
+        check(proof, COURT)
 
 
 @pytest.mark.parametrize("kind", ["merge", "meld"])

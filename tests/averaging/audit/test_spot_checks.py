@@ -211,3 +211,89 @@ def test_checks_are_spread_over_cycles() -> None:
 def test_checks_want_a_distance() -> None:
     with pytest.raises(ValueError, match="every_steps is 0"):
         SpotChecks(Strikes(), every_steps=0, random=random.Random(0).random)
+
+
+def named_by(made: SpotChecks, *namers: PeerId) -> None:
+    for each in namers:
+        made.named(BORIS, each, 0.0)
+
+
+def test_two_failures_name_a_peer_to_others() -> None:
+    made = usually(0.1)
+    assert not made.checked(BORIS, 2.0, 2.2, 0.0)
+    assert not made.names(BORIS, 0.0), "one may be chance"
+    assert not made.checked(BORIS, 2.0, 2.2, 1.0)
+    assert made.names(BORIS, 1.0)
+
+
+def test_who_is_named_by_another_is_checked_once_beside_the_usual_checks() -> None:
+    made = usually(0.1)
+    assert made.draw((ANNA,), 0, 0.0) == ANNA
+    named_by(made, CLARA)
+    assert made.draw((ANNA,), 1, 0.0) is None, "it is not in this round"
+    assert made.draw(ALL, 1, 0.0) == BORIS
+    assert made.checked(BORIS, 2.0, 1.9, 0.0)
+    assert made.draw(ALL, 2, 0.0) is None
+    assert made.strikes_of(BORIS, 0.0) == 0.0, "a word is no failure"
+
+
+def test_words_of_others_double_the_checks_at_most() -> None:
+    made = usually(0.1)
+    drawn = 0
+    for step in range(100):
+        for each in (ANNA, BORIS):
+            made.named(each, CLARA, 0.0)
+        drawn += made.draw(ALL, step, 0.0) is not None
+    assert drawn == 20
+
+
+def test_who_names_peers_that_then_pass_is_heard_no_more_for_a_while() -> None:
+    made = usually(0.1)
+    for step in (0, 10):
+        named_by(made, CLARA)
+        assert made.draw(ALL, step, 0.0) == BORIS
+        assert made.checked(BORIS, 2.0, 1.9, 0.0)
+        assert made.draw(ALL, step, 0.0) is not None
+    named_by(made, CLARA)
+    assert made.draw((BORIS,), 19, 0.0) is None
+    named_by(made, ANNA)
+    assert made.draw((BORIS,), 20, 0.0) == BORIS, "others are heard"
+    made.named(BORIS, CLARA, 7200.0)
+
+
+def test_who_is_named_rightly_fails_here_and_its_namers_stay_credible() -> None:
+    made = usually(0.1)
+    for _ in range(5):
+        named_by(made, CLARA)
+        assert not made.checked(BORIS, 2.0, 2.2, 0.0)
+    assert made.refuses(BORIS, 0.0)
+    made.named(ANNA, CLARA, 0.0)
+    assert made.draw(ALL, 1, 0.0) == ANNA
+
+
+def test_nobody_is_checked_because_it_names_itself() -> None:
+    made = usually(0.1)
+    assert made.draw((ANNA,), 0, 0.0) == ANNA
+    named_by(made, BORIS)
+    assert made.draw(ALL, 1, 0.0) is None
+
+
+def falls_beside_accomplices(count: int) -> SpotChecks:
+    """Four contributions of each of eight authors; those of the first ones are bad."""
+    made, _ = checks()
+    others = [PeerId(f"peer-{number}") for number in range(8)]
+    for number in range(4 * len(others)):
+        author, hours = others[number % 8], 3600.0 * number
+        bad = author in others[:count]
+        made.checked(author, 2.0, 2.2 if bad else 1.9, hours)
+    return made
+
+
+def test_two_accomplices_of_ten_shield_nobody() -> None:
+    """With one author left out, the falls of the other one were so many that nobody failed."""
+    assert not falls_beside_accomplices(2).checked(BORIS, 2.0, 2.15, 1e9)
+
+
+def test_accomplices_of_more_than_a_third_shield_another() -> None:
+    """With four of ten against it no rule can tell who is honest."""
+    assert falls_beside_accomplices(3).checked(BORIS, 2.0, 2.15, 1e9)

@@ -19,6 +19,7 @@ from averaging.audit.spot_checks import REFUSED
 from averaging.live.evidence import Evidence
 from averaging.live.exchange import Exchange
 from averaging.live.spot_checking import Losses, OtherData, Trial
+from averaging.messages import Suspected
 from averaging.rules.mixing import MixingPolicy
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
@@ -195,6 +196,46 @@ def test_a_leader_that_refuses_a_peer_leaves_its_work_out_whoever_reduces(
             assert {each["peer"] for each in anna.told("not_proposed")} == {MALLORY}
             assert REFUSED in reasons_of([anna])
             made.check()
+
+    run(main())
+
+
+def test_who_hears_of_a_suspect_checks_it_without_having_drawn_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Boris draws nobody itself, and looks at one of those that others name."""
+    poison(monkeypatch)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna, boris, *_ = peers = await checking(made, *NAMES, "mallory")
+            assert boris.averager.spot_checks is not None
+            checks = boris.averager.spot_checks._checks
+            checks._drawn_at, checks._every_steps = 0.0, 10**6
+            await made.live(110.0)
+            assert anna.averager.counters()["peers_named"] > 0
+            assert {e["peer"] for e in boris.told("spot_check_failed")} == {MALLORY}
+            assert checks.strikes_of(MALLORY, boris.averager.now()) > 0.0
+            assert not any(checks.strikes_of(each.id, boris.averager.now()) for each in peers[:3])
+            made.check()
+
+    run(main())
+
+
+def test_a_peer_of_an_older_protocol_is_told_of_no_suspects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna, boris = await checking(made, *NAMES[:2])
+            await made.live(10.0)
+            sent: list[bytes] = []
+            monkeypatch.setattr(anna.averager.transport, "send", lambda to, data: sent.append(data))
+            for number in (1, 2):
+                seen = replace(anna.averager.view[boris.id], protocol=number)
+                monkeypatch.setitem(anna.averager.view, boris.id, seen)
+                anna.averager.send(boris.id, Suspected(0, MALLORY))
+                assert len(sent) == number - 1
 
     run(main())
 

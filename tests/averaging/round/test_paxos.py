@@ -12,14 +12,13 @@ import pytest
 from averaging import messages as said
 from averaging.messages import Commit, Entry, Message
 from averaging.round.effects import Note, Send
+from averaging.round.outcomes import is_chosen, is_void
 from averaging.round.paxos import (
     VOID,
     Acceptor,
     Coordinator,
     Phase,
     ballot_of,
-    is_chosen,
-    is_void,
     owner_of,
 )
 from averaging.round.signed_commit import SignedCommit
@@ -351,6 +350,29 @@ def test_the_report_of_a_reducer_whose_promise_comes_last_counts() -> None:
     assert coordinator.value == everybody
 
 
+def test_a_later_coordinator_calls_the_reducers_that_have_no_vote() -> None:
+    """They heard of it only when their slices were given to others, and were blamed for silence."""
+    changes: Changes = []
+    commit = msgspec.structs.replace(commit_of(4), on_probation=(3,))
+    commit = msgspec.structs.replace(commit, reducers=(PeerId("p3"), PeerId("p1")), shares=(1, 1))
+    coordinator = coordinator_of(commit, ballot_of(1, voters=3, above=0), changes)
+    for index in (0, 1):
+        reports = ((1, (0, 1, 2)),) if index == 1 else ()
+        promise = said.Promise(0, coordinator.round, coordinator.ballot, None, VOID, reports)
+        coordinator.promised(index, promise, 5.0, uploads_until=15.0)
+    called = [(to, m.slice) for to, m in taken(changes) if isinstance(m, said.Reassign)]
+    assert called == [(PeerId("p3"), 0)]
+
+    coordinator.tick(6.0 + POLICY.resend_s, i_finished=False)
+    assert (PeerId("p3"), 0) in [
+        (to, m.slice) for to, m in taken(changes) if isinstance(m, said.Reassign)
+    ], "until it has reported"
+    coordinator.reported(PeerId("p3"), 0, (0, 1, 2), (), 7.0)
+    coordinator.tick(8.0 + 2 * POLICY.resend_s, i_finished=False)
+    assert not [m for _, m in taken(changes) if isinstance(m, said.Reassign)]
+    assert coordinator.reassigned == {}
+
+
 def sealed_by_all(commit: Commit, changes: Changes, down: set[PeerId]) -> Coordinator:
     """A coordinator that sealed everybody's uploads, with what it has sent so far forgotten."""
     coordinator = coordinator_of(commit, 0, changes, OpinionsOf(down=down))
@@ -414,7 +436,7 @@ def test_a_seal_counts_with_the_votes_of_a_majority_and_no_less() -> None:
     assert not is_chosen(commit, sealed(0, 2, 4, ballot=1), verify), "of another ballot"
 
 
-def test_a_void_counts_from_the_coordinator_or_most_members_or_with_votes() -> None:
+def test_a_void_counts_from_the_leader_or_most_members_or_with_votes() -> None:
     commit, round_id = commit_of(5), bytes(32)
     word = said.Void(3, round_id, "because", forsworn=False, ballot=0)
     one, two, three = PeerId("p1"), PeerId("p2"), PeerId("p3")
@@ -427,6 +449,12 @@ def test_a_void_counts_from_the_coordinator_or_most_members_or_with_votes() -> N
     assert not is_void(commit_of(4), word, two, {one}, verify), "nor is half of a roster believed"
     assert is_void(commit_of(3), word, two, {one}, verify)
     assert is_void(commit_of(2), word, one, set(), verify), "there is nobody else to ask"
+
+    later = said.Void(3, round_id, "because", forsworn=False, ballot=2)
+    assert owner_of(2, commit) == one
+    assert not is_void(commit, later, one, set(), verify), "any voter has ballots of its own"
+    assert not is_void(commit, later, PeerId("p0"), set(), verify)
+    assert is_void(commit, later, one, {two, three}, verify)
 
     votes = tuple((i, sign(PeerId(f"p{i}"), said.vote(round_id, 0, VOID))) for i in range(3))
     shown = said.Void(3, round_id, "because", forsworn=False, ballot=0, votes=votes)

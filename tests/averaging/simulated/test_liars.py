@@ -9,6 +9,7 @@ a round's result until somebody computes them again (``liars.forge_slices``).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,8 +19,8 @@ from averaging.rules.mixing import MixingPolicy
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S
 from averaging.rules.probation import ProbationPolicy
 from averaging.simulated.node import FragmentNode
-from tests.averaging.simulated import false_reducers, liars
-from tests.averaging.simulated.liars import SwarmWithLiars
+from tests.averaging.simulated import false_reducers, liars, usurpers
+from tests.averaging.simulated.liars import Behaviour, SwarmWithLiars
 from tests.averaging.simulated.strangers import Chatterers
 from tests.averaging.simulated.swarm import Node, Storm, cause_storm, weather_out
 
@@ -51,14 +52,17 @@ def assert_certifiable(swarm: SwarmWithLiars) -> None:
     assert not list(filter(lacks, swarm.trainers()))
 
 
-def besieged(seed: int) -> Counter[str]:
-    """One storm with liars. Raises ``Broken``; returns what happened in it."""
+def besieged(seed: int, behaviours: Sequence[Behaviour] = BEHAVIOURS) -> Counter[str]:
+    """One storm with liars. Raises ``Broken``; returns what happened in it.
+
+    The seed says in which of these ways they lie, or that they do in all of them.
+    """
     how = GROUPS if seed % 5 == 4 else SHORT
     swarm: SwarmWithLiars = cause_storm(SwarmWithLiars, seed, how)
     chatter = Chatterers(swarm, seed, sorted(swarm.liars), every_s=2.0)
-    chosen = seed % (len(BEHAVIOURS) + 1)
-    for number, behaves in enumerate(BEHAVIOURS):
-        if chosen in (number, len(BEHAVIOURS)):
+    chosen = seed % (len(behaviours) + 1)
+    for number, behaves in enumerate(behaviours):
+        if chosen in (number, len(behaviours)):
             behaves(swarm, chatter)
             swarm.truth.coverage[behaves.__name__] += 1
     weather_out(swarm, how)
@@ -117,6 +121,13 @@ def test_a_peer_that_only_dials_out_finds_a_leader_when_its_group_has_none() -> 
     besieged(1269)
 
 
+@pytest.mark.parametrize("seed", [84, 239])
+def test_a_voter_makes_no_round_void_by_a_ballot_of_its_own(seed: int) -> None:
+    """In groups of four, one that was told so offered its sealed work again: it was merged twice.
+    So a later coordinator's word that a round is void counts like any member's."""
+    besieged(seed, usurpers.BEHAVIOURS)
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "first",
@@ -135,3 +146,24 @@ def test_members_that_lie_cost_no_history_no_work_and_no_standstill(first: int) 
             raise
 
     assert happened["finished merge"] > CHUNK
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "first",
+    [
+        *range(0, QUICK, CHUNK),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in range(QUICK, SOAK, CHUNK)),
+    ],
+)
+def test_voters_that_lie_in_ballots_of_their_own_cost_no_history_and_no_work(first: int) -> None:
+    happened: Counter[str] = Counter()
+    for seed in range(first, first + CHUNK):
+        try:
+            happened += besieged(seed, usurpers.BEHAVIOURS)
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+    assert happened["finished merge"] > CHUNK
+    assert min(happened[each.__name__] for each in usurpers.BEHAVIOURS) > 0

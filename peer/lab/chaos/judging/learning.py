@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from peer.lab.chaos.judging.evidence import Evidence, HeldOutPoint
 from peer.lab.chaos.judging.verdict import Promise, Verdict
@@ -11,6 +11,9 @@ from peer.lab.chaos.judging.verdict import Promise, Verdict
 LOSS_RATIO_MAX = 1.06
 
 LOSS_RATIO_BESIDE_LIARS_MAX = 1.02
+
+COMPARED_SHARE = 0.125
+"""Last part of the tokens over which losses beside liars are compared."""
 
 SPIKE_MAX = 0.25
 """Allowed rise in nats, beyond the largest one of the control."""
@@ -40,31 +43,40 @@ def losses(evidence: Evidence, control: Evidence) -> tuple[float, float]:
     Liars claim tokens: beside them those of the honest learners are compared. If the control has
     fewer at its end, both losses are those at as many tokens as it has.
     """
-    work = _honest_tokens if evidence.acts else _global_tokens
+    if evidence.acts:
+        return _losses_beside_liars(evidence, control)
     last = list(evidence.held_out)[-3:]
-    at = statistics.fmean(map(work, last))
+    at = statistics.fmean(map(_global_tokens, last))
     loss = statistics.fmean(point.loss for point in last)
-    at_most = max(map(work, control.held_out))
-    if evidence.acts and at > at_most:
-        at = at_most
-        loss = _loss_at(evidence.held_out, at, work)
-    return loss, _loss_at(control.held_out, at, work)
+    return loss, _loss_at(control.held_out, at)
+
+
+def _losses_beside_liars(evidence: Evidence, control: Evidence) -> tuple[float, float]:
+    """Means over the last part of the tokens that both have.
+
+    One measurement of a tiny model varies by 1.1%, so with three on each side the difference varies
+    by 0.9%, half of what it is judged by (a run of ten minutes, 24 November 2026).
+    """
+    there, here = ([(p.honest_tokens, p.loss) for p in e.held_out] for e in (control, evidence))
+    end = min(max(there)[0], max(here)[0])
+    begin = (1.0 - COMPARED_SHARE) * end
+
+    def mean(points: Sequence[tuple[float, float]]) -> float:
+        inside = [loss for tokens, loss in points if begin <= tokens <= end]
+        nearest = sorted(points, key=lambda point: abs(point[0] - end))
+        return statistics.fmean(inside if len(inside) >= 3 else [loss for _, loss in nearest[:3]])
+
+    return mean(here), mean(there)
 
 
 def _global_tokens(point: HeldOutPoint) -> float:
     return point.global_tokens
 
 
-def _honest_tokens(point: HeldOutPoint) -> float:
-    return point.honest_tokens
-
-
-def _loss_at(
-    points: Sequence[HeldOutPoint], tokens: float, work: Callable[[HeldOutPoint], float]
-) -> float:
+def _loss_at(points: Sequence[HeldOutPoint], tokens: float) -> float:
     """Loss near ``tokens``, smoothed over neighbours; the last one if the points end earlier."""
-    ordered = sorted(points, key=work)
-    nearest = min(range(len(ordered)), key=lambda i: abs(work(ordered[i]) - tokens))
+    ordered = sorted(points, key=_global_tokens)
+    nearest = min(range(len(ordered)), key=lambda i: abs(ordered[i].global_tokens - tokens))
     near = ordered[max(0, nearest - 1) : nearest + 2]
     return statistics.fmean(point.loss for point in near)
 

@@ -88,6 +88,11 @@ class SpotChecking:
         passed = checks.checked(entry.peer, before, after, env.heap.now, fragment=fragment)
         who = "liars" if author.lies else "honest"
         self.counts[f"checks of {who}, {'passed' if passed else 'failed'}"] += 1
+        if not passed and checks.names(entry.peer, env.heap.now):
+            self.counts[f"{who} named"] += 1
+            for name, others in self._checks.items():
+                if name not in (checker.name, entry.peer):
+                    others.named(entry.peer, checker.name, env.heap.now)
 
     def refuses(self, me: PeerId, author: PeerId, what: str) -> str | None:
         """The reason why this peer takes nothing of another one; ``what`` is then counted."""

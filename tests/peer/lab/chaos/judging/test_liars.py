@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 
 from averaging.audit.strikes import LIMIT
-from peer.lab.chaos.judging.evidence import Blame, Evidence, LieTold, PeerEvidence, Sample
-from peer.lab.chaos.judging.learning import judge_loss
+from peer.lab.chaos.judging.evidence import (
+    Blame,
+    Evidence,
+    HeldOutPoint,
+    LieTold,
+    PeerEvidence,
+    Sample,
+)
+from peer.lab.chaos.judging.learning import judge_loss, losses
 from peer.lab.chaos.judging.liars import (
     CONVICTED,
     STRIKE,
@@ -150,6 +157,25 @@ def test_beside_liars_the_loss_is_compared_at_as_many_tokens_of_honest_peers() -
     slow = tuple(replace(p, honest_tokens=0.5 * p.honest_tokens) for p in curve(last=3.0))
     given = replace(beside_a_liar(Lie.POISON), held_out=slow)
     assert judge_loss(given, evidence(held_out=curve())).kept is True, "3.5 there as well"
+
+
+def test_beside_liars_one_measurement_does_not_decide() -> None:
+    """Three did, and each varies by 1% of the loss: runs beside liars that cost 1.5% failed."""
+    points = [
+        HeldOutPoint(at_s=float(n), global_tokens=n, honest_tokens=n, loss=3.0 - n / 1000)
+        for n in range(200)
+    ]
+    noisy = [*points[:-1], replace(points[-1], loss=points[-1].loss + 0.3)]
+    loss, usual = losses(
+        replace(beside_a_liar(Lie.POISON), held_out=tuple(noisy)),
+        evidence(held_out=tuple(points)),
+    )
+    assert loss / usual == pytest.approx(1.0, abs=0.005)
+    worse = tuple(replace(point, loss=1.03 * point.loss) for point in points)
+    loss, usual = losses(
+        replace(beside_a_liar(Lie.POISON), held_out=worse), evidence(held_out=tuple(points))
+    )
+    assert loss / usual == pytest.approx(1.03, abs=0.005)
 
 
 def test_memory_is_judged_beside_liars_once_proofs_and_kept_uploads_have_had_their_time() -> None:

@@ -1,0 +1,38 @@
+"""The acts of liars: those that were played are told, the last one as far as it came."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+from peer.lab.chaos.director import Director
+from peer.lab.chaos.judging.lies import ACTS, acts
+
+
+def test_an_act_that_goes_on_when_the_swarm_ends_is_among_those_that_were_played(
+    tmp_path: Path,
+) -> None:
+    """It awaits a learner on a busy machine. Its lies were counted, and the versions were not."""
+    now = 0.0
+    learner = SimpleNamespace(whole=True, peer_id="anna")
+    orders = SimpleNamespace(orders_path=tmp_path / "liar.orders")
+    swarm = SimpleNamespace(
+        now=lambda: now, learners=[learner], liars=[orders], launch_late=lambda: None
+    )
+    planned = acts(10.0, 110.0)
+    director = Director(swarm, planned, began_s=0.0, tell=lambda text: None)  # type: ignore[arg-type]
+
+    while now < 95.0:
+        director.turn()
+        now += 1.0
+    played = director.until(95.0)
+    assert len(played) == len(ACTS) == len(director.done) + 1
+    assert played[-1].ends_s == 95.0 and played[-1].lies == ACTS[-1]
+    assert json.loads(orders.orders_path.read_text())["lie"] == ACTS[-1][0]
+
+    while now < 130.0:
+        director.turn()
+        now += 1.0
+    assert director.over and director.until(130.0) == director.done
+    assert json.loads(orders.orders_path.read_text())["lie"] is None
