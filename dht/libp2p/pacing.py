@@ -66,17 +66,24 @@ SLOWER_S = 0.5
 GROWTH, GROWTH_PER_S, GROWTH_MAX = 0.02, 0.05, 0.5
 """Growth within a round trip while there is no queue, more the longer there is none, at most."""
 
+HOLD_S = 0.2
+"""Time, beyond a round trip, before it grows: the queue that was there may be on its way back."""
+
 SMOOTHING = 0.3
 """Weight of the newest look in the delivered rate."""
 
-LINE_SMOOTHING = 0.15
-"""Weight of the delivered rate in the estimate of the line, while there is a queue."""
+LINE_UP, LINE_DOWN = 0.15, 0.3
+"""Weight of the delivered rate in the estimate of the line, while there is a queue: a line that is
+thought too fast fills its queue, one that is thought too slow only has a shorter one."""
 
 MORE_MAX, LESS_MAX = 0.15, 0.5
 """Limits of the correction, as shares of the line."""
 
 SHARE_THAT_COUNTS = 0.05
 """A connection with less of the acknowledged bytes says nothing about the line."""
+
+USES_SHARE = 0.8
+"""A connection that delivers less than this part of an equal share leaves the rest to others."""
 
 LOOKS_TOGETHER = 2
 BURST_BYTES = 2 * 1448
@@ -144,6 +151,7 @@ class Pace:
         self._now += passed_s
         acked = sum(sample.acked_bytes for sample in samples)
         if not acked or passed_s <= 0:
+            self._clear_since += passed_s  # only while something is sent the line proves clear
             return self.rate
         telling = [s for s in samples if s.acked_bytes >= SHARE_THAT_COUNTS * acked]
         self._queues.append(self._measured_s(telling, samples))
@@ -155,10 +163,12 @@ class Pace:
         is_full = any(s.has_more for s in samples) and self._delivered > 0.7 * self.rate
         if self.queue_s >= TARGET_S / 2:
             self._starts, self._clear_since = False, self._now
-            self._line += LINE_SMOOTHING * (self._delivered - self._line)
+            weight = LINE_UP if self._delivered > self._line else LINE_DOWN
+            self._line += weight * (self._delivered - self._line)
         elif is_full:
-            clear_s = self._now - self._clear_since
-            growth = 1.0 if self._starts else min(GROWTH + GROWTH_PER_S * clear_s, GROWTH_MAX)
+            clear_s = self._now - self._clear_since - rtt_s - HOLD_S
+            growth = min(GROWTH + GROWTH_PER_S * clear_s, GROWTH_MAX) if clear_s > 0 else 0.0
+            growth = 1.0 if self._starts else growth
             self._line *= 1 + growth * min(1.0, passed_s / rtt_s)
         self._line = min(MOST_BYTES_S, max(self._line, self._floor()))
         base = self._line
@@ -212,11 +222,14 @@ class Pace:
 def shares(rate: float, delivered: Sequence[float]) -> list[float]:
     """The rate of each connection that is sending, of which these rates were delivered lately.
 
-    What one of them does not use another one may have; nobody gets less than an equal share.
+    Nobody gets less than an equal share. What some do not use of theirs is divided among those who
+    use them. So all together exceed the rate at most by what is not used now, and those that begin
+    at once do not exceed it at all.
     """
     equal = rate / max(1, len(delivered))
-    total = sum(delivered)
-    return [max(equal, rate - (total - own)) for own in delivered]
+    takers = sum(each >= USES_SHARE * equal for each in delivered)
+    spare = sum(max(0.0, equal - each) for each in delivered) / max(1, takers)
+    return [equal + (spare if each >= USES_SHARE * equal else 0.0) for each in delivered]
 
 
 # --- carrying it out ----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ is full.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dht.libp2p.pacing import LOOK_S, Pace, Sample, shares
@@ -57,11 +57,18 @@ class Seen:
 
 
 class PacedLine:
-    """``connections`` that always have more to send, on a line of ``rate`` bytes per second."""
+    """``connections`` that have more to send while ``sends``, on a line of ``rate`` bytes/s."""
 
-    def __init__(self, rate: float, *, connections: int, rtt_s: float) -> None:
+    def __init__(
+        self,
+        rate: float,
+        *,
+        connections: int,
+        rtt_s: float,
+        sends: Callable[[float], bool] = lambda now: True,
+    ) -> None:
         self.pace = Pace()
-        self._line, self._rtt_s = rate, rtt_s
+        self._line, self._rtt_s, self._sends = rate, rtt_s, sends
         self._connections = [_Connection() for _ in range(connections)]
         self._now = 0.0
         self._credit = 0.0
@@ -123,6 +130,8 @@ class PacedLine:
             self._connections[index].take_acknowledgement(count, at - sent_at, lost=lost)
 
     def _send(self) -> None:
+        if not self._sends(self._now):
+            return
         for index, each in enumerate(self._connections):
             while each.next_burst_at <= self._now and each.in_flight + BURST <= each.window:
                 for _ in range(BURST):
@@ -132,13 +141,14 @@ class PacedLine:
                 each.next_burst_at = max(each.next_burst_at, self._now - 0.005) + pause_s
 
     def _look(self) -> None:
-        known = [each for each in self._connections if each.rtt_s]
+        active = self._sends(self._now)
+        known = [e for e in self._connections if e.rtt_s and (active or e.in_flight)]
         samples = [
             Sample(
                 each.acked_bytes,
                 each.rtt_s,
                 self._rtt_s,
-                has_more=True,
+                has_more=self._sends(self._now),
                 gap_s=BURST * PACKET_BYTES / each.rate,
                 in_flight_bytes=each.in_flight * PACKET_BYTES,
             )

@@ -110,6 +110,19 @@ def test_the_queue_does_not_swing(connections: int, rtt_s: float) -> None:
     assert late < 0.04
 
 
+@pytest.mark.parametrize("connections", [1, 4])
+def test_connections_that_begin_together_after_a_pause_do_not_fill_the_queue(
+    connections: int,
+) -> None:
+    """Each of them had the whole line at first, as none of the others had delivered anything."""
+    line = PacedLine(
+        10 * MBIT, connections=connections, rtt_s=0.05, sends=lambda now: now % 2.9 > 0.3
+    )
+    seen = line.run(25.0, settled_s=5.0)
+    assert seen.used > 0.85, "nine tenths of the time something is sent"
+    assert sorted(seen.queues_s)[int(0.95 * len(seen.queues_s))] < 0.06
+
+
 def test_a_line_that_becomes_slow_and_fast_again_is_followed() -> None:
     def rate(now: float) -> float:
         return (1 if 20 <= now < 40 else 20) * MBIT
@@ -181,7 +194,8 @@ def test_a_slow_line_at_the_other_end_of_one_connection_is_no_reason() -> None:
 def test_a_connection_gets_what_the_others_leave() -> None:
     assert shares(90.0, []) == []
     assert shares(90.0, [30.0, 30.0, 30.0]) == [30.0, 30.0, 30.0]
-    assert shares(90.0, [10.0, 40.0]) == [50.0, 80.0]
+    assert shares(90.0, [10.0, 40.0]) == [45.0, 85.0]
+    assert shares(90.0, [0.0, 0.0, 0.0]) == [30.0, 30.0, 30.0], "those that begin at once"
     assert shares(90.0, [100.0, 100.0]) == [45.0, 45.0]
 
 
