@@ -11,13 +11,19 @@ PAYLOAD = 1_000_000
 CYCLE_S = 10.0
 
 
-def by_line(bytes_per_s: float, before: Every = FROM_THE_START, versions_max: int = 8) -> Every:
+def by_line(
+    bytes_per_s: float,
+    before: Every = FROM_THE_START,
+    versions_max: int = 8,
+    share_max: float = 0.7,
+) -> Every:
     return every(
         before,
         bytes_per_s=bytes_per_s,
         fragment_bytes=PAYLOAD,
         fragments=4,
         cycle_s=CYCLE_S,
+        share_max=share_max,
         versions_max=versions_max,
     )
 
@@ -31,6 +37,11 @@ def test_a_line_that_is_busy_for_less_than_its_share_takes_part_in_all_versions(
     assert by_line(line(0.69)).versions == 1
     assert by_line(line(0.71)).versions == 2
     assert by_line(line(1.39)).versions == 2
+
+
+def test_a_run_may_give_its_rounds_the_whole_line() -> None:
+    assert by_line(line(0.99), share_max=1.0).versions == 1
+    assert by_line(line(1.01), share_max=1.0).versions == 2
 
 
 def test_a_line_of_unknown_speed_takes_part_in_all_versions() -> None:
