@@ -122,7 +122,7 @@ def socket_in(namespace: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
 
 
 def _made_in(namespace: str, make: Callable[[], _Made]) -> _Made:
-    """What this makes inside a namespace."""
+    """Call ``make`` inside a namespace, and return its result."""
     made: list[_Made] = []
 
     def enter() -> None:
