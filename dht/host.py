@@ -58,6 +58,11 @@ class Stream(Protocol):
     @property
     def relayed(self) -> bool: ...
 
+    @property
+    def saved_bytes(self) -> tuple[int, int]:
+        """Bytes by which frames sent and received so far were smaller on the line, being packed."""
+        ...
+
     async def send(self, *parts: bytes | bytearray | memoryview, timeout_s: float) -> None:
         """Send one frame, the concatenation of ``parts``; waits while the other side is slow.
 

@@ -75,6 +75,12 @@ class Gate:
             self.bucket.set_rate(rate, asyncio.get_running_loop().time())
             self._changed.set()
 
+    def give_back(self, count: int) -> None:
+        """Take back bytes that were counted and have not passed."""
+        if count:
+            self.bucket.take(-count, asyncio.get_running_loop().time())
+            self._changed.set()
+
     async def pass_through(self, count: int) -> None:
         """Wait until a frame of this size may pass, and count it."""
         loop = asyncio.get_running_loop()
@@ -117,7 +123,7 @@ class ThrottledHost(ForwardingHost):
             if self._closed(protocol) is not None:
                 stream.abort()
                 return
-            await handler(_ThrottledStream(stream, self.up, self.down))
+            await handler(ThrottledStream(stream, self.up, self.down))
 
         await self._host.serve_streams(protocol, handle)
 
@@ -127,14 +133,17 @@ class ThrottledHost(ForwardingHost):
         if (reason := self._closed(protocol)) is not None:
             raise PeerUnreachable(peer, reason)
         stream = await self._host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
-        return _ThrottledStream(stream, self.up, self.down)
+        return ThrottledStream(stream, self.up, self.down)
 
 
-class _ThrottledStream:
+class ThrottledStream:
+    """A stream whose frames pass a gate in each direction. It counts what goes over the line."""
+
     def __init__(self, stream: Stream, up: Gate, down: Gate) -> None:
         self._stream = stream
         self._up = up
         self._down = down
+        self._saved = stream.saved_bytes
 
     @property
     def remote(self) -> PeerId:
@@ -144,23 +153,38 @@ class _ThrottledStream:
     def relayed(self) -> bool:
         return self._stream.relayed
 
+    @property
+    def saved_bytes(self) -> tuple[int, int]:
+        return self._stream.saved_bytes
+
+    def _give_back(self) -> None:
+        """Count what went over the line, of frames that were counted before they were packed."""
+        before, self._saved = self._saved, self._stream.saved_bytes
+        for gate, earlier, now in zip((self._up, self._down), before, self._saved, strict=True):
+            gate.give_back(now - earlier)
+
     async def send(self, *parts: bytes | bytearray | memoryview, timeout_s: float) -> None:
         # Waiting here is our own choice and not part of the other side's time limit.
         await self._up.pass_through(sum(memoryview(part).nbytes for part in parts))
         await self._stream.send(*parts, timeout_s=timeout_s)
+        self._give_back()
 
     async def receive(self, *, timeout_s: float) -> bytes | None:
         frame = await self._stream.receive(timeout_s=timeout_s)
         if frame is not None:
             # Unread bytes slow the other side down.
-            await self._down.pass_through(len(frame))
+            await self._take(len(frame))
         return frame
 
     async def receive_into(self, target: memoryview, *, timeout_s: float) -> int | None:
         size = await self._stream.receive_into(target, timeout_s=timeout_s)
         if size is not None:
-            await self._down.pass_through(size)
+            await self._take(size)
         return size
+
+    async def _take(self, size: int) -> None:
+        self._give_back()
+        await self._down.pass_through(size)
 
     async def finish(self, *, timeout_s: float) -> None:
         await self._stream.finish(timeout_s=timeout_s)

@@ -116,6 +116,7 @@ class Pace:
             fragment_bytes=max(map(encoded_bytes, (self.level.codec, self.level.codec_down))),
             fragments=self._policy.due.fragments,
             cycle_s=self.level.cycle_steps * self.median_step_s(now),
+            share_max=self._policy.line_share,
             versions_max=self._policy.stale_max,
         )
         self.due_time.every = self.every.versions

@@ -1,11 +1,14 @@
 """How often a peer takes part in a fragment's rounds: as often as its line carries them.
 
-A round waits for the slowest line that is in it. A peer whose line is busy for longer than
-``SHARE_MAX`` of a cycle with the rounds of a cycle takes part in every k-th version only, and so
-does one whose rounds would make the others' cycle longer by ``COST_MAX`` or more. In between it
-says so when it is called, follows by replays, and its work stays pending.
+A round waits for the slowest line that is in it. A peer whose line is busy for longer than a share
+of a cycle (``line_share`` of a run file, 0.7 unless set) with the rounds of a cycle takes part in
+every k-th version only, and so does one whose rounds would make the others' cycle longer by
+``COST_MAX`` or more. In between it says so when it is called, follows by replays, and its work
+stays pending.
 
-Each peer decides for itself by its measured line, so nothing is agreed. k rises at once and falls
+Each peer decides for itself by its measured line, so nothing is agreed. k has quarters: with 1.5 a
+peer takes part in two versions of three. Whole numbers left a line half empty as soon as the rounds
+were a little too much for it. k rises at once and falls
 with a margin; it is never above the number of versions after which work may be stale. A line that
 does not even carry one payload in a cycle cannot follow; the reason says so.
 """
@@ -15,9 +18,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import Final
-
-SHARE_MAX: Final = 0.7
-"""Share of a cycle for which a line may be busy with rounds, in each direction."""
 
 COST_MAX: Final = 0.1
 """Share by which one peer may lengthen the others' cycles on average."""
@@ -34,12 +34,15 @@ with one, 80% with two and 87% with three or four, and took part in 73, 87 and 9
 class Every:
     """The decision to take part in every k-th version."""
 
-    versions: int
-    """k; 1: in all of them."""
+    versions: float
+    """k, in quarters; 1: in all of them."""
     reason: str
 
 
-FROM_THE_START: Final = Every(versions=1, reason="the speed of the line is not known")
+QUARTERS: Final = 4
+"""Steps of k within 1."""
+
+FROM_THE_START: Final = Every(versions=1.0, reason="the speed of the line is not known")
 
 
 def every(
@@ -49,11 +52,13 @@ def every(
     fragment_bytes: int,
     fragments: int,
     cycle_s: float,
+    share_max: float,
     versions_max: int,
 ) -> Every:
     """Return how often a peer takes part. 0 for a speed or a cycle: it is not known.
 
     ``fragment_bytes``: the encoded size of the fragment; the others are about as large.
+    ``share_max``: share of a cycle for which the line may be busy with rounds, in each direction.
     """
     if not (bytes_per_s > 0.0 and cycle_s > 0.0):
         return FROM_THE_START
@@ -61,9 +66,11 @@ def every(
     busy = payload_s / cycle_s
     # Slow lines carry one round at a time: up, and down again. Shorter ones delay nobody.
     longer = 2 * busy / fragments - 1
-    needed = max(busy / SHARE_MAX, longer / COST_MAX)
-    least, most = (max(1, math.ceil(load * needed)) for load in (1.0, FALL_MARGIN))
-    versions = min(max(least, min(before.versions, most)), max(1, versions_max))
+    needed = max(busy / share_max, longer / COST_MAX)
+    least, most = (
+        max(1.0, math.ceil(QUARTERS * load * needed) / QUARTERS) for load in (1.0, FALL_MARGIN)
+    )
+    versions = min(max(least, min(before.versions, most)), float(max(1, versions_max)))
     line = f"the line takes {payload_s:.1f} s for the payload of a cycle of {cycle_s:.1f} s"
     if busy > 1.0:
         line += "; it cannot follow all versions, and needs longer cycles or a faster codec"

@@ -8,10 +8,17 @@ Here the kernel measures round trips (``TCP_INFO``) and paces each connection
 all connections together. The queue is what the connections have in common, so the least of theirs
 counts: a slow line at the other end of one of them is no reason to slow the others down.
 
-The kernel sends two packets at a time, and a round trip lasts from one burst to the next one: at 50
-kB/s that is 58 ms more than without pacing. It is taken off before the rest counts as a queue.
-Otherwise a rate that has once become small holds itself there: with five peers on two cores two of
-them stayed at 50 kB/s on lines of 20 and 100 Mbit/s, and their uploads missed every deadline.
+A measured queue is old: what it tells about was sent a round trip ago, which the queue itself makes
+longer, and two looks are taken together. A rate that answers to it swings, and the queue with it,
+between nothing and three times the target. But what is under way is known at once: more than a
+round trip's worth of it will lengthen the queue, less will shorten it. The rate answers to the
+queue that is to be expected (a Smith predictor).
+
+The kernel sends two packets at a time, and a round trip may last from one burst to the next one: at
+50 kB/s that is 58 ms more than without pacing. It counts as a queue only as far as there are bytes
+under way to fill one. Otherwise a rate that has once become small holds itself there: with five
+peers on two cores two of them stayed at 50 kB/s on lines of 20 and 100 Mbit/s, and their uploads
+missed every deadline.
 
 Limits: a queue in front of the *incoming* line lengthens round trips as well, and cannot be told
 from one in front of the outgoing line; ``FLOOR_SHARE`` keeps it, or a neighbour that fills the
@@ -37,10 +44,16 @@ REST_S = 0.25
 TARGET_S = 0.02
 """The queue that is kept in front of the line: less than half of what a probe may feel."""
 
-TOO_MUCH = 4.0
-"""A queue of more targets than this is drained at half the rate of the line."""
+SETTLE_S = 0.15
+"""Time in which a deviation from the target is corrected. Three looks."""
 
-FIRST_BYTES_S = 8e6
+TOO_MUCH = 4.0
+"""A queue of more targets than this is drained at half of what is delivered, if that is less than
+the estimate of the line: it may have become slower."""
+
+FIRST_BYTES_S = 1e6
+"""A usual home line's; a fast one is found by doubling, at 1 Gbit/s within seven round trips."""
+
 LEAST_BYTES_S = 50e3
 MOST_BYTES_S = 1e10
 FLOOR_SHARE = 0.2
@@ -53,19 +66,28 @@ SLOWER_S = 0.5
 GROWTH, GROWTH_PER_S, GROWTH_MAX = 0.02, 0.05, 0.5
 """Growth within a round trip while there is no queue, more the longer there is none, at most."""
 
+HOLD_S = 0.2
+"""Time, beyond a round trip, before it grows: the queue that was there may be on its way back."""
+
 SMOOTHING = 0.3
-"""Weight of the newest look in the delivered rate and in the estimate of the line."""
+"""Weight of the newest look in the delivered rate."""
 
-BACK_S = 0.5
-"""Strength of the correction towards the target: in proportion to target over round trip."""
+LINE_UP, LINE_DOWN = 0.15, 0.3
+"""Weight of the delivered rate in the estimate of the line, while there is a queue: a line that is
+thought too fast fills its queue, one that is thought too slow only has a shorter one."""
 
-BACK_MIN, BACK_MAX = 0.05, 0.25
+MORE_MAX, LESS_MAX = 0.15, 0.5
+"""Limits of the correction, as shares of the line."""
+
 SHARE_THAT_COUNTS = 0.05
 """A connection with less of the acknowledged bytes says nothing about the line."""
 
+USES_SHARE = 0.8
+"""A connection that delivers less than this part of an equal share leaves the rest to others."""
+
 LOOKS_TOGETHER = 2
 BURST_BYTES = 2 * 1448
-"""The kernel sends at least two packets at once."""
+"""The kernel sends at least two packets at once. The receiver acknowledges every second one."""
 
 NEAR_S = 0.002
 TCP_INFO_BYTES = 168
@@ -84,6 +106,9 @@ class Sample:
 
     gap_s: float = 0.0
     """Time from one burst to the next at the connection's own rate."""
+
+    in_flight_bytes: int = 0
+    """Bytes sent and not acknowledged."""
 
     @property
     def queue_s(self) -> float:
@@ -126,9 +151,10 @@ class Pace:
         self._now += passed_s
         acked = sum(sample.acked_bytes for sample in samples)
         if not acked or passed_s <= 0:
+            self._clear_since += passed_s  # only while something is sent the line proves clear
             return self.rate
         telling = [s for s in samples if s.acked_bytes >= SHARE_THAT_COUNTS * acked]
-        self._queues.append(min(sample.queue_s for sample in telling))
+        self._queues.append(self._measured_s(telling, samples))
         self.queue_s = min(self._queues)
         rtt_s = max(LOOK_S, min(sample.least_rtt_s for sample in telling))
         self._delivered += SMOOTHING * (acked / passed_s - self._delivered)
@@ -137,20 +163,40 @@ class Pace:
         is_full = any(s.has_more for s in samples) and self._delivered > 0.7 * self.rate
         if self.queue_s >= TARGET_S / 2:
             self._starts, self._clear_since = False, self._now
-            if self._delivered < self._line:
-                self._line += SMOOTHING * (self._delivered - self._line)
+            weight = LINE_UP if self._delivered > self._line else LINE_DOWN
+            self._line += weight * (self._delivered - self._line)
         elif is_full:
-            clear_s = self._now - self._clear_since
-            growth = 1.0 if self._starts else min(GROWTH + GROWTH_PER_S * clear_s, GROWTH_MAX)
+            clear_s = self._now - self._clear_since - rtt_s - HOLD_S
+            growth = min(GROWTH + GROWTH_PER_S * clear_s, GROWTH_MAX) if clear_s > 0 else 0.0
+            growth = 1.0 if self._starts else growth
             self._line *= 1 + growth * min(1.0, passed_s / rtt_s)
         self._line = min(MOST_BYTES_S, max(self._line, self._floor()))
-        off = max(-2.0, (TARGET_S - self.queue_s) / TARGET_S)
-        back = min(BACK_MAX, max(BACK_MIN, BACK_S * TARGET_S / rtt_s))
-        self.rate = self._line * (1 + back * off)
+        base = self._line
         if self.queue_s > TOO_MUCH * TARGET_S:
-            self.rate = 0.5 * min(self._line, self._delivered)
+            base = min(base, self._delivered)
+        ahead_s = 0.0 if self._starts else self._ahead_s(telling)
+        correction = (TARGET_S - max(0.0, self.queue_s + ahead_s)) / SETTLE_S
+        self.rate = base * (1 + max(-LESS_MAX, min(MORE_MAX, correction)))
         self.rate = max(self.rate, self._floor())
         return self.rate
+
+    def _measured_s(self, telling: Sequence[Sample], samples: Sequence[Sample]) -> float:
+        """The queue that the bytes met which were acknowledged last."""
+        acked = sum(s.acked_bytes for s in telling)
+        shortest_s = sum(s.least_rtt_s * s.acked_bytes for s in telling) / acked
+        # A packet that waits for a second one, to be acknowledged with it, is no longer queued.
+        in_flight = sum(max(0, s.in_flight_bytes - BURST_BYTES // 2) for s in samples)
+        least_s = min(s.queue_s for s in telling)
+        most_s = min(s.rtt_s - s.least_rtt_s for s in telling)
+        return max(least_s, min(most_s, in_flight / self._line - shortest_s))
+
+    def _ahead_s(self, telling: Sequence[Sample]) -> float:
+        """Time by which the queue will be longer when what is under way has arrived there."""
+        acked = sum(s.acked_bytes for s in telling)
+        carried = self._line * sum(s.rtt_s * s.acked_bytes for s in telling) / acked
+        excess = sum(s.in_flight_bytes for s in telling) - carried
+        grain = BURST_BYTES / 2 * len(telling)  # smaller differences mean nothing
+        return (max(0.0, excess - grain) + min(0.0, excess + grain)) / self._line
 
     def _note_best(self) -> None:
         has_queue = self.queue_s > TOO_MUCH * TARGET_S
@@ -176,11 +222,14 @@ class Pace:
 def shares(rate: float, delivered: Sequence[float]) -> list[float]:
     """The rate of each connection that is sending, of which these rates were delivered lately.
 
-    What one of them does not use another one may have; nobody gets less than an equal share.
+    Nobody gets less than an equal share. What some do not use of theirs is divided among those who
+    use them. So all together exceed the rate at most by what is not used now, and those that begin
+    at once do not exceed it at all.
     """
     equal = rate / max(1, len(delivered))
-    total = sum(delivered)
-    return [max(equal, rate - (total - own)) for own in delivered]
+    takers = sum(each >= USES_SHARE * equal for each in delivered)
+    spare = sum(max(0.0, equal - each) for each in delivered) / max(1, takers)
+    return [equal + (spare if each >= USES_SHARE * equal else 0.0) for each in delivered]
 
 
 # --- carrying it out ----------------------------------------------------------------------------
@@ -193,7 +242,7 @@ class _Info:
     rtt_s: float
     least_rtt_s: float
     acked_bytes: int
-    unacked: int
+    in_flight_bytes: int
     unsent_bytes: int
 
     @classmethod
@@ -205,10 +254,11 @@ class _Info:
             return None
         if len(raw) < TCP_INFO_BYTES:
             return None
+        (packet_bytes,) = struct.unpack_from("=I", raw, 16)
         unacked, rtt_us = struct.unpack_from("=I", raw, 24)[0], struct.unpack_from("=I", raw, 68)[0]
         (acked,) = struct.unpack_from("=Q", raw, 120)
         unsent, least_us = struct.unpack_from("=II", raw, 144)
-        return cls(rtt_us / 1e6, least_us / 1e6, acked, unacked, unsent)
+        return cls(rtt_us / 1e6, least_us / 1e6, acked, unacked * packet_bytes, unsent)
 
 
 class Pacer:
@@ -247,10 +297,12 @@ class Pacer:
                 continue
             self._acked[connection] = info.acked_bytes
             acked = info.acked_bytes - before.get(connection, info.acked_bytes)
-            if acked or info.unsent_bytes or info.unacked:
+            if acked or info.unsent_bytes or info.in_flight_bytes:
                 has_more = info.unsent_bytes > 0
                 gap_s = BURST_BYTES / rates.get(connection, MOST_BYTES_S)
-                sample = Sample(acked, info.rtt_s, info.least_rtt_s, has_more, gap_s)
+                sample = Sample(
+                    acked, info.rtt_s, info.least_rtt_s, has_more, gap_s, info.in_flight_bytes
+                )
                 sending.append((connection, each, sample))
             else:
                 resting.append((connection, each))

@@ -63,6 +63,10 @@ class MemoryStream:
         return self._remote
 
     @property
+    def saved_bytes(self) -> tuple[int, int]:
+        return 0, 0
+
+    @property
     def relayed(self) -> bool:
         return False
 

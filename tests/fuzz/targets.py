@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -47,7 +47,7 @@ from dht import addresses
 from dht.identity import Identity, RunId
 from dht.libp2p import directory_wire, lane_wire, nat_pmp, upnp
 from dht.libp2p.directory_wire import MalformedMessage, place_of, read_packed, read_subkey
-from dht.libp2p.frame_stream import HEADER, FrameStream, FrameType, packed, unpacked
+from dht.libp2p.frame_stream import HEADER, FrameStream, FrameType
 from dht.libp2p.hivemind_patches import (
     DictionaryDHTValue,
     MSGPackSerializer,
@@ -55,6 +55,7 @@ from dht.libp2p.hivemind_patches import (
     _parsed,
     dht_pb2,
 )
+from dht.libp2p.packing import packing, unpacking
 from dht.libp2p.port_lease import NotMapped
 from dht.membership import credentials, hello
 from dht.membership.credentials import (
@@ -371,7 +372,22 @@ _FRAMES = b"\x03abc" + b"".join(
     HEADER.pack(len(content), kind) + content
     for kind, content in ((FrameType.DATA, b"x" * 50), (FrameType.END, b""))
 )
-_PACKED = packed([memoryview(bytes(5000))]) or b""
+
+
+_Result = TypeVar("_Result")
+
+
+def _result_of(work: Generator[None, None, _Result]) -> _Result:
+    """What a generator returns in the end."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
+
+
+_PACKED = _result_of(packing([memoryview(bytes(5000))])) or b""
 _AT = "/ip4/203.0.113.7/tcp/7700/p2p/" + ANNA.peer_id
 
 TARGETS: dict[str, Target] = {
@@ -551,7 +567,7 @@ TARGETS: dict[str, Target] = {
         NotMapped,
     ),
     "frames": Target([_FRAMES], _frames),
-    "packed": Target([_PACKED], lambda data: unpacked(bytearray(data)), ValueError),
+    "packed": Target([_PACKED], lambda data: _result_of(unpacking(bytearray(data))), ValueError),
     "address": Target(
         [addresses.pack(addresses.parse("/ip4/203.0.113.7/tcp/7700"))],
         addresses.unpack,

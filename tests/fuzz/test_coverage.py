@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("dht", "averaging", "peer")
 DECODERS = {
     "Decoder", "FromString", "ParseFromString", "MergeFromString", "unpack", "unpack_from",
-    "loads", "safe_load", "frombuffer", "safe_open", "literal_eval", "Parse",
+    "loads", "safe_load", "frombuffer", "safe_open", "literal_eval", "Parse", "decompressobj",
 }  # fmt: skip
 """Names of functions that decode bytes or text, as attributes of anything."""
 
@@ -33,7 +33,8 @@ FUZZED: dict[str, tuple[str, ...]] = {
         "delegation_text",
     ),
     "dht/membership/hello.py": ("hello", "hello_reply", "dial_back", "dial_back_reply", "papers"),
-    "dht/libp2p/frame_stream.py": ("frames", "packed"),
+    "dht/libp2p/frame_stream.py": ("frames",),
+    "dht/libp2p/packing.py": ("packed",),
     "dht/libp2p/hivemind_patches.py": ("directory_value", "directory_store", "directory_found"),
     "dht/libp2p/directory_wire.py": ("directory_packed", "directory_subkey"),
     "dht/libp2p/nat_pmp.py": ("port_mapping",),

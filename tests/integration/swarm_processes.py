@@ -54,6 +54,7 @@ warmup_tokens = 20000
 fragments = {fragments}
 steps_per_cycle = {cycle}
 codec = "{codec}"
+line_share = {line_share}
 
 [rounds]
 quorum_deadline_s = {quorum_deadline_s}
@@ -78,6 +79,7 @@ DEFAULTS: Mapping[str, Any] = {
     "fragments": 4,
     "cycle": 24,
     "codec": "int4",
+    "line_share": 0.7,
     "quorum_deadline_s": 10.0,
     "round_deadline_s": 20.0,
     "heartbeat_s": 2.0,

@@ -25,9 +25,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from peer.errors import PeerError
 from peer.lab.network.accounting import counted_bytes, counting_rules
+
+_Made = TypeVar("_Made")
 
 NEEDED = ("ip", "nft", "sysctl", "tc")
 BUFFER_MS = 200
@@ -115,15 +118,20 @@ def inside(namespace: str) -> list[str]:
 
 def socket_in(namespace: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
     """An IPv4 socket of a namespace, for this process: it stays in the namespace it was made in."""
-    made: list[socket.socket] = []
+    return _made_in(namespace, lambda: socket.socket(socket.AF_INET, kind))
 
-    def make() -> None:
+
+def _made_in(namespace: str, make: Callable[[], _Made]) -> _Made:
+    """Call ``make`` inside a namespace, and return its result."""
+    made: list[_Made] = []
+
+    def enter() -> None:
         with Path("/run/netns", namespace).open("rb") as file:
             if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace}")
-        made.append(socket.socket(socket.AF_INET, kind))
+        made.append(make())
 
-    thread = threading.Thread(target=make)  # its namespace ends with it
+    thread = threading.Thread(target=enter)  # its namespace ends with it
     thread.start()
     thread.join()
     return made[0]
@@ -241,6 +249,17 @@ class Internet:
         """Bytes that the site has sent into its line, with all headers."""
         path = "/sys/class/net/outer/statistics/tx_bytes"
         return int(must_run_in(self.edge(site), "cat", path))
+
+    def arrived_bytes(self) -> dict[str, int]:
+        """Bytes that have come out of each site's line, with all headers. Starts no process."""
+        shown = _made_in(self.middle, Path("/proc/thread-self/net/dev").read_text)
+        names = {f"to{number}": site for site, number in self._numbers.items()}
+        rows = (line.partition(":") for line in shown.splitlines())
+        return {
+            names[device.strip()]: int(counts.split()[0])
+            for device, _, counts in rows
+            if device.strip() in names
+        }
 
     def segments(self) -> Counter[str]:
         """TCP segments that all computers have sent, and those of them that were sent again."""

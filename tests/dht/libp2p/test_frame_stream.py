@@ -7,9 +7,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
-import numpy as np
 import pytest
 
 from dht.errors import StreamBroken
@@ -21,8 +19,6 @@ from dht.libp2p.frame_stream import (
     QUEUE_MAX_BYTES,
     FrameStream,
     FrameType,
-    packed,
-    unpacked,
 )
 from tests.integration.loopback import WAIT_S, run
 
@@ -108,55 +104,6 @@ def test_frames_of_any_size_arrive_as_they_were_sent_in_one_or_several_parts() -
             await asyncio.gather(send(), receive())
 
     run(scenario())
-
-
-def codes(size: int) -> bytes:
-    """Bytes of which few are frequent, as those of int4 are."""
-    return np.random.default_rng(1).binomial(15, 0.5, size).astype(np.uint8).tobytes()
-
-
-@pytest.mark.parametrize("size", [4096, 100_001, FRAME_MAX_BYTES])
-def test_what_is_packed_is_smaller_and_comes_back(size: int) -> None:
-    content = codes(size)
-    frame = packed([memoryview(content)[:7], memoryview(content)[7:]])
-    assert frame is not None and len(frame) < 0.6 * size
-    assert unpacked(bytearray(frame)) == content
-
-
-def test_what_does_not_get_smaller_is_not_packed() -> None:
-    assert packed([memoryview(np.random.default_rng(1).bytes(50_000))]) is None
-
-
-def test_with_the_size_ahead_a_packed_frame_is_smaller_too() -> None:
-    """A frame of the largest size that is packed to more than that would break the stream."""
-    noise = np.random.default_rng(1).bytes(FRAME_MAX_BYTES)
-    sizes = []
-    for zeros in range(600, 1400, 8):  # what they save, the rest costs
-        frame = packed([memoryview(bytes(zeros) + noise[zeros:])])
-        sizes.append(FRAME_MAX_BYTES if frame is None else len(frame))
-        assert frame is None or len(frame) < FRAME_MAX_BYTES
-    assert FRAME_MAX_BYTES in sizes and min(sizes) < FRAME_MAX_BYTES
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda frame: b"",
-        lambda frame: frame[:3],
-        lambda frame: (FRAME_MAX_BYTES + 1).to_bytes(4, "big") + frame[4:],
-        lambda frame: len(frame).to_bytes(4, "big") + frame[4:],
-        lambda frame: (9999).to_bytes(4, "big") + frame[4:],
-        lambda frame: (10_001).to_bytes(4, "big") + frame[4:],
-        lambda frame: frame[:-1],
-        lambda frame: frame + b"x",
-        lambda frame: frame[:4] + b"\xff" * 50,
-        lambda frame: (100).to_bytes(4, "big") + packed([memoryview(bytes(FRAME_MAX_BYTES))])[4:],
-    ],
-)
-def test_a_packed_frame_that_is_not_what_it_announces_is_refused(change: Any) -> None:
-    frame = packed([memoryview(codes(10_000))])
-    with pytest.raises(ValueError, match="packed"):
-        unpacked(bytearray(change(frame)))
 
 
 def test_a_burst_of_small_frames_is_taken_one_by_one() -> None:

@@ -20,6 +20,7 @@ from dht.libp2p.lane_connection import Connection
 from dht.libp2p.lane_settings import LaneSettings, parse_lane
 from dht.libp2p.lane_wire import Begin, Offer, decode, encode
 from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES
+from dht.throttled_host import Gate, ThrottledStream
 from tests.dht.libp2p.lane_ends import (
     ANNA,
     BORIS,
@@ -518,6 +519,31 @@ def test_large_frames_are_packed_on_a_far_line_if_the_other_side_reads_that(
                 )
                 assert whole == content
             theirs.cut()
+
+    run(exchange())
+
+
+def test_a_volume_counts_what_went_over_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames are counted before they are packed, and the rest is given back."""
+    content = bytes(i % 7 for i in range(300_000))
+
+    async def exchange() -> None:
+        monkeypatch.setattr(Connection, "is_far", True)
+        async with pair() as (anna, boris):
+            up, down = Gate(), Gate()
+            ours = ThrottledStream(await opened(anna), up, down)
+            theirs = ThrottledStream(await boris.served.get(), Gate(), here := Gate())
+            before = anna.lane.sent_bytes
+            for _ in range(2):
+                _, whole = await asyncio.gather(
+                    ours.send(content, timeout_s=WAIT_S), theirs.receive(timeout_s=WAIT_S)
+                )
+                assert whole == content
+            sent = anna.lane.sent_bytes - before
+            assert sent < len(content)
+            assert sent * 0.99 < up.bucket.passed == here.bucket.passed <= sent
+            assert down.bucket.passed == 0
+            ours.abort()
 
     run(exchange())
 

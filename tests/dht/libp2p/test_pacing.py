@@ -22,6 +22,7 @@ from dht.libp2p.pacing import (
     shares,
 )
 from tests.dht.libp2p.lane_ends import HERE
+from tests.dht.libp2p.paced_line import PacedLine
 from tests.integration.loopback import run
 
 MBIT = 125_000.0
@@ -37,6 +38,7 @@ class Line:
     def __init__(self, rtt_s: float) -> None:
         self.rtt_s = rtt_s
         self.queue_bytes = 0.0
+        self.in_flight_bytes = 0.0
         self._window = 15_000.0
         self._under_way: deque[tuple[float, float]] = deque([(0.0, 0.0)] * round(rtt_s / LOOK_S))
 
@@ -51,7 +53,11 @@ class Line:
         delivered = min(self.queue_bytes, rate * LOOK_S)
         self.queue_bytes -= delivered
         self._under_way.append((delivered, self.queue_bytes / rate))
-        return self._under_way.popleft()
+        acked, queue_s = self._under_way.popleft()
+        looks = self.rtt_s / LOOK_S
+        self.in_flight_bytes = self.queue_bytes + delivered * (looks - round(looks))
+        self.in_flight_bytes += sum(each for each, _ in self._under_way)
+        return acked, queue_s
 
 
 def upload(
@@ -73,7 +79,8 @@ def upload(
         rtt = rtt_s + queue_s + other_queue_s(now) + gap_s
         seen.append((now, acked / LOOK_S, line.queue_bytes / rate_of(now)))
         has_more = offered(now) > pace.rate
-        pace.look([Sample(int(acked), rtt, rtt_s, has_more, gap_s)], passed_s=LOOK_S)
+        in_flight = int(line.in_flight_bytes + acked / LOOK_S * other_queue_s(now))
+        pace.look([Sample(int(acked), rtt, rtt_s, has_more, gap_s, in_flight)], passed_s=LOOK_S)
     return seen
 
 
@@ -90,6 +97,30 @@ def test_an_idle_line_is_used_and_its_queue_stays_short(rtt_s: float, mbit: floa
     late = sorted(queue for now, _, queue in seen if now >= 10)
     assert mean(seen, 10, 2) < 0.04
     assert late[int(0.95 * len(late))] < 0.05
+
+
+@pytest.mark.parametrize("rtt_s", [0.02, 0.05, 0.15])
+@pytest.mark.parametrize("connections", [1, 2, 4])
+def test_the_queue_does_not_swing(connections: int, rtt_s: float) -> None:
+    """It swung between nothing and three times the target: the measured queue is an old one."""
+    line = PacedLine(10 * MBIT, connections=connections, rtt_s=rtt_s)
+    seen = line.run(25.0, settled_s=5.0)
+    assert seen.used > 0.97
+    late = sorted(seen.queues_s)[int(0.95 * len(seen.queues_s))]
+    assert late < 0.04
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+def test_connections_that_begin_together_after_a_pause_do_not_fill_the_queue(
+    connections: int,
+) -> None:
+    """Each of them had the whole line at first, as none of the others had delivered anything."""
+    line = PacedLine(
+        10 * MBIT, connections=connections, rtt_s=0.05, sends=lambda now: now % 2.9 > 0.3
+    )
+    seen = line.run(25.0, settled_s=5.0)
+    assert seen.used > 0.85, "nine tenths of the time something is sent"
+    assert sorted(seen.queues_s)[int(0.95 * len(seen.queues_s))] < 0.06
 
 
 def test_a_line_that_becomes_slow_and_fast_again_is_followed() -> None:
@@ -163,7 +194,8 @@ def test_a_slow_line_at_the_other_end_of_one_connection_is_no_reason() -> None:
 def test_a_connection_gets_what_the_others_leave() -> None:
     assert shares(90.0, []) == []
     assert shares(90.0, [30.0, 30.0, 30.0]) == [30.0, 30.0, 30.0]
-    assert shares(90.0, [10.0, 40.0]) == [50.0, 80.0]
+    assert shares(90.0, [10.0, 40.0]) == [45.0, 85.0]
+    assert shares(90.0, [0.0, 0.0, 0.0]) == [30.0, 30.0, 30.0], "those that begin at once"
     assert shares(90.0, [100.0, 100.0]) == [45.0, 45.0]
 
 

@@ -57,6 +57,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--audits", type=float, default=0.1, help="share of the merged pieces that are audited"
     )
+    parser.add_argument(
+        "--line-share", type=float, default=0.7, help="share of a line that rounds may take"
+    )
     parser.add_argument("--folder", type=Path, help="keep the peers' files in this new folder")
     return parser.parse_args()
 
@@ -90,6 +93,7 @@ def main() -> int:
                 layers=options.layers,
                 width=options.width,
                 cycle=options.cycle,
+                line_share=options.line_share,
                 heartbeat_s=options.heartbeat,
                 expiry_s=4 * options.heartbeat,
                 policy=f"\n[policy]\naudit_rate = {options.audits}\n",

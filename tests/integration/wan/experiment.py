@@ -26,6 +26,7 @@ from peer.lab.network.accounting import Used
 from peer.lab.network.topology import Internet, Nat, Site, internet
 from peer.views.event_log import read_events
 from tests.integration.swarm_processes import Command, Learner, Swarm, address_of, run_text, until
+from tests.integration.wan.uplinks import Uploading, watched
 from tests.processes import Processes
 
 BOOTSTRAP = "bootstrap"
@@ -380,7 +381,8 @@ class _Course:
     def phase(self, name: str) -> Iterator[None]:
         began, before, used, counted = time.time(), self._sent_bytes(), Used.now(), self._counted()
         segments = self.trial.net.segments()
-        yield
+        with watched(self.trial.net) as seen:
+            yield
         ended, after = time.time(), self._sent_bytes()
         self.tell(f"{name}: processors in use: {Used.now().since(used)}")
         by_kind = (self._counted() - counted).items()
@@ -394,6 +396,14 @@ class _Course:
             if site.up_mbit is not None
         ]
         self.tell(f"{name}: uplinks in use: {', '.join(uplinks)}")
+        self.tell(f"{name}: uplinks while uploading: {', '.join(self._uploading(seen))}")
+
+    def _uploading(self, seen: Sequence[tuple[float, Mapping[str, int]]]) -> Iterator[str]:
+        for name, site in self.trial.net.lines.items():
+            if site.up_mbit is not None:
+                counts = [(at, counts[name]) for at, counts in seen]
+                found = Uploading.of(counts, site.up_mbit * 125_000)
+                yield f"{found.line_share:.0%} of {name} in {found.time_share:.0%} of the time"
 
     def _counted(self) -> Counter[str]:
         return self.trial.net.counted()

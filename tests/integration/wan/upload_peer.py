@@ -8,6 +8,7 @@ POLITE is ``yes`` or ``no``.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 
 import uvloop
@@ -49,7 +50,8 @@ async def source(address: str, seconds: float, *, polite: bool) -> None:
     assert peer is not None
     host = await HivemindHost.open(identity(2), settings("/ip4/0.0.0.0/tcp/0", polite=polite))
     await host.connect(peer, [at], timeout_s=TIMEOUT_S)
-    loop, frame, sent = asyncio.get_running_loop(), bytes(FRAME_MAX_BYTES // 2), 0
+    # Random bytes are not packed, so that the bytes sent are those on the line.
+    loop, frame, sent = asyncio.get_running_loop(), os.urandom(FRAME_MAX_BYTES // 2), 0
 
     async def send() -> None:
         nonlocal sent
