@@ -39,9 +39,9 @@ from averaging.round.identity import Identity
 from averaging.round.neighbourhood import Neighbourhood, median
 from averaging.round.pace import Pace
 from averaging.round.parents import Parents
-from averaging.round.paxos import all_peers_of
 from averaging.round.phase import Phase
 from averaging.round.roster import Gathering, Leader, compose, without_carrier
+from averaging.round.seals import all_peers_of
 from averaging.round.signed_commit import SignedCommit
 from averaging.round.situation import Situation
 from averaging.round.transitions import (
@@ -460,6 +460,7 @@ class Leading:
             return []
         changes: Changes = []
         if now >= gathering.look_at:
+            changes += self._peers.silences(gathering.unanswered(), now)
             changes += self._release_held(gathering, situation, now)
             changes += self.look_round(situation, now)
         if now >= gathering.until:

@@ -176,8 +176,8 @@ from averaging.round.neighbourhood import Neighbourhood
 from averaging.round.objections import members_behind, objection
 from averaging.round.pace import Pace
 from averaging.round.parents import Parents
-from averaging.round.participation import Participation, Stage
-from averaging.round.phase import Phase, Timer
+from averaging.round.participation import Participation
+from averaging.round.phase import Phase, Stage, Timer
 from averaging.round.roster import Gathering
 from averaging.round.signed_commit import (
     BadSignature,
@@ -598,7 +598,7 @@ class FragmentRounds:
         return part is not None and part.commit.index(sender) is not None
 
     def _heard(self, sender: PeerId, now: float) -> None:
-        self.peers.mark_heard(sender)
+        self.peers.mark_heard(sender, now)
         for part in self.rounds.values():
             part.heard(sender, now)
 

@@ -1,0 +1,95 @@
+"""What follows from a commit about its ballots and seals, for whoever has heard of them.
+
+Ballot 0 is the leader's and needs no promises, because there is no lower one. Ballot
+``1 + attempt * n + i`` belongs to the i-th of n voters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from averaging.messages import Commit, Sealed, Void, vote, vow
+from dht.identity import PeerId
+
+VOID: tuple[int, ...] = ()
+"""The seal of a round without contributors."""
+
+
+def ballot_of(place: int, *, voters: int, above: int) -> int:
+    """The lowest ballot of the voter at this place that is higher than ``above``."""
+    attempt = max(0, (above - place) // voters)
+    ballot = 1 + attempt * voters + place
+    return ballot if ballot > above else ballot + voters
+
+
+def owner_of(ballot: int, commit: Commit) -> PeerId:
+    """The only peer that may use this ballot."""
+    if ballot == 0:
+        return commit.leader
+    voters = commit.voters
+    return commit.members[voters[(ballot - 1) % len(voters)]].peer
+
+
+def is_chosen(
+    commit: Commit, message: Sealed | Void, verify: Callable[[PeerId, bytes, bytes], bool]
+) -> bool:
+    """True if a message shows the votes of a majority of the voters for its seal.
+
+    A void round that was forsworn shows the vows of a majority instead.
+    """
+    if isinstance(message, Sealed):
+        said = vote(message.round, message.ballot, message.seal)
+    elif message.forsworn:
+        said = vow(message.round)
+    else:
+        said = vote(message.round, message.ballot, VOID)
+    voted = {
+        index
+        for index, signature in message.votes
+        if index in commit.voters and verify(commit.members[index].peer, said, signature)
+    }
+    return len(voted) >= commit.majority
+
+
+def is_void(
+    commit: Commit,
+    message: Void,
+    sender: PeerId,
+    said_by: set[PeerId],
+    verify: Callable[[PeerId, bytes, bytes], bool],
+) -> bool:
+    """True if a round is void: a majority's votes or vows, its coordinator or most voters say so.
+
+    A coordinator can make a round void as it likes before a seal is chosen; a plain member cannot,
+    and after it a majority must have forsworn the round. Members that heard of it from a
+    coordinator that is gone may say so; fewer than a majority would be half of a group of four, and
+    work that they deny would be merged twice. ``said_by``: the peers that have said so, to which
+    the sender is added.
+    """
+    if message.votes or message.forsworn:
+        return is_chosen(commit, message, verify)
+    if owner_of(message.ballot, commit) == sender:
+        return True
+    if commit.index(sender) not in commit.voters:
+        return False
+    said_by.add(sender)
+    return len(said_by) >= min(commit.majority, len(commit.voters) - 1)
+
+
+def is_backed(commit: Commit, seal: tuple[int, ...]) -> bool:
+    """True if a seal has the work of a voter: that of others alone moves no state."""
+    return not set(seal).isdisjoint(commit.voters)
+
+
+def expected_of(commit: Commit) -> set[int]:
+    """Roster indices of the members that upload something."""
+    if commit.kind == "mix":
+        return set(commit.carriers)
+    return set(range(len(commit.members)))
+
+
+def all_peers_of(commit: Commit, reducers: list[PeerId]) -> list[PeerId]:
+    """Roster and reducers, each once, in the roster's order."""
+    return list(
+        dict.fromkeys([*(entry.peer for entry in commit.members), *reducers, commit.leader])
+    )
