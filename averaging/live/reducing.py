@@ -24,7 +24,7 @@ from averaging.live.bundling import Bundling, Rider
 from averaging.live.parts import Parts, receive_behind, send_growing
 from averaging.messages import Opening
 from averaging.numbers.chunks import Chunk
-from averaging.round.paxos import expected_of
+from averaging.round.seals import expected_of
 from averaging.round.traffic import (
     NOTHING_TO_GIVE,
     Incoming,

@@ -10,9 +10,9 @@ the time. Out: ``effects``, a list of values for the owner to carry out in order
 
 - ``joining`` gets into a round, ``leading`` gathers one (``roster`` composes its commit),
   ``catching_up`` compares standings, ``doubt`` asks how a round ended;
-- ``participation`` is one round from its commit on, with ``paxos`` for the seal, ``outcomes`` for
-  what others say of its end, and ``reducer`` for the slices; ``objections`` decides whether a
-  commit holds, ``signed_commit`` reads one;
+- ``participation`` is one round from its commit on, with ``paxos`` for the seal, ``seals`` for what
+  follows from ballots and from what others say of its end, and ``reducer`` for the slices;
+  ``objections`` decides whether a commit holds, ``signed_commit`` reads one;
 - ``neighbourhood`` is the opinion about other peers, ``pace`` that about the own learner.
 
 A part gets an ``identity`` for good and a ``situation`` for each call, both frozen. It changes its

@@ -25,7 +25,7 @@ from averaging.messages import Commit, Message
 from averaging.round.effects import Note, Presume, Send, Settle
 from averaging.round.identity import Identity
 from averaging.round.neighbourhood import Neighbourhood
-from averaging.round.outcomes import is_void
+from averaging.round.seals import is_void
 from averaging.round.transitions import Changes
 from dht.identity import PeerId
 

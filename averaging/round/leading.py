@@ -39,9 +39,9 @@ from averaging.round.identity import Identity
 from averaging.round.neighbourhood import Neighbourhood, median
 from averaging.round.pace import Pace
 from averaging.round.parents import Parents
-from averaging.round.paxos import all_peers_of
 from averaging.round.phase import Phase
 from averaging.round.roster import Gathering, Leader, compose, without_carrier
+from averaging.round.seals import all_peers_of
 from averaging.round.signed_commit import SignedCommit
 from averaging.round.situation import Situation
 from averaging.round.transitions import (
@@ -353,13 +353,13 @@ class Leading:
     ) -> list[tuple[PeerId, Join]]:
         """The joins for which there is no place if this peer joins too.
 
-        Newcomers have half of the places, and give way to those that count.
+        Newcomers leave places to as many as vote in the smallest group, and give way to more.
         """
-        size = self._peers.group_size
+        size, kept = self._peers.group_size, self._peers.smallest_group(now)
         newcomers = sorted(self._peers.newcomers(gathering.joins, now))
         full = len(gathering.joins) >= size
         if not self._peers.is_established(sender, now):
-            full = full or len(newcomers) >= size // 2
+            full = full or len(newcomers) >= size - kept
             return [(sender, join)] if full else []
         if not full:
             return []
@@ -460,6 +460,7 @@ class Leading:
             return []
         changes: Changes = []
         if now >= gathering.look_at:
+            changes += self._peers.silences(gathering.unanswered(), now)
             changes += self._release_held(gathering, situation, now)
             changes += self.look_round(situation, now)
         if now >= gathering.until:

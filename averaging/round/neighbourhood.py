@@ -12,10 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from averaging.bounded_mapping import BoundedMapping
+from averaging.history.merged_map import MergedMap
 from averaging.messages import LEAVES_SINCE, ROSTER_MAX, Commit, Head, Join
+from averaging.round.effects import Silent
 from averaging.round.identity import Circumstances, Identity
 from averaging.rules.claims import overstated
-from averaging.rules.grouping import group_of, grouping_named
+from averaging.rules.grouping import are_several, group_of, grouping_named
 from averaging.rules.mixing import MELD_LAG
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, PeerView
 from averaging.rules.probation import SEEN_MAX, SLACK, Asked, Probation
@@ -52,6 +54,7 @@ class Neighbourhood:
 
     __slots__ = (
         "_asked",
+        "_heard_at",
         "_id",
         "_merged_at",
         "_policy",
@@ -61,6 +64,7 @@ class Neighbourhood:
         "crowd",
         "failed",
         "group_size",
+        "merged",
         "passed_over",
         "probation",
         "reachable",
@@ -86,6 +90,8 @@ class Neighbourhood:
         self._policy = identity.policy
         self._vouchers = BoundedMapping[PeerId, set[PeerId]](FAILED_MAX)
         """Peers that have sent this one to a leader, by leader."""
+        self._heard_at = BoundedMapping[PeerId, float](FAILED_MAX)
+        """When each peer was heard last, about this fragment."""
         self._merged_at = BoundedMapping[PeerId, float](SEEN_MAX)
         """When this peer saw work of another one merged last, in this fragment."""
         self.view = view
@@ -96,6 +102,8 @@ class Neighbourhood:
         """Speed of this peer's line, as its record says it; 0: not known."""
         self.crowd: Crowd | None = None
         """Used instead of ``view`` for questions about all peers."""
+        self.merged = MergedMap()
+        """Whose work the state contains that this peer stands on. The owner keeps it up to date."""
         self.closed_version = 0
         """The newest version of which a roster closed, as far as this peer heard."""
         self.started_at = now
@@ -108,8 +116,25 @@ class Neighbourhood:
         seen, failed = len(self.view), len(self.failed)
         return f"Neighbourhood({self._id.me}, {seen} seen, {failed} failed)"
 
-    def mark_heard(self, peer: PeerId) -> None:
+    def mark_heard(self, peer: PeerId, now: float) -> None:
         self.failed.pop(peer, None)
+        self._heard_at.pop(peer, None)
+        self._heard_at[peer] = now
+
+    def silence(self, peer: PeerId, *, since: float, now: float) -> Silent | None:
+        """The silence of a peer that should have spoken since then, if it is long and news.
+
+        A machine that vanishes closes no connection. A roster of four that waits for the break of
+        one link has lost its majority when another member vanishes meanwhile.
+        """
+        since = max(since, self._heard_at.get(peer, since))
+        is_news = peer not in self.failed and now - since >= self._policy.answer_s
+        return Silent(peer, since) if is_news else None
+
+    def silences(self, asked: Iterable[tuple[PeerId, float]], now: float) -> list[Silent]:
+        """The silences of peers that were asked at these times."""
+        found = (self.silence(peer, since=since, now=now) for peer, since in asked)
+        return [silence for silence in found if silence is not None]
 
     def mark_failed(self, peer: PeerId, now: float) -> None:
         self.failed[peer] = now
@@ -144,16 +169,29 @@ class Neighbourhood:
         seen = self.view.get(peer)
         return peer != self._id.me and (seen is None or not seen.is_live(now))
 
+    def is_missing(self, peer: PeerId, now: float) -> bool:
+        """Gone, or failed and not heard for so long that no answer is expected any more."""
+        failed_at = self.failed.get(peer)
+        waited = failed_at is not None and now - failed_at >= self._policy.answer_s
+        return waited or self.is_gone(peer, now)
+
     def is_deserted(
-        self, commit: Commit, now: float, declined: frozenset[int] = frozenset()
+        self,
+        commit: Commit,
+        now: float,
+        declined: frozenset[int] = frozenset(),
+        *,
+        if_missing: bool = False,
     ) -> bool:
         """True if so many voters of a roster are gone that no ballot of the others can succeed.
 
         Those that have declined never vote: they may have been restarted. Not if this peer is
-        alone: it has nobody to merge with instead, and may as well wait.
+        alone: it has nobody to merge with instead, and may as well wait. ``if_missing``: those that
+        are missing count as gone. That is enough to leave a round, which ends no doubt about it.
         """
+        is_gone = self.is_missing if if_missing else self.is_gone
         voters = set(commit.voters).difference(declined)
-        left = sum(not self.is_gone(commit.members[index].peer, now) for index in voters)
+        left = sum(not is_gone(commit.members[index].peer, now) for index in voters)
         return left < commit.majority and len(self.trainers(now)) > 1
 
     def is_live(self, peer: PeerId, now: float) -> bool:
@@ -181,14 +219,23 @@ class Neighbourhood:
         self.probation.took_state(versions, tokens)
         self._asked = None
 
-    def saw_merged(self, contributors: Iterable[PeerId], now: float) -> None:
-        """A round was merged with the work of these peers."""
+    def saw_merged(
+        self, contributors: Iterable[PeerId], now: float, *, since: MergedMap | None = None
+    ) -> None:
+        """A round was merged with the work of these peers.
+
+        ``since``: what the state of this peer contained before a meld. More has become part of it
+        than the work of the contributors: what their groups have merged. Peers of several groups
+        meet too seldom to see each other work.
+        """
         contributors = tuple(contributors)
         self._vouchers.clear()
         for peer in contributors:
             self._merged_at[peer] = now
         if self.probation.is_on:
-            self.probation.saw_merged(contributors, self._all_live(now), now)
+            elsewhere = () if since is None else self.merged.grown_since(since)
+            worked = {*contributors, *elsewhere}
+            self.probation.saw_merged(worked, self._all_live(now), now)
             self._asked = None
 
     def overstates(
@@ -225,10 +272,13 @@ class Neighbourhood:
         ][:ROSTER_MAX]
 
     def group(self, peer: PeerId, version: int, now: float) -> tuple[PeerId, ...]:
-        """The established peers that a peer may meet in a round, and itself."""
+        """The peers that a peer may meet in a round, and itself: established ones, and among
+        several groups those on probation that have worked."""
+        newcomers = self._at_work(now) if self.has_several_groups(now) else frozenset()
         return group_of(
             peer,
-            self.trainers(now),
+            (*self.trainers(now), *newcomers) if newcomers else self.trainers(now),
+            newcomers=newcomers,
             size=self.group_size,
             fragment=self._id.fragment,
             version=self.epoch(version, now),
@@ -260,9 +310,33 @@ class Neighbourhood:
             live.append(self._id.me)
         return tuple(sorted(live))
 
+    def _at_work(self, now: float) -> frozenset[PeerId]:
+        """The live trainers on probation whose work the own state contains.
+
+        The state says so of all peers alike, whichever groups they met, so views hardly differ. A
+        key that has never had work merged changes no group.
+        """
+        if not self.probation.is_on:
+            return frozenset()
+        return frozenset(
+            peer
+            for peer, seen in self.view.items()
+            if seen.trains
+            and seen.is_live(now)
+            and peer in self.merged
+            and not self.is_established(peer, now)
+        )
+
     def has_several_groups(self, now: float) -> bool:
         """True if more peers train than one group holds, as far as this peer sees."""
-        return len(self.trainers(now)) > self.group_size
+        return self._are_several(self.group_size, now)
+
+    def _are_several(self, size: int, now: float) -> bool:
+        voters = len(self.trainers(now))
+        if voters > size or not self.probation.is_on:
+            return voters > size
+        newcomers = len(self._at_work(now))
+        return are_several(voters, newcomers, size=size, grouping=self._policy.grouping)
 
     def epoch(self, version: int, now: float) -> int:
         """The version by which a peer that stands on ``version`` is grouped and ranked.
@@ -487,7 +561,7 @@ class Neighbourhood:
 
     def lineages_part(self, now: float) -> bool:
         """True if rounds leave peers on several lineages, also when all meet to end the run."""
-        return len(self.trainers(now)) > self._policy.group_size
+        return self._are_several(self._policy.group_size, now)
 
     def others_train(self, now: float) -> bool:
         """True if any other live peer trains."""

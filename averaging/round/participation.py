@@ -19,7 +19,6 @@ a group of two, to save rounds in which only time is lost.
 from __future__ import annotations
 
 import math
-from enum import StrEnum
 from typing import TypeAlias
 
 from averaging import messages
@@ -50,19 +49,19 @@ from averaging.round.inputs import (
     UploadFailed,
 )
 from averaging.round.neighbourhood import Neighbourhood
-from averaging.round.outcomes import is_chosen, is_void
-from averaging.round.paxos import (
+from averaging.round.paxos import Acceptor, Coordinator, Phase
+from averaging.round.phase import Stage
+from averaging.round.reducer import Reducer
+from averaging.round.seals import (
     VOID,
-    Acceptor,
-    Coordinator,
-    Phase,
     all_peers_of,
     ballot_of,
     expected_of,
     is_backed,
+    is_chosen,
+    is_void,
     owner_of,
 )
-from averaging.round.reducer import Reducer
 from averaging.round.signed_commit import SignedCommit
 from averaging.round.transitions import Changes, Count, RoundEnded
 from averaging.rules.sites import riders_of
@@ -75,21 +74,6 @@ RoundInput: TypeAlias = (
     Received | LinkLost | Tick | UploadArrived | UploadFailed | SliceMerged | MergedArrived
 )
 """The inputs of a machine that concern a round."""
-
-
-class Stage(StrEnum):
-    """The progress of one member in a round."""
-
-    UPLOADING = "uploading"
-    """The commit holds for this peer; it knows no seal."""
-    SEALED = "sealed"
-    """This peer knows the contributors and waits for merged slices."""
-    APPLYING = "applying"
-    """All merged slices are here. The round can no longer fail for this peer."""
-    FINISHED = "finished"
-    VOID = "void"
-    FORSWORN = "forsworn"
-    """Given up, with a vow never to finish: other members count on it."""
 
 
 class Participation:
@@ -460,7 +444,8 @@ class Participation:
                 if self.lead is not None and not self._send_outcome(sender):
                     self.lead.missing(sender, message.slice, now)
             case messages.Ask():
-                self._send_outcome(sender)
+                if not self._send_outcome(sender) and self.lead is not None:
+                    self.lead.is_here(sender)
             case messages.Reassign():
                 return self._reassigned(sender, message, now)
             case messages.Prepare():
@@ -830,6 +815,7 @@ class Participation:
                     self._upload(index)
             if now >= self.resend_at:
                 self.resend_at = now + self._policy.resend_s
+                self._look_for_coordinator(now)
                 self._resend()
             if self._merged_at is not None and now >= self._merged_at:
                 self._overdue(now)
@@ -899,10 +885,10 @@ class Participation:
         reduces gets no slices itself, and others may wait for its own.
         """
         declined = self.lead.declined_indices() if self.lead is not None else frozenset()
+        if self.seal is None:
+            return self._peers.is_deserted(self.commit, now, declined, if_missing=True)
         if not self._peers.is_deserted(self.commit, now, declined):
             return False
-        if self.seal is None:
-            return True
         return self.entry is not None and any(
             digest is None and (self._peers.is_gone(reducer, now) or self._lacks_gone(index, now))
             for index, (digest, reducer) in enumerate(zip(self.digests, self.reducers, strict=True))
@@ -913,6 +899,15 @@ class Participation:
         state = self.reducer.slices.get(index)
         lacking = () if state is None else set(self.seal or VOID).difference(state.complete)
         return any(self._peers.is_gone(self.commit.members[each].peer, now) for each in lacking)
+
+    def _look_for_coordinator(self, now: float) -> None:
+        """Take over soon from a coordinator that has answered before, and does not any more.
+
+        One of an older release answers only once there is a seal.
+        """
+        silence = self._peers.silence(self.coordinator, since=self.entered_at, now=now)
+        if silence is not None and silence.since > self.entered_at:
+            self._plan_takeover(self._policy.suspect_s, now, sooner=True)
 
     def _resend(self) -> None:
         if self.stage is Stage.UPLOADING:

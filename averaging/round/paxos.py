@@ -5,9 +5,8 @@ all, which means that the round is void. ``Acceptor`` is the memory of one voter
 ``Coordinator`` is the leader, or the member that took its place. ``averaging.round.machine`` says
 why this is safe.
 
-Ballot 0 is the leader's and needs no promises, because there is no lower one. Ballot
-``1 + attempt * n + i`` belongs to the i-th of n voters. The next in rank begins one when the voter
-before it is dead.
+``averaging.round.seals`` says whose a ballot is. The next in rank begins one when the voter before
+it is dead.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from enum import StrEnum
 from typing import Protocol
 
 from averaging.messages import (
-    Commit,
     Forswear,
     Message,
     Prepare,
@@ -28,34 +26,19 @@ from averaging.messages import (
     vote,
     vow,
 )
-from averaging.round.effects import Note, Send, Value
+from averaging.round.effects import Note, Send, Silent, Value
 from averaging.round.identity import Keys
+from averaging.round.seals import VOID, all_peers_of, expected_of, is_backed, owner_of
 from averaging.round.signed_commit import SignedCommit
 from averaging.round.transitions import Changes
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.sites import may_still_upload
 from dht.identity import PeerId
 
-VOID: tuple[int, ...] = ()
 DEAD = "dead"
 """The reason for a missing member that may come back."""
 REASSIGNMENTS_MAX = 2
 """How often one slice may change its reducer before the seal, and again after it."""
-
-
-def ballot_of(place: int, *, voters: int, above: int) -> int:
-    """The lowest ballot of the voter at this place that is higher than ``above``."""
-    attempt = max(0, (above - place) // voters)
-    ballot = 1 + attempt * voters + place
-    return ballot if ballot > above else ballot + voters
-
-
-def owner_of(ballot: int, commit: Commit) -> PeerId:
-    """The only peer that may use this ballot."""
-    if ballot == 0:
-        return commit.leader
-    voters = commit.voters
-    return commit.members[voters[(ballot - 1) % len(voters)]].peer
 
 
 class Acceptor:
@@ -115,6 +98,10 @@ class Opinions(Protocol):
         """The reason to merge nothing of a peer; ``None``: there is none."""
         ...
 
+    def silence(self, peer: PeerId, *, since: float, now: float) -> Silent | None:
+        """The silence of a peer that should have spoken since then, if it is long and news."""
+        ...
+
 
 class Coordinator:
     """Leads a round from its commit to its end: gathers reports, seals, replaces dead reducers.
@@ -135,6 +122,7 @@ class Coordinator:
         "_patient_until",
         "_policy",
         "_refuses",
+        "_silence",
         "absent",
         "accepted",
         "ballot",
@@ -178,6 +166,7 @@ class Coordinator:
         commit = signed.commit
         self._is_down = opinions.is_down
         self._refuses = opinions.refuses
+        self._silence = opinions.silence
         self._keys = keys
         self._policy = policy
         self._changes = changes
@@ -367,6 +356,13 @@ class Coordinator:
                 self._reassign(slice_index, f"{reducer} does not answer", now)
             self.stuck.add(slice_index)
 
+    def is_here(self, to: PeerId) -> None:
+        """Tell a member that asks before there is a seal that this ballot goes on, by what it knows
+        already: it takes over from a coordinator that falls silent."""
+        if self.phase in (Phase.PREPARING, Phase.GATHERING, Phase.PROPOSING):
+            first = self.reducers[0]
+            self._send(to, Reassign(self.commit.fragment, self.round, self.ballot, 0, first))
+
     def has_finished(self, peer: PeerId) -> bool:
         """A member has the new version. ``True`` when all members have it or are gone."""
         index = self.commit.index(peer)
@@ -453,6 +449,7 @@ class Coordinator:
             self._note("withheld", peer=peer, reason=f"it has not sent {what}")
 
     def _resend(self, now: float) -> None:
+        self._look_for_silent(now)
         if self.phase is Phase.PREPARING:
             self._send_prepare()
         elif self.phase is Phase.GATHERING:
@@ -480,6 +477,15 @@ class Coordinator:
                     self._send(peer, self._sealed())
         elif self.phase is Phase.FORSWEARING:
             self._send_forswear()
+
+    def _look_for_silent(self, now: float) -> None:
+        """All that are still in the round report or ask every ``resend_s``."""
+        me = owner_of(self.ballot, self.commit)
+        over = self.gone.keys() | self.forsworn.keys() | self.finished.keys()
+        for peer in all_peers_of(self.commit, self.reducers):
+            if peer != me and self.commit.index(peer) not in over:
+                silence = self._silence(peer, since=self.began_at, now=now)
+                self._changes += [] if silence is None else [silence]
 
     # Decisions
 
@@ -661,22 +667,3 @@ class Coordinator:
         votes = tuple(sorted(signed.items())) if len(signed) >= self.commit.majority else ()
         why = self.why[:300]
         return Void(self.commit.fragment, self.round, why, forsworn, self.ballot, votes)
-
-
-def is_backed(commit: Commit, seal: tuple[int, ...]) -> bool:
-    """True if a seal has the work of a voter: that of others alone moves no state."""
-    return not set(seal).isdisjoint(commit.voters)
-
-
-def expected_of(commit: Commit) -> set[int]:
-    """Roster indices of the members that upload something."""
-    if commit.kind == "mix":
-        return set(commit.carriers)
-    return set(range(len(commit.members)))
-
-
-def all_peers_of(commit: Commit, reducers: list[PeerId]) -> list[PeerId]:
-    """Roster and reducers, each once, in the roster's order."""
-    return list(
-        dict.fromkeys([*(entry.peer for entry in commit.members), *reducers, commit.leader])
-    )

@@ -1,4 +1,7 @@
-"""The phases of a peer in one fragment, and its timers: see ``averaging.round.machine``."""
+"""The phases of a peer in one fragment, its stages in a round, and its timers.
+
+See ``averaging.round.machine``.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,21 @@ class Phase(StrEnum):
 
 UNCOMMITTED = (Phase.WANTED, Phase.JOINING, Phase.PROMISED)
 """An attempt to get into a round that can still be abandoned."""
+
+
+class Stage(StrEnum):
+    """The progress of one member in a round."""
+
+    UPLOADING = "uploading"
+    """The commit holds for this peer; it knows no seal."""
+    SEALED = "sealed"
+    """This peer knows the contributors and waits for merged slices."""
+    APPLYING = "applying"
+    """All merged slices are here. The round can no longer fail for this peer."""
+    FINISHED = "finished"
+    VOID = "void"
+    FORSWORN = "forsworn"
+    """Given up, with a vow never to finish: other members count on it."""
 
 
 class Timer(StrEnum):

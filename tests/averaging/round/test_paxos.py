@@ -12,15 +12,8 @@ import pytest
 from averaging import messages as said
 from averaging.messages import Commit, Entry, Message
 from averaging.round.effects import Note, Send
-from averaging.round.outcomes import is_chosen, is_void
-from averaging.round.paxos import (
-    VOID,
-    Acceptor,
-    Coordinator,
-    Phase,
-    ballot_of,
-    owner_of,
-)
+from averaging.round.paxos import Acceptor, Coordinator, Phase
+from averaging.round.seals import VOID, ballot_of, is_chosen, is_void, owner_of
 from averaging.round.signed_commit import SignedCommit
 from averaging.round.transitions import Changes
 from averaging.rules.policy import RoundPolicy

@@ -19,8 +19,9 @@ from averaging.round.inputs import (
     UploadFailed,
 )
 from averaging.round.machine import FragmentRounds
-from averaging.round.paxos import Coordinator, ballot_of
+from averaging.round.paxos import Coordinator
 from averaging.round.reducer import Length
+from averaging.round.seals import ballot_of
 from averaging.round.signed_commit import SignedCommit
 from averaging.round.transitions import Changes
 from averaging.rules.peer_view import PeerView

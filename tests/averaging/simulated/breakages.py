@@ -19,9 +19,9 @@ from averaging.round.effects import Merge, Send
 from averaging.round.inputs import MergedArrived
 from averaging.round.joining import Joining
 from averaging.round.machine import FragmentRounds
-from averaging.round.participation import Participation, Stage
+from averaging.round.participation import Participation
 from averaging.round.paxos import Acceptor, Coordinator
-from averaging.round.phase import Phase
+from averaging.round.phase import Phase, Stage
 from averaging.round.situation import Attempt
 from averaging.round.transitions import Become, Changes
 from dht.identity import PeerId

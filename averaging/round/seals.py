@@ -1,12 +1,33 @@
-"""How a round ended, as others say: which of their words count, and for how much."""
+"""What follows from a commit about its ballots and seals, for whoever has heard of them.
+
+Ballot 0 is the leader's and needs no promises, because there is no lower one. Ballot
+``1 + attempt * n + i`` belongs to the i-th of n voters.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from averaging.messages import Commit, Sealed, Void, vote, vow
-from averaging.round.paxos import VOID
 from dht.identity import PeerId
+
+VOID: tuple[int, ...] = ()
+"""The seal of a round without contributors."""
+
+
+def ballot_of(place: int, *, voters: int, above: int) -> int:
+    """The lowest ballot of the voter at this place that is higher than ``above``."""
+    attempt = max(0, (above - place) // voters)
+    ballot = 1 + attempt * voters + place
+    return ballot if ballot > above else ballot + voters
+
+
+def owner_of(ballot: int, commit: Commit) -> PeerId:
+    """The only peer that may use this ballot."""
+    if ballot == 0:
+        return commit.leader
+    voters = commit.voters
+    return commit.members[voters[(ballot - 1) % len(voters)]].peer
 
 
 def is_chosen(
@@ -53,3 +74,22 @@ def is_void(
         return False
     said_by.add(sender)
     return len(said_by) >= min(commit.majority, len(commit.voters) - 1)
+
+
+def is_backed(commit: Commit, seal: tuple[int, ...]) -> bool:
+    """True if a seal has the work of a voter: that of others alone moves no state."""
+    return not set(seal).isdisjoint(commit.voters)
+
+
+def expected_of(commit: Commit) -> set[int]:
+    """Roster indices of the members that upload something."""
+    if commit.kind == "mix":
+        return set(commit.carriers)
+    return set(range(len(commit.members)))
+
+
+def all_peers_of(commit: Commit, reducers: list[PeerId]) -> list[PeerId]:
+    """Roster and reducers, each once, in the roster's order."""
+    return list(
+        dict.fromkeys([*(entry.peer for entry in commit.members), *reducers, commit.leader])
+    )
