@@ -532,7 +532,7 @@ class Joining:
         if situation.in_doubt:
             reason = "in doubt"
         elif sits_out:
-            reason = f"my line carries one version of {self._pace.every.versions:g}"
+            reason = f"my line carries one version of {self._pace.every.versions}"
         elif not enough:
             reason = "not enough steps"
         elif situation.is_final:

@@ -61,7 +61,6 @@ class DueTime:
         "_fragment",
         "_last_step",
         "_last_version",
-        "_pattern_at",
         "_took_part_at",
         "cycle_steps",
         "eager",
@@ -76,14 +75,11 @@ class DueTime:
         """H, as the newest roster that closed has set it."""
         self.eager = False
         """If true, any call is answered: it may be the last one."""
-        self.every = 1.0
-        """k: takes part in every k-th version, or in two of three if it is 1.5."""
+        self.every = 1
+        """k: takes part in every k-th version."""
         self._fragment = fragment
         self._anchor = step
         self._last_version: int | None = None
-        self._pattern_at = 0.0
-        """The version, in parts, from which k is counted: 1.5 after 10 is 11, and 13 after that."""
-
         self._last_step = step
         self._took_part_at: deque[int] = deque(maxlen=ROUNDS_COUNTED)
         """The own steps at which it entered its last rounds."""
@@ -116,8 +112,6 @@ class DueTime:
 
     def took_part(self, version: int, step: int) -> None:
         """Note that this peer is in the roster of this version."""
-        usual = self._pattern_at + self.every
-        self._pattern_at = min(max(usual, float(version)), version + 1.0)
         self._last_version, self._last_step = version, step
         self._took_part_at.append(step)
 
@@ -125,8 +119,8 @@ class DueTime:
         """Return whether this peer takes no part in the next version, which is ``version``."""
         if self.every == 1 or self.eager or self._last_version is None:
             return False
-        early = version < int(self._pattern_at + self.every)
-        return early and step - self._last_step < self.every * interval
+        passed = version - self._last_version
+        return passed < self.every and step - self._last_step < self.every * interval
 
     def is_due(self, step: int) -> bool:
         """Return whether to ask the learner now, whose next safe point is one step from here."""

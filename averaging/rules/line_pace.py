@@ -6,9 +6,7 @@ every k-th version only, and so does one whose rounds would make the others' cyc
 ``COST_MAX`` or more. In between it says so when it is called, follows by replays, and its work
 stays pending.
 
-Each peer decides for itself by its measured line, so nothing is agreed. k has quarters: with 1.5 a
-peer takes part in two versions of three. Whole numbers left a line half empty as soon as the rounds
-were a little too much for it. k rises at once and falls
+Each peer decides for itself by its measured line, so nothing is agreed. k rises at once and falls
 with a margin; it is never above the number of versions after which work may be stale. A line that
 does not even carry one payload in a cycle cannot follow; the reason says so.
 """
@@ -34,15 +32,12 @@ with one, 80% with two and 87% with three or four, and took part in 73, 87 and 9
 class Every:
     """The decision to take part in every k-th version."""
 
-    versions: float
-    """k, in quarters; 1: in all of them."""
+    versions: int
+    """k; 1: in all of them."""
     reason: str
 
 
-QUARTERS: Final = 4
-"""Steps of k within 1."""
-
-FROM_THE_START: Final = Every(versions=1.0, reason="the speed of the line is not known")
+FROM_THE_START: Final = Every(versions=1, reason="the speed of the line is not known")
 
 
 def every(
@@ -67,10 +62,8 @@ def every(
     # Slow lines carry one round at a time: up, and down again. Shorter ones delay nobody.
     longer = 2 * busy / fragments - 1
     needed = max(busy / share_max, longer / COST_MAX)
-    least, most = (
-        max(1.0, math.ceil(QUARTERS * load * needed) / QUARTERS) for load in (1.0, FALL_MARGIN)
-    )
-    versions = min(max(least, min(before.versions, most)), float(max(1, versions_max)))
+    least, most = (max(1, math.ceil(load * needed)) for load in (1.0, FALL_MARGIN))
+    versions = min(max(least, min(before.versions, most)), max(1, versions_max))
     line = f"the line takes {payload_s:.1f} s for the payload of a cycle of {cycle_s:.1f} s"
     if busy > 1.0:
         line += "; it cannot follow all versions, and needs longer cycles or a faster codec"

@@ -218,7 +218,7 @@ _REST_OF_A_ROUND = _rows(
             "before:text, level:text",
             "merges fragment {fragment} with {level} from now on; it was {before}",
         ),
-        "takes_part": ("every:float, reason", "takes part in one version of {every:g}: {reason}"),
+        "takes_part": ("every:int, reason", "takes part in one version of {every}: {reason}"),
         "stale": ("versions:int", "its work began {versions} versions ago, which is too long"),
         "closed_ranks": (
             "version",

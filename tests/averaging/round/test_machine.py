@@ -316,15 +316,15 @@ def test_a_line_that_carries_the_rounds_of_a_smaller_level_takes_part_in_all_of_
     rounds = machine(policy=replace(POLICY, smaller_levels=(smaller,)))
     rounds.handle(Progressed(1, 1.0), 0.0)
     rounds.handle(LineMeasured(0.95e6), 0.0)
-    assert rounds.pace.every.versions == 1.75
+    assert rounds.pace.every.versions == 2
 
     rounds.pace.take_level(1)
     rounds.handle(LineMeasured(0.96e6), 1.0)
     assert rounds.pace.every.versions == 1
     rounds.handle(LineMeasured(0.70e6), 2.0)
-    assert rounds.pace.every.versions == 1.25
+    assert rounds.pace.every.versions == 2
     rounds.handle(LineMeasured(0.80e6), 3.0)
-    assert rounds.pace.every.versions == 1.25, "measurements vary: it falls with a margin"
+    assert rounds.pace.every.versions == 2, "measurements vary: it falls with a margin"
 
 
 def test_a_called_peer_with_enough_steps_comes() -> None:

@@ -151,28 +151,6 @@ def test_a_peer_that_takes_part_in_every_third_version_sits_two_out() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("every", "parts"), [(1.25, 4 / 5), (1.5, 2 / 3), (2.0, 1 / 2), (2.75, 4 / 11)]
-)
-def test_k_may_be_a_fraction(every: float, parts: float) -> None:
-    time = DueTime(POLICY, fragment=0, step=0)
-    time.every = every
-    taken = 0
-    for version in range(1, 221):
-        if not time.sits_out(version, version, 24 * 220):
-            time.took_part(version, version)
-            taken += 1
-    assert taken == pytest.approx(220 * parts, abs=1)
-
-
-def test_versions_that_a_peer_missed_for_other_reasons_are_not_made_up_for() -> None:
-    time = DueTime(POLICY, fragment=0, step=0)
-    time.every = 2.0
-    time.took_part(7, 7)
-    time.took_part(20, 20)
-    assert time.sits_out(21, 21, 24)
-
-
 def test_where_no_roster_closes_without_it_a_peer_takes_part_after_as_many_cycles() -> None:
     time = DueTime(POLICY, fragment=0, step=0)
     time.every = 3

@@ -2,6 +2,9 @@
 
 Everything but the network is real: the line, the doorbell, the shared memory and its protocol. The
 outer step is theta' = theta + 0.5 * (values - theta), so that a merge can be told from none.
+
+More than a hundred tests start one. So it imports what judges states, and what writes files, where
+it is asked to: that is half of the processor time that it takes to start.
 """
 
 from __future__ import annotations
@@ -12,20 +15,16 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from averaging.history.chain import ChainLink
-from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.live.loss_gate import GateSettings, LossGate
-from averaging.live.spot_checking import Losses, Trial
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
-from peer.agent.loss_gate import TrainersLoss
 from peer.agent.slots import Adopted, SlotPort
-from peer.agent.trials import TrainersTrials
 from peer.bridge.messages import (
     Begin,
     Device,
@@ -43,8 +42,11 @@ from peer.bridge.messages import (
 )
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine, hear_doorbell
-from peer.storage.outer_state import named_tensors
-from peer.storage.tensor_file import write_safetensors
+
+if TYPE_CHECKING:
+    from averaging.live.loss_gate import LossGate
+    from peer.agent.loss_gate import TrainersLoss
+    from peer.agent.trials import TrainersTrials
 
 LINK = (
     f"shoal://{'ab' * 32}?seed=/ip4/203.0.113.7/tcp/7700/p2p/"
@@ -55,7 +57,7 @@ OWN_PENDING = 1000
 
 
 POISON = np.float32(100)
-GATE = GateSettings(rise_max=0.25, measure_s=20.0, quiet_s=0.1, open_s=20.0, look_s=0.01)
+MEASURE_S = 20.0
 
 
 class Alone:
@@ -101,10 +103,34 @@ def facts(
 
 
 def write_final(begin: Begin, layout: Layout, states: list[FragmentState]) -> str:
+    from peer.storage.outer_state import named_tensors
+    from peer.storage.tensor_file import write_safetensors
+
     path = Path(begin.directory) / "model.safetensors"
     with path.open("wb") as file:
         write_safetensors(file, named_tensors(layout, states))
     return str(path)
+
+
+def a_gate(line: TrainerLine, port: SlotPort) -> tuple[TrainersLoss, LossGate]:
+    """The measurements of the loss gate, and the gate, which takes no state of others unjudged."""
+    from averaging.live.loss_gate import GateSettings, LossGate
+    from peer.agent.loss_gate import TrainersLoss
+
+    loss = TrainersLoss(line, is_ready=lambda: True)
+    gate = LossGate(
+        GateSettings(rise_max=0.25, measure_s=MEASURE_S, quiet_s=0.1, open_s=20.0, look_s=0.01),
+        measure=loss.measure,
+        holds=port.holds,
+        on_event=lambda name, fields: line.say(Happened(name, dict(fields))),
+    )
+    return loss, gate
+
+
+def some_trials(line: TrainerLine, begin: Begin) -> TrainersTrials:
+    from peer.agent.trials import TrainersTrials
+
+    return TrainersTrials(line, Path(begin.directory), same_data=True)
 
 
 async def main(line_at: int, bell_at: int, memory_at: int) -> None:
@@ -148,8 +174,9 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
     line.say(Phase(name="founding", text="founding", done=0.0))
     states: list[FragmentState] = []
     to_restore: set[int] = set()
-    loss = TrainersLoss(line, is_ready=lambda: True)
-    trials = TrainersTrials(line, Path(begin.directory), same_data=True)
+    poisoned, tries = (os.environ.get(f"LONE_AGENT_{what}") for what in ("POISONED", "TRIES"))
+    gated = a_gate(line, port) if poisoned else None
+    trials = some_trials(line, begin) if tries else None
     rounds = 0
 
     async def play() -> None:
@@ -213,20 +240,15 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
                     line.say(Happened("exported", {"path": write_final(begin, layout, states)}))
                 line.say(the_end)
             line.say(Measure(rounds))
-            if os.environ.get("LONE_AGENT_TRIES") and rounds == 2:
-                await try_own(memory.step)
-            if os.environ.get("LONE_AGENT_POISONED") and rounds == 2:
-                await take_poison()
+            if trials is not None and rounds == 2:
+                await try_own(trials, memory.step)
+            if gated is not None and rounds == 2:
+                await take_poison(gated[1])
 
-    gate = LossGate(
-        GATE,
-        measure=loss.measure,
-        holds=port.holds,
-        on_event=lambda name, fields: line.say(Happened(name, dict(fields))),
-    )
-
-    async def try_own(step: int) -> None:
+    async def try_own(trials: TrainersTrials, step: int) -> None:
         """Have a contribution tried that the trainer itself might have made, and one of poison."""
+        from averaging.live.spot_checking import Losses, Trial
+
         reading = await trials.reading_of(step)
         assert reading is not None
         theta = states[0].theta
@@ -236,8 +258,10 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
             told = {"before": found.before, "after": found.after, "seconds": found.seconds}
             line.say(Happened("tried", told))
 
-    async def take_poison() -> None:
+    async def take_poison(gate: LossGate) -> None:
         """Take states over that nobody merged, as if other peers had certified them."""
+        from averaging.history.standing import Standing
+
         for fragment, before in enumerate(states):
             lineage = bytes([255]) * 32
             chain = before.chain.extended(ChainLink(before.version + 1, lineage, 0))
@@ -248,9 +272,9 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
         await alone.went_back.wait()
 
     alone = Alone(port, states)
-    judging = asyncio.create_task(gate.run(alone))
-    playing = asyncio.create_task(play())
-    beating = asyncio.create_task(line.beat(0.05))
+    tasks = [asyncio.create_task(play()), asyncio.create_task(line.beat(0.05))]
+    if gated is not None:
+        tasks.append(asyncio.create_task(gated[1].run(alone)))
     async for message in messages:
         if isinstance(message, Leave):
             await asyncio.sleep(0.05)
@@ -263,15 +287,15 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
             line.say(Happened("loop_mistake", {"kind": message.kind, "text": message.text}))
         if isinstance(message, Restore):
             to_restore |= set(range(memory.fragments))
-        if isinstance(message, HasRead):
+        if isinstance(message, HasRead) and trials is not None:
             trials.heard_reading(message)
-        if isinstance(message, Tried):
+        if isinstance(message, Tried) and trials is not None:
             trials.heard(message)
-        if isinstance(message, Measured) and message.gate:
-            loss.heard(message)
+        if isinstance(message, Measured) and message.gate and gated is not None:
+            gated[0].heard(message)
         elif isinstance(message, Measured):
             line.say(Happened("measured", {"loss": message.loss}))
-    for task in (playing, beating, judging):
+    for task in tasks:
         task.cancel()
     stop_bell()
     await line.close()
