@@ -103,7 +103,7 @@ class Neighbourhood:
         self.crowd: Crowd | None = None
         """Used instead of ``view`` for questions about all peers."""
         self.merged = MergedMap()
-        """Whose work the state contains that this peer stands on. The owner keeps it up to date."""
+        """Map of the work that the own state contains. The owner keeps it up to date."""
         self.closed_version = 0
         """The newest version of which a roster closed, as far as this peer heard."""
         self.started_at = now

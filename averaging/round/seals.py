@@ -1,4 +1,4 @@
-"""What follows from a commit about its ballots and seals, for whoever has heard of them.
+"""Ballots and seals of a commit: functions of the commit and of signed votes.
 
 Ballot 0 is the leader's and needs no promises, because there is no lower one. Ballot
 ``1 + attempt * n + i`` belongs to the i-th of n voters.

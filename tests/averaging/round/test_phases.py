@@ -308,6 +308,23 @@ def entered_with_slices_of_others() -> FragmentRounds:
     return rounds
 
 
+def entered_and_behind() -> FragmentRounds:
+    """In a round, this peer has heard of a version that it lacks."""
+    rounds = promised()
+    leader, _ = leader_of(rounds)
+    rounds.handle(Received(leader, committed(rounds, leader)), 1.0)
+    rounds.handle(Received(ANNA, messages.Compare(0, certified(AHEAD))), 1.5)
+    return rounds
+
+
+def void_by_its_leader(rounds: FragmentRounds) -> Input:
+    part = rounds.own_round
+    assert part is not None
+    return Received(
+        part.commit.leader, messages.Void(0, part.id, "too few uploads", forsworn=False)
+    )
+
+
 def sealed_by_all(rounds: FragmentRounds) -> Input:
     part, seal = rounds.own_round, (0, 1)
     assert part is not None
@@ -381,6 +398,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     (promised_to_one_of_lower_rank, mutual, 2.0),
     (promised, stream_with_a_false_commit, 2.0),
     (entered_with_slices_of_others, sealed_by_all, 2.0),
+    (entered_and_behind, void_by_its_leader, 2.0),
     (joining_after_many, behind_what_nobody_has_signed, 2.0),
     (joining_after_many, call_of_the_first, 2.0),
     (promised_after_many, call_of_the_first, 2.0),
