@@ -35,7 +35,7 @@ would cost more. The peers of one group would gather at two leaders.
 cycles. So who has seen a peer fail twice names it to the others, and each of them checks it next:
 one contribution more between two usual checks, at most. A word is no failure and no strike, however
 many say it; who names peers that then pass a check is heard no more for a while. With 30% reversing
-and one reducer a round the loss of six cycles was +5.2% before, and +3.4% with it (RESULTS).
+and one reducer a round the loss of six cycles was +5.2% before, and is +3.7% with it (RESULTS).
 
 **Accomplices.** No rule can tell who is honest among more than a third of liars. For fewer the
 falls of a third of the other authors, whichever these are, do not make a bad one look common.
