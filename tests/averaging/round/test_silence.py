@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from averaging import messages as said
-from averaging.round.effects import Silent
+from averaging.round.effects import Effect, Silent
 from averaging.round.inputs import Due, Offered, PeerSilent, Received, Tick
 from averaging.round.paxos import Coordinator
 from averaging.round.phase import Phase
@@ -133,7 +133,8 @@ def test_a_leader_finds_a_peer_silent_that_does_not_answer_its_call() -> None:
     joined_by, missing = rounds.peers.view
     rounds.handle(asks(joined_by, standing("start")), 1.0)
     until = 1.0 + POLICY.answer_s
-    now, found = 1.0, []
+    now = 1.0
+    found: list[Effect] = []
     while not found:
         assert now < until + POLICY.resend_s
         now += POLICY.resend_s
