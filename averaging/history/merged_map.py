@@ -137,12 +137,6 @@ class MergedMap(Mapping[PeerId, Mark]):
         mark = self.get(peer)
         return mark is not None and mark.incarnation == incarnation and mark.step >= step
 
-    def grown_since(self, before: MergedMap) -> tuple[PeerId, ...]:
-        """Return the peers of which this map has more tokens than an earlier one."""
-        names = self._names_with(before._names.names)
-        more = self._columns(names)[2] > before._columns(names)[2]
-        return tuple(names.names[column] for column in np.flatnonzero(more))
-
     def with_work(self, peer: PeerId, incarnation: int, step: int, tokens: int) -> MergedMap:
         """Return the map after a round merged ``tokens`` more of ``peer``, up to ``step``."""
         return self.with_works([(peer, incarnation, step, tokens)])

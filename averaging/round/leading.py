@@ -353,13 +353,13 @@ class Leading:
     ) -> list[tuple[PeerId, Join]]:
         """The joins for which there is no place if this peer joins too.
 
-        Newcomers leave places to as many as vote in the smallest group, and give way to more.
+        Newcomers have half of the places, and give way to those that count.
         """
-        size, kept = self._peers.group_size, self._peers.smallest_group(now)
+        size = self._peers.group_size
         newcomers = sorted(self._peers.newcomers(gathering.joins, now))
         full = len(gathering.joins) >= size
         if not self._peers.is_established(sender, now):
-            full = full or len(newcomers) >= size - kept
+            full = full or len(newcomers) >= size // 2
             return [(sender, join)] if full else []
         if not full:
             return []

@@ -161,7 +161,6 @@ import msgspec
 
 from averaging import messages
 from averaging.bounded_mapping import BoundedMapping
-from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Standing, with_merged_map
 from averaging.messages import Commit, Committed, Head, Link, Message, ParentCertificate
 from averaging.round import inputs, transitions
@@ -273,7 +272,6 @@ class FragmentRounds:
         self.peers = Neighbourhood(identity, circumstances, view, now=now, probation=probation)
         """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
         self._took_state(None, standing)
-        self.peers.merged = standing.merged if standing is not None else MergedMap()
         self.pace = Pace(self.policy, self.peers, fragment=identity.fragment, step=step)
         self._begun_at_step = step
         self.joining = Joining(identity, self.peers, self.pace)
@@ -884,18 +882,17 @@ class FragmentRounds:
         if applied.merged is not None:
             standing = with_merged_map(standing, part.commit, applied.merged)
         if applied.dispersion is not None:
-            measured = self.measured.version if self.measured is not None else 0
+            before = self.measured.version if self.measured is not None else 0
             version = standing.version
-            self.measured = Measured(version, applied.dispersion, after=version - measured)
+            self.measured = Measured(version, applied.dispersion, after=version - before)
         took_s = now - part.entered_at
         self.leading.timings.sync_took(took_s)
         contained = apply.contained is not None
-        before = self.standing
         self._apply([transitions.Stand(standing, fresh=contained)], now)
         self.catching_up.fellows = tuple(entry.peer for entry in part.commit.members)
         head = standing.head()
         self.outcomes[part.id] = head
-        self._saw_merged(part, now, before)
+        self._saw_merged(part, now)
         self._note(
             "finished",
             version=standing.version,
@@ -917,13 +914,10 @@ class FragmentRounds:
             tokens = {peer: mark.tokens for peer, mark in after.merged.items()}
             self.peers.took_state(versions, tokens)
 
-    def _saw_merged(self, part: Participation, now: float, before: Standing | None = None) -> None:
-        """``before``: where this peer stood, if it has finished the round."""
+    def _saw_merged(self, part: Participation, now: float) -> None:
         if part.seal and part.commit.kind != "mix":
-            melded = part.commit.kind == "meld"
-            contributors = [part.commit.members[index].peer for index in part.seal]
-            since = before.merged if before is not None and melded else None
-            self.peers.saw_merged(contributors, now, since=since)
+            members = part.commit.members
+            self.peers.saw_merged([members[index].peer for index in part.seal], now)
 
     def _part(self, round_id: bytes) -> Participation | None:
         part = self.rounds.get(round_id)
@@ -977,7 +971,6 @@ class FragmentRounds:
             self.joining.forget_failed_joins()
             self.catching_up.stands()
         self.standing = self.certificates.standing = standing
-        self.peers.merged = standing.merged
         self._amend()
         self._consider_end(link_of(standing.head()), now)
         self._apply(self.doubting.standing_changed(standing), now)

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from averaging.bounded_mapping import BoundedMapping
-from averaging.history.merged_map import MergedMap
 from averaging.messages import LEAVES_SINCE, ROSTER_MAX, Commit, Head, Join
 from averaging.round.effects import Silent
 from averaging.round.identity import Circumstances, Identity
 from averaging.rules.claims import overstated
-from averaging.rules.grouping import are_several, group_of, grouping_named
+from averaging.rules.grouping import group_of, grouping_named
 from averaging.rules.mixing import MELD_LAG
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, PeerView
 from averaging.rules.probation import SEEN_MAX, SLACK, Asked, Probation
@@ -64,7 +63,6 @@ class Neighbourhood:
         "crowd",
         "failed",
         "group_size",
-        "merged",
         "passed_over",
         "probation",
         "reachable",
@@ -102,8 +100,6 @@ class Neighbourhood:
         """Speed of this peer's line, as its record says it; 0: not known."""
         self.crowd: Crowd | None = None
         """Used instead of ``view`` for questions about all peers."""
-        self.merged = MergedMap()
-        """Map of the work that the own state contains. The owner keeps it up to date."""
         self.closed_version = 0
         """The newest version of which a roster closed, as far as this peer heard."""
         self.started_at = now
@@ -219,23 +215,14 @@ class Neighbourhood:
         self.probation.took_state(versions, tokens)
         self._asked = None
 
-    def saw_merged(
-        self, contributors: Iterable[PeerId], now: float, *, since: MergedMap | None = None
-    ) -> None:
-        """A round was merged with the work of these peers.
-
-        ``since``: what the state of this peer contained before a meld. More has become part of it
-        than the work of the contributors: what their groups have merged. Peers of several groups
-        meet too seldom to see each other work.
-        """
+    def saw_merged(self, contributors: Iterable[PeerId], now: float) -> None:
+        """A round was merged with the work of these peers."""
         contributors = tuple(contributors)
         self._vouchers.clear()
         for peer in contributors:
             self._merged_at[peer] = now
         if self.probation.is_on:
-            elsewhere = () if since is None else self.merged.grown_since(since)
-            worked = {*contributors, *elsewhere}
-            self.probation.saw_merged(worked, self._all_live(now), now)
+            self.probation.saw_merged(contributors, self._all_live(now), now)
             self._asked = None
 
     def overstates(
@@ -272,13 +259,10 @@ class Neighbourhood:
         ][:ROSTER_MAX]
 
     def group(self, peer: PeerId, version: int, now: float) -> tuple[PeerId, ...]:
-        """The peers that a peer may meet in a round, and itself: established ones, and among
-        several groups those on probation that have worked."""
-        newcomers = self._at_work(now) if self.has_several_groups(now) else frozenset()
+        """The established peers that a peer may meet in a round, and itself."""
         return group_of(
             peer,
-            (*self.trainers(now), *newcomers) if newcomers else self.trainers(now),
-            newcomers=newcomers,
+            self.trainers(now),
             size=self.group_size,
             fragment=self._id.fragment,
             version=self.epoch(version, now),
@@ -310,33 +294,9 @@ class Neighbourhood:
             live.append(self._id.me)
         return tuple(sorted(live))
 
-    def _at_work(self, now: float) -> frozenset[PeerId]:
-        """The live trainers on probation whose work the own state contains.
-
-        The state says so of all peers alike, whichever groups they met, so views hardly differ. A
-        key that has never had work merged changes no group.
-        """
-        if not self.probation.is_on:
-            return frozenset()
-        return frozenset(
-            peer
-            for peer, seen in self.view.items()
-            if seen.trains
-            and seen.is_live(now)
-            and peer in self.merged
-            and not self.is_established(peer, now)
-        )
-
     def has_several_groups(self, now: float) -> bool:
         """True if more peers train than one group holds, as far as this peer sees."""
-        return self._are_several(self.group_size, now)
-
-    def _are_several(self, size: int, now: float) -> bool:
-        voters = len(self.trainers(now))
-        if voters > size or not self.probation.is_on:
-            return voters > size
-        newcomers = len(self._at_work(now))
-        return are_several(voters, newcomers, size=size, grouping=self._policy.grouping)
+        return len(self.trainers(now)) > self.group_size
 
     def epoch(self, version: int, now: float) -> int:
         """The version by which a peer that stands on ``version`` is grouped and ranked.
@@ -561,7 +521,7 @@ class Neighbourhood:
 
     def lineages_part(self, now: float) -> bool:
         """True if rounds leave peers on several lineages, also when all meet to end the run."""
-        return self._are_several(self._policy.group_size, now)
+        return len(self.trainers(now)) > self._policy.group_size
 
     def others_train(self, now: float) -> bool:
         """True if any other live peer trains."""

@@ -10,11 +10,6 @@ size hold 6.2 contributors on average and halves 4.8. Halves are the default, be
 small groups from meeting again and again, and because a peer that only some can see changes one
 group and not all groups behind it.
 
-Peers on probation are dealt too (``averaging.rules.probation``), or a swarm that grows would keep
-the groups of those that founded it, half of whose places are too few for all that have come. But
-they count for at most as many as the peers that vote, and no group has fewer voters than it would
-have without them, so strangers who come in numbers neither fill a group nor leave one to a few.
-
 This module does not decide who takes part in a round, only who may meet.
 """
 
@@ -24,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import blake3
 
@@ -76,27 +71,6 @@ class Grouping(Protocol):
         ...
 
 
-@runtime_checkable
-class DealsNewcomers(Protocol):
-    """A way to deal that can deal peers on probation among the others."""
-
-    def deal_with(
-        self,
-        newcomers: frozenset[PeerId],
-        peers: tuple[PeerId, ...],
-        *,
-        size: int,
-        fragment: int,
-        version: int,
-    ) -> tuple[tuple[PeerId, ...], ...]:
-        """Return disjoint groups of ``peers``, each with at least ``smallest(size)`` voters.
-
-        A group whose voters are too few for two has more than ``size`` peers: not all fit into its
-        round.
-        """
-        ...
-
-
 _groupings: dict[str, Grouping] = {}
 
 
@@ -115,15 +89,6 @@ def grouping_named(name: str) -> Grouping:
         raise ValueError(f"no grouping is named {name!r}; there are {known}") from None
 
 
-def are_several(voters: int, newcomers: int, *, size: int, grouping: str = "halves") -> bool:
-    """Return whether so many peers are dealt into more than one group."""
-    if voters > size:
-        return True
-    named = grouping_named(grouping)
-    enough = isinstance(named, DealsNewcomers) and voters >= 2 * named.smallest(size)
-    return enough and voters + newcomers > size
-
-
 def group_of(
     me: PeerId,
     peers: Iterable[PeerId],
@@ -133,33 +98,29 @@ def group_of(
     version: int,
     grouping: str = "halves",
     sites: Mapping[PeerId, str] | None = None,
-    newcomers: frozenset[PeerId] = frozenset(),
 ) -> tuple[PeerId, ...]:
     """Return the peers that ``me`` may meet at this version, itself included, sorted.
 
     ``sites`` holds names of sites, or passes, of the peers that named one. Peers of a site stay
-    together, as long as a group then has room for as many others. ``newcomers``: those of the peers
-    that are on probation.
+    together, as long as a group then has room for as many others.
     """
     everybody = peers if isinstance(peers, Names) else Names(peers)
     if not everybody.holds(me):
         everybody = _with(me, everybody)
-        newcomers = newcomers | {me} if newcomers else newcomers
     if len(everybody) <= size:
         return everybody
     if sites:
-        # A newcomer belongs to no site: which one a peer names is its own word.
-        labels = (None if peer in newcomers else sites.get(peer) for peer in everybody)
-        units = _units(tuple(zip(everybody, labels, strict=True)), size // 2)
+        deal_named = grouping_named(grouping).deal
+        units = _units(tuple((peer, sites.get(peer)) for peer in everybody), size // 2)
         # A unit is dealt by the name of its first peer; the largest unit limits units per group.
         firsts = tuple(sorted(unit[0] for unit in units))
         units_max = size // max(map(len, units))
         if len(firsts) <= units_max:
             return everybody
-        dealt = _dealt_by(grouping, firsts, newcomers, units_max, fragment, version)
+        dealt = deal_named(firsts, size=units_max, fragment=fragment, version=version)
         places = _places(_joined(dealt, units))
     else:
-        places = _dealt_places(grouping, everybody, newcomers, size, fragment, version)
+        places = _dealt_places(grouping, everybody, size, fragment, version)
     assert me in places, f"{me} was dealt into no group"
     return places[me]
 
@@ -199,28 +160,10 @@ def _joined(
 
 @lru_cache(maxsize=256)
 def _dealt_places(
-    grouping: str,
-    peers: Names,
-    newcomers: frozenset[PeerId],
-    size: int,
-    fragment: int,
-    version: int,
+    grouping: str, peers: Names, size: int, fragment: int, version: int
 ) -> dict[PeerId, tuple[PeerId, ...]]:
-    return _places(_dealt_by(grouping, peers, newcomers, size, fragment, version))
-
-
-def _dealt_by(
-    grouping: str,
-    peers: tuple[PeerId, ...],
-    newcomers: frozenset[PeerId],
-    size: int,
-    fragment: int,
-    version: int,
-) -> tuple[tuple[PeerId, ...], ...]:
-    named = grouping_named(grouping)
-    if newcomers and isinstance(named, DealsNewcomers):
-        return named.deal_with(newcomers, peers, size=size, fragment=fragment, version=version)
-    return named.deal(peers, size=size, fragment=fragment, version=version)
+    deal_named = grouping_named(grouping).deal
+    return _places(deal_named(peers, size=size, fragment=fragment, version=version))
 
 
 @lru_cache(maxsize=256)
@@ -230,32 +173,26 @@ def _places(dealt: tuple[tuple[PeerId, ...], ...]) -> dict[PeerId, tuple[PeerId,
 
 @lru_cache(maxsize=256)
 def deal(
-    peers: tuple[PeerId, ...],
-    *,
-    size: int,
-    fragment: int,
-    version: int,
-    newcomers: frozenset[PeerId] = frozenset(),
+    peers: tuple[PeerId, ...], *, size: int, fragment: int, version: int
 ) -> tuple[tuple[PeerId, ...], ...]:
     """Return disjoint groups of at most ``size``, which is at least two.
 
     A group does not meet unchanged at two versions in a row while there is a choice: even versions
     are dealt freely, odd ones so that no group equals a group of the two neighbouring even
     versions. A group is an interval of hash values, halved until it is small enough, so a peer that
-    only some can see usually changes its own group and no other. With ``newcomers`` an interval is
-    no longer halved where a half had too few voters.
+    only some can see usually changes its own group and no other.
     """
     if version % 2 == 0:
-        return _dealt(peers, newcomers, size, fragment, version, 0)
+        return _dealt(peers, size, fragment, version, 0)
     neighbours = {
         group
         for near in (version - 1, version + 1)
-        for group in _dealt(peers, newcomers, size, fragment, near, 0)
+        for group in _dealt(peers, size, fragment, near, 0)
         if len(group) > 1
     }
     best = None
     for salt in range(_SALTS_MAX):
-        groups = _dealt(peers, newcomers, size, fragment, version, salt)
+        groups = _dealt(peers, size, fragment, version, salt)
         if not neighbours.intersection(groups):
             return groups
         best = best or groups
@@ -264,28 +201,21 @@ def deal(
 
 
 def _dealt(
-    peers: tuple[PeerId, ...],
-    newcomers: frozenset[PeerId],
-    size: int,
-    fragment: int,
-    version: int,
-    salt: int,
+    peers: tuple[PeerId, ...], size: int, fragment: int, version: int, salt: int
 ) -> tuple[tuple[PeerId, ...], ...]:
     prefix = f"deal/{fragment}/{version}/{salt}/".encode()
     placed = sorted((hashed(prefix, peer), peer) for peer in peers)
     groups: list[tuple[PeerId, ...]] = []
-    smallest = Halves().smallest(size)
 
     def halve(part: list[tuple[int, PeerId]], low: int, high: int) -> None:
-        voters = [at for at in part if at[1] not in newcomers] if newcomers else part
-        if len(part) <= size or (newcomers and len(voters) < 2 * smallest):
+        if len(part) <= size:
             groups.append(tuple(sorted(peer for _, peer in part)))
             return
         middle = (low + high) // 2
-        left = bisect_left(voters, (middle, PeerId("")))
-        if min(left, len(voters) - left) < max(smallest, len(voters) // 4):
-            middle = voters[len(voters) // 2][0]  # too uneven: cut at the median voter instead
         cut = bisect_left(part, (middle, PeerId("")))
+        if min(cut, len(part) - cut) < max(2, len(part) // 4):
+            cut = len(part) // 2  # too uneven: cut at the median peer instead
+            middle = part[cut][0]
         halve(part[:cut], low, middle)
         halve(part[cut:], middle, high)
 
@@ -302,17 +232,6 @@ class Halves:
         self, peers: tuple[PeerId, ...], *, size: int, fragment: int, version: int
     ) -> tuple[tuple[PeerId, ...], ...]:
         return deal(peers, size=size, fragment=fragment, version=version)
-
-    def deal_with(
-        self,
-        newcomers: frozenset[PeerId],
-        peers: tuple[PeerId, ...],
-        *,
-        size: int,
-        fragment: int,
-        version: int,
-    ) -> tuple[tuple[PeerId, ...], ...]:
-        return deal(peers, size=size, fragment=fragment, version=version, newcomers=newcomers)
 
     def smallest(self, size: int) -> int:
         return max(2, (size + 1) // 4)

@@ -3,9 +3,7 @@
 In a run that anybody may join, a peer counts once this peer has seen it work: it was a contributor
 of ``rounds`` merges over ``seconds``. It is then *established* for this peer. Until then it is *on
 probation*: it contributes with a bounded share (``averaging.rules.weights``), and neither leads,
-reduces nor votes, and no majority or quorum counts it. Once its work is in the state, it is dealt
-into a group, and no group has fewer voters for that (``averaging.rules.grouping``): otherwise a
-swarm that grows would have places for hardly more than those that founded it.
+reduces nor votes, and no majority, group or quorum counts it.
 
 **Relative to those who have worked the most.** A fixed threshold would stop a young swarm, and one
 that only newcomers are left of. So nobody has to have merged more than half as often, or for more
@@ -21,9 +19,6 @@ members that it is sure of are among them. The first keeps newcomers from decidi
 leader from choosing its judges. A voter counts itself, whatever it has seen of its own work: one
 that came back declined every round of two otherwise, as it alone had forgotten that it had worked.
 A peer that came late is sure of nobody before it has seen them work twice as long as is asked.
-
-**Several groups.** Peers of many groups meet too seldom to see each other work. So whatever a meld
-adds to a peer's merged map counts as a merge that it saw, whoever met whom.
 
 **Unseen work.** A peer that comes to an old swarm, restarts or was away holds those for established
 that have the most tokens in the states that it takes: it relies on these states for more than that.

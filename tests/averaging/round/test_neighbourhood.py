@@ -5,8 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from averaging import messages as said
-from averaging.history.merged_map import Mark, MergedMap
-from averaging.round.effects import Silent
 from averaging.round.identity import Circumstances
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.rules.peer_view import PeerView
@@ -91,64 +89,6 @@ def test_who_is_sent_to_a_newcomer_asks_another_that_counts_whom_it_follows() ->
     assert peers.next_voucher(dora, 40.0) == clara
     peers.pass_over(clara)
     assert peers.next_voucher(dora, 40.0) is None
-
-
-def growing(
-    voters: int, newcomers: int, *, worked: bool
-) -> tuple[Neighbourhood, list[PeerId], list[PeerId]]:
-    """A peer among those that have worked for long, beside others on probation."""
-    old = [PeerId(f"old {number}") for number in range(voters)]
-    new = [PeerId(f"new {number}") for number in range(newcomers)]
-    policy = RoundPolicy(group_size=8, probation=ProbationPolicy(rounds=64, seconds=600.0))
-    view = {peer: PeerView(first_seen=0.0, heard_at=40.0) for peer in old[1:]}
-    peers = Neighbourhood(identity(old[0], policy), Circumstances(), view, now=0.0)
-    for _ in range(10):
-        peers.saw_merged(old, 40.0)
-    view |= {peer: PeerView(first_seen=0.0, heard_at=40.0) for peer in new}
-    marks = {peer: Mark(1, 24, 2400) for peer in (*old, *(new if worked else ()))}
-    peers.merged = MergedMap(marks)
-    return peers, old, new
-
-
-def test_newcomers_that_have_worked_make_groups_and_those_that_have_not_make_none() -> None:
-    peers, old, new = growing(6, 6, worked=True)
-    assert peers.newcomers(new, 40.0) == set(new)
-    assert peers.has_several_groups(40.0)
-    groups = {peers.group(peer, 4, 40.0) for peer in (*old, *new)}
-    assert sorted(peer for group in groups for peer in group) == sorted((*old, *new))
-    assert all(len(set(group) - set(new)) >= peers.smallest_group(40.0) for group in groups)
-
-    peers, old, new = growing(6, 600, worked=False)
-    assert not peers.has_several_groups(40.0)
-    assert peers.group(old[0], 4, 40.0) == tuple(sorted(old))
-
-
-def test_work_that_a_meld_brings_from_other_groups_counts_as_seen() -> None:
-    """Peers of many groups meet too seldom to see each other work."""
-    peers, old, new = growing(6, 2, worked=True)
-    before = peers.merged
-    for number in range(1, 12):
-        grown = {peer: Mark(1, 24 + number, 2400 + number) for peer in (*old, new[0])}
-        peers.merged = MergedMap({**before, **grown})
-        peers.saw_merged(old[:2], 40.0 + number, since=before)
-        before = peers.merged
-
-    assert peers.is_established(new[0], 51.0)
-    assert not peers.is_established(new[1], 51.0), "its work is in the state, and nothing is added"
-
-
-def test_a_peer_that_should_speak_is_silent_after_the_time_of_an_answer() -> None:
-    peers = neighbourhood(PEERS[0], began=0.0)
-    answer_s = RoundPolicy().answer_s
-    peers.mark_heard(PEERS[1], 42.0)
-
-    assert peers.silence(PEERS[1], since=40.0, now=41.9 + answer_s) is None
-    assert peers.silence(PEERS[1], since=40.0, now=42.0 + answer_s) == Silent(PEERS[1], 42.0)
-    assert peers.silence(PEERS[2], since=40.0, now=40.0 + answer_s) == Silent(PEERS[2], 40.0)
-    peers.mark_failed(PEERS[2], 46.0)
-    assert peers.silence(PEERS[2], since=40.0, now=60.0) is None, "it is no news"
-    peers.mark_heard(PEERS[2], 61.0)
-    assert peers.silence(PEERS[2], since=60.0, now=61.0 + answer_s) is not None
 
 
 def test_a_peer_that_only_dials_out_finds_a_leader_whatever_group_it_is_dealt_into() -> None:

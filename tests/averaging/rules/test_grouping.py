@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from averaging.rules.grouping import are_several, deal, group_of, grouping_named, register
+from averaging.rules.grouping import deal, group_of, grouping_named, register
 from dht.identity import PeerId
 
 
@@ -126,58 +126,3 @@ def test_peers_of_one_site_stay_together_and_still_meet_others(size: int, groupi
             assert set(labels.values()) <= {4}, "a site was torn apart"
             if size == 16:  # room for four sites: then halves leave no group with only one of them
                 assert len(labels) + sum(peer not in sites for peer in group) > 1
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    voters=st.integers(1, 60),
-    strangers=st.integers(1, 200),
-    size=st.integers(4, 17),
-    version=st.integers(0, 9999),
-)
-def test_newcomers_in_any_number_leave_no_group_to_fewer_voters_than_it_has_without_them(
-    voters: int, strangers: int, size: int, version: int
-) -> None:
-    everybody = peers(voters + strangers)
-    newcomers = frozenset(everybody[::2][:strangers])
-    if not are_several(len(everybody) - len(newcomers), len(newcomers), size=size):
-        return
-    smallest = grouping_named("halves").smallest(size)
-    groups = {
-        group_of(peer, everybody, size=size, fragment=0, version=version, newcomers=newcomers)
-        for peer in everybody
-    }
-
-    assert Counter(peer for group in groups for peer in group) == Counter(everybody)
-    assert len(groups) > 1
-    assert min(len(set(group) - newcomers) for group in groups) >= smallest
-
-
-def test_groups_follow_newcomers_while_there_are_voters_for_them() -> None:
-    assert not are_several(9, 7, size=16)
-    assert are_several(9, 8, size=16)
-    assert not are_several(7, 100, size=16), "two groups of four voters each need eight"
-    assert are_several(17, 0, size=16)
-    assert not are_several(9, 8, size=16, grouping="even"), "it deals only those that vote"
-
-
-def test_a_newcomer_that_this_peer_does_not_know_changes_no_number_of_groups() -> None:
-    everybody, stranger = peers(24), PeerId("stranger")
-    newcomers = frozenset(everybody[12:])
-
-    def dealt(me: PeerId) -> tuple[PeerId, ...]:
-        return group_of(me, everybody, size=16, fragment=0, version=4, newcomers=newcomers)
-
-    groups = {dealt(peer) for peer in everybody}
-    assert set(dealt(stranger)) - {stranger} in [set(group) for group in groups]
-
-
-def test_with_sites_newcomers_belong_to_none() -> None:
-    everybody = peers(24)
-    newcomers = frozenset(everybody[::2])
-    sites = dict.fromkeys(everybody[1::4], "here") | dict.fromkeys(everybody[::4], "here")
-    for peer in everybody:
-        group = group_of(
-            peer, everybody, size=8, fragment=0, version=2, sites=sites, newcomers=newcomers
-        )
-        assert set(group) - newcomers, "a group of newcomers alone merges nothing"

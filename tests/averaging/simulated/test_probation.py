@@ -78,7 +78,7 @@ def test_when_all_old_members_leave_the_newcomers_go_on() -> None:
     assert len(made.swarm.lineages()) == 1
 
 
-def test_newcomers_beside_several_groups_that_never_vote_cost_no_round() -> None:
+def test_newcomers_beside_several_groups_join_them_and_make_none() -> None:
     made = old_swarm(3, LONG, count=SYBILS, behaves=never_vote, group_size=4)
 
     assert made.versions() >= 0.9 * control()

@@ -36,16 +36,9 @@ def followed(
     over_s: float = 600.0,
     group_size: int = 8,
     silence_s: float = 10.0,
-    probation: bool = False,
 ) -> Resized:
-    """``probation``: as in a new open run."""
     sizes = parse(text, over_s=over_s)
-    settings: dict[str, float] = {
-        "rounds.group_size": group_size,
-        "network.silence_s": silence_s,
-    }
-    if probation:
-        settings |= {"rounds.probation_rounds": 64, "rounds.probation_minutes": 10.0}
+    settings = {"rounds.group_size": group_size, "network.silence_s": silence_s}
     experiment = EXPERIMENT.with_settings(settings)
     found = follow(experiment, sizes, ending, seed)
     for window in found.windows:
@@ -133,17 +126,6 @@ def test_forty_peers_that_become_four_at_once(seed: int) -> None:
     found = followed("40,40/4,4", "crash", seed)
 
     assert found.fragment_pause < 1.0 + MISSED_AFTER, f"seed {seed}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_groups_follow_newcomers_on_probation_while_a_swarm_grows(seed: int) -> None:
-    """Groups of those that count alone had places for hardly more than half of the swarm."""
-    found = followed("2,40", "crash", seed, over_s=300.0, probation=True)
-
-    assert found.pause < PAUSE_MAX + 0.1, f"seed {seed}"
-    assert found.fragment_pause < 1.0 + PAUSE_MAX, f"seed {seed}"
-    assert_groups_follow(found, 8)
 
 
 @pytest.mark.slow
