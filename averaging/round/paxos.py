@@ -224,22 +224,16 @@ class Coordinator:
                 self._begin_ballot(uploads_until, now)
 
     def _promised_late(self, sender: int, promise: Promise, now: float) -> None:
-        """Count the reports of a reducer that was not among the first majority, as if it had sent
-        them now: its own resending may come after the deadline."""
-        reducer = self.commit.members[sender].peer
+        """Take its reports as if they came now: its own resending may be after the deadline."""
         for slice_index, complete in promise.reports:
             if slice_index not in self.complete:
-                self.reported(reducer, slice_index, complete, (), now)
+                self.reported(self.commit.members[sender].peer, slice_index, complete, (), now)
 
     def _begin_ballot(self, uploads_until: float, now: float) -> None:
         """A majority follows this ballot: continue with its accepted seal, or gather reports."""
-        best: Promise | None = None
-        for _, other in sorted(self.promises.items()):
-            if other.accepted_ballot is not None and (
-                best is None or other.accepted_ballot > (best.accepted_ballot or 0)
-            ):
-                best = other
-        if best is not None:
+        accepted = [p for _, p in sorted(self.promises.items()) if p.accepted_ballot is not None]
+        if accepted:
+            best = max(accepted, key=lambda promise: promise.accepted_ballot or 0)
             self._note("ballot_continues_seal", ballot=self.ballot, void=not best.accepted)
             self._propose(best.accepted, "a majority holds an accepted seal", now)
             return
