@@ -5,8 +5,8 @@ the contributions. So the matrix of their inner products gives the weights of th
 vectors, and one more pass over the values gives the sum. It is not the same to the last bit, and
 need not be: only an audit that finds a difference has to merge to the bit, to prove it.
 
-What differs by less than ``DIFFERENCE_MAX`` passes. Right merges differ by 0.0002 to 0.002 of their
-norm, because a few values are rounded to a neighbouring code.
+What differs by less than ``DIFFERENCE_MAX`` passes. Right merges in int4 differed by less than
+0.00001 of their norm; a few values may be rounded to a neighbouring code.
 """
 
 from __future__ import annotations
