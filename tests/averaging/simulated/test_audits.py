@@ -90,8 +90,8 @@ def besieged(seed: int) -> list[Found]:
 
 
 def test_a_reducer_that_lies_is_found_within_ten_rounds_on_average_and_by_all() -> None:
-    found = [each for seed in range(3 * len(WAYS)) for each in besieged(seed)]
-    assert sum(each.convicted for each in found) > 7
+    found = [each for seed in range(15) for each in besieged(seed)]
+    assert sum(each.convicted for each in found) > 12
     assert rounds_each(found) < 12.0
 
 
