@@ -444,8 +444,7 @@ class Participation:
                 if self.lead is not None and not self._send_outcome(sender):
                     self.lead.missing(sender, message.slice, now)
             case messages.Ask():
-                if not self._send_outcome(sender) and self.lead is not None:
-                    self.lead.is_here(sender)
+                self._send_outcome(sender)
             case messages.Reassign():
                 return self._reassigned(sender, message, now)
             case messages.Prepare():
@@ -815,7 +814,6 @@ class Participation:
                     self._upload(index)
             if now >= self.resend_at:
                 self.resend_at = now + self._policy.resend_s
-                self._look_for_coordinator(now)
                 self._resend()
             if self._merged_at is not None and now >= self._merged_at:
                 self._overdue(now)
@@ -899,15 +897,6 @@ class Participation:
         state = self.reducer.slices.get(index)
         lacking = () if state is None else set(self.seal or VOID).difference(state.complete)
         return any(self._peers.is_gone(self.commit.members[each].peer, now) for each in lacking)
-
-    def _look_for_coordinator(self, now: float) -> None:
-        """Take over soon from a coordinator that has answered before, and does not any more.
-
-        One of an older release answers only once there is a seal.
-        """
-        silence = self._peers.silence(self.coordinator, since=self.entered_at, now=now)
-        if silence is not None and silence.since > self.entered_at:
-            self._plan_takeover(self._policy.suspect_s, now, sooner=True)
 
     def _resend(self) -> None:
         if self.stage is Stage.UPLOADING:

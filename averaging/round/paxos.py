@@ -242,10 +242,9 @@ class Coordinator:
         self.began_at = now
         self.deadline = max(uploads_until, now) + self._policy.margin_s
         promised = {self.commit.members[index].peer for index in self.promises}
-        for _, other in sorted(self.promises.items()):
-            for slice_index, complete in other.reports:
-                if slice_index < len(self.reducers):
-                    self.complete.setdefault(slice_index, set()).update(complete)
+        for sender, promise in sorted(self.promises.items()):
+            for slice_index, complete in promise.reports:
+                self._take_report(self.commit.members[sender].peer, slice_index, complete)
         for slice_index, reducer in enumerate(self.reducers):
             if reducer not in promised and self._is_down(reducer, now):
                 self._reassign(slice_index, f"{reducer} is dead", now)
@@ -260,16 +259,25 @@ class Coordinator:
         refused: tuple[tuple[int, str], ...],
         now: float,
     ) -> None:
-        if slice_index >= len(self.reducers) or self.reducers[slice_index] != reducer:
+        if not self._reduces(reducer, slice_index):
             return
         if self.phase is Phase.SEALED and self._is_lost(complete, now):
             self.deadline = min(self.deadline, now + self._policy.margin_s)
         if self.phase is not Phase.GATHERING:
             return
+        self._take_report(reducer, slice_index, complete)
         members = len(self.commit.members)
-        self.complete[slice_index] = {index for index in complete if index < members}
         self.refused[slice_index] = {i: reason for i, reason in refused if i < members}
         self.consider(now)
+
+    def _reduces(self, peer: PeerId, slice_index: int) -> bool:
+        return slice_index < len(self.reducers) and self.reducers[slice_index] == peer
+
+    def _take_report(self, peer: PeerId, slice_index: int, complete: tuple[int, ...]) -> None:
+        """Take the word of a slice's reducer, and of nobody else, about members that there are."""
+        if self._reduces(peer, slice_index):
+            members = len(self.commit.members)
+            self.complete[slice_index] = {index for index in complete if index < members}
 
     def declined(self, peer: PeerId, reason: str, now: float, *, absent: bool) -> None:
         """A member or reducer says that the commit does not hold for it.
@@ -349,13 +357,6 @@ class Coordinator:
             if self._is_down(reducer, now) or waited:
                 self._reassign(slice_index, f"{reducer} does not answer", now)
             self.stuck.add(slice_index)
-
-    def is_here(self, to: PeerId) -> None:
-        """Tell a member that asks before there is a seal that this ballot goes on, by what it knows
-        already: it takes over from a coordinator that falls silent."""
-        if self.phase in (Phase.PREPARING, Phase.GATHERING, Phase.PROPOSING):
-            first = self.reducers[0]
-            self._send(to, Reassign(self.commit.fragment, self.round, self.ballot, 0, first))
 
     def has_finished(self, peer: PeerId) -> bool:
         """A member has the new version. ``True`` when all members have it or are gone."""

@@ -343,6 +343,20 @@ def test_the_report_of_a_reducer_whose_promise_comes_last_counts() -> None:
     assert coordinator.value == everybody
 
 
+def test_a_promise_reports_nothing_of_slices_that_its_voter_does_not_reduce() -> None:
+    """One voter could claim uploads that its reducer lacks, from members that there are not."""
+    coordinator = coordinator_of(commit_of(4), ballot_of(1, voters=4, above=0), [])
+    here = (0, 1, 3)
+
+    for index, complete in {0: (0, 1, 2, 3, 99), 1: (), 3: (*here, 99)}.items():
+        reports = ((0, complete),) if complete else ()
+        promise = said.Promise(0, coordinator.round, coordinator.ballot, None, VOID, reports)
+        coordinator.promised(index, promise, 30.0, uploads_until=15.0)
+
+    coordinator.tick(30.0 + POLICY.margin_s, i_finished=False)
+    assert coordinator.value == here
+
+
 def test_a_later_coordinator_calls_the_reducers_that_have_no_vote() -> None:
     """They heard of it only when their slices were given to others, and were blamed for silence."""
     changes: Changes = []

@@ -26,7 +26,6 @@ from tests.averaging.round.machines import (
     BORIS,
     OpinionsOf,
     asks,
-    committed,
     identity,
     joined,
     leading,
@@ -168,40 +167,6 @@ def test_a_coordinator_finds_a_member_silent_that_no_longer_reports() -> None:
 
     found = {change.peer for change in changes if isinstance(change, Silent)}
     assert found == others - {gone}, "who has declined says nothing more"
-
-
-def test_a_coordinator_tells_those_that_ask_before_the_seal_that_it_is_there() -> None:
-    rounds = leading()
-    rounds.handle(Due(), 1.0)
-    rounds.handle(Offered(offer(standing("start"))), 1.0)
-    for member in rounds.peers.view:
-        rounds.handle(asks(member, standing("start")), 1.0)
-    (name,) = rounds.rounds
-
-    answers = sent(rounds.handle(Received(member, said.Ask(0, name)), 2.0), member)
-
-    (here,) = [message for message in answers if isinstance(message, said.Reassign)]
-    assert here.reducer == rounds.rounds[name].reducers[here.slice], "it changes nothing"
-
-
-@pytest.mark.parametrize("answered", [True, False])
-def test_a_member_takes_over_from_a_coordinator_that_has_answered_and_does_not_any_more(
-    answered: bool,
-) -> None:
-    """One of an older release does not answer before there is a seal, and is no less alive."""
-    rounds = machine()
-    leader = joined(rounds)
-    rounds.handle(Received(leader, committed(rounds, leader)), 1.0)
-    ((name, part),) = rounds.rounds.items()
-    if answered:
-        here = said.Reassign(0, name, 0, 0, part.reducers[0])
-        rounds.handle(Received(leader, here), 2.0)
-    now = 1.0
-    while now < 2.0 + POLICY.answer_s + POLICY.resend_s:
-        now += POLICY.resend_s
-        rounds.handle(Tick(), now)
-
-    assert part.leads is answered
 
 
 def test_a_leader_that_noted_a_join_counts_as_silent_since_the_join_was_sent_again() -> None:

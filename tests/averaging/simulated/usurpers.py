@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from averaging import messages as said
 from averaging.messages import Commit, Message, decode_commit, digest
-from averaging.round.paxos import ballot_of
+from averaging.round.seals import ballot_of
 from dht.identity import PeerId
 from tests.averaging.simulated.liars import Behaviour, SwarmWithLiars
 from tests.averaging.simulated.strangers import Chatterers
