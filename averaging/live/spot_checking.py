@@ -212,8 +212,13 @@ class SpotChecking:
                     self._around.send(peer, Suspected(0, author))
 
     def heard_of(self, sender: PeerId, message: Suspected) -> None:
-        """Another peer suspects somebody: the next check is of that one, if it may be told."""
-        if sender not in self._audits.convicted:
+        """Another peer suspects somebody: the next check is of that one, if it may be told.
+
+        Taken from established peers, and about peers that are there: words about inventions would
+        push out all others.
+        """
+        known = self._around.is_established(sender) and message.peer in self._around.others
+        if known and sender not in self._audits.convicted:
             self._checks.named(message.peer, sender, self._around.now())
 
     def _evaded(self, author: PeerId, fragment: int, reason: str) -> None:

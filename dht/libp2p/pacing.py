@@ -153,7 +153,9 @@ class Pace:
         if not acked or passed_s <= 0:
             self._clear_since += passed_s  # only while something is sent the line proves clear
             return self.rate
-        telling = [s for s in samples if s.acked_bytes >= SHARE_THAT_COUNTS * acked]
+        most = max(sample.acked_bytes for sample in samples)
+        enough = min(SHARE_THAT_COUNTS * acked, most)  # the share of each of many is small
+        telling = [sample for sample in samples if sample.acked_bytes >= enough]
         self._queues.append(self._measured_s(telling, samples))
         self.queue_s = min(self._queues)
         rtt_s = max(LOOK_S, min(sample.least_rtt_s for sample in telling))
@@ -255,10 +257,13 @@ class _Info:
         if len(raw) < TCP_INFO_BYTES:
             return None
         (packet_bytes,) = struct.unpack_from("=I", raw, 16)
-        unacked, rtt_us = struct.unpack_from("=I", raw, 24)[0], struct.unpack_from("=I", raw, 68)[0]
+        unacked, arrived, lost, sent_again = struct.unpack_from("=IIII", raw, 24)
+        (rtt_us,) = struct.unpack_from("=I", raw, 68)
         (acked,) = struct.unpack_from("=Q", raw, 120)
         unsent, least_us = struct.unpack_from("=II", raw, 144)
-        return cls(rtt_us / 1e6, least_us / 1e6, acked, unacked * packet_bytes, unsent)
+        # What arrived out of order, or was lost, is in no queue although nothing acknowledges it.
+        packets = max(0, unacked - arrived - lost + sent_again)
+        return cls(rtt_us / 1e6, least_us / 1e6, acked, packets * packet_bytes, unsent)
 
 
 class Pacer:

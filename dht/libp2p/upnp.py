@@ -87,9 +87,13 @@ class Refused(NotMapped):
 # --- what is read ------------------------------------------------------------------------------
 
 
-def place_at(router: str, address: str) -> Place:
-    """The place that an address names. Raises ``NotMapped`` if it is not on the router."""
+def place_at(router: str, address: str, base: str = "") -> Place:
+    """The place that an address names. Raises ``NotMapped`` if it is not on the router.
+
+    ``base``: where the address was found, for one that is relative to it.
+    """
     try:
+        address = urljoin(base, address)
         parts = urlsplit(address)
         port = parts.port or 80
     except ValueError:
@@ -156,7 +160,7 @@ def read_description(data: bytes) -> dict[str, str]:
     parser.CharacterDataHandler = text.append
     try:
         parser.Parse(data, True)
-    except expat.ExpatError as error:
+    except (expat.ExpatError, LookupError, ValueError) as error:  # encodings: unknown, or refused
         raise NotMapped(f"the router's description cannot be read: {error}") from None
     return found
 
@@ -167,7 +171,7 @@ def control_of(router: str, location: str, description: bytes) -> Control:
     base = found.get("") or location
     for service in SERVICES:
         if service in found:
-            return Control(place_at(router, urljoin(base, found[service])), service)
+            return Control(place_at(router, found[service], base), service)
     raise NotMapped("the router describes no service that maps ports")
 
 

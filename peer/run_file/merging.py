@@ -85,7 +85,7 @@ class Outer(Section, frozen=True, kw_only=True):
         Meta(gt=0.0, le=1.0),
         LATER,
         "Share of a line that merging may take before encodings and cycles adapt to it, and before "
-        "a peer takes part in every second version only.",
+        "a peer takes part in every k-th version only.",
     ] = 0.7
     feedback: Annotated[
         Literal["auto", "on", "off"],

@@ -222,6 +222,24 @@ def test_who_hears_of_a_suspect_checks_it_without_having_drawn_it(
     run(main())
 
 
+def test_only_the_word_of_an_established_peer_about_one_that_is_there_makes_a_peer_look() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna, boris, clara = await checking(made, *NAMES[:3])
+            spot_checks = anna.averager.spot_checks
+            assert spot_checks is not None
+            named = spot_checks._checks._named
+            await made.live(100.0)
+
+            spot_checks.heard_of(boris.id, Suspected(0, PeerId("invented")))
+            spot_checks.heard_of(PeerId("stranger"), Suspected(0, clara.id))
+            assert not named
+            spot_checks.heard_of(boris.id, Suspected(0, clara.id))
+            assert dict(named) == {clara.id: {boris.id}}
+
+    run(main())
+
+
 def test_a_peer_of_an_older_protocol_is_told_of_no_suspects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

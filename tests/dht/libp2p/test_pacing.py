@@ -135,6 +135,22 @@ def test_a_line_that_becomes_slow_and_fast_again_is_followed() -> None:
     assert mean(seen, 70, 2) < 0.05
 
 
+@pytest.mark.parametrize("connections", [20, 21, 60])
+def test_many_connections_of_which_each_sends_little_are_paced(connections: int) -> None:
+    """Each had less than the twentieth that counts, and nothing was left to measure."""
+    pace = Pace()
+    sample = Sample(
+        rtt_s=0.05,
+        least_rtt_s=0.04,
+        acked_bytes=3000,
+        in_flight_bytes=6000,
+        has_more=True,
+    )
+    for _ in range(50):
+        pace.look([sample] * connections, passed_s=LOOK_S)
+    assert pace.best > 0.5 * connections * 3000 / LOOK_S
+
+
 def test_a_sender_with_little_to_send_learns_nothing_about_the_line() -> None:
     pace = Pace()
     before = pace.rate

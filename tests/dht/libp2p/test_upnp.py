@@ -110,6 +110,10 @@ def test_control_addresses_may_be_relative_to_an_address_of_the_description() ->
         ("<root", '<!DOCTYPE root [<!ENTITY a "aaaa">]><root'),
         ("</root>", ""),
         ("<?xml version", "\0"),
+        ('<?xml version="1.0"', '<?xml version="1.0" encoding="unheard-of"'),
+        ('<?xml version="1.0"', '<?xml version="1.0" encoding="utf-7"'),
+        ("/ctl/IPConn", "//[x"),
+        ("/ctl/IPConn", "http://[::1/"),
     ],
 )
 def test_a_description_without_a_usable_service_on_the_router_is_refused(
