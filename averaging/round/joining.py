@@ -372,12 +372,10 @@ class Joining:
         elif not attempt.resent:
             asked_at = now if attempt.asked_at is None else attempt.asked_at
             self.attempt = replace(attempt, resent=True, asked_at=asked_at)
-            changes = [
+            return [
                 SetTimer(Timer.ANSWER, now + self._policy.answer_s),
                 Send(attempt.leader, attempt.join),
             ]
-            waited = now - asked_at >= self._policy.answer_s
-            return [*changes, Silent(attempt.leader, asked_at)] if waited else changes
         elif attempt.asked_at is not None:
             changes.append(Silent(attempt.leader, attempt.asked_at))
         return changes + self._leave_leader(attempt, situation, now)

@@ -460,7 +460,6 @@ class Leading:
             return []
         changes: Changes = []
         if now >= gathering.look_at:
-            changes += self._peers.silences(gathering.unanswered(), now)
             changes += self._release_held(gathering, situation, now)
             changes += self.look_round(situation, now)
         if now >= gathering.until:

@@ -595,7 +595,7 @@ class FragmentRounds:
         return part is not None and part.commit.index(sender) is not None
 
     def _heard(self, sender: PeerId, now: float) -> None:
-        self.peers.mark_heard(sender, now)
+        self.peers.mark_heard(sender)
         for part in self.rounds.values():
             part.heard(sender, now)
 

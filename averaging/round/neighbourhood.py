@@ -13,7 +13,6 @@ from typing import Protocol
 
 from averaging.bounded_mapping import BoundedMapping
 from averaging.messages import LEAVES_SINCE, ROSTER_MAX, Commit, Head, Join
-from averaging.round.effects import Silent
 from averaging.round.identity import Circumstances, Identity
 from averaging.rules.claims import overstated
 from averaging.rules.grouping import group_of, grouping_named
@@ -53,7 +52,6 @@ class Neighbourhood:
 
     __slots__ = (
         "_asked",
-        "_heard_at",
         "_id",
         "_merged_at",
         "_policy",
@@ -88,8 +86,6 @@ class Neighbourhood:
         self._policy = identity.policy
         self._vouchers = BoundedMapping[PeerId, set[PeerId]](FAILED_MAX)
         """Peers that have sent this one to a leader, by leader."""
-        self._heard_at = BoundedMapping[PeerId, float](FAILED_MAX)
-        """When each peer was heard last, about this fragment."""
         self._merged_at = BoundedMapping[PeerId, float](SEEN_MAX)
         """When this peer saw work of another one merged last, in this fragment."""
         self.view = view
@@ -112,25 +108,8 @@ class Neighbourhood:
         seen, failed = len(self.view), len(self.failed)
         return f"Neighbourhood({self._id.me}, {seen} seen, {failed} failed)"
 
-    def mark_heard(self, peer: PeerId, now: float) -> None:
+    def mark_heard(self, peer: PeerId) -> None:
         self.failed.pop(peer, None)
-        self._heard_at.pop(peer, None)
-        self._heard_at[peer] = now
-
-    def silence(self, peer: PeerId, *, since: float, now: float) -> Silent | None:
-        """The silence of a peer that should have spoken since then, if it is long and news.
-
-        A machine that vanishes closes no connection. A roster of four that waits for the break of
-        one link has lost its majority when another member vanishes meanwhile.
-        """
-        since = max(since, self._heard_at.get(peer, since))
-        is_news = peer not in self.failed and now - since >= self._policy.answer_s
-        return Silent(peer, since) if is_news else None
-
-    def silences(self, asked: Iterable[tuple[PeerId, float]], now: float) -> list[Silent]:
-        """The silences of peers that were asked at these times."""
-        found = (self.silence(peer, since=since, now=now) for peer, since in asked)
-        return [silence for silence in found if silence is not None]
 
     def mark_failed(self, peer: PeerId, now: float) -> None:
         self.failed[peer] = now
@@ -165,29 +144,16 @@ class Neighbourhood:
         seen = self.view.get(peer)
         return peer != self._id.me and (seen is None or not seen.is_live(now))
 
-    def is_missing(self, peer: PeerId, now: float) -> bool:
-        """Gone, or failed and not heard for so long that no answer is expected any more."""
-        failed_at = self.failed.get(peer)
-        waited = failed_at is not None and now - failed_at >= self._policy.answer_s
-        return waited or self.is_gone(peer, now)
-
     def is_deserted(
-        self,
-        commit: Commit,
-        now: float,
-        declined: frozenset[int] = frozenset(),
-        *,
-        if_missing: bool = False,
+        self, commit: Commit, now: float, declined: frozenset[int] = frozenset()
     ) -> bool:
         """True if so many voters of a roster are gone that no ballot of the others can succeed.
 
         Those that have declined never vote: they may have been restarted. Not if this peer is
-        alone: it has nobody to merge with instead, and may as well wait. ``if_missing``: those that
-        are missing count as gone. That is enough to leave a round, which ends no doubt about it.
+        alone: it has nobody to merge with instead, and may as well wait.
         """
-        is_gone = self.is_missing if if_missing else self.is_gone
         voters = set(commit.voters).difference(declined)
-        left = sum(not is_gone(commit.members[index].peer, now) for index in voters)
+        left = sum(not self.is_gone(commit.members[index].peer, now) for index in voters)
         return left < commit.majority and len(self.trainers(now)) > 1
 
     def is_live(self, peer: PeerId, now: float) -> bool:

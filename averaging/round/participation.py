@@ -883,10 +883,10 @@ class Participation:
         reduces gets no slices itself, and others may wait for its own.
         """
         declined = self.lead.declined_indices() if self.lead is not None else frozenset()
-        if self.seal is None:
-            return self._peers.is_deserted(self.commit, now, declined, if_missing=True)
         if not self._peers.is_deserted(self.commit, now, declined):
             return False
+        if self.seal is None:
+            return True
         return self.entry is not None and any(
             digest is None and (self._peers.is_gone(reducer, now) or self._lacks_gone(index, now))
             for index, (digest, reducer) in enumerate(zip(self.digests, self.reducers, strict=True))

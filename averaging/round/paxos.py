@@ -26,7 +26,7 @@ from averaging.messages import (
     vote,
     vow,
 )
-from averaging.round.effects import Note, Send, Silent, Value
+from averaging.round.effects import Note, Send, Value
 from averaging.round.identity import Keys
 from averaging.round.seals import VOID, all_peers_of, expected_of, is_backed, owner_of
 from averaging.round.signed_commit import SignedCommit
@@ -98,10 +98,6 @@ class Opinions(Protocol):
         """The reason to merge nothing of a peer; ``None``: there is none."""
         ...
 
-    def silence(self, peer: PeerId, *, since: float, now: float) -> Silent | None:
-        """The silence of a peer that should have spoken since then, if it is long and news."""
-        ...
-
 
 class Coordinator:
     """Leads a round from its commit to its end: gathers reports, seals, replaces dead reducers.
@@ -122,7 +118,6 @@ class Coordinator:
         "_patient_until",
         "_policy",
         "_refuses",
-        "_silence",
         "absent",
         "accepted",
         "ballot",
@@ -166,7 +161,6 @@ class Coordinator:
         commit = signed.commit
         self._is_down = opinions.is_down
         self._refuses = opinions.refuses
-        self._silence = opinions.silence
         self._keys = keys
         self._policy = policy
         self._changes = changes
@@ -444,7 +438,6 @@ class Coordinator:
             self._note("withheld", peer=peer, reason=f"it has not sent {what}")
 
     def _resend(self, now: float) -> None:
-        self._look_for_silent(now)
         if self.phase is Phase.PREPARING:
             self._send_prepare()
         elif self.phase is Phase.GATHERING:
@@ -472,15 +465,6 @@ class Coordinator:
                     self._send(peer, self._sealed())
         elif self.phase is Phase.FORSWEARING:
             self._send_forswear()
-
-    def _look_for_silent(self, now: float) -> None:
-        """All that are still in the round report or ask every ``resend_s``."""
-        me = owner_of(self.ballot, self.commit)
-        over = self.gone.keys() | self.forsworn.keys() | self.finished.keys()
-        for peer in all_peers_of(self.commit, self.reducers):
-            if peer != me and self.commit.index(peer) not in over:
-                silence = self._silence(peer, since=self.began_at, now=now)
-                self._changes += [] if silence is None else [silence]
 
     # Decisions
 

@@ -78,11 +78,6 @@ class Gathering:
         self.look_at = look_at
         """Time of the next search for peers that have come into sight."""
 
-    def unanswered(self) -> list[tuple[PeerId, float]]:
-        """The peers that were called and have said nothing, and when they were called."""
-        answered = self.joins.keys() | self.held.keys() | self.coming.keys() | self.passed
-        return [(peer, at) for peer, at in self.called.items() if peer not in answered]
-
     def turnout(
         self,
         live: Callable[[PeerId], bool],

@@ -4,9 +4,8 @@ Each fragment waits for its own leader. But a peer that is frozen answers about 
 silence that one fragment has found holds for all of them; unless this peer itself was asleep or cut
 off, for then it has heard no peer at all.
 
-A stopped process keeps its links for 16 s, and a machine that vanishes for 10 s. The first fragment
-whose leader, called peer or member of a round does not answer for ``RoundPolicy.answer_s`` tells
-the others, unless nobody else was heard either: then this peer may be the one that slept.
+A stopped process keeps its links for 16 s. The first fragment whose leader does not answer for 10 s
+tells the others, unless nobody else was heard either: then this peer may be the one that slept.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from averaging.messages import (
     link_claim,
 )
 from averaging.round.certificates import link_of
-from averaging.round.effects import Effect, Send, Silent
+from averaging.round.effects import Effect, Send
 from averaging.round.identity import Circumstances, Identity
 from averaging.round.inputs import Due, Offer, Offered, Received
 from averaging.round.machine import FragmentRounds
@@ -57,16 +57,12 @@ class OpinionsOf:
 
     down: Set[PeerId] = frozenset()
     refused: Set[PeerId] = frozenset()
-    silent: Set[PeerId] = frozenset()
 
     def is_down(self, peer: PeerId, now: float) -> bool:
         return peer in self.down
 
     def refuses(self, peer: PeerId) -> str | None:
         return "I do not like it" if peer in self.refused else None
-
-    def silence(self, peer: PeerId, *, since: float, now: float) -> Silent | None:
-        return Silent(peer, since) if peer in self.silent else None
 
 
 def identity(

@@ -127,20 +127,3 @@ def test_a_round_is_deserted_when_its_majority_is_gone_and_others_are_left_to_me
     assert peers.is_deserted(commit, 41.0)
     view[dora] = view[left] = PeerView(first_seen=0.0, heard_at=0.0)
     assert not peers.is_deserted(commit, 41.0), "alone, it has nobody to merge with instead"
-
-
-def test_a_round_is_left_sooner_than_a_doubt_about_it_ends_when_most_links_broke() -> None:
-    members = tuple(msgspec.structs.replace(ENTRY, peer=peer) for peer in PEERS)
-    commit = msgspec.structs.replace(COMMIT, members=members, on_probation=())
-    peers = neighbourhood(PEERS[0], began=0.0)
-    others_left = {PeerId("eve"): PeerView(first_seen=0.0, heard_at=40.0)}
-    peers.view = {**peers.view, **others_left}  # it has others to merge with
-    answer_s = RoundPolicy().answer_s
-    for peer in PEERS[1:3]:
-        peers.mark_failed(peer, 40.0)
-
-    assert not peers.is_deserted(commit, 39.9 + answer_s, if_missing=True)
-    assert peers.is_deserted(commit, 40.0 + answer_s, if_missing=True)
-    assert not peers.is_deserted(commit, 40.0 + answer_s), "they may come back, and tell"
-    peers.mark_heard(PEERS[1], 45.0)
-    assert not peers.is_deserted(commit, 45.0, if_missing=True), "three of four are a majority"

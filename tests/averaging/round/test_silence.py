@@ -8,33 +8,16 @@ from collections import Counter
 import pytest
 
 from averaging import messages as said
-from averaging.round.effects import Effect, Silent
+from averaging.round.effects import Silent
 from averaging.round.inputs import Due, Offered, PeerSilent, Received, Tick
-from averaging.round.paxos import Coordinator
 from averaging.round.phase import Phase
-from averaging.round.signed_commit import SignedCommit
 from averaging.round.silence import HEARD_MAX, KEPT_S, LastHeard
-from averaging.round.transitions import Changes
 from averaging.rules.succession import succession
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import POLICY, Peer, swarm
-from tests.averaging.message_examples import COMMIT
-from tests.averaging.round.machines import (
-    ANNA,
-    BORIS,
-    OpinionsOf,
-    asks,
-    identity,
-    joined,
-    leading,
-    machine,
-    of,
-    offer,
-    sent,
-    standing,
-)
+from tests.averaging.round.machines import ANNA, BORIS, machine, of, offer, standing
 
 CLARA = PeerId("clara")
 
@@ -113,60 +96,6 @@ def test_a_leader_that_another_fragment_found_silent_is_left_at_once() -> None:
 
     assert rounds.phase is Phase.JOINING
     assert rounds.joining.attempt is not None and rounds.joining.attempt.leader != frozen
-
-
-def test_a_leader_that_does_not_answer_a_join_in_time_is_silent_while_it_is_asked_again() -> None:
-    """If others were heard meanwhile, the peer's owner tells all fragments to wait no longer."""
-    rounds = machine(reachable=False)
-    leader = joined(rounds)
-
-    effects = rounds.handle(Tick(), 1.0 + POLICY.answer_s)
-
-    assert of(effects, Silent) == [Silent(leader, 1.0)]
-    assert [type(message) for message in sent(effects, leader)] == [said.Join]
-
-
-def test_a_leader_finds_a_peer_silent_that_does_not_answer_its_call() -> None:
-    """A roster waited for the break of its link: without it there was no quorum."""
-    rounds = leading()
-    joined_by, missing = rounds.peers.view
-    rounds.handle(asks(joined_by, standing("start")), 1.0)
-    until = 1.0 + POLICY.answer_s
-    now = 1.0
-    found: list[Effect] = []
-    while not found:
-        assert now < until + POLICY.resend_s
-        now += POLICY.resend_s
-        found = of(rounds.handle(Tick(), now), Silent)
-
-    assert found == [Silent(missing, 1.0)]
-    rounds.handle(PeerSilent(missing), now)
-    assert not rounds.peers.is_live(missing, now)
-
-
-def test_a_coordinator_finds_a_member_silent_that_no_longer_reports() -> None:
-    commit = COMMIT
-    me = identity(commit.leader)
-    others = {entry.peer for entry in commit.members} - {commit.leader}
-    changes: Changes = []
-    made = Coordinator(
-        SignedCommit(bytes(32), commit, b"", b""),
-        0,
-        list(commit.reducers),
-        POLICY,
-        opinions=OpinionsOf(silent=others),
-        keys=me,
-        changes=changes,
-        now=0.0,
-    )
-    gone, *_ = sorted(others)
-    made.declined(gone, "not in my rounds", 0.0, absent=False)
-    changes.clear()
-
-    made.tick(POLICY.resend_s, i_finished=False)
-
-    found = {change.peer for change in changes if isinstance(change, Silent)}
-    assert found == others - {gone}, "who has declined says nothing more"
 
 
 def test_a_leader_that_noted_a_join_counts_as_silent_since_the_join_was_sent_again() -> None:
