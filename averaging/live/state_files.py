@@ -169,11 +169,11 @@ class StateFiles:
         await asyncio.sleep(TEND_EVERY_S)
         resident = _shared_resident_bytes()
         if resident is None or resident > self._resident_max_bytes:
-            self.let_go()  # threads may all be waiting for the disk, and this must not
+            await asyncio.to_thread(self.let_go)
         await asyncio.to_thread(self._close, self._unused_max)
 
     def let_go(self) -> None:
-        """Take all pages out of this process's memory; what was written stays."""
+        """Take all pages out of this process's memory. Work for a thread."""
         for mapped in self._all():
             with contextlib.suppress(ValueError):  # it has just been closed
                 file_pages.let_go(np.frombuffer(mapped.mapping, np.uint8))
