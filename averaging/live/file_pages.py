@@ -20,8 +20,6 @@ MADV_POPULATE_READ = 22
 MADV_POPULATE_WRITE = 23
 """Linux 5.14 or newer; Python does not name them."""
 
-FILLED_AT_ONCE = 16 << 20
-
 _RESIDENT = 1
 """The bit of a page in an answer of ``mincore``."""
 
@@ -46,14 +44,6 @@ def populate(data: Bytes, *, to_write: bool) -> None:
     if sys.platform == "linux" and data.size:
         advice = MADV_POPULATE_WRITE if to_write else MADV_POPULATE_READ
         _call("madvise", _address(data), data.size, advice)
-
-
-def fill(data: Bytes) -> None:
-    """Give a new file its pages. Few of them are resident at a time, and none afterwards."""
-    for start in range(0, data.size, FILLED_AT_ONCE):
-        piece = data[start : start + FILLED_AT_ONCE]
-        populate(piece, to_write=True)
-        let_go(piece)
 
 
 def let_go(data: Bytes) -> None:

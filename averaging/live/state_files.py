@@ -192,8 +192,6 @@ class StateFiles:
         for pages in held:
             if pages is not None:
                 file_pages.fetch(pages)
-        if new is not None and file_pages.cached_share(new) < CACHED_SHARE_MIN:
-            file_pages.fill(new)
         if self._room() < sum(each.size for each in (new, *held) if each is not None):
             self.let_go()
         for pages, to_write in ((new, True), (held[0], True), (held[1], False)):

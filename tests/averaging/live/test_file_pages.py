@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from averaging.live import file_pages
-from averaging.live.file_pages import cached_share, fetch, fill, let_go, populate
+from averaging.live.file_pages import cached_share, fetch, let_go, populate
 from averaging.numbers.arrays import Bytes
 
 SIZE = 16 << 20
@@ -42,12 +42,8 @@ def test_the_share_of_pages_that_the_page_cache_has(sparse: Bytes) -> None:
 
 
 @linux
-@pytest.mark.parametrize("at_once", [SIZE, SIZE // 4 - mmap.PAGESIZE])
-def test_a_new_file_has_its_pages_before_they_are_written(
-    sparse: Bytes, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(file_pages, "FILLED_AT_ONCE", at_once)
-    fill(sparse)
+def test_a_new_file_has_its_pages_before_they_are_written(sparse: Bytes) -> None:
+    populate(sparse, to_write=True)
     assert cached_share(sparse) == 1.0
     assert not sparse.any()
 
@@ -67,6 +63,6 @@ def test_a_system_without_these_calls_does_nothing(
     sparse[:] = 7
     assert cached_share(sparse) == 1.0
     populate(sparse, to_write=False)
-    for each in (fetch, fill, let_go):
+    for each in (fetch, let_go):
         each(sparse)
     assert (sparse == 7).all()

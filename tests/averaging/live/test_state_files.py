@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from averaging.live import file_pages, state_files
+from averaging.live import state_files
 from averaging.live.state_files import StateFiles
 from averaging.numbers.arrays import uninitialised_floats
 from dht.memory.host import MemoryNetwork
@@ -236,18 +236,6 @@ def test_no_more_is_made_resident_for_a_round_than_may_be(tmp_path: Path) -> Non
     theta, momentum = files.floats(2 * VALUES), files.floats(2 * VALUES)
     run(files.prepare(theta, momentum))
     assert resident_bytes() - before <= 2 * BYTES
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot be asked for it")
-def test_a_file_is_made_ready_although_nothing_may_be_resident(tmp_path: Path) -> None:
-    files = StateFiles(tmp_path, resident_max_bytes=0, spare_bytes=0)
-    theta, momentum = files.floats(VALUES), files.floats(VALUES)
-    before = resident_bytes()
-    run(files.prepare(theta, momentum))
-    assert resident_bytes() - before < BYTES
-    new = files.floats(VALUES)
-    assert files.used_bytes == 3 * BYTES, "the file that was made has its pages, and is used"
-    assert file_pages.cached_share(new.view(np.uint8)) == 1.0
 
 
 def test_vectors_in_memory_are_not_prepared(tmp_path: Path) -> None:
