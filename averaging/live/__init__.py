@@ -13,7 +13,6 @@ Start reading at ``averager`` (one per run and peer: timers, turns, incoming mes
 - ``loss_gate``: jumps that raised the learner's loss are undone
 - ``links``, ``bulk``: small messages, and streams of slices
 - ``buffers``, ``threads``: memory that is used again, and processor time beside the event loop
-- ``state_files``, ``file_pages``: states in files, and what the kernel is asked about their pages
 - ``settings``, ``services``, ``learner_port``: the values and protocols between the modules
 
 Decisions do not belong here. Whether a round begins, who is in it and how it ends is

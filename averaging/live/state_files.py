@@ -16,17 +16,16 @@ each is allocated before it is mapped, since to touch a page for which the disk 
 process (SIGBUS). Where there is no room, or the machine's owner allows no more, vectors are
 ordinary memory and ``refusal`` says why.
 
-A round writes a new theta while the old one is still read. A few files that nobody uses any more
-are kept for it: nobody waits for the journal of the disk when a file is made, and for the kernel,
-which has to find and clear each page of a new one. A file that the kernel has taken out of the page
-cache is not used again, as its pages would be read from the disk only to be overwritten.
+A round writes a new theta, while the old one is still read. Files that nobody uses any more are
+kept for it, a few of them: to write to pages that are in the page cache costs a fifth to a tenth of
+what it costs to write to those of a new file, which the kernel has to find, to clear and to map. A
+file that the kernel has taken out of the page cache is not used again, as its pages would be read
+from the disk only to be overwritten.
 
-Even so the outer step takes four times as much processor time as in memory, on a disk and in
-``/dev/shm`` alike: the kernel maps each page at its first touch. So a thread makes pages ready
-before the round's arithmetic gets to them (``prepare``), all at once in half of that time: when the
-fragment is due, and again when the round is entered and its bytes are on the way. It fetches what
-is not in the page cache, and maps as much as may be resident. Figures are in RESULTS.md, 'Memory of
-an agent', and come from ``tests.benchmark.state_files``.
+Pages are made ready by a thread before the round's arithmetic gets to them (``prepare``): when the
+fragment is due, and again when the round is entered and its bytes are on the way. What was given
+back is fetched from the disk, and what will be written is made writable. One by one, at the first
+touch, that takes most of the time of an outer step.
 """
 
 from __future__ import annotations
