@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import blake3
 import numpy as np
@@ -79,19 +78,6 @@ class Exchange:
         return self.parts.tally
 
     @property
-    def by_site(self) -> dict[str, Any]:
-        """Delegates by rider, and bytes received by sender; empty without sites."""
-        members = self.commit.members
-        carried = {
-            entry.peer: members[entry.delegate].peer
-            for entry in members
-            if entry.delegate is not None
-        }
-        if not carried:
-            return {}
-        return {"delegates": carried, "received_from": self.tally.received_from()}
-
-    @property
     def is_mix(self) -> bool:
         return self.parts.is_mix
 
@@ -126,6 +112,11 @@ class Exchange:
         await self._reducing.serve(bulk, opening)
 
     # The own contribution
+
+    def prepare(self, state: FragmentState) -> None:
+        """Have the memory ready that the outer step will use, while bytes are on the way."""
+        memory = self.parts.states
+        self.parts.start(memory.prepare((state.theta, state.momentum)), "prepare")
 
     def contribute(
         self,

@@ -16,9 +16,8 @@ import numpy as np
 
 from averaging.numbers.arrays import Bytes
 
-MADV_POPULATE_READ = 22
 MADV_POPULATE_WRITE = 23
-"""Linux 5.14 or newer; Python does not name them."""
+"""Linux 5.14 or newer; Python does not name it."""
 
 _RESIDENT = 1
 """The bit of a page in an answer of ``mincore``."""
@@ -39,11 +38,10 @@ def fetch(data: Bytes) -> None:
         _call("madvise", _address(data), data.size, mmap.MADV_WILLNEED)
 
 
-def populate(data: Bytes, *, to_write: bool) -> None:
-    """Make pages resident, so that nobody waits for them at the first touch."""
-    if sys.platform == "linux" and data.size:
-        advice = MADV_POPULATE_WRITE if to_write else MADV_POPULATE_READ
-        _call("madvise", _address(data), data.size, advice)
+def allot(data: Bytes) -> None:
+    """Give pages to a file that has none, so that nobody waits for them when they are written."""
+    if sys.platform == "linux":
+        _call("madvise", _address(data), data.size, MADV_POPULATE_WRITE)
 
 
 def let_go(data: Bytes) -> None:

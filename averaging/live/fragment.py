@@ -23,10 +23,11 @@ from averaging.history.state import FragmentState
 from averaging.live.exchange import Exchange
 from averaging.live.following import Following
 from averaging.live.learner_port import LearnerPort, Progress, Snapshot
-from averaging.live.parts import FragmentFacts
+from averaging.live.parts import FragmentFacts, Tally
 from averaging.live.services import Services
 from averaging.live.spot_checking import Drawn
 from averaging.live.state_files import StateFiles
+from averaging.messages import Commit
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codecs import codec_names
 from averaging.round.effects import (
@@ -371,7 +372,6 @@ class FragmentWork:
         assert averager.port is not None and self.machine is not None
         if averager.has_place() and self.is_free:
             self._asking = True
-            self._prepare()
             averager.spawn(self._ask(averager.port), f"snapshot of fragment {self.index}")
         elif self._asking:
             # It was asked for before this peer caught up. A leader waits for the next one.
@@ -379,13 +379,6 @@ class FragmentWork:
         else:
             # From inside of the machine's own effects it must not be called: next turn.
             asyncio.get_running_loop().call_soon(averager.turn_away, self.index)
-
-    def _prepare(self) -> None:
-        """Make the files of the state ready for a round."""
-        averager, state = self.averager, self.state
-        if averager.state_files is not None and state is not None:
-            work = averager.state_files.prepare(state.theta, state.momentum)
-            averager.spawn(work, f"prepare fragment {self.index}")
 
     async def _ask(self, port: LearnerPort) -> None:
         timeout_s = self.averager.policy.snapshot_s
@@ -519,7 +512,8 @@ class FragmentWork:
         if effect.entry is None:
             return
         self._mine = effect.round
-        self._prepare()
+        if self.state is not None:
+            exchange.prepare(self.state)
         if exchange.is_mix:
             if effect.entry in effect.commit.carriers:
                 assert self.state is not None
@@ -656,8 +650,19 @@ class FragmentWork:
             merged_s=None if tally.merged_at is None else tally.merged_at - began,
             sent_bytes=tally.sent_bytes,
             received_bytes=tally.received_bytes,
-            **exchange.by_site,
+            **self._by_site(commit, tally),
         )
+
+    def _by_site(self, commit: Commit, tally: Tally) -> dict[str, Any]:
+        """Delegates by rider, and bytes received by sender; empty without sites."""
+        carried = {
+            entry.peer: commit.members[entry.delegate].peer
+            for entry in commit.members
+            if entry.delegate is not None
+        }
+        if not carried:
+            return {}
+        return {"delegates": carried, "received_from": tally.received_from()}
 
 
 class _Told:

@@ -22,10 +22,8 @@ what it costs to write to those of a new file, which the kernel has to find, to 
 file that the kernel has taken out of the page cache is not used again, as its pages would be read
 from the disk only to be overwritten.
 
-Pages are made ready by a thread before the round's arithmetic gets to them (``prepare``): when the
-fragment is due, and again when the round is entered and its bytes are on the way. What was given
-back is fetched from the disk, and what will be written is made writable. One by one, at the first
-touch, that takes most of the time of an outer step.
+What a round will read is fetched from the disk as soon as the round is entered, while its bytes are
+on the way, and a file for its theta is made ready, by a thread (``prepare``).
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -83,6 +81,10 @@ class StateMemory(Protocol):
 
     def holds(self, vector: Float32s) -> bool:
         """True if the vector may stay where it is: a new one would be in no better place."""
+        ...
+
+    async def prepare(self, vectors: Sequence[Float32s]) -> None:
+        """Get ready for a round that will read these vectors, and make one like the first."""
         ...
 
 
@@ -177,34 +179,17 @@ class StateFiles:
             with contextlib.suppress(ValueError):  # it has just been closed
                 file_pages.let_go(np.frombuffer(mapped.mapping, np.uint8))
 
-    async def prepare(self, theta: Float32s, momentum: Float32s) -> None:
-        """Make pages ready for a round, which will read theta and write momentum and a new theta.
-
-        They are read from the disk, and become resident as far as the limit allows.
-        """
+    async def prepare(self, vectors: Sequence[Float32s]) -> None:
         async with self._preparing:
-            await asyncio.to_thread(self._prepare, theta, momentum)
+            await asyncio.to_thread(self._prepare, vectors)
 
-    def _prepare(self, theta: Float32s, momentum: Float32s) -> None:
-        new = self._mapped(theta.nbytes)
-        held = [self._pages(momentum), self._pages(theta)]
-        for pages in held:
-            if pages is not None:
-                file_pages.fetch(pages)
-        if self._room() < sum(each.size for each in (new, *held) if each is not None):
-            self.let_go()
-        for pages, to_write in ((new, True), (held[0], True), (held[1], False)):
-            if pages is not None:
-                file_pages.populate(pages[: max(0, self._room())], to_write=to_write)
-
-    def _pages(self, vector: Float32s) -> Bytes | None:
-        """The bytes of a vector; ``None`` if it is not in a file."""
-        pages: Bytes = vector.view(np.uint8)
-        return pages if _address(vector) in self._maps else None
-
-    def _room(self) -> int:
-        """Bytes that may still become resident."""
-        return self._resident_max_bytes - (_shared_resident_bytes() or 0)
+    def _prepare(self, vectors: Sequence[Float32s]) -> None:
+        for vector in vectors:
+            if _address(vector) in self._maps:
+                file_pages.fetch(vector.view(np.uint8))
+        new = self._mapped(vectors[0].nbytes)
+        if new is not None and file_pages.cached_share(new) < CACHED_SHARE_MIN:
+            file_pages.allot(new)
 
     def _mapped(self, size: int) -> Bytes | None:
         if size < self._least_bytes:

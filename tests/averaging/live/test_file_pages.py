@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from averaging.live import file_pages
-from averaging.live.file_pages import cached_share, fetch, let_go, populate
+from averaging.live.file_pages import allot, cached_share, fetch, let_go
 from averaging.numbers.arrays import Bytes
 
 SIZE = 16 << 20
@@ -43,7 +43,7 @@ def test_the_share_of_pages_that_the_page_cache_has(sparse: Bytes) -> None:
 
 @linux
 def test_a_new_file_has_its_pages_before_they_are_written(sparse: Bytes) -> None:
-    populate(sparse, to_write=True)
+    allot(sparse)
     assert cached_share(sparse) == 1.0
     assert not sparse.any()
 
@@ -52,7 +52,7 @@ def test_what_was_written_stays_when_it_is_let_go_and_fetched(sparse: Bytes) -> 
     sparse[:] = 7
     let_go(sparse)
     fetch(sparse)
-    populate(sparse, to_write=True)
+    allot(sparse)
     assert (sparse == 7).all()
 
 
@@ -62,7 +62,6 @@ def test_a_system_without_these_calls_does_nothing(
     monkeypatch.setattr(file_pages, "_system", lambda: None)
     sparse[:] = 7
     assert cached_share(sparse) == 1.0
-    populate(sparse, to_write=False)
-    for each in (fetch, let_go):
+    for each in (fetch, allot, let_go):
         each(sparse)
     assert (sparse == 7).all()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import resource
-import sys
 import threading
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
@@ -208,41 +207,20 @@ def test_a_file_that_the_page_cache_has_lost_is_not_used_again(
     assert files.used_bytes == BYTES
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot be asked for it")
-def test_pages_that_a_round_will_write_are_made_ready(tmp_path: Path) -> None:
+def test_the_next_vector_is_made_ready_before_it_is_asked_for(tmp_path: Path) -> None:
     files = files_in(tmp_path, unused_max=2)
     theta, momentum = files.floats(VALUES), files.floats(VALUES)
     theta.fill(1.0)
     momentum.fill(2.0)
-    files.let_go()
-    run(files.prepare(theta, momentum))
+    run(files.prepare((theta, momentum, uninitialised_floats(VALUES))))
     assert files.used_bytes == 3 * BYTES
 
-    before = page_faults()
     new = files.floats(VALUES)
-    np.add(theta, momentum, out=new)
-    momentum.fill(4.0)
-    assert page_faults() - before < 10
     assert files.used_bytes == 3 * BYTES
-    assert (new == 3.0).all() and (theta == 1.0).all()
-
-
-def test_no_more_is_made_resident_for_a_round_than_may_be(tmp_path: Path) -> None:
-    files = StateFiles(tmp_path, resident_max_bytes=2 * BYTES, spare_bytes=0)
-    before = resident_bytes()
-    others = [files.floats(VALUES) for _ in range(4)]
-    for each in others:
-        each.fill(1.0)
-    theta, momentum = files.floats(2 * VALUES), files.floats(2 * VALUES)
-    run(files.prepare(theta, momentum))
-    assert resident_bytes() - before <= 2 * BYTES
-
-
-def test_vectors_in_memory_are_not_prepared(tmp_path: Path) -> None:
-    files = StateFiles(tmp_path, allowed_bytes=lambda: 0.0, spare_bytes=0)
-    theta, momentum = uninitialised_floats(VALUES), uninitialised_floats(VALUES)
-    run(files.prepare(theta, momentum))
-    assert files.used_bytes == 0
+    before = page_faults()
+    new.fill(3.0)
+    assert page_faults() - before < 10, "its pages were allotted"
+    assert (theta == 1.0).all() and (momentum == 2.0).all()
 
 
 def test_the_space_is_counted_while_files_are_closed_in_a_thread(tmp_path: Path) -> None:
