@@ -14,7 +14,6 @@ import asyncio
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -58,9 +57,6 @@ class Arena:
     def holds(self, vector: Float32s) -> bool:
         """``StateMemory`` in ordinary memory: any vector may stay where it is."""
         return True
-
-    async def prepare(self, vectors: Sequence[Float32s]) -> None:
-        """``StateMemory`` in ordinary memory: there is nothing to fetch."""
 
     def uninitialised(self, size: int) -> memoryview:
         """``size`` bytes."""

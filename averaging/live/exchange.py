@@ -113,11 +113,6 @@ class Exchange:
 
     # The own contribution
 
-    def prepare(self, state: FragmentState) -> None:
-        """Have the memory ready that the outer step will use, while bytes are on the way."""
-        memory = self.parts.states
-        self.parts.start(memory.prepare((state.theta, state.momentum)), "prepare")
-
     def contribute(
         self,
         base: Float32s,

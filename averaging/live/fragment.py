@@ -512,8 +512,6 @@ class FragmentWork:
         if effect.entry is None:
             return
         self._mine = effect.round
-        if self.state is not None:
-            exchange.prepare(self.state)
         if exchange.is_mix:
             if effect.entry in effect.commit.carriers:
                 assert self.state is not None

@@ -16,14 +16,8 @@ each is allocated before it is mapped, since to touch a page for which the disk 
 process (SIGBUS). Where there is no room, or the machine's owner allows no more, vectors are
 ordinary memory and ``refusal`` says why.
 
-A round writes a new theta, while the old one is still read. Files that nobody uses any more are
-kept for it, a few of them: to write to pages that are in the page cache costs a fifth to a tenth of
-what it costs to write to those of a new file, which the kernel has to find, to clear and to map. A
-file that the kernel has taken out of the page cache is not used again, as its pages would be read
-from the disk only to be overwritten.
-
-What a round will read is fetched from the disk as soon as the round is entered, while its bytes are
-on the way, and a file for its theta is made ready, by a thread (``prepare``).
+A new file is made for each vector. To use an old one again would read its pages from the disk only
+to overwrite them, and a page that was never written back costs no writing when its file goes.
 """
 
 from __future__ import annotations
@@ -37,16 +31,14 @@ import resource
 import shutil
 import sys
 import tempfile
-import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from averaging.live import file_pages
 from averaging.live.buffers import SMALL_BYTES
 from averaging.numbers.arrays import Buffer, Bytes, Float32s, uninitialised_floats
 
@@ -56,17 +48,6 @@ SPARE_BYTES = 1 << 30
 RESIDENT_MAX_BYTES = 256 << 20
 SHARE_OF_DESCRIPTORS = 0.5
 """Part of the open files that the system allows this process: each mapping holds one."""
-
-UNUSED_MAX = 6
-"""Files that are kept to be used again: thetas of the rounds that exchange at once, and payloads of
-the replay log."""
-
-FIT = 1.125
-"""A file is used again for a vector if it is at most so many times larger: fragments of a run are
-nearly equal."""
-
-CACHED_SHARE_MIN = 0.9
-"""A file is not used again if less of it is in the page cache."""
 
 TEND_EVERY_S = 0.25
 """Reading at 1 GB/s makes as much resident between two looks as may be."""
@@ -81,10 +62,6 @@ class StateMemory(Protocol):
 
     def holds(self, vector: Float32s) -> bool:
         """True if the vector may stay where it is: a new one would be in no better place."""
-        ...
-
-    async def prepare(self, vectors: Sequence[Float32s]) -> None:
-        """Get ready for a round that will read these vectors, and make one like the first."""
         ...
 
 
@@ -107,13 +84,11 @@ class StateFiles:
         spare_bytes: int = SPARE_BYTES,
         least_bytes: int = SMALL_BYTES,
         files_max: int | None = None,
-        unused_max: int = UNUSED_MAX,
     ) -> None:
         """``allowed_bytes()``: current limit for all files; ``None``: the free space.
 
         ``least_bytes``: smaller vectors are ordinary memory. ``files_max``: most files at a time;
-        ``None``: ``SHARE_OF_DESCRIPTORS`` of what the system allows. ``unused_max``: those of them
-        that are kept while nobody uses them.
+        ``None``: ``SHARE_OF_DESCRIPTORS`` of what the system allows.
         """
         self._files_max = _descriptors() if files_max is None else files_max
         self._folder = folder
@@ -123,16 +98,9 @@ class StateFiles:
         self._resident_max_bytes = resident_max_bytes + (_shared_resident_bytes() or 0)
         self._maps: dict[int, _Mapped] = {}
         """Files in use, by address."""
-        # Vectors may go in any thread, also in one with the lock; a deque's ends are safe there.
+        # Vectors may go in any thread; a deque's ends are safe there.
         self._returned: deque[_Mapped] = deque()
         """Files that nobody uses any more."""
-        self._unused_max = unused_max
-        self._unused: list[_Mapped] = []
-        """Those of them that are kept; the one that was used last is the last."""
-        self._closing: deque[_Mapped] = deque()
-        """Those that are not."""
-        self._taking = threading.Lock()
-        self._preparing = asyncio.Lock()
         self.refusal: str | None = None
         """Reason why the last vector is in memory; ``None``: it is in a file."""
 
@@ -142,11 +110,7 @@ class StateFiles:
     @property
     def used_bytes(self) -> int:
         """Space on the disk that the files take. No listing of a folder shows it."""
-        return sum(each.size for each in self._all())
-
-    def _all(self) -> list[_Mapped]:
-        with self._taking:
-            return [*self._maps.values(), *self._returned, *self._unused, *self._closing]
+        return sum(each.size for each in (*self._maps.values(), *self._returned))
 
     def floats(self, count: int) -> Float32s:
         raw = self._mapped(4 * count)
@@ -170,95 +134,46 @@ class StateFiles:
         await asyncio.sleep(TEND_EVERY_S)
         resident = _shared_resident_bytes()
         if resident is None or resident > self._resident_max_bytes:
-            await asyncio.to_thread(self.let_go)
-        await asyncio.to_thread(self._close, self._unused_max)
+            self.let_go()
+        await asyncio.to_thread(self._close_returned)
 
     def let_go(self) -> None:
-        """Take all pages out of this process's memory. Work for a thread."""
-        for mapped in self._all():
-            with contextlib.suppress(ValueError):  # it has just been closed
-                file_pages.let_go(np.frombuffer(mapped.mapping, np.uint8))
-
-    async def prepare(self, vectors: Sequence[Float32s]) -> None:
-        async with self._preparing:
-            await asyncio.to_thread(self._prepare, vectors)
-
-    def _prepare(self, vectors: Sequence[Float32s]) -> None:
-        for vector in vectors:
-            if _address(vector) in self._maps:
-                file_pages.fetch(vector.view(np.uint8))
-        new = self._mapped(vectors[0].nbytes)
-        if new is not None and file_pages.cached_share(new) < CACHED_SHARE_MIN:
-            file_pages.allot(new)
+        """Take all pages out of this process's memory; what was written stays."""
+        for mapped in list(self._maps.values()):
+            mapped.mapping.madvise(mmap.MADV_DONTNEED)
 
     def _mapped(self, size: int) -> Bytes | None:
         if size < self._least_bytes:
             return None
-        mapped = self._again(size) or self._made(size)
-        if mapped is None:
-            return None
-        self.refusal = None
-        # Every view's base is this array, as it does not own its memory: it goes when all are gone.
-        owner: Bytes = np.frombuffer(mapped.mapping, np.uint8, count=size)
-        address = _address(owner)
-        self._maps[address] = mapped
-        weakref.finalize(owner, self._gone, address).atexit = False
-        return owner
-
-    def _again(self, size: int) -> _Mapped | None:
-        """A file that nobody uses, if one fits and is in the page cache."""
-        while True:
-            with self._taking:
-                self._sort_returned(self._unused_max)
-                fitting = [each for each in self._unused if size <= each.size <= FIT * size]
-                if not fitting:
-                    return None
-                mapped = min(reversed(fitting), key=lambda each: each.size)
-                self._unused.remove(mapped)
-            pages = np.frombuffer(mapped.mapping, np.uint8, count=size)
-            if file_pages.cached_share(pages) >= CACHED_SHARE_MIN:
-                return mapped
-            self._closing.append(mapped)
-
-    def _sort_returned(self, kept: int) -> None:
-        """Keep so many files, those that were used last. To be called with the lock."""
-        while self._returned:
-            self._unused.append(self._returned.popleft())
-        while len(self._unused) > kept:
-            self._closing.append(self._unused.pop(0))
-
-    def _made(self, size: int) -> _Mapped | None:
-        """A new file. ``None``, and the reason in ``refusal``, if there is no room for it."""
-        made = self._attempt(size)
-        if isinstance(made, str) and self._unused:
-            self._close(kept=0)
-            made = self._attempt(size)
-        if isinstance(made, str):
-            self.refusal = made
-            return None
-        return made
-
-    def _attempt(self, size: int) -> _Mapped | str:
-        """A new file, or the reason why there is none."""
         allowed = self._allowed_bytes()
         if allowed is not None and self.used_bytes + size > allowed:
-            return (
+            self.refusal = (
                 f"{self.used_bytes / 1e6:.0f} of {allowed / 1e6:.0f} MB of disk are used for it, "
                 f"and {size / 1e6:.0f} MB more are needed; raise the limit with "
                 "`shoal limits --disk`"
             )
-        if len(self._all()) >= self._files_max:
-            return (
+            return None
+        if len(self._maps) + len(self._returned) >= self._files_max:
+            self.refusal = (
                 f"it is in {self._files_max} files already, and no more may be open; raise the "
                 "limit with `ulimit -n`, or have fewer fragments in the run"
             )
+            return None
         try:
-            return _Mapped(self._new_file(size), size)
+            mapping = self._new_file(size)
         except OSError as error:
-            return (
+            self.refusal = (
                 f"{self._folder}: {size / 1e6:.0f} MB cannot be had beside a reserve of "
                 f"{self._spare_bytes / 1e6:.0f} MB: {error.strerror or error}; free some space"
             )
+            return None
+        self.refusal = None
+        # Every view's base is this array, as it does not own its memory: it goes when all are gone.
+        owner: Bytes = np.frombuffer(mapping, np.uint8)
+        address = _address(owner)
+        self._maps[address] = _Mapped(mapping, size)
+        weakref.finalize(owner, self._gone, address).atexit = False
+        return owner
 
     def _new_file(self, size: int) -> mmap.mmap:
         if shutil.disk_usage(self._folder).free < size + self._spare_bytes:
@@ -274,12 +189,10 @@ class StateFiles:
     def _gone(self, address: int) -> None:
         self._returned.append(self._maps.pop(address))
 
-    def _close(self, kept: int) -> None:
-        """Unmap unused files but so many: it takes a while, as the kernel frees the pages."""
-        with self._taking:
-            self._sort_returned(kept)
-        while self._closing:
-            mapped = self._closing.popleft()
+    def _close_returned(self) -> None:
+        """Unmap files that nobody uses: it takes a while, as the kernel frees their pages."""
+        while self._returned:
+            mapped = self._returned.popleft()
             # The last view may be about to go in another thread: it unmaps the file then.
             with contextlib.suppress(BufferError):
                 mapped.mapping.close()

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import resource
 import threading
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from averaging.live import state_files
 from averaging.live.state_files import StateFiles
-from averaging.numbers.arrays import uninitialised_floats
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import POLICY, swarm
@@ -25,12 +22,8 @@ VALUES = 1 << 20
 BYTES = 4 * VALUES
 
 
-def files_in(folder: Path, *, least_bytes: int = 1, unused_max: int = 0) -> StateFiles:
-    return StateFiles(folder, spare_bytes=0, least_bytes=least_bytes, unused_max=unused_max)
-
-
-def page_faults() -> int:
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+def files_in(folder: Path, *, least_bytes: int = 1) -> StateFiles:
+    return StateFiles(folder, spare_bytes=0, least_bytes=least_bytes)
 
 
 def resident_bytes() -> int:
@@ -116,7 +109,7 @@ def test_a_full_disk_and_a_limit_are_told_and_memory_is_taken(
 
 
 def test_no_more_files_are_open_than_the_process_can_spare(tmp_path: Path) -> None:
-    files = StateFiles(tmp_path, spare_bytes=0, files_max=2, unused_max=0)
+    files = StateFiles(tmp_path, spare_bytes=0, files_max=2)
     vectors = [files.floats(VALUES) for _ in range(3)]
     assert files.used_bytes == 2 * BYTES
     assert files.refusal is not None and "ulimit -n" in files.refusal
@@ -132,95 +125,9 @@ def test_a_file_is_closed_although_its_last_view_is_just_going(tmp_path: Path) -
     (mapped,) = files._maps.values()
     view = memoryview(mapped.mapping)
     del vector
-    files._close(0)
+    files._close_returned()
     assert files.used_bytes == 0
     view.release()
-
-
-def test_a_file_that_nobody_uses_is_used_again_with_its_pages(tmp_path: Path) -> None:
-    files = files_in(tmp_path, unused_max=1)
-    vector = files.floats(VALUES)
-    vector.fill(1.0)
-    del vector
-    gc.collect()
-    run(files.tend())
-    assert files.used_bytes == BYTES, "it is kept"
-
-    before = page_faults()
-    again = files.floats(VALUES - 1)
-    again.fill(2.0)
-    assert page_faults() - before < 10, "its pages were neither allotted nor mapped again"
-    assert files.used_bytes == BYTES
-    assert files.holds(again) and again.size == VALUES - 1 and (again == 2.0).all()
-
-
-def test_a_file_in_use_is_not_used_again(tmp_path: Path) -> None:
-    files = files_in(tmp_path, unused_max=2)
-    first = files.floats(VALUES)
-    first.fill(1.0)
-    view = first[:10].data
-    del first
-    gc.collect()
-    files.floats(VALUES).fill(2.0)
-    assert bytes(view) == np.ones(10, np.float32).tobytes()
-
-
-def test_few_unused_files_are_kept_and_those_that_fit(tmp_path: Path) -> None:
-    files = files_in(tmp_path, unused_max=2)
-    vectors = [files.floats(size) for size in (VALUES, 2 * VALUES, 4 * VALUES)]
-    for vector in vectors:
-        vector.fill(1.0)
-    while vectors:
-        del vector, vectors[0]
-        vector = None
-    gc.collect()
-    run(files.tend())
-    assert files.used_bytes == 6 * BYTES, "those that were used last"
-
-    _too_large = files.floats(VALUES)
-    assert files.used_bytes == 7 * BYTES
-    _fitting = files.floats(int(1.9 * VALUES))
-    assert files.used_bytes == 7 * BYTES
-
-
-def test_unused_files_are_given_up_before_a_vector_has_to_be_in_memory(tmp_path: Path) -> None:
-    files = StateFiles(tmp_path, allowed_bytes=lambda: 3.0 * BYTES, spare_bytes=0)
-    files.floats(2 * VALUES).fill(1.0)
-    gc.collect()
-    run(files.tend())
-    assert files.used_bytes == 2 * BYTES
-    large = files.floats(3 * VALUES)
-    assert files.refusal is None and files.holds(large)
-    assert files.used_bytes == 3 * BYTES
-
-
-def test_a_file_that_the_page_cache_has_lost_is_not_used_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = files_in(tmp_path, unused_max=2)
-    files.floats(VALUES).fill(1.0)
-    gc.collect()
-    monkeypatch.setattr(state_files.file_pages, "cached_share", lambda data: 0.5)
-    new = files.floats(VALUES)
-    assert (new == 0.0).all(), "another file"
-    run(files.tend())
-    assert files.used_bytes == BYTES
-
-
-def test_the_next_vector_is_made_ready_before_it_is_asked_for(tmp_path: Path) -> None:
-    files = files_in(tmp_path, unused_max=2)
-    theta, momentum = files.floats(VALUES), files.floats(VALUES)
-    theta.fill(1.0)
-    momentum.fill(2.0)
-    run(files.prepare((theta, momentum, uninitialised_floats(VALUES))))
-    assert files.used_bytes == 3 * BYTES
-
-    new = files.floats(VALUES)
-    assert files.used_bytes == 3 * BYTES
-    before = page_faults()
-    new.fill(3.0)
-    assert page_faults() - before < 10, "its pages were allotted"
-    assert (theta == 1.0).all() and (momentum == 2.0).all()
 
 
 def test_the_space_is_counted_while_files_are_closed_in_a_thread(tmp_path: Path) -> None:
@@ -238,7 +145,7 @@ def test_the_space_is_counted_while_files_are_closed_in_a_thread(tmp_path: Path)
         for _ in range(200):
             vectors = [files.floats(VALUES) for _ in range(3)]
             del vectors
-            files._close(0)
+            files._close_returned()
         over.set()
         assert 0 < counting.result() <= 3 * BYTES
     assert files.used_bytes == 0
