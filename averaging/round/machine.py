@@ -49,7 +49,7 @@ what machines do.)
     JOINING   -> IDLE      Behind OrdersChanged
     PROMISED  -> JOINING   Redirect Refused Call Join Tick PeerSilent
     PROMISED  -> ENTERED   Committed StreamOpened Join Pass LinkLost Tick
-    PROMISED  -> CATCHING  Behind Call Compare Finished Join Pass Tick
+    PROMISED  -> CATCHING  Behind Call Compare Finished Join Tick
     PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
     PROMISED  -> IDLE      Committed StreamOpened OrdersChanged
     ENTERED   -> IDLE      Applied Void Forswear Declined Withdraw MergedArrived SliceMerged Tick

@@ -552,8 +552,6 @@ class Participation:
         self._follow(message.ballot, now)
         known = self.reducers[message.slice] == message.reducer
         if sender != self._id.me and known:
-            if message.reducer == self._id.me and self.stage is Stage.UPLOADING:
-                self._report(message.slice)
             return True
         self.reducers[message.slice] = message.reducer
         if message.reducer == self._id.me and self.reducer.take(message.slice):

@@ -392,7 +392,11 @@ _AT = "/ip4/203.0.113.7/tcp/7700/p2p/" + ANNA.peer_id
 
 TARGETS: dict[str, Target] = {
     "message": Target(
-        [said.encode(message, number) for message in EXAMPLES for number in (1, 2)],
+        [
+            said.encode(message, number)
+            for message in EXAMPLES
+            for number in range(said.MESSAGES_SINCE.get(type(message), 1), 3)
+        ],
         said.decode,
         BadMessage,
     ),
