@@ -190,7 +190,7 @@ def test_a_leader_whose_joins_always_fail_is_passed_over_by_name(kind: str) -> N
         assert isinstance(rounds.peers.view, dict)
         for peer, seen in list(rounds.peers.view.items()):
             rounds.peers.view[peer] = replace(seen, heard_at=now)  # heartbeats go on
-            rounds.peers.mark_heard(peer, now)
+            rounds.peers.mark_heard(peer)
         attempt = rounds.joining.attempt
         if attempt is None:
             asked.append(joined(rounds, now))
