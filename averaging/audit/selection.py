@@ -48,7 +48,7 @@ def drawn(ticket: bytes, pieces: Mapping[int, int], *, chance: float) -> list[tu
         for piece in range(count):
             hasher = blake3.blake3(ticket)
             hasher.update(slice_index.to_bytes(4, "big") + piece.to_bytes(4, "big"))
-            if int.from_bytes(hasher.digest(8), "big") < chance * _SCALE:
+            if _is_below(hasher.digest(8), chance):
                 found.append((slice_index, piece))
     return found
 
@@ -60,4 +60,8 @@ def exact_text(audit: bytes) -> bytes:
 
 def is_exact(ticket: bytes) -> bool:
     """``ticket``: the owner's signature under ``exact_text``."""
-    return int.from_bytes(blake3.blake3(ticket).digest(8), "big") < EXACT_SHARE * _SCALE
+    return _is_below(blake3.blake3(ticket).digest(8), EXACT_SHARE)
+
+
+def _is_below(digest: bytes, chance: float) -> bool:
+    return int.from_bytes(digest, "big") < chance * _SCALE

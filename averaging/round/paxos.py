@@ -622,8 +622,9 @@ class Coordinator:
                 self._send(reducer, self._reassigned(slice_index))
 
     def _send_reassigned(self, slice_index: int) -> None:
+        message = self._reassigned(slice_index)
         for peer in all_peers_of(self.commit, self.reducers):
-            self._send(peer, self._reassigned(slice_index))
+            self._send(peer, message)
 
     def _reassigned(self, slice_index: int) -> Reassign:
         reducer = self.reducers[slice_index]
