@@ -410,6 +410,78 @@ def ways_to_run_received_bytes(modules: Modules) -> list[str]:
     return wrong
 
 
+BEGINNINGS = {"__init__", "__post_init__", "__enter__"}
+"""Methods that may add attributes to their object. A context manager is of use once it is entered.
+"""
+
+
+def attributes_set_later(modules: Modules) -> list[str]:
+    """Attributes that a method adds to its object: the constructor has to name them all.
+
+    A method that the constructor calls belongs to it. Classes whose bases are of other packages are
+    left out: what those declare is not seen here.
+    """
+    classes = {
+        node.name: node
+        for module in ours(modules)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    wrong = []
+    for module in ours(modules):
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            declared = _attributes_of(node, classes)
+            wrong += [
+                f"{module.name}:{target.lineno} sets self.{target.attr} first"
+                for method in _methods(node)
+                for target in _set_on_self(method)
+                if declared is not None and target.attr not in declared
+            ]
+    return wrong
+
+
+def _methods(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def _set_on_self(method: ast.AST) -> Iterator[ast.Attribute]:
+    for each in ast.walk(method):
+        match each:
+            case ast.Attribute(value=ast.Name(id="self"), ctx=ast.Store()):
+                yield each
+
+
+def _attributes_of(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> set[str] | None:
+    """Attributes that a class has from the beginning; ``None``: one of its bases is not ours."""
+    found: set[str] = set()
+    for base in node.bases:
+        name = ast.unparse(base).partition("[")[0]
+        if name in {"Protocol", "Generic"}:
+            continue
+        inherited = _attributes_of(classes[name], classes) if name in classes else None
+        if inherited is None:
+            return None
+        found |= inherited
+    for each in node.body:
+        match each:
+            case ast.AnnAssign(target=ast.Name(id=name)) | ast.FunctionDef(name=name):
+                found.add(name)
+            case ast.Assign():
+                found |= {target.id for target in each.targets if isinstance(target, ast.Name)}
+    methods = {method.name: method for method in _methods(node)}
+    for beginning in BEGINNINGS & methods.keys():
+        called = {
+            each.func.attr
+            for each in ast.walk(methods[beginning])
+            if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)
+        }
+        for name in {beginning} | (called & methods.keys()):
+            found |= {target.attr for target in _set_on_self(methods[name])}
+    return found
+
+
 def modules_without_a_subject(modules: Modules) -> list[str]:
     nothing = {"utils", "util", "common", "helpers", "misc"}
     return [name for name in modules if name.rpartition(".")[2] in nothing]
@@ -443,6 +515,12 @@ RULES: dict[Rule, Modules] = {
     torch_below_peer: planted(averaging__numbers__codec="from torch import Tensor"),
     loops_elsewhere: planted(peer__agent__station="import uvloop"),
     ways_to_run_received_bytes: planted(peer__storage__checkpoint="torch.load(path)"),
+    attributes_set_later: planted(
+        peer__agent__station="class Station:\n"
+        "    def __init__(self): self.a = self.b()\n"
+        "    def b(self): self.c = 1\n"
+        "    def run(self): self.a = self.c = self.d = 1"
+    ),
     modules_without_a_subject: planted(peer__data__utils=""),
     rooms_without_a_map: {"peer.data": Module("peer.data", "import peer", is_package=True)},
 }

@@ -124,19 +124,6 @@ class OwnWork:
     learner's own step counter at that moment.
     """
 
-    __slots__ = (
-        "_overwritten_step",
-        "base",
-        "base_lineage",
-        "base_version",
-        "discarded_steps",
-        "merged_step",
-        "overwritten_version",
-        "rule",
-        "snapshot",
-        "snapshot_step",
-    )
-
     def __init__(self, state: FragmentState, *, step: int, rule: AdoptionRule = "carry") -> None:
         """The parameters are ``state.theta`` now."""
         self.rule: AdoptionRule = rule

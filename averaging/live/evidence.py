@@ -52,20 +52,6 @@ class Uploads:
 class Evidence:
     """The claims of one round at one peer, by slice."""
 
-    __slots__ = (
-        "_commit",
-        "_me",
-        "_round",
-        "_sign",
-        "alone",
-        "alone_leaves",
-        "merged",
-        "own",
-        "own_leaves",
-        "sources",
-        "sources_of_own",
-    )
-
     def __init__(self, enter: Enter, me: PeerId, sign: Callable[[bytes], bytes]) -> None:
         self._commit = enter.commit
         self._round = enter.round

@@ -158,29 +158,6 @@ def founded_apart(
 class CatchingUp:
     """One peer as one that may be behind, or on the lighter side of a fork."""
 
-    __slots__ = (
-        "_apart_since",
-        "_asked_at",
-        "_certificates",
-        "_hint",
-        "_id",
-        "_in_vain",
-        "_parted",
-        "_peers",
-        "_policy",
-        "_refusals",
-        "_refused_at",
-        "_rounds_apart",
-        "_source",
-        "_sources",
-        "_told_apart_at",
-        "_uncertified_since",
-        "attempts_failed",
-        "began_at",
-        "fellows",
-        "shows_all",
-    )
-
     def __init__(
         self,
         identity: Identity,

@@ -61,25 +61,6 @@ _ANSWERED_IN = (Phase.JOINING, Phase.PROMISED)
 class Joining:
     """One peer as a joiner."""
 
-    __slots__ = (
-        "_alone_since",
-        "_caller",
-        "_coming_to",
-        "_failed_joins",
-        "_folds",
-        "_id",
-        "_joins",
-        "_met_others",
-        "_offer",
-        "_pace",
-        "_peers",
-        "_policy",
-        "_snapshot_used",
-        "attempt",
-        "call",
-        "leaves",
-    )
-
     def __init__(self, identity: Identity, peers: Neighbourhood, pace: Pace) -> None:
         self._id = identity
         self._policy = identity.policy

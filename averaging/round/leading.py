@@ -73,19 +73,6 @@ LATE_MAX = 64
 class Leading:
     """One peer as a leader."""
 
-    __slots__ = (
-        "_did_not_come",
-        "_id",
-        "_late",
-        "_nonce",
-        "_pace",
-        "_parents",
-        "_peers",
-        "_policy",
-        "gathering",
-        "timings",
-    )
-
     def __init__(
         self, identity: Identity, peers: Neighbourhood, pace: Pace, parents: Parents
     ) -> None:

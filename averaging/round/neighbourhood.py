@@ -50,25 +50,6 @@ class Crowd(Protocol):
 class Neighbourhood:
     """The peers that may take part in rounds of one fragment, as one peer sees them."""
 
-    __slots__ = (
-        "_asked",
-        "_id",
-        "_merged_at",
-        "_policy",
-        "_vouchers",
-        "bytes_per_s",
-        "closed_version",
-        "crowd",
-        "failed",
-        "group_size",
-        "passed_over",
-        "probation",
-        "reachable",
-        "started_at",
-        "trains",
-        "view",
-    )
-
     def __init__(
         self,
         identity: Identity,

@@ -22,23 +22,6 @@ INTERVAL_KEPT_S = 10.0
 class Pace:
     """The learner's step counter, and the due time in its steps."""
 
-    __slots__ = (
-        "_cycle_at",
-        "_cycle_steps",
-        "_levels",
-        "_paced_level",
-        "_peers",
-        "_policy",
-        "_snapshot_asked_at",
-        "_snapshots_s",
-        "due_time",
-        "every",
-        "level",
-        "need",
-        "step",
-        "step_time_s",
-    )
-
     def __init__(
         self, policy: RoundPolicy, peers: Neighbourhood, *, fragment: int, step: int
     ) -> None:

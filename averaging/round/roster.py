@@ -40,21 +40,6 @@ ALIKE = 2.0
 class Gathering:
     """The roster of the next round while it is open."""
 
-    __slots__ = (
-        "called",
-        "coming",
-        "group",
-        "held",
-        "is_hurried",
-        "joined_at",
-        "joins",
-        "look_at",
-        "opened_at",
-        "passed",
-        "quorum_at",
-        "until",
-    )
-
     def __init__(
         self, group: tuple[PeerId, ...], *, until: float, look_at: float, now: float
     ) -> None:

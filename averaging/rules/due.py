@@ -55,19 +55,6 @@ class DuePolicy:
 class DueTime:
     """The due time of one fragment at one peer, in that peer's own steps."""
 
-    __slots__ = (
-        "_anchor",
-        "_due",
-        "_fragment",
-        "_last_step",
-        "_last_version",
-        "_took_part_at",
-        "cycle_steps",
-        "eager",
-        "every",
-        "policy",
-    )
-
     def __init__(self, policy: DuePolicy, *, fragment: int, step: int) -> None:
         """``step`` is the peer's own step at its start; first due times follow from it."""
         self.policy = policy

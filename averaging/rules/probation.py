@@ -119,17 +119,6 @@ class Probation:
     All fragments of a peer share one. Times are on the peer's own clock.
     """
 
-    __slots__ = (
-        "_rounds_seen",
-        "_rounds_unseen",
-        "_seen",
-        "_struck",
-        "_tokens_unseen",
-        "_trusted",
-        "_versions_unseen",
-        "policy",
-    )
-
     def __init__(
         self,
         policy: ProbationPolicy,

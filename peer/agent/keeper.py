@@ -74,8 +74,15 @@ async def keep(
             if stop.is_set() or guest.must_leave:
                 code = INTERRUPTED if stop.is_set() else 0
                 return Ending("asked to end", code, finished=False, timeout_s=0.0)
-            keeper = Keeper(settings, layout, guest, on_event, until=until)
-            keeper.publishing, keeper.showing = publishing, showing
+            keeper = Keeper(
+                settings,
+                layout,
+                guest,
+                on_event,
+                until=until,
+                publishing=publishing,
+                showing=showing,
+            )
             ending = await keeper.run(stop)
             if not keeper.rests:
                 return ending
@@ -119,16 +126,18 @@ class Keeper(Delegate):
         on_event: Callable[[str, Fields], None] = lambda name, fields: None,
         *,
         until: datetime | None = None,
+        publishing: Publishing | None = None,
+        showing: Showing | None = None,
     ) -> None:
+        """``publishing``: folder in which to publish the run's model; ``showing``: address at which
+        to serve the run's public page."""
         with peer_folder(settings.directory):
             self.incarnation = begin_without_trainer(
                 settings.directory / "progress", wall_time_s=time.time()
             )
         self.local = LocalPeer(settings, layout, self, guest)
-        self.publishing: Publishing | None = None
-        """Folder in which to publish the run's model; ``None``: nowhere."""
-        self.showing: Showing | None = None
-        """Address at which to serve the run's public page; ``None``: nowhere."""
+        self._publishing = publishing
+        self._showing = showing
         self._shown: ShownRun | None = None
         self.rests = False
         """True if it went off line only to rest, and comes back."""
@@ -147,8 +156,8 @@ class Keeper(Delegate):
             stack.callback(local.log.close)
             check_subnormals()
             online = await stack.enter_async_context(go_online(local))
-            if self.showing is not None:
-                self._shown = ShownRun(online, self.showing)
+            if self._showing is not None:
+                self._shown = ShownRun(online, self._showing)
                 await self._shown.open(stack)
             local.enter_phase("fetching", "looking for the run's state", 0.0)
             local.tell_place_of_state()
@@ -173,8 +182,8 @@ class Keeper(Delegate):
                         "follow": self._follow(online),
                         "watch machine": local.guest.watch_machine(),
                     }
-                    if self.publishing is not None:
-                        publisher = Publisher(self.publishing, local.directory, self.on_published)
+                    if self._publishing is not None:
+                        publisher = Publisher(self._publishing, local.directory, self.on_published)
                         own["publish"] = publisher.run(lambda: local.ended_at is not None)
                     if self._shown is not None:
                         own["show"] = self._shown.run()

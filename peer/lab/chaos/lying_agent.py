@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,7 +33,6 @@ from averaging.live.evidence import Evidence, Uploads
 from averaging.live.exchange import Exchange
 from averaging.live.fragment import FragmentWork
 from averaging.live.learner_port import Snapshot
-from averaging.live.parts import Parts
 from averaging.live.reducing import Making, Reducing
 from averaging.round.effects import Effect, Enter, Send
 from dht.identity import PeerId
@@ -202,7 +202,18 @@ def _censor(orders: Orders) -> None:
     contribute, heard = Exchange.contribute, Averager._heard
 
     def contributed(self: Exchange, *given: Any, **more: Any) -> None:
-        self.parts.outcomes = _Censored(self.parts, orders)
+        parts, tell = self.parts, self.parts.tell_upload
+
+        def censored(
+            index: int, sender: PeerId, problem: str | None, *rest: Any, **more: Any
+        ) -> None:
+            victim = sender == orders.victim
+            if problem is None and victim and orders.now(parts.me) is Lie.CENSOR:
+                orders.told(parts.me, Lie.CENSOR, parts.round)
+                problem, rest = "payload in int8: a scale is not finite", ()
+            tell(index, sender, problem, *rest, **more)
+
+        parts.tell_upload = censored  # type: ignore[method-assign]
         contribute(self, *given, **more)
 
     def ignored(self: Averager, peer: Any, data: bytes) -> None:
@@ -219,28 +230,6 @@ def _censor(orders: Orders) -> None:
 
     Exchange.contribute = contributed  # type: ignore[method-assign]
     Averager._heard = ignored  # type: ignore[method-assign]
-
-
-class _Censored:
-    """The outcomes of a round, in which the uploads of the victim are bad."""
-
-    def __init__(self, parts: Parts, orders: Orders) -> None:
-        self._outcomes = parts.outcomes
-        self._me = parts.me
-        self._round = parts.round
-        self._orders = orders
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._outcomes, name)
-
-    def upload_arrived(
-        self, slice_index: int, sender: PeerId, problem: str | None, *rest: Any, **more: Any
-    ) -> None:
-        victim = sender == self._orders.victim
-        if problem is None and victim and self._orders.now(self._me) is Lie.CENSOR:
-            self._orders.told(self._me, Lie.CENSOR, self._round)
-            problem, rest = "payload in int8: a scale is not finite", ()
-        self._outcomes.upload_arrived(slice_index, sender, problem, *rest, **more)
 
 
 def _say(orders: Orders) -> None:
@@ -350,12 +339,10 @@ def _other_uploads(true: Uploads, me: PeerId, sign: Callable[[bytes], bytes]) ->
 
 def _copied(true: Evidence, *, keeps: bool) -> Evidence:
     """A copy of the evidence on a round; without the claims that an auditor asks for first."""
-    copy = object.__new__(Evidence)
-    for name in Evidence.__slots__:
-        setattr(copy, name, getattr(true, name))
+    copied = copy(true)
     if not keeps:
-        copy.sources, copy.sources_of_own = {}, {}
-    return copy
+        copied.sources, copied.sources_of_own = {}, {}
+    return copied
 
 
 if __name__ == "__main__":

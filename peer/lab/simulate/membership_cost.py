@@ -47,29 +47,19 @@ class _Member:
 class _Swarm:
     """The peers that are there now."""
 
-    def __init__(self, network: MemoryNetwork, seed: int) -> None:
+    def __init__(self, network: MemoryNetwork, seed: int, bootstrap: _Member) -> None:
         self.network = network
         self.members: dict[int, _Member] = {}
         self.hellos_of_ended = 0
         self._seed = seed
-
-    async def open_bootstrap(self) -> Presence:
-        identity = identity_of("bootstrap")
-        host = self.network.host("bootstrap")
-        rng = np.random.default_rng([self._seed, 0])
-        presence = Presence(host, identity, Profile(None, role="bootstrap"), SETTINGS, rng=rng)
-        await presence.start()
-        self._seeds = await host.addresses()
-        self._bootstrap = host.peer_id
-        return presence
+        self._bootstrap = bootstrap
 
     async def start(self, number: int) -> None:
         name = f"peer-{number}"
         host = self.network.host(name)
         rng = np.random.default_rng([self._seed, number + 1])
-        presence = Presence(
-            host, identity_of(name), Profile(RUN), SETTINGS, seeds=self._seeds, rng=rng
-        )
+        seeds = await self._bootstrap.host.addresses()
+        presence = Presence(host, identity_of(name), Profile(RUN), SETTINGS, seeds=seeds, rng=rng)
         self.members[number] = _Member(host, presence)
         await presence.start()
 
@@ -83,7 +73,7 @@ class _Swarm:
 
     def sent_bytes(self) -> int:
         simulated = self.network.simulated
-        return simulated.bytes_sent - simulated.traffic(self._bootstrap)[0]
+        return simulated.bytes_sent - simulated.traffic(self._bootstrap.host.peer_id)[0]
 
     def hellos(self) -> int:
         return self.hellos_of_ended + sum(
@@ -93,6 +83,14 @@ class _Swarm:
     def is_seen_right(self, now: float) -> bool:
         ids = {member.host.peer_id for member in self.members.values()}
         return all(_sees(member, now) == ids for member in self.members.values())
+
+
+async def _open_bootstrap(network: MemoryNetwork, seed: int) -> _Member:
+    host, rng = network.host("bootstrap"), np.random.default_rng([seed, 0])
+    profile = Profile(None, role="bootstrap")
+    presence = Presence(host, identity_of("bootstrap"), profile, SETTINGS, rng=rng)
+    await presence.start()
+    return _Member(host, presence)
 
 
 def _sees(member: _Member, now: float) -> set[PeerId]:
@@ -114,8 +112,9 @@ def membership_cost(
     beat_s = SETTINGS.membership.heartbeat_s
 
     async def follow() -> list[MembershipCost]:
-        swarm = _Swarm(MemoryNetwork(seed=seed), seed)
-        bootstrap = await swarm.open_bootstrap()
+        network = MemoryNetwork(seed=seed)
+        bootstrap = await _open_bootstrap(network, seed)
+        swarm = _Swarm(network, seed, bootstrap)
         loop = asyncio.get_running_loop()
         began = loop.time()
         async with asyncio.TaskGroup() as tasks:
@@ -148,7 +147,7 @@ def membership_cost(
             )
         for member in swarm.members.values():
             await member.presence.close()
-        await bootstrap.close()
+        await bootstrap.presence.close()
         return costs
 
     return run(follow(), seed=seed)
