@@ -79,54 +79,13 @@ round count only from its roster, its reducers and its leader. All others are co
 Any message may be lost, repeated or late: an important message is sent again every ``resend_s``
 until it is answered or its deadline comes, and a repeat changes nothing.
 
-**Why it is safe**
-
-0. *Standing.* A message counts only from a peer of the own table, or from a member of a roster that
-   this peer is in: a leader takes only joins of peers that it knows, and a commit of which this
-   peer does not know a majority is declined. A member follows the peer that ranks first in its own
-   view, or a successor whose predecessors failed it; another one that calls is told ``Pass``.
-   Joins are signed for one leader. All of a commit but who is in it, the kind of a round of several
-   lineages, the codec and the deadlines follows from them, and each member computes it again.
-   Votes are signed: a seal counts with those of a majority, whoever shows them. They are sent
-   with the seal, so a certificate is complete before any member merges: it does not matter who
-   dies afterwards. A void round has the votes for the empty seal, or it is believed from the
-   leader, who could have had it chosen, or from a majority of the voters.
-1. *One seal.* The seal is single-decree Paxos among the roster. Ballot 0 belongs to the leader
-   alone, and a leader that restarted is another incarnation, which knows nothing of the round. The
-   same holds for an acceptor: after a restart it answers ``Declined`` and never votes again. Any
-   later ballot asks a majority first and continues with the accepted seal of the highest ballot,
-   so once a majority has accepted a seal no other can be chosen. "Void" is a seal like any other
-   (an empty one): when it is chosen, no member can ever finish. A round is also void when so many
-   members were absent from the start, as the incarnation that the roster names, that no majority
-   of acceptors is left.
-2. *All slices or none.* A seal names contributors whose uploads every reducer of the time had in
-   full. The merged slice is a pure function of commit, seal and uploads. A member that lacks one
-   slice does not apply any.
-3. *Same bytes.* The lineage hashes commit, seal and the digests of the merged slices: a member
-   that got other bytes is apart at once, never silently different.
-4. *Once per lineage.* A contribution is (mark, incarnation) in the commit, and ``merged`` moves
-   with the version. A peer is in one round at a time. It offers work again only when it knows that
-   the work is not in the lineage it follows: the round was void, or a majority forswore it, or the
-   seal is known and leaves the work out, or the round can never be sealed without this peer's
-   vote. Until then it is **in doubt**, asks the roster how the round ended (``Ask``), and joins
-   nothing. A state that it adopts meanwhile tells by its ``merged``.
-5. *Lost slices.* A reducer that dies after the seal, being itself a contributor, takes its own
-   upload of that slice along. A member that has the merged slice hands it to the successor. If no
-   member has it, the coordinator asks all to *forswear*, and a majority of vows ends the round as
-   void for the living. One of the others may have finished: that is a fork, apart from then on, to
-   be rebased or mixed like any other; it cannot reach the lineage of those that vowed. The same
-   holds for a doubt that ends after ``doubt_s`` without an answer. (A reducer could keep a copy of
-   its own slice at its successor. That costs 1/n of the encoded fragment per round, half as much
-   again in a group of two, to save a round in which nothing but time is lost, in the second between
-   seal and answer. It is not done.)
-6. *Two peers.* A majority of two is two: if this peer has not accepted the seal, it cannot be
-   chosen, so the death of the other leaves no doubt and the round is left at once. If it has
-   accepted, there is a doubt.
+**Why it is safe** stands in ARCHITECTURE.md, "Why a round is safe", for a reader of all parts.
 
 **Several groups.** With more peers than one group holds, lineages part at every round, and
 ``averaging.rules.mixing`` says what follows: rounds **meld**. Members differ in their parents, all
 of them contribute, and the new lineage grows out of the parents that a contributor stands on; a
-member that stands on another parent leaves with its work pending. Four points above differ:
+member that stands on another parent leaves with its work pending. Four things differ from what is
+said above and in ARCHITECTURE.md:
 
 - A peer that is behind by a version or two joins as it is.
 - Peers are grouped, and ranked, by the newest version of which they heard a closing.
@@ -214,39 +173,6 @@ class FragmentRounds:
     ``handle`` takes an input and the time, and returns effects, to be carried out in their order.
     ``Tick`` is wanted at ``deadline``.
     """
-
-    __slots__ = (
-        "_asked_again",
-        "_begun_at_step",
-        "_effects",
-        "_id",
-        "_is_ending",
-        "_not_entered",
-        "_own_messages",
-        "_shown_version",
-        "catching_up",
-        "certificates",
-        "closed_ranks",
-        "closed_version",
-        "counters",
-        "doubting",
-        "fresh_at",
-        "fresh_version",
-        "joining",
-        "leading",
-        "measured",
-        "outcomes",
-        "own_round",
-        "pace",
-        "parents",
-        "peers",
-        "phase",
-        "policy",
-        "rounds",
-        "several_groups_version",
-        "standing",
-        "timers",
-    )
 
     def __init__(
         self,
