@@ -21,10 +21,8 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-
-from multiaddr import Multiaddr
 
 from averaging.errors import BulkRefused
 from averaging.live.bulk import HEADER_MAX_BYTES, Bulk, TransportSettings
@@ -120,7 +118,6 @@ class Transport:
         lost: LostHandler,
         bulk: BulkHandler,
         settings: TransportSettings | None = None,
-        addresses: Callable[[PeerId], Sequence[Multiaddr]] | None = None,
         prefers: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
         """``prefers``: whether this peer keeps its links and streams when there are too many."""
@@ -130,7 +127,6 @@ class Transport:
         self._message = message
         self._lost = lost
         self._bulk = bulk
-        self._addresses = addresses
         self._control_protocol = control_protocol(run)
         self._bulk_protocol = f"shoal/{run}/bulk/2"
         self._links: dict[PeerId, _Link] = {}
@@ -282,15 +278,7 @@ class Transport:
 
     async def _open(self, peer: PeerId, protocol: str, *, bulk: bool = False) -> Stream:
         timeout_s = self.settings.open_timeout_s
-        try:
-            return await self.host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
-        except PeerUnreachable:
-            # The network may have forgotten where it is; its signed record may say.
-            addresses = self._addresses(peer) if self._addresses else ()
-            if not addresses:
-                raise
-            await self.host.connect(peer, addresses, timeout_s=timeout_s)
-            return await self.host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
+        return await self.host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
 
     async def _serve_link(self, stream: Stream) -> None:
         if self._closing:

@@ -28,24 +28,12 @@ _FROM = {
 NO_ADDRESS = "it has no address that others can use from outside its own network"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReachabilitySettings:
-    """How often a peer has its reachability tested."""
-
-    first_retry_s: float = 5.0
-    """Pause between attempts while nothing is known."""
-
-    recheck_reachable_s: float = 600.0
-    recheck_dial_out_s: float = 120.0
-    helpers_per_check: int = 3
-    denials_min: int = 2
-
-    def __post_init__(self) -> None:
-        if self.denials_min < 1:
-            raise ValueError(f"denials_min is {self.denials_min}; it is at least 1")
-        if self.helpers_per_check < 1:
-            raise ValueError(f"helpers_per_check is {self.helpers_per_check}; it is at least 1")
-
+FIRST_RETRY_S = 5.0
+"""Pause between checks while nothing is known."""
+RECHECK_REACHABLE_S = 600.0
+RECHECK_DIAL_OUT_S = 120.0
+HELPERS_PER_CHECK = 3
+DENIALS_MIN = 2
 
 _NO_DIAL = ("dial backoff",)
 """Signs in the reason of a failure that no dial was made: the daemon waits after failed dials."""
@@ -123,7 +111,6 @@ class Verdict:
 class Reachability:
     """The verdicts for all scopes, and the time of the next check."""
 
-    settings: ReachabilitySettings = field(default_factory=ReachabilitySettings)
     scope: Scope | None = Scope.INTERNET
     """The scope that counts; ``None``: no peer is known."""
 
@@ -233,8 +220,8 @@ class Reachability:
         """
         verdict, before = self.verdicts[scope], self.reachable
         verdict.denials.append(helper)
-        enough = len(set(verdict.denials)) >= self.settings.denials_min or (
-            others == 0 and len(verdict.denials) >= self.settings.denials_min
+        enough = len(set(verdict.denials)) >= DENIALS_MIN or (
+            others == 0 and len(verdict.denials) >= DENIALS_MIN
         )
         if enough:
             verdict.reachable = False
@@ -242,7 +229,7 @@ class Reachability:
             verdict.reason = reason
             verdict.denials.clear()
         if scope is self.scope:
-            self.due_at = now + (self._pause_s() if enough else self.settings.first_retry_s)
+            self.due_at = now + (self._pause_s() if enough else FIRST_RETRY_S)
         return self.reachable != before
 
     def not_tried(self, reason: str, *, scope: Scope) -> None:
@@ -258,7 +245,7 @@ class Reachability:
     def _pause_s(self) -> float:
         denials = () if self.scope is None else self.verdicts[self.scope].denials
         if not self.settled or denials:
-            return self.settings.first_retry_s
+            return FIRST_RETRY_S
         if self.reachable:
-            return self.settings.recheck_reachable_s
-        return self.settings.recheck_dial_out_s
+            return RECHECK_REACHABLE_S
+        return RECHECK_DIAL_OUT_S

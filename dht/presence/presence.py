@@ -100,7 +100,7 @@ class Presence:
         self._kept = KeptPeers(
             settings.cache_path, profile.run, every_s=settings.cache_every_s, events=events
         )
-        reachability = Reachability(settings.reachability, scope=None)
+        reachability = Reachability(scope=None)
         self._announcement = Announcement(this, reachability)
         self._dialler = Dialler(this, self._seeds, reachability)
         self._dial_backs = DialBacks(

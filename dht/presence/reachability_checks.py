@@ -15,7 +15,7 @@ from dht.addresses import Scope, is_relayed
 from dht.errors import HostClosed
 from dht.identity import PeerId
 from dht.membership.proximity import Proximity
-from dht.membership.reachability import NO_ADDRESS, Reachability
+from dht.membership.reachability import HELPERS_PER_CHECK, NO_ADDRESS, Reachability
 from dht.presence.announcement import Announcement
 from dht.presence.dial_back import DialBacks, NotReached, Reached
 from dht.presence.dialler import Dialler
@@ -91,7 +91,7 @@ class ReachabilityChecks:
         elif scope is not None and self._this.own.addresses:
             able = [peer for peer in helpers if self._dialler.can_dial(peer)]
             order = [able[int(i)] for i in self._this.rng.permutation(len(able))]
-            for helper in order[: state.settings.helpers_per_check]:
+            for helper in order[:HELPERS_PER_CHECK]:
                 if await self._have_tried(helper, scope, others=len(order) - 1):
                     break
         await self._report()

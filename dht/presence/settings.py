@@ -7,7 +7,6 @@ from pathlib import Path
 
 from dht.identity import RunId
 from dht.membership.contacts import ContactSettings
-from dht.membership.reachability import ReachabilitySettings
 from dht.membership.seeds import SeedSettings
 from dht.membership.table import MembershipSettings
 from dht.protocol import RELEASE, SPOKEN, Range
@@ -57,7 +56,6 @@ class PresenceSettings:
 
     membership: MembershipSettings = field(default_factory=MembershipSettings)
     seeds: SeedSettings = field(default_factory=SeedSettings)
-    reachability: ReachabilitySettings = field(default_factory=ReachabilitySettings)
     contacts: ContactSettings = field(default_factory=ContactSettings)
     protocol_versions: Range = SPOKEN
     call_timeout_s: float = 5.0
