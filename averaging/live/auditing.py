@@ -1,7 +1,7 @@
 """Audits by a live peer: uploads are shown to others, pieces of others' merges made again.
 
 ``averaging.audit`` decides; this module moves the bytes, on streams of a protocol of its own. A
-member keeps what it has sent for a while after a round (``AuditSettings``), and shows each peer of
+member keeps what it has sent for a while after a round (``KEPT_S``), and shows each peer of
 the round as much as a fair audit needs. After a round it draws pieces, asks the reducer for the
 claims and the members for the bytes, and checks. What proves a lie bans its author here, is kept,
 and is shown to every peer that comes into view: each of them checks it anew.
@@ -25,7 +25,6 @@ from typing import Annotated, Any, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
-from multiaddr import Multiaddr
 
 from averaging.audit import selection
 from averaging.audit.claims import Claim, authors, decode_claims, encode_claims, is_signed
@@ -68,29 +67,25 @@ SHOWN_OF_UPLOADS = 2.0
 that it went into."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditSettings:
-    """Limits of auditing and of showing uploads to auditors."""
-
-    kept_s: float = 60.0
-    """Time after a round for which its uploads are kept: their memory is not used again meanwhile,
-    and fresh memory costs processor time."""
-    kept_bytes_max: int = 256 << 20
-    """They are let go sooner if those of all rounds together take more memory than this."""
-    audits_max: int = 2
-    """Audits under way at once."""
-    waiting_max: int = 32
-    """Audits that wait for their turn; those drawn beyond it are not made, ..."""
-    waiting_s: float = 20.0
-    """... nor those that have waited for so long: others may not have kept the round."""
-    served_max: int = 16
-    served_per_peer_max: int = 4
-    stall_max_s: float = 20.0
-    open_timeout_s: float = 10.0
-    spread_every_s: float = 10.0
-    tell_again_s: float = 60.0
-    """A peer that has not named a proof itself is told of it again after this."""
-    proofs_max: int = 256
+KEPT_S = 60.0
+"""Time after a round for which its uploads are kept: their memory is not used again meanwhile, and
+fresh memory costs processor time."""
+KEPT_BYTES_MAX = 256 << 20
+"""They are let go sooner if those of all rounds together take more memory than this."""
+AUDITS_MAX = 2
+"""Audits under way at once."""
+WAITING_MAX = 32
+"""Audits that wait for their turn; those drawn beyond it are not made, ..."""
+WAITING_S = 20.0
+"""... nor those that have waited for so long: others may not have kept the round."""
+SERVED_MAX = 16
+SERVED_PER_PEER_MAX = 4
+STALL_MAX_S = 20.0
+OPEN_TIMEOUT_S = 10.0
+SPREAD_EVERY_S = 10.0
+TELL_AGAIN_S = 60.0
+"""A peer that has not named a proof itself is told of it again after this."""
+PROOFS_MAX = 256
 
 
 class _Request(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -162,6 +157,8 @@ def audit_protocol(run: RunId) -> str:
 class Around(Protocol):
     """The averager, as its audits see it."""
 
+    threads: Threads
+
     @property
     def others(self) -> Sequence[PeerId]:
         """The live peers in view."""
@@ -178,10 +175,6 @@ class Around(Protocol):
     def spawn(self, work: Any, name: str) -> asyncio.Task[None]: ...
 
     def event(self, event: str, **fields: Any) -> None: ...
-
-    def addresses_of(self, peer: PeerId) -> Sequence[Multiaddr]:
-        """Addresses of a peer, if the network has forgotten it."""
-        ...
 
     def convict(self, guilty: Guilty, proof: Proof) -> None:
         """Have nothing to do with this peer any more, and keep the proof."""
@@ -222,12 +215,11 @@ class Auditing:
         *,
         rate: float,
         sign: Callable[[bytes], bytes],
-        threads: Threads,
-        settings: AuditSettings | None = None,
+        kept_bytes_max: int = KEPT_BYTES_MAX,
         reading_of: ReadingOf | None = None,
     ) -> None:
         """``reading_of``: the data of the own learner's steps; ``None``: nobody checks."""
-        self.settings = settings or AuditSettings()
+        self.kept_bytes_max = kept_bytes_max
         self.strikes = Strikes()
         self.convicted: dict[PeerId, str] = {}
         """The peers that a proof convicts, and what they did."""
@@ -239,19 +231,18 @@ class Auditing:
         self._rate = rate
         self._reading_of = reading_of
         self._sign = sign
-        self._threads = threads
         self._witness = Witness(court)
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
-        self._proofs = BoundedMapping[bytes, tuple[Proof, PeerId]](self.settings.proofs_max)
+        self._proofs = BoundedMapping[bytes, tuple[Proof, PeerId]](PROOFS_MAX)
         """Proofs by their names, with the peers that they convict."""
         self._told: dict[bytes, dict[PeerId, float]] = {}
         """When a peer is to be told of a proof again."""
         self._fetching: set[bytes] = set()
-        self._turn = asyncio.Semaphore(self.settings.audits_max)
+        self._turn = asyncio.Semaphore(AUDITS_MAX)
         self._waiting = 0
         self._served = Places(
-            self.settings.served_max,
-            self.settings.served_per_peer_max,
+            SERVED_MAX,
+            SERVED_PER_PEER_MAX,
             grace_s=10.0,
             slow_bytes_s=0.0,
         )
@@ -271,9 +262,9 @@ class Auditing:
         if not wanted or not (uploads.size or parts.evidence.sources):
             return
         self._drop_old()
-        until = self._around.now() + self.settings.kept_s
+        until = self._around.now() + KEPT_S
         self._kept[parts.round] = _Kept(uploads, uploads.size, until)
-        while sum(kept.size for kept in self._kept.values()) > self.settings.kept_bytes_max:
+        while sum(kept.size for kept in self._kept.values()) > self.kept_bytes_max:
             self._kept.popitem(last=False)
 
     def _drop_old(self) -> None:
@@ -302,7 +293,7 @@ class Auditing:
             await refuse(stream, "too many audits at once; ask later", timeout_s=REFUSE_WITHIN_S)
             return
         try:
-            while (frame := await stream.receive(timeout_s=self.settings.stall_max_s)) is not None:
+            while (frame := await stream.receive(timeout_s=STALL_MAX_S)) is not None:
                 await self._answer(stream, read_request(frame))
         except BadMessage as error:
             self.counters["audit_requests_refused"] += 1
@@ -359,7 +350,7 @@ class Auditing:
         return await self._reading_of(commit.members[entry].mark - request.back)
 
     async def _tell(self, stream: Stream, *parts: bytes | memoryview) -> None:
-        await stream.send(DATA, *parts, timeout_s=self.settings.stall_max_s)
+        await stream.send(DATA, *parts, timeout_s=STALL_MAX_S)
 
     async def _tell_all(self, stream: Stream, data: memoryview) -> None:
         for start in range(0, len(data), FRAME_BYTES):
@@ -381,7 +372,7 @@ class Auditing:
         chance = selection.chance(self._rate, len(parts.commit.members) - 1)
         pieces = {index: len(parts.cutting.chunks[index]) for index in others}
         for index, piece in selection.drawn(ticket, pieces, chance=chance):
-            if self._waiting >= self.settings.waiting_max:
+            if self._waiting >= WAITING_MAX:
                 self.counters["audits_skipped"] += 1
                 return
             self._waiting += 1
@@ -391,7 +382,7 @@ class Auditing:
         drawn_at = self._around.now()
         try:
             async with self._turn:
-                if self._around.now() - drawn_at > self.settings.waiting_s:
+                if self._around.now() - drawn_at > WAITING_S:
                     self.counters["audits_skipped"] += 1
                     return
                 await self._audit_merge(parts, index, piece)
@@ -471,7 +462,7 @@ class Auditing:
         proof = inquiry.proof()
         exact = selection.is_exact(self._sign(selection.exact_text(proof.digest)))
         try:
-            guilty = await self._threads.run(self._check, proof, exact)
+            guilty = await self._around.threads.run(self._check, proof, exact)
         except Right:
             self.counters["audits"] += 1
             return True
@@ -482,7 +473,7 @@ class Auditing:
         return True
 
     def _check(self, proof: Proof, exact: bool = True) -> Guilty:
-        return check(proof, self._court, self._threads.scratch(), exact=exact)
+        return check(proof, self._court, self._around.threads.scratch(), exact=exact)
 
     def compare(self, parts: Parts, index: int, source: Claim, shown: Claim) -> None:
         """A member shows another upload than the one that was merged: perhaps it signed both."""
@@ -563,32 +554,20 @@ class Auditing:
 
     @asynccontextmanager
     async def _stream(self, peer: PeerId, request: Request) -> AsyncIterator[Stream]:
-        stream = await self._open(peer)
+        stream = await self._host.open_stream(
+            peer, self._protocol, timeout_s=OPEN_TIMEOUT_S, bulk=True
+        )
         try:
             if stream.relayed:
                 raise StreamBroken(peer, "the connection is relayed, and relays carry no bulk")
-            await stream.send(msgspec.msgpack.encode(request), timeout_s=self.settings.stall_max_s)
+            await stream.send(msgspec.msgpack.encode(request), timeout_s=STALL_MAX_S)
             yield stream
         finally:
             stream.abort()
 
-    async def _open(self, peer: PeerId) -> Stream:
-        timeout_s = self.settings.open_timeout_s
-        try:
-            return await self._host.open_stream(
-                peer, self._protocol, timeout_s=timeout_s, bulk=True
-            )
-        except PeerUnreachable:
-            if not (addresses := self._around.addresses_of(peer)):
-                raise
-            await self._host.connect(peer, addresses, timeout_s=timeout_s)
-            return await self._host.open_stream(
-                peer, self._protocol, timeout_s=timeout_s, bulk=True
-            )
-
     async def _next(self, stream: Stream) -> bytes:
         """The data of the next frame. Raises ``NotHere`` with the other side's reason."""
-        frame = await stream.receive(timeout_s=self.settings.stall_max_s)
+        frame = await stream.receive(timeout_s=STALL_MAX_S)
         if frame is None:
             raise StreamBroken(stream.remote, "it ended in the middle")
         if frame[:1] == REFUSED:
@@ -644,7 +623,7 @@ class Auditing:
             told = self._told.setdefault(name, {})
             for peer in others:
                 if peer not in self.convicted and told.get(peer, 0.0) <= now:
-                    told[peer] = now + self.settings.tell_again_s
+                    told[peer] = now + TELL_AGAIN_S
                     self._around.send(peer, Accused(0, name, about))
             for gone in told.keys() - set(others):
                 del told[gone]
@@ -654,7 +633,7 @@ class Auditing:
     async def spread_for_ever(self) -> None:
         """Show the proofs to peers that come, and to those whom a message did not reach."""
         while True:
-            await asyncio.sleep(self.settings.spread_every_s)
+            await asyncio.sleep(SPREAD_EVERY_S)
             self._drop_old()
             self.spread()
 
@@ -677,12 +656,12 @@ class Auditing:
                 if len(frame) > HEAD_MAX_BYTES:
                     raise BadProof("its head is too large")
                 head = decode_head(frame)
-                size = await self._threads.run(size_of_data, head, self._court)
+                size = await self._around.threads.run(size_of_data, head, self._court)
                 data = await self._read(stream, size)
             proof = Proof(head, data)
             if proof.digest != name:
                 raise BadProof("it is another one than was named")
-            guilty = await self._threads.run(self._check, proof)
+            guilty = await self._around.threads.run(self._check, proof)
         except (BadProof, BadMessage, NotHere) as error:
             self.strikes.add(peer, self._around.now())
             self._around.event("proof_refused", peer=peer, reason=str(error))

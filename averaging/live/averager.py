@@ -18,8 +18,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from contextlib import asynccontextmanager
 from typing import Any
 
-from multiaddr import Multiaddr
-
 from averaging import messages as said
 from averaging.audit.proofs import Court, Guilty, Proof
 from averaging.audit.spot_checks import SpotChecks, steps_between
@@ -51,25 +49,10 @@ from averaging.live.spot_checking import SpotChecking
 from averaging.live.state_files import StateFiles, StateMemory
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage, Head, Link, Message, Signatures
+from averaging.round import inputs
 from averaging.round.catching_up import UnreliableSources
 from averaging.round.effects import refusal
-from averaging.round.inputs import (
-    AnswerEveryCall,
-    Due,
-    GatherEverybody,
-    GiveWay,
-    Input,
-    Leave,
-    LineMeasured,
-    LinkLost,
-    MergeBeforeLeaving,
-    OrdersChanged,
-    PeerSilent,
-    ReachabilityChanged,
-    Received,
-    StreamOpened,
-    Tick,
-)
+from averaging.round.inputs import Input
 from averaging.round.phase import Phase
 from averaging.round.silence import LastHeard
 from averaging.round.turns import NO_PLACE, Turns, holder_that_gives_way
@@ -84,6 +67,16 @@ from dht.protocol import NEWEST, OLDEST
 logger = logging.getLogger(__name__)
 
 PEERS_BLAMED_MAX = 1024
+
+OUTSIDE_BYTES_MAX = 1 << 30
+"""Memory for uploads to rounds of which this peer is no member; at a peer with a learner, which is
+hardly ever asked to, at most two fp32 copies of the largest fragment."""
+
+KEPT_LINKS = 8
+"""Number of peers to which a peer that can only dial out keeps links open."""
+
+CATCHING_MAX = 2
+"""Fragments that are fetched at once."""
 
 SHARE_BITS = 32
 """Bits of a random share."""
@@ -112,31 +105,19 @@ class Averager:
         self.host = host
         self.port = port
         self.me = me
-        self.layout = terms.layout
-        self.policy = terms.policy
-        self.book = terms.book
+        self.terms = terms
+        self.around = around
         self.settings = settings or AveragerSettings()
         self.life = me.life
         self.reachable = me.reachable
         self.stats = AveragerStats()
-        self.view = around.view
         self.keeps = me.keeps or port is not None
-        self._line_max = around.line_max
-        self._may_train = around.may_train
-        self._take_directive = around.take_directive
-        self._on_event = around.on_event
-        self.begins_from = around.begins_from
-        self.gate = around.gate
-        self.draw_bits = around.draw_bits
-        self._run_id = terms.run
         self.topic = topic_of(terms.run, terms.layout, around.rollback)
-        self.keep_state = around.keep_state
         self.threads = Threads(self.settings.threads)
         # Enough for what one round of the largest fragment lets go: an old theta, three payloads.
         largest = max(fragment.size for fragment in terms.layout.fragments)
         self.arena = Arena(min(self.settings.spare_bytes_max, 10 * largest))
-        self.state_files = around.state_files
-        self.memory: StateMemory = self.state_files or self.arena
+        self.memory: StateMemory = around.state_files or self.arena
         self.transport = Transport(
             host,
             run=terms.run,
@@ -144,7 +125,6 @@ class Averager:
             lost=self._lost,
             bulk=self._serve,
             settings=self.settings.transport,
-            addresses=around.addresses,
             prefers=self.is_established,
         )
         judge = around.judge if terms.policy.spot_checks > 0 else None
@@ -155,8 +135,7 @@ class Averager:
             Court(self.topic, terms.layout, verify),
             rate=terms.policy.audit_rate,
             sign=me.identity.sign,
-            threads=self.threads,
-            settings=self.settings.audit,
+            kept_bytes_max=self.settings.uploads_bytes_max,
             reading_of=judge.reading_of if judge is not None else None,
         )
         self.spot_checks: SpotChecking | None = None
@@ -170,18 +149,16 @@ class Averager:
                 SpotChecks(Strikes(), every_steps=every_steps, random=self._draw_share),
                 audits=self.audits,
                 around=self,
-                threads=self.threads,
             )
-        self._on_proof = around.on_proof
-        self._kept_proofs = around.proofs
-        outside = self.settings.outside_bytes_max
         self.workshop = Workshop(
             me=host.peer_id,
             transport=self.transport,
             threads=self.threads,
             arena=self.arena,
             states=self.memory,
-            outside=ByteBudget(outside if port is None else min(outside, 8 * largest)),
+            outside=ByteBudget(
+                OUTSIDE_BYTES_MAX if port is None else min(OUTSIDE_BYTES_MAX, 8 * largest)
+            ),
             norm_ratio_max=self.settings.norm_ratio_max,
             sign=me.identity.sign,
             heard_claim=self.audits.sees_claim,
@@ -193,27 +170,27 @@ class Averager:
             run=terms.run,
             library=self,
             threads=self.threads,
-            settings=self.settings.fetch,
             prefers=self.is_established,
             state_bytes=8 * sum(fragment.size for fragment in terms.layout.fragments),
         )
         self.fetcher = Fetcher(
-            host, terms.run, self.threads, self.settings.fetch, around.on_fetched
+            host,
+            terms.run,
+            self.threads,
+            on_progress=around.on_fetched,
+            on_wrong_bits=self._wrong_bits,
+            line=self.transport.down,
+            floats=self.memory.floats,
         )
-        self.fetcher.line = self.transport.down
-        self.fetcher.floats = self.memory.floats
-        self.fetcher.on_wrong_bits = self._wrong_bits
-        if around.addresses is not None:
-            self.fetcher.addresses = around.addresses
         self._told_not_a_commit: set[PeerId] = set()
-        self._works = [FragmentWork(self, index) for index in range(len(terms.layout.fragments))]
         self._last_heard = LastHeard()
         self.sources = UnreliableSources(terms.policy)
         self.probation = Probation(
             terms.policy.probation, trusted=around.trusted, struck=self._is_struck
         )
+        self._works = self._fragments(states)
         self._turns = Turns()
-        self._catching = asyncio.Semaphore(self.settings.catching_max)
+        self._catching = asyncio.Semaphore(CATCHING_MAX)
         self._catching_slowly = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -224,14 +201,13 @@ class Averager:
         self._pins = 0
         self._step_seen: int | None = None
         self._waiting: list[asyncio.Future[None]] = []
-        self.load([state for state in states if state is not None])
 
     def __repr__(self) -> str:
         versions = [state.version if state else None for state in self.states]
         return f"Averager({self.host.peer_id}, versions={versions})"
 
     def _draw_share(self) -> float:
-        return self.draw_bits(SHARE_BITS) / (1 << SHARE_BITS)
+        return self.around.draw_bits(SHARE_BITS) / (1 << SHARE_BITS)
 
     def _refuses(self, peer: PeerId) -> str | None:
         return None if self.spot_checks is None else self.spot_checks.refuses(peer)
@@ -254,31 +230,30 @@ class Averager:
         """The fragments that have reached the run's tokens in a version that nothing follows."""
         now = self.now()
         machines = (work.machine for work in self._works)
-        return frozenset(each.fragment for each in machines if each and each.is_final(now))
+        return frozenset(each.fragment for each in machines if each.is_final(now))
 
     @property
     def closed_ranks(self) -> bool:
         """True once a swarm of several groups meets in one, because the run has its tokens."""
-        return any(work.machine is not None and work.machine.closed_ranks for work in self._works)
+        return any(work.machine.closed_ranks for work in self._works)
 
     @property
     def in_flight(self) -> int:
         return sum(work.is_busy for work in self._works)
 
     @property
-    def phases(self) -> tuple[Phase | None, ...]:
-        """The phase of each fragment's round machine; ``None`` before there is one."""
-        machines = (work.machine for work in self._works)
-        return tuple(None if machine is None else machine.phase for machine in machines)
+    def phases(self) -> tuple[Phase, ...]:
+        """The phase of each fragment's round machine."""
+        return tuple(work.machine.phase for work in self._works)
 
     def level(self) -> tuple[Level, Need] | None:
         """The level with the longest cycle of any fragment, and what the own line needs.
 
-        ``None`` where the run fixes both, and before there is a machine.
+        ``None`` where the run fixes both.
         """
-        paces = [work.machine.pace for work in self._works if work.machine is not None]
-        if not paces or len(self.policy.levels) == 1:
+        if len(self.terms.policy.levels) == 1:
             return None
+        paces = [work.machine.pace for work in self._works]
         longest = max((pace.level for pace in paces), key=lambda level: level.cycle_steps)
         return longest, max((pace.need for pace in paces), key=lambda need: need.level)
 
@@ -291,8 +266,7 @@ class Averager:
         """Sum of the counters of the machines, the transport and the fetchers."""
         total: Counter[str] = Counter(self.stats.refused)
         for work in self._works:
-            if work.machine is not None:
-                total.update(work.machine.counters)
+            total.update(work.machine.counters)
         total.update(self.transport.counters)
         total.update(self.fetcher.counters)
         total.update(self._server.counters)
@@ -304,7 +278,7 @@ class Averager:
     def set_reachable(self, reachable: bool) -> None:
         """Tell the machines whether others can dial this peer: otherwise it leads nothing."""
         self.reachable = reachable
-        self._tell(ReachabilityChanged(reachable))
+        self._tell(inputs.ReachabilityChanged(reachable))
 
     @property
     def bytes_per_s(self) -> float:
@@ -314,14 +288,14 @@ class Averager:
         """
         measured = (self.transport.up.bytes_per_s, self.transport.down.bytes_per_s)
         known = [speed for speed in measured if speed is not None]
-        slowest = min([*known, self._line_max()])
-        return slowest if len(known) == 2 or slowest < self.policy.slow_link_bytes_s else 0.0
+        slowest = min([*known, self.around.line_max()])
+        return slowest if len(known) == 2 or slowest < self.terms.policy.slow_link_bytes_s else 0.0
 
     @asynccontextmanager
     async def catching_up(self) -> AsyncIterator[None]:
         """Wait for a turn to fetch a fragment: on a slow line one is fetched after the other."""
         async with self._catching:
-            if 0.0 < self.bytes_per_s < self.policy.slow_link_bytes_s:
+            if 0.0 < self.bytes_per_s < self.terms.policy.slow_link_bytes_s:
                 async with self._catching_slowly:
                     yield
             else:
@@ -330,39 +304,34 @@ class Averager:
     def tell_line_speed(self) -> None:
         """Tell the line speed to the machines, which state it when they join."""
         # Whoever calls this may be in the middle of a machine's effects.
-        asyncio.get_running_loop().call_soon(self._tell, LineMeasured(self.bytes_per_s))
+        asyncio.get_running_loop().call_soon(self._tell, inputs.LineMeasured(self.bytes_per_s))
 
     def _tell(self, given: Input) -> None:
         for work in self._works:
-            if work.machine is not None:
-                work.do(work.machine.handle(given, self.now()))
+            work.take(given)
 
-    def load(self, states: Sequence[FragmentState]) -> None:
-        """Take states from a checkpoint, before ``run``."""
-        if self._tasks is not None:
-            raise RuntimeError("load() comes before run(); later, states come from other peers")
-        for state in states:
-            expected = self.layout.fragments[state.fragment].size
+    def _fragments(self, states: Sequence[FragmentState | None]) -> list[FragmentWork]:
+        """The work of each fragment. ``states``: those that are known, of a checkpoint."""
+        known = {state.fragment: state for state in states if state is not None}
+        for state in known.values():
+            expected = self.terms.layout.fragments[state.fragment].size
             if state.theta.size != expected or state.momentum.size != expected:
                 raise ValueError(
                     f"fragment {state.fragment} has {state.theta.size} values of theta and "
                     f"{state.momentum.size} of momentum; the layout says {expected}"
                 )
-            self._works[state.fragment].set_state(state)
+        count = len(self.terms.layout.fragments)
+        return [FragmentWork(self, index, known.get(index)) for index in range(count)]
 
     def shown(self, state: FragmentState) -> Head:
         """The head of a state as other peers are shown it: with the signatures under it."""
-        head, machine = Standing.of(state).head(), self._works[state.fragment].machine
-        if machine is None:
-            return head
-        return machine.certificates.show(head, self.now())
+        machine = self._works[state.fragment].machine
+        return machine.certificates.show(Standing.of(state).head(), self.now())
 
     def believes(self, fragment: int, link: Link, signatures: Signatures) -> bool:
         """True if a version is part of the own history, or certified by these signatures."""
         work = self._work(fragment)
-        if work is None or work.machine is None:
-            return False
-        return work.machine.certificates.believes(link, signatures, self.now())
+        return work is not None and work.machine.certificates.believes(link, signatures, self.now())
 
     # ``fetch.Library``
 
@@ -390,15 +359,15 @@ class Averager:
                 await self.transport.start(tasks)
                 await self._server.start()
                 await self.audits.start()
-                for proof in self._kept_proofs:
+                for proof in self.around.proofs:
                     self.audits.take_kept(proof)
                 for work in self._works:
                     work.start()
                 tasks.create_task(self._watch_learner(), name="watch learner")
                 tasks.create_task(self._look_after_links(), name="look after links")
                 tasks.create_task(self.audits.spread_for_ever(), name="spread proofs")
-                if self.state_files is not None:
-                    tasks.create_task(self._tend(self.state_files), name="tend state files")
+                if self.around.state_files is not None:
+                    tasks.create_task(self._tend(self.around.state_files), name="tend state files")
                 self.set_timer()
                 try:
                     await asyncio.Event().wait()
@@ -437,7 +406,7 @@ class Averager:
         """
         if self.port is None:
             return 0
-        self._tell(MergeBeforeLeaving())
+        self._tell(inputs.MergeBeforeLeaving())
         step = self.port.progress().step
         lacking = [
             work
@@ -445,7 +414,7 @@ class Averager:
             if work.state is not None and self.life.mark_in(work.state.merged) < step
         ]
         # What is in doubt, or catches up, leaves the line to the others.
-        begun = [w for w in lacking if w.is_busy and (w.machine is None or w.machine.doubt is None)]
+        begun = [work for work in lacking if work.is_busy and work.machine.doubt is None]
         places = self._merges_at_once() - len(begun)
         for work in lacking:
             if places > 0 and not work.is_busy:
@@ -455,37 +424,34 @@ class Averager:
 
     def stay(self) -> None:
         """Go on as before: this peer does not leave, or rest, any more."""
-        self._tell(MergeBeforeLeaving(leaves=False))
+        self._tell(inputs.MergeBeforeLeaving(leaves=False))
 
     def company_s(self) -> float:
         """Longest time until another learner has enough steps to join one that leaves."""
         now = self.now()
         trains = any(
             seen.trains and seen.is_live(now)
-            for peer, seen in self.view.items()
+            for peer, seen in self.around.view.items()
             if peer != self.life.peer
         )
-        paces = [work.machine.pace for work in self._works if trains and work.machine is not None]
+        paces = [work.machine.pace for work in self._works if trains]
         steps = max((pace.level.cycle_steps for pace in paces), default=0)
         step_s = max((pace.median_step_s(now) for pace in paces), default=0.0)
-        return self.policy.due.hurried_share * steps * step_s
+        return self.terms.policy.due.hurried_share * steps * step_s
 
     def round_bytes(self) -> int:
         """Encoded size of one contribution to every fragment."""
         return sum(work.upload_bytes for work in self._works)
 
     def _merges_at_once(self) -> int:
-        speed = self.bytes_per_s or self.policy.slow_link_bytes_s
+        speed = self.bytes_per_s or self.terms.policy.slow_link_bytes_s
         largest = max(work.upload_bytes for work in self._works)
-        return merges_at_once(largest / speed, upload_s=self.policy.upload_s)
+        return merges_at_once(largest / speed, upload_s=self.terms.policy.upload_s)
 
     async def drain(self, *, timeout_s: float) -> bool:
         """Begin no round any more and let those under way end. ``False``: not all did."""
         self._draining = True
-        now = self.now()
-        for work in self._works:
-            if work.machine is not None:
-                work.do(work.machine.handle(Leave("leaving"), now))
+        self._tell(inputs.Leave("leaving"))
         try:
             async with asyncio.timeout(timeout_s):
                 await self.until(lambda: not self.in_flight)
@@ -537,7 +503,7 @@ class Averager:
         most = exchanges_at_once(
             self.bytes_per_s,
             most=self.settings.exchanges_max,
-            slow_bytes_s=self.policy.slow_link_bytes_s,
+            slow_bytes_s=self.terms.policy.slow_link_bytes_s,
         )
         return sum(work.exchanges_now for work in self._works) >= most
 
@@ -551,24 +517,20 @@ class Averager:
             machine = self._turns.next(now, is_free=lambda index: self._works[index].is_free)
             if machine is None:
                 return
-            self._works[machine.fragment].do(machine.handle(Due(), now))
+            self._works[machine.fragment].take(inputs.Due())
 
     def turn_away(self, fragment: int) -> None:
         """Refuse a round that found no place, unless another fragment's gives way."""
         work = self._works[fragment]
-        machine = work.machine
-        assert machine is not None
-        if self._turns.turn_away(machine):
+        if self._turns.turn_away(work.machine):
             self.event("skipped", fragment=work.index, in_flight=self.in_flight)
-        now = self.now()
-        work.do(machine.handle(GiveWay(NO_PLACE), now))
+        work.take(inputs.GiveWay(NO_PLACE))
         if self.has_place() or self._is_exchanging():
             return
-        holders = [other.machine for other in self._works if other.is_busy and other.machine]
-        other = holder_that_gives_way(machine, holders, now)
+        holders = [other.machine for other in self._works if other.is_busy]
+        other = holder_that_gives_way(work.machine, holders, self.now())
         if other is not None:
-            reason = f"fragment {work.index} goes first"
-            self._works[other.fragment].do(other.handle(GiveWay(reason), now))
+            self._works[other.fragment].take(inputs.GiveWay(f"fragment {work.index} goes first"))
 
     def may_step_in_place(self, state: FragmentState) -> bool:
         """True if nobody but its owner reads this state's momentum."""
@@ -578,14 +540,14 @@ class Averager:
         return asyncio.get_running_loop().time()
 
     def is_established(self, peer: PeerId) -> bool:
-        now, seen = self.now(), self.view.get(peer)
+        now, seen = self.now(), self.around.view.get(peer)
         if seen is None or not seen.is_established(now):
             return False
-        live = [other for other, each in self.view.items() if each.is_live(now)]
+        live = [other for other, each in self.around.view.items() if each.is_live(now)]
         return self.probation.is_established(peer, [self.life.peer, *live], now)
 
     def event(self, event: str, **fields: Any) -> None:
-        self._on_event(event, fields)
+        self.around.on_event(event, fields)
 
     def blame(self, peer: PeerId, kind: str, reason: str, **fields: Any) -> None:
         """Count and report what a peer should not have sent."""
@@ -616,7 +578,7 @@ class Averager:
     def others(self) -> tuple[PeerId, ...]:
         """The live peers in view."""
         now, me = self.now(), self.life.peer
-        live = (peer for peer, seen in self.view.items() if peer != me and seen.is_live(now))
+        live = (peer for peer, seen in self.around.view.items() if peer != me and seen.is_live(now))
         return tuple(sorted(live))
 
     def uploads_of(self, round_id: bytes) -> Uploads | None:
@@ -625,13 +587,10 @@ class Averager:
 
     def send(self, peer: PeerId, message: Message) -> None:
         """Send a message in the form that its receiver speaks; the oldest one to a stranger."""
-        seen = self.view.get(peer)
+        seen = self.around.view.get(peer)
         number = OLDEST if seen is None else min(seen.protocol, NEWEST)
         if said.MESSAGES_SINCE.get(type(message), OLDEST) <= number:
             self.transport.send(peer, said.encode(message, number))
-
-    def addresses_of(self, peer: PeerId) -> Sequence[Multiaddr]:
-        return self.fetcher.addresses(peer)
 
     def moved(self, *, sent: int = 0, received: int = 0) -> None:
         """Count bytes of audits."""
@@ -644,7 +603,7 @@ class Averager:
 
     def convict(self, guilty: Guilty, proof: Proof) -> None:
         """A peer is proved to have lied: what it says counts no more, and it is as good as gone."""
-        self._on_proof(guilty.peer, guilty.what, proof)
+        self.around.on_proof(guilty.peer, guilty.what, proof)
         asyncio.get_running_loop().call_soon(self._tell_lost, guilty.peer, guilty.what)
 
     # Time
@@ -669,8 +628,7 @@ class Averager:
         for work in self._works:
             at = work.tick_at
             if at is not None and at <= now:
-                assert work.machine is not None
-                work.do(work.machine.handle(Tick(), now))
+                work.take(inputs.Tick())
         self.set_timer()
 
     def look(self) -> None:
@@ -688,21 +646,19 @@ class Averager:
 
     def answer_every_call(self) -> None:
         """Join every leader that calls from now on, however little there is to offer."""
-        self._tell(AnswerEveryCall())
+        self._tell(inputs.AnswerEveryCall())
 
     def gather_everybody(self) -> None:
         """Put all peers into one group from now on, up to the longest possible roster.
 
         A swarm of several groups ends in agreement that way: its lineages are mixed in one round.
         """
-        self._tell(GatherEverybody())
+        self._tell(inputs.GatherEverybody())
 
     def follow(self, orders: RoundOrders) -> None:
         """Follow the newest directive of the run's owner from now on."""
-        self.book.orders = orders
-        for work in self._works:
-            if work.machine is not None:
-                work.do(work.machine.handle(OrdersChanged(), self.now()))
+        self.terms.book.orders = orders
+        self._tell(inputs.OrdersChanged())
 
     async def states_of(self, source: PeerId) -> tuple[FragmentState, ...]:
         """Every fragment's state at one peer, for ``replace_states``. Raises ``FetchFailed``."""
@@ -712,8 +668,8 @@ class Averager:
         """Let the loss be measured before all fragments go over to these states."""
         for state in states:
             before = self._works[state.fragment].state
-            if self.gate is not None and before is not None:
-                await self.gate.before_jump(before, Standing.of(state))
+            if self.around.gate is not None and before is not None:
+                await self.around.gate.before_jump(before, Standing.of(state))
 
     async def replace_states(self, states: Sequence[FragmentState], *, reason: str) -> None:
         """Go over to another history of the run, founded apart from the own one.
@@ -731,16 +687,15 @@ class Averager:
 
         Nothing of the rounds before counts any more. What the learner has not merged is given up.
         """
-        self.topic = topic_of(self._run_id, self.layout, rollback)
+        self.topic = topic_of(self.terms.run, self.terms.layout, rollback)
         for work in self._works:
             await work.begin_again(states[work.index], reason=reason)
 
     def make_due(self, fragments: Iterable[int]) -> None:
         """Make these fragments due now. Rounds that are under way go on."""
         for fragment in fragments:
-            work = self._works[fragment]
-            if work.machine is not None and not work.is_busy:
-                work.do(work.machine.handle(Due(), self.now()))
+            if not self._works[fragment].is_busy:
+                self._works[fragment].take(inputs.Due())
 
     async def _watch_learner(self) -> None:
         """Tell the machines of every step; they know when a fragment is due."""
@@ -755,11 +710,11 @@ class Averager:
                 now = self.now()
                 able = [
                     peer
-                    for peer, seen in sorted(self.view.items())
+                    for peer, seen in sorted(self.around.view.items())
                     if seen.reachable and seen.is_live(now) and peer != self.host.peer_id
                 ]
-                able.sort(key=lambda peer: (not self.view[peer].is_established(now), peer))
-                self.transport.keep(able[: self.settings.kept_links])
+                able.sort(key=lambda peer: (not self.around.view[peer].is_established(now), peer))
+                self.transport.keep(able[:KEPT_LINKS])
             await asyncio.sleep(5.0)
 
     # What comes in
@@ -784,17 +739,17 @@ class Averager:
         if work is None:
             self.blame(peer, "unknown_fragment", f"fragment {message.fragment}")
             return
-        if isinstance(message, said.Join) and not self._may_train(peer):
+        if isinstance(message, said.Join) and not self.around.may_train(peer):
             self.blame(peer, "join_of_a_keeper", "the run admits it as a keeper only")
         elif isinstance(message, said.Directed):
-            answers = not self._take_directive(message.directive)
-            if answers and self.book.may_answer(peer, self.now()):
-                answer = said.Directed(message.fragment, self.book.orders.encoded)
+            answers = not self.around.take_directive(message.directive)
+            if answers and self.terms.book.may_answer(peer, self.now()):
+                answer = said.Directed(message.fragment, self.terms.book.orders.encoded)
                 self.transport.send(peer, said.encode(answer))
         elif isinstance(message, said.Bits):
             work.following.heard_bits(peer, message)
-        elif work.machine is not None:
-            work.do(work.machine.handle(Received(peer, message), self.now()))
+        else:
+            work.take(inputs.Received(peer, message))
 
     def _work(self, fragment: int) -> FragmentWork | None:
         return self._works[fragment] if fragment < len(self._works) else None
@@ -806,11 +761,8 @@ class Averager:
     def _tell_lost(self, peer: PeerId, reason: str) -> None:
         if self._ended:
             return
-        now = self.now()
         self.event("link_lost", peer=peer, reason=reason)
-        for work in self._works:
-            if work.machine is not None:
-                work.do(work.machine.handle(LinkLost(peer), now))
+        self._tell(inputs.LinkLost(peer))
 
     def silent(self, peer: PeerId, since: float) -> None:
         """One fragment waited for an answer in vain. Called in the middle of its effects."""
@@ -819,11 +771,8 @@ class Averager:
     def _tell_silent(self, peer: PeerId, since: float) -> None:
         if self._ended or not self._last_heard.is_silent(peer, since=since):
             return
-        now = self.now()
-        self.event("silent", peer=peer, seconds=now - since)
-        for work in self._works:
-            if work.machine is not None:
-                work.do(work.machine.handle(PeerSilent(peer), now))
+        self.event("silent", peer=peer, seconds=self.now() - since)
+        self._tell(inputs.PeerSilent(peer))
 
     async def _serve(self, bulk: Bulk, header: bytes) -> None:
         """Route a bulk stream that has opened to its fragment and round."""
@@ -840,17 +789,17 @@ class Averager:
             return
         self.audits.sees_commit(opening.commit, opening.signature)
         work = self._work(opening.fragment)
-        if work is None or work.machine is None:
+        if work is None:
             self.blame(peer, "unknown_fragment", f"fragment {opening.fragment}")
             await bulk.refuse(f"there is no fragment {opening.fragment} here")
             return
-        effects = work.machine.handle(StreamOpened(peer, opening), self.now())
-        problem = refusal(effects)
-        work.do(effects)
+        wanted = work.machine.handle(inputs.StreamOpened(peer, opening), self.now())
+        problem = refusal(wanted)
+        work.do(wanted)
         exchange = work.exchanges.get(opening.round)
         if problem is not None or exchange is None:
             problem = problem or "the round is over here"
             self.blame(peer, "opening_refused", problem, fragment=opening.fragment)
             await bulk.refuse(problem)
             return
-        await exchange.serve(bulk, opening)
+        await exchange.reducing.serve(bulk, opening)

@@ -2,8 +2,8 @@
 
 The round machine decides who sends what to whom; an ``Exchange`` carries that out. It holds at most
 three encoded copies of the fragment (its own, the uploads that it reduces, the merged one) and,
-during the step, the new theta. Results are reported to ``Outcomes``; a stream that breaks, a peer
-that lies or a deadline ends that part and no other.
+during the step, the new theta. Results are inputs of the machine; a stream that breaks, a peer that
+lies or a deadline ends that part and no other.
 """
 
 from __future__ import annotations
@@ -22,19 +22,16 @@ from averaging.history.parent_maps import ParentMap, united
 from averaging.history.standing import Standing, merged_after, with_merged_map
 from averaging.history.state import FragmentState
 from averaging.live.buffers import Abandoned, Growing
-from averaging.live.bulk import Bulk
 from averaging.live.bundling import Bundling
-from averaging.live.parts import FragmentFacts, Outcomes, Parts, Tally, Workshop
+from averaging.live.parts import FragmentFacts, Parts, Tally, Workshop
 from averaging.live.reducing import Reducing
 from averaging.live.uploading import Uploading
-from averaging.messages import Opening
 from averaging.numbers.arithmetic import MeldNumbers
 from averaging.numbers.arrays import Float32s, Float64s
 from averaging.numbers.chunks import Chunk
 from averaging.round.effects import Enter
 from averaging.rules.jumps import is_unusual
 from averaging.rules.sites import SITE_SHARE
-from dht.identity import PeerId
 
 
 class Exchange:
@@ -45,7 +42,6 @@ class Exchange:
         enter: Enter,
         facts: FragmentFacts,
         workshop: Workshop,
-        outcomes: Outcomes,
         *,
         now: float,
     ) -> None:
@@ -53,7 +49,7 @@ class Exchange:
         self.commit = enter.commit
         self.encoded_commit = enter.encoded
         self.entered_at = now
-        self.parts = Parts(enter, facts, workshop, outcomes, now=now)
+        self.parts = Parts(enter, facts, workshop, now=now)
         self._me = workshop.me
         self._usual = facts.usual
         self._encoding: asyncio.Task[None] | None = None
@@ -62,8 +58,8 @@ class Exchange:
         self._bundling = (
             Bundling(self.parts, riders, norm_ratio_max=workshop.norm_ratio_max) if riders else None
         )
-        self._reducing = Reducing(self.parts, self._bundling)
-        self._uploading = Uploading(self.parts, self._reducing, self._bundling, workshop.transport)
+        self.reducing = Reducing(self.parts, self._bundling)
+        self.uploading = Uploading(self.parts, self.reducing, self._bundling, workshop.transport)
 
     def __repr__(self) -> str:
         return f"Exchange({self.parts!r})"
@@ -71,7 +67,7 @@ class Exchange:
     async def close(self) -> None:
         """End everything that is under way and forget the bytes."""
         await self.parts.close()
-        self._reducing.close()
+        self.reducing.close()
 
     @property
     def tally(self) -> Tally:
@@ -90,26 +86,6 @@ class Exchange:
         """After a meld's step: how far the weights were from the group's mean."""
         numbers = self.parts.numbers
         return numbers.dispersion if isinstance(numbers, MeldNumbers) else None
-
-    # Effects
-
-    def reduce(self, index: int) -> None:
-        self._reducing.reduce(index)
-
-    def upload(self, index: int, to: PeerId, what: str) -> None:
-        self._uploading.upload(index, to, what)
-
-    def merge(self, index: int, contributors: Sequence[int], weights: Sequence[float]) -> None:
-        self._reducing.merge(index, contributors, weights)
-
-    def answer(self, index: int) -> None:
-        self._reducing.answer(index)
-
-    def left_out(self, index: int, entry: int, problem: str) -> None:
-        self._reducing.left_out(index, entry, problem)
-
-    async def serve(self, bulk: Bulk, opening: Opening) -> None:
-        await self._reducing.serve(bulk, opening)
 
     # The own contribution
 
@@ -143,7 +119,7 @@ class Exchange:
             parts.start(self._bundle(self._bundling, into), "bundle")
         self._feedback = feedback
         self._encoding = parts.start(self._encode(base, values, into, own), "encode")
-        self._reducing.begin_ahead()
+        self.reducing.begin_ahead()
 
     def _room(self) -> list[Growing]:
         cutting = self.parts.cutting
@@ -188,7 +164,7 @@ class Exchange:
             except NotFinite as error:
                 reason = str(error)
                 self.parts.cannot_give(reason)
-                self.parts.outcomes.unfit(reason)
+                self.parts.event("not_finite", reason=reason)
                 for other in (*into, *own):
                     other.abandon(reason)
                 return

@@ -45,55 +45,31 @@ RELAYED = "the connection is relayed, and relays carry no bulk"
 _REQUEST_MAX_BYTES = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchSettings:
-    """Limits of fetching and of serving those who fetch."""
-
-    sources_max: int = 8
-    """Peers asked at once."""
-    open_timeout_s: float = 10.0
-    stall_max_s: float = 20.0
-    """A source that sends nothing for so long is left."""
-    manifest_timeout_s: float = 60.0
-    """All of a manifest. The source reads its whole state to answer the first one who asks."""
-    stragglers_s: float = 3.0
-    """Once most of those who were asked agree, the others have so long to answer."""
-    hurry_s: float = 2.0
-    """When another source has nothing to do, this is what a request may take, ..."""
-    slow_bytes_s: float = 500e3
-    """... besides what its bytes take at this rate, ..."""
-    slower_max: float = 8.0
-    """... or at so many times what the fastest source takes, if that is less."""
-    slowest_bytes_s: float = 125e3
-    """Rate at which the first pieces may come: nothing is known of the own line then."""
-    request_s: float = 0.5
-    """A request is for as many pieces as its source sends in this time, ..."""
-    pieces_per_request: int = 16
-    """... and at most for this many."""
-    replays_max: int = 64
-    """More rounds than this are not replayed one by one: the state is smaller."""
-    served_max: int = 8
-    """Streams served at once, in all."""
-    served_per_peer_max: int = 2
-    served_grace_s: float = 10.0
-    """When all streams are taken, another peer takes that of the slowest one, if this was served
-    for so long, and more slowly than ``slow_bytes_s``."""
-    share_states: float = 1.5
-    """A peer that was sent so many times the run's whole state gives way to others, ..."""
-    share_s: float = 600.0
-    """... until it has regained its share, all of it in this time."""
-    give_way_s: float = 5.0
-    """Pause before each piece for such a peer, while another one is being served."""
-    frozen_max: int = 4
-    """States kept as they were for somebody who is reading them, while newer ones replace them."""
-    frozen_spare_s: float = 1.0
-    """A frozen state that nobody reads, and nobody read from for so long, makes room for another
-    one."""
-    frozen_idle_s: float = 20.0
-    """A frozen state that nobody read from for so long is let go."""
-    frozen_unread_s: float = 2.0
-    """Likewise when nobody reads it, or is about to because it asked for the manifest. It takes as
-    much memory as the state itself, and a newcomer reads one fragment after the other."""
+STALL_MAX_S = 20.0
+"""A side that moves nothing for so long is left."""
+SERVED_MAX = 8
+"""Streams served at once, in all."""
+SERVED_PER_PEER_MAX = 2
+SERVED_GRACE_S = 10.0
+"""When all streams are taken, another peer takes that of the slowest one, if this was served for so
+long, and more slowly than ``SLOW_BYTES_S``."""
+SLOW_BYTES_S = 500e3
+SHARE_STATES = 1.5
+"""A peer that was sent so many times the run's whole state gives way to others, ..."""
+SHARE_S = 600.0
+"""... until it has regained its share, all of it in this time."""
+GIVE_WAY_S = 5.0
+"""Pause before each piece for such a peer, while another one is being served."""
+FROZEN_MAX = 4
+"""States kept as they were for somebody who is reading them, while newer ones replace them."""
+FROZEN_SPARE_S = 1.0
+"""A frozen state that nobody reads, and nobody read from for so long, makes room for another one.
+"""
+FROZEN_IDLE_S = 20.0
+"""A frozen state that nobody read from for so long is let go."""
+FROZEN_UNREAD_S = 2.0
+"""Likewise when nobody reads it, or is about to because it asked for the manifest. It takes as much
+memory as the state itself, and a newcomer reads one fragment after the other."""
 
 
 class _Request(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -198,7 +174,6 @@ class FetchServer:
         run: RunId,
         library: Library,
         threads: Threads,
-        settings: FetchSettings | None = None,
         prefers: Callable[[PeerId], bool] = lambda peer: False,
         state_bytes: float = math.inf,
     ) -> None:
@@ -206,7 +181,6 @@ class FetchServer:
 
         ``state_bytes``: size of the states of all fragments.
         """
-        self.settings = settings or FetchSettings()
         self.counters: Counter[str] = Counter()
         self._host = host
         self._protocol = fetch_protocol(run)
@@ -214,12 +188,12 @@ class FetchServer:
         self._threads = threads
         self._frozen: OrderedDict[tuple[int, Lineage], _Frozen] = OrderedDict()
         self._served = Places(
-            self.settings.served_max,
-            self.settings.served_per_peer_max,
-            self.settings.served_grace_s,
-            self.settings.slow_bytes_s,
+            SERVED_MAX,
+            SERVED_PER_PEER_MAX,
+            SERVED_GRACE_S,
+            SLOW_BYTES_S,
             prefers,
-            Shares(self.settings.share_states * state_bytes, self.settings.share_s),
+            Shares(SHARE_STATES * state_bytes, SHARE_S),
         )
 
     def __repr__(self) -> str:
@@ -238,7 +212,7 @@ class FetchServer:
 
     def _let_go(self) -> None:
         now = asyncio.get_running_loop().time()
-        idle_s, unread_s = self.settings.frozen_idle_s, self.settings.frozen_unread_s
+        idle_s, unread_s = FROZEN_IDLE_S, FROZEN_UNREAD_S
         for key, frozen in list(self._frozen.items()):
             idle_max_s = idle_s if frozen.is_wanted else min(idle_s, unread_s)
             if frozen.read_at < now - idle_max_s and frozen.manifest.done():
@@ -256,10 +230,10 @@ class FetchServer:
                 timeout_s=REFUSE_WITHIN_S,
             )
             return
-        reader = _Reader(stream, place, self._served, self.settings.stall_max_s)
+        reader = _Reader(stream, place, self._served, STALL_MAX_S)
         try:
             while True:
-                frame = await stream.receive(timeout_s=self.settings.stall_max_s)
+                frame = await stream.receive(timeout_s=STALL_MAX_S)
                 if frame is None:
                     return
                 await self._answer(reader, _read_request(frame))
@@ -319,7 +293,7 @@ class FetchServer:
         key = (fragment, state.lineage)
         frozen = self._frozen.get(key)
         if frozen is None:
-            if len(self._frozen) >= self.settings.frozen_max and not self._made_room(peer, now):
+            if len(self._frozen) >= FROZEN_MAX and not self._made_room(peer, now):
                 raise _NotHere("as many states as I can keep are being read; ask somebody else")
             made = asyncio.ensure_future(self._threads.run(describe, state))
             frozen = self._frozen[key] = _Frozen(state, made, now, frozen_at=now)
@@ -335,7 +309,6 @@ class FetchServer:
         makes room at once when its only reader goes on: a model of many small fragments is read
         faster than its states grow idle.
         """
-        settings = self.settings
         spare = [
             (
                 bool(frozen.awaited) + 2 * bool(frozen.readers),
@@ -348,11 +321,11 @@ class FetchServer:
             and (
                 (
                     not frozen.readers
-                    and (frozen.read_at < now - settings.frozen_spare_s or frozen.asked == {peer})
+                    and (frozen.read_at < now - FROZEN_SPARE_S or frozen.asked == {peer})
                 )
                 or (
-                    frozen.frozen_at < now - settings.served_grace_s
-                    and frozen.bytes_per_s(now) < settings.slow_bytes_s
+                    frozen.frozen_at < now - SERVED_GRACE_S
+                    and frozen.bytes_per_s(now) < SLOW_BYTES_S
                 )
                 or (frozen.is_wanted and self._all_give_way(frozen, peer, now))
             )
@@ -382,7 +355,7 @@ class FetchServer:
         for index in range(request.first, request.first + request.count):
             frozen.read_at = asyncio.get_running_loop().time()
             if self._served.gives_way(reader.place, frozen.read_at):
-                await asyncio.sleep(self.settings.give_way_s)
+                await asyncio.sleep(GIVE_WAY_S)
             piece = pieces.view(index, theta, momentum)
             await reader.tell(piece)
             frozen.served_bytes += len(piece)

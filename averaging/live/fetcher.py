@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
-from multiaddr import Multiaddr
 
 from averaging.errors import AveragingError, BadPayload, LineageBroken
 from averaging.history.lineage import Lineage
@@ -42,10 +41,11 @@ from averaging.history.state import FragmentState
 from averaging.live.fetch_server import (
     DATA,
     RELAYED,
+    SLOW_BYTES_S,
+    STALL_MAX_S,
     AskManifest,
     AskPieces,
     AskReplay,
-    FetchSettings,
     fetch_protocol,
 )
 from averaging.live.partial_state import Partial
@@ -60,6 +60,26 @@ from dht.identity import PeerId, RunId
 
 logger = logging.getLogger(__name__)
 
+SOURCES_MAX = 8
+"""Peers asked at once."""
+OPEN_TIMEOUT_S = 10.0
+MANIFEST_TIMEOUT_S = 60.0
+"""All of a manifest. The source reads its whole state to answer the first one who asks."""
+STRAGGLERS_S = 3.0
+"""Once most of those who were asked agree, the others have so long to answer."""
+HURRY_S = 2.0
+"""When another source has nothing to do, this is what a request may take besides what its bytes
+take at ``SLOW_BYTES_S``, ..."""
+SLOWER_MAX = 8.0
+"""... or at so many times what the fastest source takes, if that is less."""
+SLOWEST_BYTES_S = 125e3
+"""Rate at which the first pieces may come: nothing is known of the own line then."""
+REQUEST_S = 0.5
+"""A request is for as many pieces as its source sends in this time, ..."""
+PIECES_PER_REQUEST = 16
+"""... and at most for this many."""
+REPLAYS_MAX = 64
+"""More rounds than this are not replayed one by one: the state is smaller."""
 ACTIVE_AT_FIRST = 2
 """Sources that are asked for pieces before any has answered."""
 
@@ -154,8 +174,9 @@ class _Source:
     too_slow: str | None = None
     """Why it was told to stop."""
 
-    def is_quick(self, settings: FetchSettings) -> bool:
-        return self.last_s is not None and self.last_s < settings.hurry_s
+    @property
+    def is_quick(self) -> bool:
+        return self.last_s is not None and self.last_s < HURRY_S
 
     def asks(self, pieces: list[int], now: float) -> None:
         self.waiting.append(pieces)
@@ -174,10 +195,10 @@ class _Source:
 class _Crew:
     """The sources of one state. An idle source takes over from a slow one."""
 
-    def __init__(self, partial: Partial, settings: FetchSettings) -> None:
+    def __init__(self, partial: Partial, pieces_per_request: int) -> None:
         self.sources: list[_Source] = []
         self._partial = partial
-        self._settings = settings
+        self._pieces_per_request = pieces_per_request
         self._changed = asyncio.Event()
         self._active = 0
         self._active_max = ACTIVE_AT_FIRST
@@ -189,15 +210,14 @@ class _Crew:
 
     def _allowed_s(self, owed: int) -> float:
         """Time that a run of pieces may take while another source is idle."""
-        settings = self._settings
         measured = [source.piece_s for source in self.sources if source.piece_s is not None]
         if not measured:
             waiting = sum(len(run) for source in self.sources for run in source.waiting)
             coming = max(1, self._active, waiting)
-            return settings.hurry_s + coming * PIECE_BYTES / settings.slowest_bytes_s
+            return HURRY_S + coming * PIECE_BYTES / SLOWEST_BYTES_S
         fastest_s = min(measured)
-        slow_s = max(PIECE_BYTES / settings.slow_bytes_s, OWN_LINE_SLOWER_MAX * fastest_s)
-        return settings.hurry_s + owed * min(slow_s, settings.slower_max * fastest_s)
+        slow_s = max(PIECE_BYTES / SLOW_BYTES_S, OWN_LINE_SLOWER_MAX * fastest_s)
+        return HURRY_S + owed * min(slow_s, SLOWER_MAX * fastest_s)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
@@ -219,24 +239,23 @@ class _Crew:
 
     def run_length(self, source: _Source) -> int:
         """Number of pieces to ask a source for: what it sends in a short time, and a fair share."""
-        settings = self._settings
         if source.last_s is None:
             return 1
         share = len(self._partial.missing) / (2 * len(self.sources))
-        length = min(settings.request_s / max(source.last_s, 1e-6), share)
-        return max(1, min(int(length), settings.pieces_per_request))
+        length = min(REQUEST_S / max(source.last_s, 1e-6), share)
+        return max(1, min(int(length), self._pieces_per_request))
 
     def has_answered(self, source: _Source) -> None:
         """A run of pieces is here from this source."""
         source.has_answered(asyncio.get_running_loop().time())
         self._answers += 1
-        if source.is_quick(self._settings):
+        if source.is_quick:
             self._active_max += 1
             self.something_changed()
 
     def may_ask_again(self, source: _Source) -> bool:
         """True if another request may be under way, so that the source does not wait for it."""
-        return not source.waiting or source.is_quick(self._settings)
+        return not source.waiting or source.is_quick
 
     def dismiss(self) -> None:
         """Everything is here: nobody waits for the last words of a source."""
@@ -283,15 +302,13 @@ class Fetcher:
     host: Host
     run: RunId
     threads: Threads
-    settings: FetchSettings = field(default_factory=FetchSettings)
     on_progress: Callable[[FetchProgress], None] = lambda progress: None
     on_wrong_bits: Callable[[PeerId, int, str], None] = lambda peer, fragment, reason: None
     """Hears of a peer that serves other bits than it should, of a fragment."""
-    addresses: Callable[[PeerId], Sequence[Multiaddr]] = lambda peer: ()
-    """Addresses at which a peer says it can be dialled, if the network has forgotten it."""
     line: LineSpeed = field(default_factory=LineSpeed)
     """Speed of the own line downwards, which downloads help to measure."""
     counters: Counter[str] = field(default_factory=Counter)
+    pieces_per_request: int = PIECES_PER_REQUEST
     has_momentum: bool = True
     """False for a reader of parameters alone: the momentum of its states is empty."""
     floats: Callable[[int], Float32s] = uninitialised_floats
@@ -328,13 +345,13 @@ class Fetcher:
         reasons: dict[PeerId, str],
     ) -> FragmentState:
         told = _Told(reasons)
-        asked = list(dict.fromkeys(sources))[: self.settings.sources_max]
+        asked = list(dict.fromkeys(sources))[:SOURCES_MAX]
         await self._ask_all(asked, fragment, values, trust, told)
         manifest, holders = self._chosen(fragment, told, trust)
         if sum(map(trust.counts, holders)) < trust.holders_min(manifest):
             # Each group of a large swarm has a state of its own: ask those who made this one.
             signers = [peer for peer in trust.signers(manifest) if peer not in asked]
-            more = signers[: self.settings.sources_max]
+            more = signers[:SOURCES_MAX]
             await self._ask_all(more, fragment, values, trust, told)
             asked += more
             manifest, holders = self._chosen(fragment, told, trust)
@@ -408,7 +425,7 @@ class Fetcher:
                 if not done:
                     break
                 if 2 * told.most_alike() > len(asked):
-                    patience_s = self.settings.stragglers_s
+                    patience_s = STRAGGLERS_S
             for late in pending:
                 late.cancel()
         for peer in asked:
@@ -459,7 +476,7 @@ class Fetcher:
         self, peer: PeerId, fragment: int, values: int
     ) -> tuple[Manifest | bytes, Signatures]:
         """A manifest with its signatures. Over a relay its digest."""
-        timeout_s = self.settings.manifest_timeout_s
+        timeout_s = MANIFEST_TIMEOUT_S
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._all_of_manifest(peer, fragment, values)
@@ -470,22 +487,20 @@ class Fetcher:
         self, peer: PeerId, fragment: int, values: int
     ) -> tuple[Manifest | bytes, Signatures]:
         async with self._stream(peer, for_digest=True) as stream:
-            await stream.send(
-                _encoder.encode(AskManifest(fragment)), timeout_s=self.settings.stall_max_s
-            )
+            await stream.send(_encoder.encode(AskManifest(fragment)), timeout_s=STALL_MAX_S)
             data = bytearray()
-            timeout_s = self.settings.manifest_timeout_s
+            timeout_s = MANIFEST_TIMEOUT_S
             signatures = decode_signatures(bytes(await _next(stream, timeout_s=timeout_s)))
             while frame := await _next(stream, timeout_s=timeout_s):
                 data += frame
                 most = DIGEST_BYTES if stream.relayed else MANIFEST_MAX_BYTES
                 if len(data) > most:
                     raise BadMessage(f"a manifest over {most} bytes")
-                timeout_s = self.settings.stall_max_s
+                timeout_s = STALL_MAX_S
             manifest: Manifest | bytes = bytes(data)
             if not stream.relayed:
                 manifest = read_manifest(bytes(data), fragment=fragment, values=values)
-            await stream.finish(timeout_s=self.settings.stall_max_s)
+            await stream.finish(timeout_s=STALL_MAX_S)
             return manifest, signatures
 
     async def _pieces_from_all(
@@ -500,7 +515,7 @@ class Fetcher:
         ``asked``: the order in which they begin. Every reader has another.
         """
         order = [peer for peer in asked if peer in holders]
-        crew = _Crew(partial, self.settings)
+        crew = _Crew(partial, self.pieces_per_request)
 
         async def work(source: _Source) -> None:
             peer = source.peer
@@ -543,7 +558,6 @@ class Fetcher:
         self, partial: Partial, source: _Source, crew: _Crew, sources_count: int
     ) -> None:
         """On a fast line two requests are under way, so that the source never waits for one."""
-        stall_max_s = self.settings.stall_max_s
         manifest = partial.manifest
 
         async def request(stream: Stream) -> None:
@@ -553,7 +567,7 @@ class Fetcher:
             if taken:
                 source.asks(taken, asyncio.get_running_loop().time())
                 ask = AskPieces(manifest.fragment, manifest.lineage, taken[0], len(taken))
-                await stream.send(_encoder.encode(ask), timeout_s=stall_max_s)
+                await stream.send(_encoder.encode(ask), timeout_s=STALL_MAX_S)
 
         if not partial.missing:
             return
@@ -563,7 +577,7 @@ class Fetcher:
                 while source.waiting:
                     await request(stream)
                     for index in list(source.waiting[0]):
-                        frame = await _next(stream, timeout_s=stall_max_s)
+                        frame = await _next(stream, timeout_s=STALL_MAX_S)
                         wrong = await self.threads.run(partial.place, index, frame)
                         if wrong is not None:
                             self.counters["pieces_refused"] += 1
@@ -578,7 +592,7 @@ class Fetcher:
                     self.line.transferred(size, began=began, ended=_now())
                     if not source.waiting:
                         await request(stream)
-                await stream.finish(timeout_s=stall_max_s)
+                await stream.finish(timeout_s=STALL_MAX_S)
         finally:
             partial.put_back(index for run in source.waiting for index in run)
             source.waiting.clear()
@@ -617,16 +631,15 @@ class Fetcher:
         standing: Standing,
         target: Lineage,
     ) -> tuple[ReplayEntry, ...]:
-        stall_max_s = self.settings.stall_max_s
         entries: list[ReplayEntry] = []
         async with self._stream(source) as stream:
             ask = AskReplay(fragment, standing.version, standing.lineage)
-            await stream.send(_encoder.encode(ask), timeout_s=stall_max_s)
+            await stream.send(_encoder.encode(ask), timeout_s=STALL_MAX_S)
             while standing.lineage != target:
-                if len(entries) >= self.settings.replays_max:
-                    raise BadMessage(f"more than {self.settings.replays_max} rounds to replay")
+                if len(entries) >= REPLAYS_MAX:
+                    raise BadMessage(f"more than {REPLAYS_MAX} rounds to replay")
                 began = _now()
-                head = ReplayHead.decode(bytes(await _next(stream, timeout_s=stall_max_s)))
+                head = ReplayHead.decode(bytes(await _next(stream, timeout_s=STALL_MAX_S)))
                 if head.commit.fragment != fragment:
                     raise BadMessage(f"a round of fragment {head.commit.fragment}")
                 # All of it is under the lineage that we arrive at, or do not.
@@ -634,7 +647,7 @@ class Fetcher:
                 payload = uninitialised(head.payload_size(sizes))
                 filled = 0
                 while filled < len(payload):
-                    frame = await _next(stream, timeout_s=stall_max_s)
+                    frame = await _next(stream, timeout_s=STALL_MAX_S)
                     if not frame or len(frame) > len(payload) - filled:
                         raise BadMessage("a payload of another length than the layout says")
                     payload[filled : filled + len(frame)] = frame
@@ -658,16 +671,8 @@ class Fetcher:
 
     @asynccontextmanager
     async def _stream(self, peer: PeerId, *, for_digest: bool = False) -> AsyncIterator[Stream]:
-        timeout_s = self.settings.open_timeout_s
         protocol = fetch_protocol(self.run)
-        try:
-            stream = await self.host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=True)
-        except PeerUnreachable:
-            addresses = self.addresses(peer)
-            if not addresses:
-                raise
-            await self.host.connect(peer, addresses, timeout_s=timeout_s)
-            stream = await self.host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=True)
+        stream = await self.host.open_stream(peer, protocol, timeout_s=OPEN_TIMEOUT_S, bulk=True)
         try:
             if stream.relayed and not for_digest:
                 raise _Refusal(RELAYED)

@@ -26,7 +26,7 @@ from averaging.history.replay import ReplayEntry, advance
 from averaging.history.rewind import rewound
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.live.fetcher import FetchFailed
+from averaging.live.fetcher import SOURCES_MAX, FetchFailed
 from averaging.live.services import FragmentServices
 from averaging.messages import Commit, Signatures
 from averaging.numbers.codecs import codec_named
@@ -65,18 +65,16 @@ class Following:
         """All live peers to ask for a state, and ``first``, which is said to have it."""
         averager = self._averager
         now = averager.now()
-        live = {peer: seen for peer, seen in averager.view.items() if seen.is_live(now)}
+        live = {peer: seen for peer, seen in averager.around.view.items() if seen.is_live(now)}
         established = {peer for peer in {*live, first} if peer and averager.is_established(peer)}
         in_turn = sources_in_turn(
             averager.life.peer, self._work.index, live, established.__contains__
         )
         if first is None:
             return in_turn
-        asked_max = averager.settings.fetch.sources_max
-        return with_first(in_turn, first, established.__contains__, asked_max=asked_max)
+        return with_first(in_turn, first, established.__contains__, asked_max=SOURCES_MAX)
 
     async def catch_up(self, effect: CatchUp | Rebase) -> None:
-        assert self._work.machine is not None
         averager = self._averager
         before, machine = self._work.state, self._work.machine
         began = asked_at = averager.now()
@@ -100,20 +98,18 @@ class Following:
         except FetchFailed as error:
             if self._work.machine is not machine:
                 return
-            now = averager.now()
-            held_s = now - asked_at
+            held_s = averager.now() - asked_at
             if averager.sources.is_long(held_s):
                 reason = f"{error}, in {held_s:.0f} s"
                 averager.blame(effect.source, "did_not_deliver", reason, fragment=self._work.index)
             self._work.event("catch_up_failed", reason=str(error))
-            self._work.do(self._work.machine.handle(CaughtUp(None, held_s=held_s), now))
+            self._work.take(CaughtUp(None, held_s=held_s))
             return
         if self._work.machine is not machine:
             return  # the run was taken back meanwhile
         if how == "state" and not self._is_newer(Standing.of(state), effect=effect):
             self._work.event("catch_up_failed", reason="nothing newer there")
-            now = averager.now()
-            self._work.do(self._work.machine.handle(CaughtUp(None, held_s=now - asked_at), now))
+            self._work.take(CaughtUp(None, held_s=averager.now() - asked_at))
             return
         await self._work.stop_encoding()
         parted = None
@@ -127,7 +123,7 @@ class Following:
                 refused = "things have moved on"
             if refused is not None:
                 self._work.event("catch_up_failed", reason=refused)
-                self._work.do(machine.handle(CaughtUp(None, held_s=0.0), averager.now()))
+                self._work.take(CaughtUp(None, held_s=0.0))
                 return
             self._work.set_state(state)
         averager.stats.caught_up += 1
@@ -146,19 +142,19 @@ class Following:
 
     def _refused(self, chain: Chain) -> str | None:
         """The reason why this peer takes no state with this history; ``None``: there is none."""
-        gate = self._averager.gate
+        gate = self._averager.around.gate
         return None if gate is None else gate.refuses(self._work.index, chain)
 
     async def _before_jump(self, before: FragmentState | None, state: FragmentState) -> None:
         """Let the loss be measured before the fragment goes over to another peer's state."""
-        if self._averager.gate is not None and before is not None:
-            await self._averager.gate.before_jump(before, Standing.of(state))
+        if self._averager.around.gate is not None and before is not None:
+            await self._averager.around.gate.before_jump(before, Standing.of(state))
 
     async def _before_unusual_steps(
         self, before: FragmentState, state: FragmentState, *, steps: int
     ) -> None:
         usual = self._work.usual_norm()
-        if self._averager.gate is None or usual is None:
+        if self._averager.around.gate is None or usual is None:
             return
         sizes = self._work.fragment.unit_sizes
         moved = await self._averager.threads.run(
@@ -183,7 +179,7 @@ class Following:
         averager, replay = self._averager, self._work.replay
         if averager.port is None or replay is None or before is None:
             return None
-        life, stale_max = averager.life, averager.policy.stale_max
+        life, stale_max = averager.life, averager.terms.policy.stale_max
         shared = shared_version(effect, before, state, life, stale_max=stale_max)
         if shared is None:
             return None
@@ -225,15 +221,14 @@ class Following:
     def _timeout_s(self, size_bytes: int) -> float:
         """Time allowed for fetching this many bytes over the own line."""
         line_bytes_s = self._averager.transport.down.bytes_per_s
-        return fetch_timeout_s(self._averager.policy, size_bytes, line_bytes_s=line_bytes_s)
+        return fetch_timeout_s(self._averager.terms.policy, size_bytes, line_bytes_s=line_bytes_s)
 
     def _is_newer(self, theirs: Standing, *, effect: CatchUp | Rebase | None = None) -> bool:
         mine, machine = self._work.state, self._work.machine
-        ends = machine is not None and machine.closed_ranks
         return is_newer(
             None if mine is None else Standing.of(mine),
             theirs,
-            tokens_end=machine.tokens_end if machine is not None and ends else None,
+            tokens_end=machine.tokens_end if machine.closed_ranks else None,
             effect=effect,
         )
 
@@ -241,9 +236,7 @@ class Following:
         self, state: FragmentState, before: FragmentState | None, parted: Parting | None = None
     ) -> None:
         """A state that others made is this peer's now: tell the learner and the machine."""
-        assert self._work.machine is not None
-        now = self._averager.now()
-        presumed = self._work.machine.doubting.presumed(now)
+        presumed = self._work.machine.doubting.presumed(self._averager.now())
         taken = hand_over(
             self._work,
             state,
@@ -258,14 +251,13 @@ class Following:
             self._work.event("regained", tokens=taken.regained_tokens)
         if taken.written_off_tokens and self._averager.port is not None:
             self._work.event("written_off", tokens=taken.written_off_tokens, reason="rebased")
-        self._work.do(self._work.machine.handle(CaughtUp(Standing.of(state), taken.since), now))
+        self._work.take(CaughtUp(Standing.of(state), taken.since))
         self._work.keep_if_good(state)
 
     async def _replay_to(self, effect: CatchUp, before: FragmentState) -> FragmentState | None:
         """Replay up to the lineage asked for; ``None`` when only a whole state will do."""
         averager = self._averager
-        assert self._work.machine is not None
-        if averager.gate is not None and averager.gate.refuses_any(self._work.index):
+        if averager.around.gate is not None and averager.around.gate.refuses_any(self._work.index):
             return None  # a state shows its history before it is fetched
         sizes = self._work.fragment.unit_sizes
         down = self._work.machine.policy_at(effect.version).codecs[1]
@@ -336,7 +328,7 @@ class Following:
         averager, machine = self._averager, self._work.machine
         pause_s = 1.0
         while self._work.state is None and self._work.machine is machine:
-            sources = [peer for peer in self._sources(None) if averager.begins_from(peer)]
+            sources = [peer for peer in self._sources(None) if averager.around.begins_from(peer)]
             try:
                 if not sources:
                     raise FetchFailed(self._work.index, {})
@@ -346,7 +338,7 @@ class Following:
                         self._work.fragment.size,
                         sources,
                         trust=_Trust(self._work, self._is_newer),
-                        timeout_s=averager.policy.catch_up_s,
+                        timeout_s=averager.terms.policy.catch_up_s,
                     )
                     await self._fit(state, sources[0])
             except FetchFailed as error:
@@ -354,7 +346,7 @@ class Following:
                 await asyncio.sleep(pause_s)
                 pause_s = min(30.0, 2 * pause_s)
                 continue
-            if self._work.machine is not machine or machine is None:
+            if self._work.machine is not machine:
                 return  # the run was taken back meanwhile
             self._work.set_state(state)
             self._work.event("state_fetched", version=state.version)
@@ -362,8 +354,7 @@ class Following:
                 self._taken(state, None)
             else:
                 averager.port.discard(self._work.index, state, reason=gives_up)
-                now = averager.now()
-                self._work.do(machine.handle(CaughtUp(Standing.of(state)), now))
+                self._work.take(CaughtUp(Standing.of(state)))
 
     async def look_round(self) -> None:
         """Compare standings with other peers now and then: a keeper is in no group."""
@@ -389,7 +380,6 @@ class Following:
         """Take a state of another history instead of the own one; pending work is given up."""
         averager, work = self._averager, self._work
         machine = work.machine
-        assert machine is not None
 
         def stands_still() -> bool:
             # A machine that joins or leads would not hear that the state is another one.
@@ -404,7 +394,7 @@ class Following:
         if averager.port is not None:
             averager.port.discard(work.index, state, reason=reason)
         work.follow(state)
-        work.do(machine.handle(CaughtUp(Standing.of(state)), averager.now()))
+        work.take(CaughtUp(Standing.of(state)))
 
     # Silent divergence
 
@@ -450,10 +440,9 @@ class Following:
 
     async def _give_way(self, digest: bytes, holders: Sequence[PeerId]) -> None:
         """Take the majority's state as soon as no own round is under way."""
-        assert self._work.machine is not None
         averager = self._averager
         try:
-            async with asyncio.timeout(averager.policy.catch_up_s):
+            async with asyncio.timeout(averager.terms.policy.catch_up_s):
                 await averager.until(lambda: self._work.is_free)
                 before = self._work.state
                 trust = _Trust(self._work, lambda theirs: True)
@@ -481,9 +470,8 @@ class _Trust:
     """The states of one fragment that this peer takes: certified, and better than its own."""
 
     def __init__(self, work: FragmentServices, is_wanted: Callable[[Standing], bool]) -> None:
-        assert work.machine is not None
         self._averager = work.averager
-        self._gate, self._fragment = work.averager.gate, work.index
+        self._gate, self._fragment = work.averager.around.gate, work.index
         self._machine = work.machine
         self._is_wanted = is_wanted
 

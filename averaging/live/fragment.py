@@ -24,48 +24,30 @@ from averaging.live.exchange import Exchange
 from averaging.live.following import Following
 from averaging.live.learner_port import LearnerPort, Progress, Snapshot
 from averaging.live.parts import FragmentFacts, Tally
+from averaging.live.reducing import Reducing
 from averaging.live.services import Services
 from averaging.live.spot_checking import Drawn
 from averaging.live.state_files import StateFiles
 from averaging.messages import Commit
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codecs import codec_names
-from averaging.round.effects import (
-    Answer,
-    Apply,
-    CatchUp,
-    Discard,
-    Effect,
-    Enter,
-    Fold,
-    Forget,
-    GiveUp,
-    Merge,
-    Note,
-    Presume,
-    Rebase,
-    Reduce,
-    Send,
-    Settle,
-    Silent,
-    TakeSnapshot,
-    Upload,
-)
+from averaging.round import effects
+from averaging.round.effects import Apply, Effect
 from averaging.round.identity import Circumstances, Identity
 from averaging.round.inputs import (
     Applied,
     Folded,
+    Input,
     MergedArrived,
     Offer,
     Offered,
     Progressed,
+    Report,
     SliceMerged,
     UploadArrived,
-    UploadFailed,
 )
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
-from averaging.round.reducer import Length
 from averaging.round.turns import rank
 from averaging.rules.sites import site_pass
 from averaging.rules.usual_norms import UsualNorms
@@ -73,6 +55,9 @@ from dht.identity import PeerId, verify
 
 NUMBER_BITS = 48
 """Bits of the random number that this peer's commits and joins begin with."""
+GOOD_VERSIONS = 8
+"""Every so many versions a state is kept, to be attested (``averaging.history.attested``): the same
+ones at all peers, or none of them would be at more than one."""
 REDUCED_MAX = 2
 """Rounds of one fragment that were reduced for others, and are kept until they are replayed."""
 
@@ -87,11 +72,10 @@ _BLAMED = {
 class FragmentWork:
     """One fragment: its machine, its numbers, and what is under way for it."""
 
-    def __init__(self, averager: Services, index: int) -> None:
+    def __init__(self, averager: Services, index: int, state: FragmentState | None) -> None:
         self._averager = averager
         self.index = index
-        self.fragment = averager.layout.fragments[index]
-        self.machine: FragmentRounds | None = None
+        self.fragment = averager.terms.layout.fragments[index]
         self.state: FragmentState | None = None
         self.earlier_tokens = 0
         """Tokens of this peer's earlier incarnations in the state that it follows."""
@@ -104,7 +88,11 @@ class FragmentWork:
         self.tick_at: float | None = None
         """The machine's deadline, as of its last input."""
         self._facts = FragmentFacts(
-            self.fragment, UsualNorms(), lambda: None if self.state is None else self.state.theta
+            self.fragment,
+            UsualNorms(),
+            lambda: None if self.state is None else self.state.theta,
+            self.report,
+            self.event,
         )
         self._reduced = BoundedMapping[Lineage, ReplayEntry](REDUCED_MAX)
         """Rounds of others that were reduced here, by the state that they follow on."""
@@ -115,6 +103,9 @@ class FragmentWork:
         self._applying = False
         self._mine: bytes | None = None
         """The round that this peer is a member of."""
+        if state is not None:
+            self.set_state(state)
+        self.machine = self._new_machine()
 
     @property
     def averager(self) -> Services:
@@ -141,7 +132,7 @@ class FragmentWork:
 
     def rank(self) -> tuple[int, int]:
         """Sort key: the fragments that go first when not all can."""
-        return (0, self.index) if self.machine is None else rank(self.machine)
+        return rank(self.machine)
 
     def follow(self, state: FragmentState) -> None:
         """This peer's work is accounted for in this state from now on."""
@@ -152,7 +143,7 @@ class FragmentWork:
         if self.state is None:
             self.follow(state)
         self.state = state
-        settings, layout = self.averager.settings, self.averager.layout
+        settings, layout = self.averager.settings, self.averager.terms.layout
         share = settings.replay_bytes_max * self.fragment.size // layout.size
         if self.replay is None:
             self.replay = ReplayLog(bytes_max=share, version=state.version, lineage=state.lineage)
@@ -163,7 +154,7 @@ class FragmentWork:
         """Keep a round that led to ``lineage``, for those who are behind."""
         assert self.replay is not None
         self.replay.append(entry, lineage)
-        files = self.averager.state_files
+        files = self.averager.around.state_files
         if files is not None:
             self.averager.spawn(self._move(entry, files), f"keep a round of fragment {self.index}")
 
@@ -179,7 +170,7 @@ class FragmentWork:
 
     def start(self) -> None:
         averager = self.averager
-        self._begin_machine()
+        self._find_first_state()
         if averager.keeps and averager.port is None:
             averager.spawn(self.following.look_round(), f"look round for fragment {self.index}")
 
@@ -197,10 +188,11 @@ class FragmentWork:
             self.set_state(state)
             if averager.port is not None:
                 averager.port.discard(self.index, state, reason=reason)
-        self._begin_machine(gives_up=reason)
+        self.machine = self._new_machine()
+        self._find_first_state(gives_up=reason)
         self.do([])
 
-    def _begin_machine(self, *, gives_up: str | None = None) -> None:
+    def _new_machine(self) -> FragmentRounds:
         averager = self.averager
         port = averager.port
         identity = Identity(
@@ -208,7 +200,7 @@ class FragmentWork:
             incarnation=averager.me.incarnation,
             fragment=self.index,
             topic=averager.topic,
-            policy=averager.policy.of_fragment(self.fragment),
+            policy=averager.terms.policy.of_fragment(self.fragment),
             codecs=codec_names(),
             encoded_bytes=self._encoded_bytes,
             sign=averager.me.identity.sign,
@@ -217,20 +209,24 @@ class FragmentWork:
             site=site_pass(averager.me.site, averager.me.identity.peer_id),
             norm_ratio_max=averager.settings.norm_ratio_max,
             refuses=averager.workshop.refuses,
-            first_number=averager.draw_bits(NUMBER_BITS),
-            book=averager.book,
+            first_number=averager.around.draw_bits(NUMBER_BITS),
+            book=averager.terms.book,
             has_statistics=self.fragment.has_statistics,
         )
-        self.machine = FragmentRounds(
+        return FragmentRounds(
             identity,
             Circumstances(port is not None, averager.reachable, averager.bytes_per_s),
-            view=averager.view,
+            view=averager.around.view,
             standing=None if self.state is None else Standing.of(self.state),
             sources=averager.sources,
             probation=averager.probation,
             step=port.progress().step if port is not None else 0,
             now=averager.now(),
         )
+
+    def _find_first_state(self, *, gives_up: str | None = None) -> None:
+        """Fetch a state from others if this peer is to have one and has none."""
+        averager = self.averager
         if averager.keeps and self.state is None:
             averager.spawn(
                 self.following.begin_from_nothing(gives_up=gives_up),
@@ -239,11 +235,9 @@ class FragmentWork:
 
     def keep_if_good(self, state: FragmentState) -> None:
         """Keep a state that all peers keep, for the run's owner to attest."""
-        averager = self.averager
-        if averager.keep_state is not None and not state.version % averager.settings.good_versions:
-            averager.spawn(
-                self._keep(state, averager.keep_state), f"keep a state of fragment {self.index}"
-            )
+        averager, keep_state = self.averager, self.averager.around.keep_state
+        if keep_state is not None and not state.version % GOOD_VERSIONS:
+            averager.spawn(self._keep(state, keep_state), f"keep a state of fragment {self.index}")
 
     async def _keep(
         self, state: FragmentState, keep_state: Callable[[FragmentState], None]
@@ -256,7 +250,7 @@ class FragmentWork:
     @property
     def upload_bytes(self) -> int:
         """Encoded size of a contribution at the present level."""
-        return 0 if self.machine is None else self._encoded_bytes(self.machine.pace.level.codec)
+        return self._encoded_bytes(self.machine.pace.level.codec)
 
     def _encoded_bytes(self, codec: str) -> int:
         return encoded_size(codec, self.fragment.unit_sizes)
@@ -264,81 +258,81 @@ class FragmentWork:
     # Inputs
 
     def progressed(self, progress: Progress) -> None:
-        if self.machine is not None:
-            now = self.averager.now()
-            waits = self.averager.has_its_turn_later(self.index)
-            effects = self.machine.handle(
-                Progressed(progress.step, progress.step_time_s, waits), now
-            )
-            if effects:
-                self.do(effects)
+        waits = self.averager.has_its_turn_later(self.index)
+        given = Progressed(progress.step, progress.step_time_s, waits)
+        if wanted := self.machine.handle(given, self.averager.now()):
+            self.do(wanted)
 
-    def do(self, effects: list[Effect]) -> None:
+    def take(self, given: Input) -> None:
+        """Give the machine an input and carry out what it wants."""
+        self.do(self.machine.handle(given, self.averager.now()))
+
+    def report(self, given: Report) -> None:
+        """Tell the machine what became of a part of a round."""
+        averager = self.averager
+        match given:
+            case UploadArrived(_, _, sender, str(problem)) if sender != averager.life.peer:
+                averager.blame(sender, "upload_refused", problem, fragment=self.index)
+        self.take(given)
+        if isinstance(given, SliceMerged | MergedArrived):
+            self.keep_reduced(given.round)
+
+    def do(self, wanted: list[Effect]) -> None:
         """Carry effects out, in their order."""
-        for effect in effects:
+        for effect in wanted:
             self._do(effect)
-        assert self.machine is not None
         self.tick_at = self.machine.deadline
         self.averager.set_timer()
         self.averager.changed()
 
     def _do(self, effect: Effect) -> None:
         match effect:
-            case Send():
+            case effects.Send():
                 self.averager.send(effect.to, effect.message)
-            case Silent():
+            case effects.Silent():
                 self.averager.silent(effect.peer, effect.since)
-            case Note():
+            case effects.Note():
                 self._note(effect)
-            case TakeSnapshot():
+            case effects.TakeSnapshot():
                 self._take_snapshot()
-            case Enter():
+            case effects.Enter():
                 self._enter(effect)
-            case Reduce():
-                self._in(effect.round, lambda exchange: exchange.reduce(effect.slice))
-            case Upload():
-                self._in(
-                    effect.round,
-                    lambda exchange: exchange.upload(effect.slice, effect.to, effect.what),
-                )
-            case Merge():
-                self._in(
-                    effect.round,
-                    lambda exchange: exchange.merge(
-                        effect.slice, effect.contributors, effect.weights
-                    ),
-                )
-            case Answer():
-                self._in(effect.round, lambda exchange: exchange.answer(effect.slice))
+            case effects.Reduce():
+                self._reducing(effect.round).reduce(effect.slice)
+            case effects.Upload():
+                self.exchanges[effect.round].uploading.upload(effect.slice, effect.to, effect.what)
+            case effects.Merge():
+                reducing = self._reducing(effect.round)
+                reducing.merge(effect.slice, effect.contributors, effect.weights)
+            case effects.Answer():
+                self._reducing(effect.round).answer(effect.slice)
             case Apply():
                 self._applying = True
                 self.averager.spawn(self._apply(effect), f"apply fragment {self.index}")
-            case GiveUp():
+            case effects.GiveUp():
                 self._give_up(effect)
-            case Discard():
+            case effects.Discard():
                 self._discard(effect)
-            case Settle():
+            case effects.Settle():
                 self._release()
-            case Presume():
+            case effects.Presume():
                 self.averager.spawn(self._presume(effect), f"presume fragment {self.index}")
-            case Forget():
+            case effects.Forget():
                 self._forget(effect.round)
-            case CatchUp() | Rebase():
+            case effects.CatchUp() | effects.Rebase():
                 self.averager.spawn(
                     self.following.catch_up(effect), f"catch up fragment {self.index}"
                 )
-            case Fold():
+            case effects.Fold():
                 self.averager.spawn(self._fold(effect), f"fold fragment {self.index}")
 
     def event(self, event: str, **fields: Any) -> None:
         self.averager.event(event, fragment=self.index, **fields)
 
-    def _in(self, round_id: bytes, act: Callable[[Exchange], None]) -> None:
-        exchange = self.exchanges.get(round_id)
-        assert exchange is not None, "Enter comes first, Forget last"
-        act(exchange)
+    def _reducing(self, round_id: bytes) -> Reducing:
+        return self.exchanges[round_id].reducing
 
-    def _note(self, note: Note) -> None:
+    def _note(self, note: effects.Note) -> None:
         if note.event == "void":
             self.averager.stats.void += 1
         if note.event == "not_a_commit":
@@ -363,13 +357,13 @@ class FragmentWork:
         exchange = self.exchanges[bytes.fromhex(verdict["round"])]
         entry = exchange.commit.index(verdict["peer"])
         assert entry is not None
-        exchange.left_out(verdict["slice"], entry, verdict["reason"])
+        exchange.reducing.left_out(verdict["slice"], entry, verdict["reason"])
 
     # The learner
 
     def _take_snapshot(self) -> None:
         averager = self.averager
-        assert averager.port is not None and self.machine is not None
+        assert averager.port is not None
         if averager.has_place() and self.is_free:
             self._asking = True
             averager.spawn(self._ask(averager.port), f"snapshot of fragment {self.index}")
@@ -381,7 +375,7 @@ class FragmentWork:
             asyncio.get_running_loop().call_soon(averager.turn_away, self.index)
 
     async def _ask(self, port: LearnerPort) -> None:
-        timeout_s = self.averager.policy.snapshot_s
+        timeout_s = self.averager.terms.policy.snapshot_s
         try:
             self.snapshot = await port.snapshot(self.index, timeout_s=timeout_s)
         finally:
@@ -392,11 +386,11 @@ class FragmentWork:
         self._wanted = False
         if self.snapshot is not None:
             await self._release_now(self.snapshot)
-        if self.machine is not None and self.machine.phase is Phase.WANTED:
+        if self.machine.phase is Phase.WANTED:
             self._take_snapshot()
 
     async def _offer(self, snapshot: Snapshot | None) -> None:
-        assert self.machine is not None and self.averager.port is not None
+        assert self.averager.port is not None
         offer = None
         if snapshot is not None:
             offer = Offer(
@@ -407,7 +401,7 @@ class FragmentWork:
                 base_lineage=snapshot.base_lineage,
                 batch_tokens_max=self.averager.port.progress().batch_tokens_max,
             )
-        self.do(self.machine.handle(Offered(offer), self.averager.now()))
+        self.take(Offered(offer))
 
     def _release(self) -> None:
         """Give the learner its arrays back, once no thread reads them any more."""
@@ -441,7 +435,7 @@ class FragmentWork:
         if self.averager.port is not None:
             self.averager.port.write_off(self.index, tokens, reason=reason)
 
-    def _give_up(self, effect: GiveUp) -> None:
+    def _give_up(self, effect: effects.GiveUp) -> None:
         if effect.round is not None and self._mine == effect.round:
             self._mine = None
         if effect.round is not None:
@@ -449,24 +443,23 @@ class FragmentWork:
         if not effect.in_doubt:
             self._release()
 
-    async def _presume(self, effect: Presume) -> None:
+    async def _presume(self, effect: effects.Presume) -> None:
         """Mark the offered work as merged: it is, on another lineage."""
         await self.stop_encoding()
         if self.state is not None:
             self.adopt(self.state, contained=effect.mark)
 
-    def _discard(self, effect: Discard) -> None:
+    def _discard(self, effect: effects.Discard) -> None:
         port = self.averager.port
         assert port is not None and self.state is not None
         self.snapshot = None
         self.event("discarded", reason=effect.reason)
         port.discard(self.index, self.state, reason=effect.reason)
 
-    async def _fold(self, effect: Fold) -> None:
+    async def _fold(self, effect: effects.Fold) -> None:
         """Make the learner's parameters the state, as the only peer."""
         if self.snapshot is None or self.state is None:
             return  # the run was taken back meanwhile
-        assert self.machine is not None
         values = self.averager.memory.floats(self.fragment.size)
         np.copyto(values, self.snapshot.values)
         if not np.isfinite(values).all():
@@ -478,7 +471,7 @@ class FragmentWork:
         self.set_state(state)
         self.adopt(state, contained=effect.contained)
         self.averager.stats.folds += 1
-        self.do(self.machine.handle(Folded(), self.averager.now()))
+        self.take(Folded())
 
     # Rounds
 
@@ -491,23 +484,15 @@ class FragmentWork:
 
         A peer without a learner hears that it is behind when the round is long forgotten.
         """
-        assert self.machine is not None
         part, exchange = self.machine.rounds.get(round_id), self.exchanges.get(round_id)
         outcome = None if part is None else part.reduced()
         if outcome is not None and exchange is not None and self.averager.keeps:
             head = ReplayHead(exchange.encoded_commit, *outcome)
             self._reduced[head.parent] = ReplayEntry(head, exchange.merged_payload)
 
-    def _enter(self, effect: Enter) -> None:
+    def _enter(self, effect: effects.Enter) -> None:
         averager = self.averager
-        assert self.machine is not None
-        exchange = Exchange(
-            effect,
-            self._facts,
-            averager.workshop,
-            _Told(self, effect.round),
-            now=averager.now(),
-        )
+        exchange = Exchange(effect, self._facts, averager.workshop, now=averager.now())
         self.exchanges[effect.round] = exchange
         if effect.entry is None:
             return
@@ -546,15 +531,15 @@ class FragmentWork:
 
     async def _apply(self, effect: Apply) -> None:
         """Take the outer step; from here the round cannot fail for this peer."""
-        assert self.machine is not None and self.state is not None
+        assert self.state is not None
         averager = self.averager
         exchange = self.exchanges[effect.round]
         await self.stop_encoding()
         before = state = self.state
         drawn = self._draw_spot_check(exchange, effect, state)
-        jumps = averager.gate is not None and await exchange.is_unusual()
-        if jumps and averager.gate is not None:
-            await averager.gate.before_jump(before, effect.standing)
+        jumps = averager.around.gate is not None and await exchange.is_unusual()
+        if jumps and averager.around.gate is not None:
+            await averager.around.gate.before_jump(before, effect.standing)
         self.changing = True
         try:
             in_place = not jumps and averager.may_step_in_place(state)
@@ -572,11 +557,7 @@ class FragmentWork:
             self.keep_for_replay(ReplayEntry(head, exchange.merged_payload), state.lineage)
         self._mine = None
         self._applying = False
-        contained = effect.contained
-        if exchange.moves_states and contained is None:
-            # Another side of the fork may have merged more of this peer's work.
-            contained = averager.life.newly_contained(state.merged, before.merged)
-        self.adopt(state, contained=contained)
+        self.adopt(state, contained=averager.life.contained_by(effect, state.merged, before.merged))
         averager.stats.rounds += 1
         averager.stats.contributed += effect.contained is not None
         self._report(effect.round, effect, effect.reason)
@@ -584,7 +565,7 @@ class FragmentWork:
         dispersion = exchange.dispersion
         if dispersion is not None:
             self.event("melded", dispersion=dispersion)
-        self.do(self.machine.handle(Applied(effect.round, merged, dispersion), averager.now()))
+        self.take(Applied(effect.round, merged, dispersion))
         averager.audits.finished(exchange.parts, state.lineage)
         if drawn is not None and averager.spot_checks is not None:
             averager.spot_checks.begin(exchange.parts, drawn)
@@ -661,60 +642,3 @@ class FragmentWork:
         if not carried:
             return {}
         return {"delegates": carried, "received_from": tally.received_from()}
-
-
-class _Told:
-    """Reports what became of a round's parts to its machine."""
-
-    def __init__(self, work: FragmentWork, round_id: bytes) -> None:
-        self._work = work
-        self._round = round_id
-
-    @property
-    def _machine(self) -> FragmentRounds:
-        machine = self._work.machine
-        assert machine is not None
-        return machine
-
-    def upload_arrived(
-        self,
-        slice_index: int,
-        sender: PeerId,
-        problem: str | None,
-        length: Length | None = None,
-        *,
-        riders: tuple[int, ...] = (),
-    ) -> None:
-        work = self._work
-        if problem is not None and sender != work.averager.life.peer:
-            work.averager.blame(sender, "upload_refused", problem, fragment=work.index)
-        now = work.averager.now()
-        arrived = UploadArrived(self._round, slice_index, sender, problem, length, riders)
-        work.do(self._machine.handle(arrived, now))
-
-    def unfit(self, reason: str) -> None:
-        self._work.event("not_finite", reason=reason)
-
-    def upload_failed(self, slice_index: int, reason: str) -> None:
-        now = self._work.averager.now()
-        self._work.do(self._machine.handle(UploadFailed(self._round, slice_index, reason), now))
-
-    def not_taken(self, slice_index: int, reducer: PeerId, reason: str) -> None:
-        self._work.event("not_taken", slice=slice_index, by=reducer, reason=reason)
-
-    def slice_merged(self, slice_index: int, digest: bytes) -> None:
-        now = self._work.averager.now()
-        self._work.do(self._machine.handle(SliceMerged(self._round, slice_index, digest), now))
-        self._work.keep_reduced(self._round)
-
-    def merged_arrived(
-        self,
-        slice_index: int,
-        digest: bytes,
-        parents: tuple[int, ...] | None,
-        contributors: tuple[int, ...],
-    ) -> None:
-        now = self._work.averager.now()
-        arrived = MergedArrived(self._round, slice_index, digest, parents, contributors)
-        self._work.do(self._machine.handle(arrived, now))
-        self._work.keep_reduced(self._round)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import blake3
 
@@ -40,6 +40,7 @@ from averaging.numbers.chunks import Chunk, Cutting
 from averaging.numbers.layout import Fragment
 from averaging.numbers.norm_bounds import norm_at_most
 from averaging.round.effects import Enter
+from averaging.round.inputs import MergedArrived, Report, UploadArrived
 from averaging.round.reducer import Length, too_long
 from averaging.round.traffic import Traffic
 from averaging.rules.usual_norms import UsualNorms
@@ -56,44 +57,6 @@ WorldErrors = (
     TimeoutError,
 )
 """The failures that other peers and the network can cause. None of them is a bug."""
-
-
-class Outcomes(Protocol):
-    """Receives what became of a round's parts: the inputs of the round machine."""
-
-    def upload_arrived(
-        self,
-        slice_index: int,
-        sender: PeerId,
-        problem: str | None,
-        length: Length | None = None,
-        *,
-        riders: tuple[int, ...] = (),
-    ) -> None:
-        """``length``: of a displacement, to be compared with others. ``riders``: members whose
-        contributions came in the same upload."""
-        ...
-
-    def upload_failed(self, slice_index: int, reason: str) -> None: ...
-
-    def not_taken(self, slice_index: int, reducer: PeerId, reason: str) -> None:
-        """The reducer left this peer's upload out of the merged slice, which comes all the same."""
-
-    def unfit(self, reason: str) -> None:
-        """The own contribution cannot be sent. The round goes on without it."""
-
-    def slice_merged(self, slice_index: int, digest: bytes) -> None: ...
-
-    def merged_arrived(
-        self,
-        slice_index: int,
-        digest: bytes,
-        parents: tuple[int, ...] | None,
-        contributors: tuple[int, ...],
-    ) -> None:
-        """``parents``: those whose merged maps came with it, where states travel.
-        ``contributors``: those whose work its maker claims to have merged."""
-        ...
 
 
 @dataclass(slots=True)
@@ -165,6 +128,9 @@ class FragmentFacts:
     usual: UsualNorms
     theta: Callable[[], Float32s | None]
     """Theta as it is now, if there is one here."""
+    report: Callable[[Report], None]
+    """Tells the round machine what became of a part."""
+    event: Callable[..., None]
 
 
 class Parts:
@@ -175,7 +141,6 @@ class Parts:
         enter: Enter,
         facts: FragmentFacts,
         workshop: Workshop,
-        outcomes: Outcomes,
         *,
         now: float,
     ) -> None:
@@ -189,7 +154,8 @@ class Parts:
         self.tally = Tally()
         self.numbers = numbers_of(enter.commit)
         self.cutting = Cutting(facts.fragment, self.numbers, enter.commit.shares)
-        self.outcomes = outcomes
+        self.report = facts.report
+        self.event = facts.event
         self.threads = workshop.threads
         self.refuses = workshop.refuses
         self.arena = workshop.arena
@@ -401,18 +367,14 @@ class Parts:
         if self.is_mix or math.isinf(ratio):
             return None
         usual = self._facts.usual.norm(self.cutting.slices[index].units)
-        known = usual or 0.0
-        if known and not too_long(merged, known=known, theta=0.0, norm_ratio_max=ratio):
+        if usual and not too_long(merged, usual=usual, own=0.0, theta=0.0, norm_ratio_max=ratio):
             return None
+        own = 0.0
         if self.own is not None and self.own[index].complete:
-            own = await self.as_it_grows(index, self.own[index], self.square_chunk)
-            known = max(known, math.sqrt(own))
-        if usual is not None:
-            theta = await self._theta_norm(index)
-        else:  # nothing is usual yet, honest peers differ by any factor, and slices may be zero
-            norms = [await self._theta_norm(each) for each in range(len(self.cutting.slices))]
-            theta = ratio * math.hypot(*norms)
-        return too_long(merged, known=known, theta=theta, norm_ratio_max=ratio)
+            own = math.sqrt(await self.as_it_grows(index, self.own[index], self.square_chunk))
+        slices = [index] if usual is not None else range(len(self.cutting.slices))
+        theta = math.hypot(*[await self._theta_norm(each) for each in slices])
+        return too_long(merged, usual=usual, own=own, theta=theta, norm_ratio_max=ratio)
 
     async def receive_maps(self, bulk: Bulk, index: int) -> bytes | None:
         """The merged maps that travel ahead of this slice, if any do."""
@@ -440,7 +402,20 @@ class Parts:
     def tell_merged(self, index: int, digest: bytes) -> None:
         """Tell the round machine of a merged slice that came from another peer."""
         contributors = self.evidence.merged[index].members
-        self.outcomes.merged_arrived(index, digest, self.map_parents(index), contributors)
+        parents = self.map_parents(index)
+        self.report(MergedArrived(self.round, index, digest, parents, contributors))
+
+    def tell_upload(
+        self,
+        index: int,
+        sender: PeerId,
+        problem: str | None,
+        length: Length | None = None,
+        *,
+        riders: tuple[int, ...] = (),
+    ) -> None:
+        """Tell the round machine of an upload. ``length``: of a displacement, to be compared."""
+        self.report(UploadArrived(self.round, index, sender, problem, length, riders))
 
     def have_maps(self, maps: dict[int, ParentMap], encoded: bytes) -> None:
         self.maps, self.encoded_maps = maps, encoded

@@ -24,12 +24,9 @@ from averaging.live.bundling import Bundling, Rider
 from averaging.live.parts import Parts, receive_behind, send_growing
 from averaging.messages import Opening
 from averaging.numbers.chunks import Chunk
+from averaging.round.inputs import SliceMerged
 from averaging.round.seals import expected_of
-from averaging.round.traffic import (
-    NOTHING_TO_GIVE,
-    Incoming,
-    Payloads,
-)
+from averaging.round.traffic import NOTHING_TO_GIVE, Incoming, Payloads
 from averaging.rules.sites import riders_of
 from averaging.rules.weights import weights_of
 from dht.errors import StreamBroken
@@ -149,14 +146,14 @@ class Reducing:
             # Encoding refuses what is not finite: there is nothing to check.
             squares = await parts.as_it_grows(index, growing, parts.square_chunk)
         except Abandoned as error:
-            parts.outcomes.upload_arrived(index, parts.me, error.reason, riders=riders)
+            parts.tell_upload(index, parts.me, error.reason, riders=riders)
             return
         length = await parts.length(index, squares)
         received.data, received.arrived = growing.data, True
         received.claim = parts.evidence.claim_own(index, riders)
         if index == 0:
             self._maps.update(parts.own_maps)
-        parts.outcomes.upload_arrived(index, parts.me, None, length, riders=riders)
+        parts.tell_upload(index, parts.me, None, length, riders=riders)
 
     async def serve(self, bulk: Bulk, opening: Opening) -> None:
         """Take one incoming stream, which the machine has admitted, then answer it."""
@@ -186,9 +183,7 @@ class Reducing:
                         await self._answer(bulk, index, entry)
                     case Incoming.EMPTY:
                         riders = riders_of(self.parts.commit, entry)
-                        self.parts.outcomes.upload_arrived(
-                            index, bulk.remote, NOTHING_TO_GIVE, riders=riders
-                        )
+                        self.parts.tell_upload(index, bulk.remote, NOTHING_TO_GIVE, riders=riders)
                         await self._answer(bulk, index, entry)
                     case Incoming.WAITS:
                         await self._answer(bulk, index, entry)
@@ -270,7 +265,7 @@ class Reducing:
             if index in self._traffic.reduces:
                 received.data = growing.data
             self._maps.update(maps or {})
-        parts.outcomes.upload_arrived(index, bulk.remote, None, length, riders=riders)
+        parts.tell_upload(index, bulk.remote, None, length, riders=riders)
 
     async def _discard(self, bulk: Bulk, index: int) -> None:
         """Read past an upload that is here already."""
@@ -287,7 +282,7 @@ class Reducing:
             peer = self.parts.commit.members[entry].peer
             self.left_out(index, entry, problem)
             riders = self._traffic.riders_in(index, entry)
-            self.parts.outcomes.upload_arrived(index, peer, problem, riders=riders)
+            self.parts.tell_upload(index, peer, problem, riders=riders)
 
     def left_out(self, index: int, entry: int, problem: str) -> None:
         """Remember why an upload is not merged, for its sender and for the round's report."""
@@ -456,7 +451,7 @@ class Reducing:
         digest = making.hasher.digest()
         parts.evidence.claim_merged(index, inside, digest, claims)
         parts.is_here(index)
-        parts.outcomes.slice_merged(index, digest)
+        parts.report(SliceMerged(parts.round, index, digest))
 
     def _merge_chunks(
         self,

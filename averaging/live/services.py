@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -18,21 +18,23 @@ from averaging.live.auditing import Auditing
 from averaging.live.fetcher import Fetcher
 from averaging.live.learner_port import LearnerPort
 from averaging.live.links import Transport
-from averaging.live.loss_gate import JumpGate
 from averaging.live.parts import Workshop
-from averaging.live.settings import AveragerSettings, AveragerStats, Participant
+from averaging.live.settings import (
+    AveragerSettings,
+    AveragerStats,
+    Participant,
+    RunTerms,
+    Surroundings,
+)
 from averaging.live.spot_checking import SpotChecking
-from averaging.live.state_files import StateFiles, StateMemory
+from averaging.live.state_files import StateMemory
 from averaging.live.threads import Threads
 from averaging.messages import Head, Message
-from averaging.numbers.layout import Fragment, Layout
+from averaging.numbers.layout import Fragment
 from averaging.round.catching_up import UnreliableSources
-from averaging.round.effects import Effect
+from averaging.round.inputs import Input
 from averaging.round.machine import FragmentRounds
 from averaging.round.taking_over import Learner, Life
-from averaging.rules.orders import OrderBook
-from averaging.rules.peer_view import PeerView
-from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import Probation
 from dht.identity import PeerId
 
@@ -42,7 +44,7 @@ class FragmentServices(Learner, Protocol):
 
     index: int
     fragment: Fragment
-    machine: FragmentRounds | None
+    machine: FragmentRounds
     state: FragmentState | None
     replay: ReplayLog | None
     earlier_tokens: int
@@ -75,7 +77,9 @@ class FragmentServices(Learner, Protocol):
         """The round that follows on ``parent``, if this peer reduced all of it for others."""
         ...
 
-    def do(self, effects: list[Effect]) -> None: ...
+    def take(self, given: Input) -> None:
+        """Give the machine an input and carry out what it wants."""
+        ...
 
     def event(self, event: str, **fields: Any) -> None: ...
 
@@ -88,18 +92,12 @@ class Services(Protocol):
     port: LearnerPort | None
     me: Participant
     life: Life
-    layout: Layout
-    policy: RoundPolicy
-    book: OrderBook
+    terms: RunTerms
+    around: Surroundings
     settings: AveragerSettings
     stats: AveragerStats
-    view: Mapping[PeerId, PeerView]
     topic: bytes
-    keep_state: Callable[[FragmentState], None] | None
     keeps: bool
-    begins_from: Callable[[PeerId], bool]
-    gate: JumpGate | None
-    draw_bits: Callable[[int], int]
     reachable: bool
     sources: UnreliableSources
     probation: Probation
@@ -108,8 +106,6 @@ class Services(Protocol):
     fetcher: Fetcher
     workshop: Workshop
     memory: StateMemory
-    state_files: StateFiles | None
-    """``memory``, if it is in files."""
     audits: Auditing
     spot_checks: SpotChecking | None
 

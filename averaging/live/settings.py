@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import blake3
-from multiaddr import Multiaddr
 
 from averaging.audit.proofs import Proof
 from averaging.history.state import FragmentState
-from averaging.live.auditing import AuditSettings
+from averaging.live.auditing import KEPT_BYTES_MAX
 from averaging.live.bulk import TransportSettings
-from averaging.live.fetch_server import FetchSettings
 from averaging.live.fetcher import FetchProgress
 from averaging.live.loss_gate import JumpGate
 from averaging.live.spot_checking import Judge
@@ -48,38 +46,20 @@ class AveragerSettings:
     spare_bytes_max: int = 1 << 30
     """Memory of past rounds that is kept for the next one, at most 10 bytes for each value of the
     largest fragment."""
-    outside_bytes_max: int = 1 << 30
-    """Memory for uploads to rounds of which this peer is no member; at a peer with a learner, which
-    is hardly ever asked to, at most two fp32 copies of the largest fragment."""
+    uploads_bytes_max: int = KEPT_BYTES_MAX
+    """Memory of uploads that are kept for auditors."""
     progress_s: float = 0.25
     """Interval at which the learner's step counter is read."""
     norm_ratio_max: float = 50.0
     """Norm of a contribution, relative to the usual one, above which a reducer refuses it."""
-    kept_links: int = 8
-    """Number of peers to which a peer that can only dial out keeps links open."""
-    catching_max: int = 2
-    """Fragments that are fetched at once."""
     audit_versions: int = 32
     """After every so many versions members compare the digests of what they hold."""
-    good_versions: int = 8
-    """Every so many versions a state is kept, to be attested (``averaging.history.attested``): the
-    same ones at all peers, or none of them would be at more than one."""
     look_round_s: float = 30.0
     """Interval at which a keeper compares a fragment's standing with another peer's."""
     transport: TransportSettings = field(default_factory=TransportSettings)
-    fetch: FetchSettings = field(default_factory=FetchSettings)
-    audit: AuditSettings = field(default_factory=AuditSettings)
 
     def __post_init__(self) -> None:
-        for name in (
-            "in_flight_max",
-            "exchanges_max",
-            "threads",
-            "kept_links",
-            "catching_max",
-            "audit_versions",
-            "good_versions",
-        ):
+        for name in ("in_flight_max", "exchanges_max", "threads", "audit_versions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is at least 1")
         for name in ("progress_s", "look_round_s", "norm_ratio_max"):
@@ -156,8 +136,6 @@ class Surroundings:
 
     view: Mapping[PeerId, PeerView]
     """Kept up to date by the owner."""
-    addresses: Callable[[PeerId], Sequence[Multiaddr]] | None = None
-    """Addresses at which a peer says it can be dialled, if the network has forgotten it."""
     line_max: Callable[[], float] = lambda: math.inf
     """Bytes a second that the owner of the line allows now."""
     may_train: Callable[[PeerId], bool] = lambda peer: True

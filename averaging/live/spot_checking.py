@@ -26,7 +26,6 @@ from averaging.audit.readings import Reading
 from averaging.audit.spot_checks import REFUSED, SpotChecks
 from averaging.live.auditing import WORLD, Around, Auditing, NotHere
 from averaging.live.parts import Parts
-from averaging.live.threads import Threads
 from averaging.messages import Suspected
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk
@@ -103,14 +102,12 @@ class SpotChecking:
         *,
         audits: Auditing,
         around: Around,
-        threads: Threads,
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._judge = judge
         self._checks = checks
         self._audits = audits
         self._around = around
-        self._threads = threads
         self._busy = False
 
     def __repr__(self) -> str:
@@ -126,7 +123,7 @@ class SpotChecking:
         """Draw a contribution. ``theta``: that of the state which the round began with."""
         if self._busy or not self._judge.judges or parts.is_mix or parts.entry is None:
             return None
-        if 2 * _upload_bytes(parts) > self._audits.settings.kept_bytes_max:
+        if 2 * _upload_bytes(parts) > self._audits.kept_bytes_max:
             return None  # its author need not have kept it
         members = parts.commit.members
         there = {
@@ -236,7 +233,7 @@ class SpotChecking:
         self, parts: Parts, before: Float32s, author: PeerId, sources: Sequence[Claim]
     ) -> Float32s:
         """The state with the contribution, as it was merged. Raises ``NotHere`` or a ``WORLD``."""
-        after = await self._threads.run(before.copy)
+        after = await self._around.threads.run(before.copy)
         for index, source in enumerate(sources):
             for number, (chunk, _) in enumerate(parts.cutting.pieces(index)):
                 said, leaves, data = await self._audits.upload_of(
@@ -248,7 +245,7 @@ class SpotChecking:
                     raise NotHere("it shows another upload than the one that was merged")
                 if number >= len(digests) or blake3.blake3(data).digest() != digests[number]:
                     raise NotHere("it shows other bytes than it has signed")
-                await self._threads.run(self._add, parts, chunk, before, after, data)
+                await self._around.threads.run(self._add, parts, chunk, before, after, data)
         return after
 
     async def _source(self, parts: Parts, index: int, entry: int) -> Claim:
@@ -281,7 +278,7 @@ class SpotChecking:
         self, parts: Parts, chunk: Chunk, before: Float32s, after: Float32s, data: memoryview
     ) -> None:
         # As error feedback does with the own contribution: the values that it stands for.
-        parts.numbers.leave_rest(chunk, before, after, data, self._threads.scratch())
+        parts.numbers.leave_rest(chunk, before, after, data, self._around.threads.scratch())
 
 
 def _upload_bytes(parts: Parts) -> int:

@@ -17,6 +17,7 @@ from averaging.live.links import Transport
 from averaging.live.parts import Parts, WorldErrors, send_growing
 from averaging.live.reducing import Reducing
 from averaging.messages import MERGED, NOTHING, OWN
+from averaging.round.inputs import UploadFailed
 from averaging.round.traffic import Route
 from dht.identity import PeerId
 
@@ -72,7 +73,7 @@ class Uploading:
             instead = parts.traffic.broke(route)
             if instead is None:
                 reason = str(error) or "the round's deadline has come"
-                parts.outcomes.upload_failed(route.slice, reason)
+                parts.report(UploadFailed(parts.round, route.slice, reason))
                 return
             self._uploads.pop(route.slice, None)
             for each in instead:
@@ -100,7 +101,7 @@ class Uploading:
                 if not half.cancelled():
                     half.exception()  # the first one was raised; the other follows from it
         if but:
-            self.parts.outcomes.not_taken(index, bulk.remote, but)
+            self.parts.event("not_taken", slice=index, by=bulk.remote, reason=but)
         if what == MERGED:
             await bulk.finish()
             return

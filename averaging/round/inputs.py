@@ -167,6 +167,10 @@ class MergedArrived:
     """Those whose work its maker claims to have merged; ``None``: it makes no claims."""
 
 
+Report: TypeAlias = UploadArrived | UploadFailed | SliceMerged | MergedArrived
+"""What became of a part of a round, in answer to ``Upload``, ``Reduce``, ``Merge``, ``Answer``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Applied:
     """``Apply`` is done."""
@@ -251,10 +255,7 @@ Input: TypeAlias = (
     | StreamOpened
     | LinkLost
     | PeerSilent
-    | UploadArrived
-    | UploadFailed
-    | SliceMerged
-    | MergedArrived
+    | Report
     | Applied
     | CaughtUp
     | Leave

@@ -43,6 +43,7 @@ from averaging.round.inputs import (
     LinkLost,
     MergedArrived,
     Received,
+    Report,
     SliceMerged,
     Tick,
     UploadArrived,
@@ -70,9 +71,7 @@ from dht.identity import PeerId
 
 UPLOAD_TRIES_MAX = 3
 
-RoundInput: TypeAlias = (
-    Received | LinkLost | Tick | UploadArrived | UploadFailed | SliceMerged | MergedArrived
-)
+RoundInput: TypeAlias = Received | LinkLost | Tick | Report
 """The inputs of a machine that concern a round."""
 
 

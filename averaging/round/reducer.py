@@ -53,14 +53,20 @@ MERGED_SLACK = 2.0
 """A merged slice may be so many times longer than an upload: its reducer knows other norms."""
 
 
-def too_long(merged: float, *, known: float, theta: float, norm_ratio_max: float) -> str | None:
+def too_long(
+    merged: float, *, usual: float | None, own: float, theta: float, norm_ratio_max: float
+) -> str | None:
     """The reason not to take a slice that another peer merged; ``None``: there is none.
 
     No mean of contributions is longer than the longest one, and a reducer leaves out what is far
-    longer than usual. ``known``: the largest of the norms that this peer knows of the slice: usual
-    ones, and its own contribution. ``theta``: a merge that moves no further is taken in any case.
+    longer than usual. ``usual``, ``own``: norms of the slice in the last merges and in the own
+    contribution; 0: there is none. ``theta``: norm of the slice, which a merge may move so far in
+    any case. Until something is usual it is that of the whole fragment, and a multiple of it is
+    allowed: honest peers differ by any factor then, and a slice of theta may be zero.
     """
-    allowed = max(MERGED_SLACK * norm_ratio_max * known, theta)
+    known = max(usual or 0.0, own)
+    harmless = theta if usual is not None else norm_ratio_max * theta
+    allowed = max(MERGED_SLACK * norm_ratio_max * known, harmless)
     if allowed <= NORM_MIN or merged <= allowed:
         return None
     return f"the merged slice has a norm of {merged:.3g}; at most {allowed:.3g} is plausible"

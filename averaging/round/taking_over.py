@@ -25,7 +25,7 @@ from averaging.history.rewind import parting
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s, norm
-from averaging.round.effects import CatchUp, Rebase
+from averaging.round.effects import Apply, CatchUp, Rebase
 from averaging.rules.final_mix import gives_way
 from averaging.rules.plausible import leap
 from dht.identity import PeerId
@@ -88,6 +88,15 @@ class Life:
         if known is not None and (known.incarnation, known.step) >= (mark.incarnation, mark.step):
             return None
         return mark.step
+
+    def contained_by(self, apply: Apply, after: MergedMap, before: MergedMap) -> int | None:
+        """The own step up to which the state after a round newly contains work.
+
+        Where states travel, another side of the fork may have merged more of this peer's work.
+        """
+        if apply.contained is not None or apply.commit.kind == "merge":
+            return apply.contained
+        return self.newly_contained(after, before)
 
 
 def prefers_replay(

@@ -45,44 +45,9 @@ from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Fragment
 from averaging.numbers.norm_bounds import norm_at_most
-from averaging.round import taking_over
-from averaging.round.effects import (
-    Answer,
-    Apply,
-    CatchUp,
-    Discard,
-    Effect,
-    Enter,
-    Fold,
-    Forget,
-    GiveUp,
-    Merge,
-    Note,
-    Presume,
-    Rebase,
-    Reduce,
-    Send,
-    Settle,
-    Silent,
-    TakeSnapshot,
-    Upload,
-    refusal,
-)
-from averaging.round.inputs import (
-    Applied,
-    CaughtUp,
-    Folded,
-    LinkLost,
-    MergedArrived,
-    Offer,
-    Offered,
-    Received,
-    SliceMerged,
-    StreamOpened,
-    Tick,
-    UploadArrived,
-    UploadFailed,
-)
+from averaging.round import effects, inputs, taking_over
+from averaging.round.effects import Apply, CatchUp, Effect, Fold, Note, Rebase, refusal
+from averaging.round.inputs import Offer
 from averaging.round.machine import FragmentRounds
 from averaging.round.reducer import Length, too_long
 from averaging.round.taking_over import (
@@ -345,16 +310,20 @@ class FragmentNode:
 
     # Inputs
 
-    def run(self, effects: list[Effect]) -> None:
+    def run(self, wanted: list[Effect]) -> None:
         """Carry out what the machine wants, in order."""
         if not self.owner.alive:
             return
-        queue = list(effects)
+        queue = list(wanted)
         for effect in queue:
             queue += self._carry_out(effect)
         self.reschedule()
         self.owner.ran(self)
         self.wires.watch.checked(self)
+
+    def take(self, given: inputs.Input) -> None:
+        """Give the machine an input and carry out what it wants."""
+        self.run(self.machine.handle(given, self.owner.now()))
 
     def reschedule(self) -> None:
         """Have the machine ticked when it wants to be."""
@@ -377,7 +346,7 @@ class FragmentNode:
         if at is None or at > self.wires.heap.now:
             self.reschedule()
             return
-        self.owner.when_awake(lambda: self.run(self.machine.handle(Tick(), self.owner.now())))
+        self.owner.when_awake(lambda: self.take(inputs.Tick()))
 
     def stop(self) -> None:
         """The peer has crashed."""
@@ -392,11 +361,11 @@ class FragmentNode:
         if isinstance(message, Directed):
             self.owner.directed(self, sender, message.directive)
             return
-        self.run(self.machine.handle(Received(sender, message), self.owner.now()))
+        self.take(inputs.Received(sender, message))
 
     def lost(self, peer: PeerId) -> None:
         if self.owner.alive:
-            self.run(self.machine.handle(LinkLost(peer), self.owner.now()))
+            self.take(inputs.LinkLost(peer))
 
     def convict(self, guilty: Guilty) -> None:
         """A peer has been proved to lie: it is as good as gone."""
@@ -406,10 +375,10 @@ class FragmentNode:
     def offer(self) -> list[Effect]:
         """Offer the fragment at a safe point, after ``Owner.wants_snapshot``."""
         if self.learner is None:
-            return self.machine.handle(Offered(None), self.owner.now())
+            return self.machine.handle(inputs.Offered(None), self.owner.now())
         offer = self.learner.offer()
         self.wires.watch.offered(self, offer)
-        return self.machine.handle(Offered(offer), self.owner.now())
+        return self.machine.handle(inputs.Offered(offer), self.owner.now())
 
     # Carrying out effects
 
@@ -417,46 +386,46 @@ class FragmentNode:
         wires, learner = self.wires, self.learner
         wires.watch.effect(self, effect)
         match effect:
-            case Send(to, message):
+            case effects.Send(to, message):
                 wires.send(self, to, message)
-            case Silent(peer, since):
+            case effects.Silent(peer, since):
                 wires.heap.call_in(0.0, self.owner.silent, peer, since)
             case Note():
                 if effect.event == "withheld" and self.audits is not None:
                     self.audits.doubt(PeerId(str(effect.fields["peer"])))
                 wires.watch.noted(self, effect)
-            case TakeSnapshot():
+            case effects.TakeSnapshot():
                 if learner is None or not self.owner.wants_snapshot(self):
-                    return self.machine.handle(Offered(None), self.owner.now())
-            case Enter():
+                    return self.machine.handle(inputs.Offered(None), self.owner.now())
+            case effects.Enter():
                 self._enter(effect)
-            case Reduce():
+            case effects.Reduce():
                 pass
-            case Upload():
+            case effects.Upload():
                 self._upload(effect)
-            case Merge():
+            case effects.Merge():
                 self._later(lambda: self._merge(effect))
-            case Answer():
+            case effects.Answer():
                 self._answer(effect)
             case Apply():
                 wires.watch.applies(self, effect)
                 self._later(lambda: self._apply(effect))
-            case GiveUp(round_id, _, in_doubt):
+            case effects.GiveUp(round_id, _, in_doubt):
                 if round_id is not None:
                     wires.watch.vowed(self, round_id)
                 if not in_doubt and learner is not None:
                     learner.release()
-            case Presume(_, mark, _):
+            case effects.Presume(_, mark, _):
                 assert learner is not None and self.state is not None
                 learner.adopt(self.state, contained=mark)
-            case Settle():
+            case effects.Settle():
                 if learner is not None:
                     learner.release()
-            case Discard(reason):
+            case effects.Discard(reason):
                 assert learner is not None and self.state is not None
                 wires.watch.discarded(self, reason)
                 learner.discard(self.state)
-            case Forget(round_id):
+            case effects.Forget(round_id):
                 self.buffers.pop(round_id, None)
             case CatchUp() | Rebase():
                 self._catch_up(effect)
@@ -467,7 +436,7 @@ class FragmentNode:
     def _later(self, action: Callable[[], None]) -> None:
         self.wires.heap.call_in(self.wires.merge_s, self.owner.when_awake, action)
 
-    def _enter(self, enter: Enter) -> None:
+    def _enter(self, enter: effects.Enter) -> None:
         commit, learner = enter.commit, self.learner
         numbers = numbers_of(commit)
         cutting = self.wires.cutting(self.fragment, numbers, commit)
@@ -526,7 +495,7 @@ class FragmentNode:
             encode(chunk, base, values, view[chunk.data], _scratch)
         return bytes(out)
 
-    def _upload(self, upload: Upload) -> None:
+    def _upload(self, upload: effects.Upload) -> None:
         buffers = self.buffers.get(upload.round)
         if buffers is not None:
             route = buffers.traffic.upload(upload.slice, upload.to, upload.what)
@@ -612,7 +581,7 @@ class FragmentNode:
             return
         instead = buffers.traffic.broke(route)
         if instead is None:
-            self.run(self.machine.handle(UploadFailed(round_id, index, reason), self.owner.now()))
+            self.take(inputs.UploadFailed(round_id, index, reason))
             return
         for each in instead:
             self._go(buffers, each)
@@ -629,9 +598,9 @@ class FragmentNode:
         if sender != self.name:
             if self.audits is not None:
                 self.audits.sees_commit(opening.commit, opening.signature)
-            effects = self.machine.handle(StreamOpened(sender, opening), self.owner.now())
-            problem = refusal(effects)
-            self.run(effects)
+            wanted = self.machine.handle(inputs.StreamOpened(sender, opening), self.owner.now())
+            problem = refusal(wanted)
+            self.run(wanted)
         buffers = self.buffers.get(opening.round)
         if problem is not None or buffers is None:
             self.wires.refuse_upload(self, sender, opening, stream, problem or "no buffers")
@@ -703,10 +672,8 @@ class FragmentNode:
         riders: tuple[int, ...],
         length: Length | None = None,
     ) -> None:
-        round_id, now = buffers.traffic.enter.round, self.owner.now()
-        sender = buffers.commit.members[entry].peer
-        arrived = UploadArrived(round_id, index, sender, problem, length, riders)
-        self.run(self.machine.handle(arrived, now))
+        round_id, sender = buffers.traffic.enter.round, buffers.commit.members[entry].peer
+        self.take(inputs.UploadArrived(round_id, index, sender, problem, length, riders))
 
     def _malformed(
         self, buffers: Buffers, index: int, part: Part, *, merged: bool = False
@@ -742,7 +709,7 @@ class FragmentNode:
             harmless = norm_at_most(self.state.theta[piece.values], sizes)
         return Length(math.sqrt(squares), usual, harmless)
 
-    def _merge(self, merge: Merge) -> None:
+    def _merge(self, merge: effects.Merge) -> None:
         buffers = self.buffers.get(merge.round)
         if buffers is None:
             return
@@ -761,8 +728,7 @@ class FragmentNode:
             merged = self.audits.signed_merge(merge.round, merge.slice, merged, members, uploads)
         buffers.merged[merge.slice] = merged
         buffers.traffic.merged.add(merge.slice)
-        now = self.owner.now()
-        self.run(self.machine.handle(SliceMerged(merge.round, merge.slice, merged.digest), now))
+        self.take(inputs.SliceMerged(merge.round, merge.slice, merged.digest))
 
     def _merged(
         self,
@@ -799,7 +765,7 @@ class FragmentNode:
             bytes(out), {parent: there[parent] for parent in parents_of(buffers.commit, inside)}
         )
 
-    def _answer(self, answer: Answer) -> None:
+    def _answer(self, answer: effects.Answer) -> None:
         buffers = self.buffers.get(answer.round)
         if buffers is None:
             return
@@ -830,16 +796,13 @@ class FragmentNode:
         if problem is None and self.audits is not None:
             problem = self.audits.problem_of_merge(round_id, index, part)
         if problem is not None:
-            now = self.owner.now()
-            self.run(self.machine.handle(UploadFailed(round_id, index, problem), now))
+            self.take(inputs.UploadFailed(round_id, index, problem))
         elif index not in buffers.merged:
             buffers.merged[index] = part
             buffers.traffic.merged.add(index)
             self._answer_waiters(round_id, buffers, index)
-            now = self.owner.now()
             members = None if part.claim is None else part.claim.members
-            arrived = MergedArrived(round_id, index, part.digest, part.parents, members)
-            self.run(self.machine.handle(arrived, now))
+            self.take(inputs.MergedArrived(round_id, index, part.digest, part.parents, members))
 
     def _too_long(self, buffers: Buffers, index: int, part: Part) -> str | None:
         """The reason not to take a slice that another peer merged."""
@@ -856,13 +819,13 @@ class FragmentNode:
         if buffers.payload is not None:
             length = self._length(buffers, index, buffers.own_part(index))
             own = 0.0 if length is None else length.norm
-        sizes = buffers.cutting.fragment.unit_sizes
-        if usual is not None:
-            theta = norm_at_most(self.state.theta[piece.values], sizes[piece.units])
-        else:  # nothing is usual yet, honest peers differ by any factor, and slices may be zero
-            theta = ratio * norm_at_most(self.state.theta, sizes)
-        known = max(usual or 0.0, own)
-        return too_long(math.sqrt(squares), known=known, theta=theta, norm_ratio_max=ratio)
+        theta, sizes = self.state.theta, buffers.cutting.fragment.unit_sizes
+        if usual is None:
+            theta_norm = norm_at_most(theta, sizes)
+        else:
+            theta_norm = norm_at_most(theta[piece.values], sizes[piece.units])
+        norm = math.sqrt(squares)
+        return too_long(norm, usual=usual, own=own, theta=theta_norm, norm_ratio_max=ratio)
 
     def merged_parts(self, round_id: bytes) -> list[Part]:
         """All merged slices, in order. Complete once the machine says ``Apply``."""
@@ -907,13 +870,9 @@ class FragmentNode:
             else:
                 head = ReplayHead(buffers.traffic.enter.encoded, apply.seal, apply.digests)
                 self.replay.append(ReplayEntry(head, data), after.lineage)
-        contained = apply.contained
-        if merged is not None and contained is None:
-            # Another side of the fork may have merged more of this peer's work.
-            contained = self._life.newly_contained(after.merged, state.merged)
+        contained = self._life.contained_by(apply, after.merged, state.merged)
         learner.adopt(after, contained=contained)
-        now = self.owner.now()
-        self.run(self.machine.handle(Applied(apply.round, merged, dispersion), now))
+        self.take(inputs.Applied(apply.round, merged, dispersion))
         if self.audits is not None:
             self.audits.audit(apply.round, after.lineage, dict(enumerate(parts)))
 
@@ -937,7 +896,7 @@ class FragmentNode:
         self._take(after)
         self._restart_replay(after)
         learner.adopt(after, contained=fold.contained)
-        self.run(self.machine.handle(Folded(), self.owner.now()))
+        self.take(inputs.Folded())
 
     # Catching up: by replay where that is possible and smaller, else a whole state
 
@@ -963,7 +922,7 @@ class FragmentNode:
 
     def fetch_failed(self) -> None:
         self._fetching = None
-        self.run(self.machine.handle(CaughtUp(None), self.owner.now()))
+        self.take(inputs.CaughtUp(None))
 
     def shown(self, state: FragmentState) -> Head:
         return self.machine.certificates.show(Standing.of(state).head(), self.owner.now())
@@ -1032,7 +991,7 @@ class FragmentNode:
                 presumed=presumed,
                 earlier=earlier,
             ).since
-        self.run(self.machine.handle(CaughtUp(Standing.of(state), since), self.owner.now()))
+        self.take(inputs.CaughtUp(Standing.of(state), since))
 
 
 def _squares(buffers: Buffers, data: memoryview) -> Float64s:

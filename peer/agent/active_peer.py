@@ -19,6 +19,7 @@ from averaging.live.loss_gate import JumpGate
 from averaging.live.settings import Participant, RunTerms, Surroundings
 from averaging.live.spot_checking import Judge
 from averaging.rules.orders import OrderBook
+from dht.dialling_host import DiallingHost
 from dht.errors import DhtError
 from dht.identity import PeerId
 from dht.throttled_host import ThrottledHost
@@ -481,8 +482,9 @@ def make_averager(
     run, guest = local.run_file, local.guest
     book = OrderBook()
     book.orders = local.round_orders()
+    throttled = ThrottledHost(online.guarded, up=guest.up, down=guest.down, closed=closed)
     return Averager(
-        ThrottledHost(online.guarded, up=guest.up, down=guest.down, closed=closed),
+        DiallingHost(throttled, online.addresses_of),
         port,
         me=Participant(
             identity=local.settings.identity,
@@ -498,7 +500,6 @@ def make_averager(
         ),
         around=Surroundings(
             view=local.view,
-            addresses=online.addresses_of,
             line_max=guest.line_max,
             may_train=online.may_train,
             trusted=online.is_vouched_for,

@@ -164,7 +164,7 @@ class NotAveraging:
     """Stands for the averager of a peer that has no states yet."""
 
     states: tuple[FragmentState | None, ...] = ()
-    phases: tuple[RoundPhase | None, ...] = ()
+    phases: tuple[RoundPhase, ...] = ()
     final_fragments: frozenset[int] = frozenset()
     in_flight = 0
     bytes_per_s = 0.0

@@ -10,7 +10,6 @@ import math
 
 from blake3 import blake3
 
-from averaging.live.auditing import AuditSettings
 from averaging.live.settings import AveragerSettings
 from averaging.messages import Stamp
 from averaging.numbers.codecs import codec_named
@@ -149,7 +148,7 @@ def averager_settings(run: RunFile, layout: Layout) -> AveragerSettings:
         spare_bytes_max=max(int(SPARE_OF_MODEL * model_bytes), REPLAY_MIN_BYTES),
         progress_s=0.01 if run.synchronous else 0.1,
         norm_ratio_max=math.inf if ratio == "off" else ratio,
-        audit=AuditSettings(kept_bytes_max=min(uploads_bytes, UPLOADS_MAX_BYTES)),
+        uploads_bytes_max=min(uploads_bytes, UPLOADS_MAX_BYTES),
     )
 
 

@@ -32,6 +32,7 @@ from averaging.rules.due import DuePolicy
 from averaging.rules.peer_view import SILENCE_MAX_S, PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
+from dht.dialling_host import DiallingHost
 from dht.guarded_host import GuardedHost
 from dht.identity import Identity, PeerId
 from dht.membership.table import MembershipSettings
@@ -355,13 +356,15 @@ class LastingSwarm:
         host.directory.keeper.judge = presence.door.judge
         view: dict[PeerId, PeerView] = {}
         averager = Averager(
-            GuardedHost(host, presence.door.refusal),
+            DiallingHost(
+                GuardedHost(host, presence.door.refusal),
+                lambda peer: (self.network._full_address_of[peer],),
+            ),
             learner,
             me=Participant(identity=identity, incarnation=incarnation),
             terms=RunTerms(RUN, LAYOUT, POLICY),
             around=Surroundings(
                 view=view,
-                addresses=lambda peer: (self.network._full_address_of[peer],),
                 draw_bits=random.Random(f"{name} {incarnation}").getrandbits,
                 on_event=on_event,
             ),

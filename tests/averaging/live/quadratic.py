@@ -287,7 +287,7 @@ class Peer:
 
     def take_directive(self, data: bytes) -> bool:
         """Follow a directive if it is newer; ``False`` if it is older than the one followed."""
-        orders, mine = self.issued.get(data), self.averager.book.orders
+        orders, mine = self.issued.get(data), self.averager.terms.book.orders
         number = 0 if orders is None or orders.stamp is None else orders.stamp.number
         known = 0 if mine.stamp is None else mine.stamp.number
         if orders is not None and number > known:

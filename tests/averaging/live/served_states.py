@@ -13,7 +13,7 @@ from averaging.history.lineage import Lineage
 from averaging.history.manifest import PIECE_BYTES, Manifest
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
-from averaging.live.fetch_server import FetchSettings
+from averaging.live.fetch_server import STALL_MAX_S
 from averaging.messages import Signatures
 from dht.host import Stream
 from dht.identity import PeerId
@@ -80,5 +80,5 @@ class Dripping:
         return getattr(self._stream, name)
 
     async def send(self, *parts: bytes | bytearray | memoryview, timeout_s: float) -> None:
-        await asyncio.sleep(0.9 * FetchSettings().stall_max_s)
+        await asyncio.sleep(0.9 * STALL_MAX_S)
         await self._stream.send(*parts, timeout_s=timeout_s)

@@ -22,11 +22,11 @@ import numpy as np
 from averaging.history.adoption import Parting
 from averaging.history.standing import sealed_parents
 from averaging.history.state import FragmentState
-from averaging.live import fragment as live_fragment
 from averaging.live.averager import Averager
 from averaging.live.exchange import Exchange
 from averaging.live.fragment import FragmentWork
 from averaging.live.learner_port import Progress, Snapshot
+from averaging.live.parts import Parts
 from averaging.live.settings import (
     AveragerSettings,
     Participant,
@@ -40,6 +40,7 @@ from averaging.round.phase import Phase
 from averaging.round.taking_over import Life
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
+from dht.dialling_host import DiallingHost
 from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.network import Weather
@@ -142,7 +143,7 @@ class LiveNode:
         self._made: dict[bytes, tuple[Sequence[bytes], list[Work], bool]] = {}
         self._seen = state
         self.averager = Averager(
-            swarm.memory.host(swarm.identities[name]),
+            DiallingHost(swarm.memory.host(swarm.identities[name]), swarm.addresses),
             self.port,
             me=Participant(
                 identity=swarm.identities[name],
@@ -155,7 +156,6 @@ class LiveNode:
             terms=RunTerms(RUN, LAYOUT, swarm.policy),
             around=Surroundings(
                 view=self.view,
-                addresses=swarm.addresses,
                 line_max=lambda: 0.0,
                 draw_bits=random.Random(f"{swarm.seed} {name} {incarnation}").getrandbits,
             ),
@@ -173,9 +173,7 @@ class LiveNode:
 
     @property
     def machine(self) -> FragmentRounds:
-        machine = self.work.machine
-        assert machine is not None
-        return machine
+        return self.work.machine
 
     @property
     def state(self) -> FragmentState | None:
@@ -461,7 +459,7 @@ class LiveSwarm:
 
         start, do, carry_out = FragmentWork.start, FragmentWork.do, FragmentWork._do
         heard, encode = Averager._heard, Exchange._encode
-        arrived = live_fragment._Told.upload_arrived
+        arrived = Parts.tell_upload
 
         def started(work: FragmentWork) -> None:
             start(work)
@@ -491,7 +489,7 @@ class LiveSwarm:
                 self.truth.uploaded(exchange.round, exchange.parts.entry, payload)
 
         def arrives(
-            told: Any,
+            parts: Parts,
             index: int,
             sender: PeerId,
             problem: str | None,
@@ -499,7 +497,7 @@ class LiveSwarm:
             **rest: Any,
         ) -> None:
             problem = self.faulty.get(sender, problem)
-            arrived(told, index, sender, problem, None if problem else length, **rest)
+            arrived(parts, index, sender, problem, None if problem else length, **rest)
 
         with (
             patch.object(FragmentWork, "start", started),
@@ -507,7 +505,7 @@ class LiveSwarm:
             patch.object(FragmentWork, "_do", does),
             patch.object(Averager, "_heard", hears),
             patch.object(Exchange, "_encode", encodes),
-            patch.object(live_fragment._Told, "upload_arrived", arrives),
+            patch.object(Parts, "tell_upload", arrives),
         ):
             yield
 

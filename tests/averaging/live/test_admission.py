@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -127,8 +128,9 @@ def test_the_join_of_a_peer_that_is_admitted_as_a_keeper_is_refused() -> None:
         async with swarm(MemoryNetwork()) as made:
             admits = door(*NAMES)
             anna = (await invited(made, admits))[0]
-            anna.averager._may_train = lambda peer: (
-                admits.refusal(peer, now=NOW, role="learner") is None
+            anna.averager.around = replace(
+                anna.averager.around,
+                may_train=lambda peer: admits.refusal(peer, now=NOW, role="learner") is None,
             )
             keeper = identity_of("keeper").peer_id
             joins = [message for message in EXAMPLES if isinstance(message, said.Join)]

@@ -584,7 +584,7 @@ def test_commits_of_strangers_that_name_a_peer_as_reducer_do_not_fill_its_memory
                     received.data.nbytes
                     for exchange in work.exchanges.values()
                     if exchange.parts.entry is None
-                    for received in exchange._reducing._received.values()
+                    for received in exchange.reducing._received.values()
                     if received.data is not None
                 )
                 held_max = max(held_max, held)

@@ -17,15 +17,25 @@ from msgspec import Struct
 from averaging.history.manifest import PIECE_BYTES, Manifest, Pieces, describe, read_manifest
 from averaging.history.state import FragmentState
 from averaging.live.fetch_server import (
+    FROZEN_IDLE_S,
+    FROZEN_MAX,
+    SERVED_GRACE_S,
+    SHARE_STATES,
     AskManifest,
     AskPieces,
     AskReplay,
     FetchServer,
-    FetchSettings,
     Request,
     fetch_protocol,
 )
-from averaging.live.fetcher import Fetcher, FetchFailed, FetchProgress
+from averaging.live.fetcher import (
+    HURRY_S,
+    PIECES_PER_REQUEST,
+    STRAGGLERS_S,
+    Fetcher,
+    FetchFailed,
+    FetchProgress,
+)
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage
 from dht.errors import HostClosed, StreamBroken
@@ -49,14 +59,15 @@ from tests.averaging.live.served_states import (
 from tests.dht.membership.signers import only
 
 RUN = RunId("fetch")
-SETTINGS = FetchSettings(pieces_per_request=2)
+FEW_PIECES = 2
+"""Pieces per request: states here have few."""
 
 
 @asynccontextmanager
 async def sources(
     network: MemoryNetwork,
     *states: FragmentState | None,
-    settings: FetchSettings = SETTINGS,
+    pieces_per_request: int = FEW_PIECES,
     state_bytes: float = math.inf,
 ) -> AsyncIterator[tuple[Fetcher, list[PeerId], list[Host], list[FetchServer], list[Shelf]]]:
     """A fetcher, and a source for each state."""
@@ -72,12 +83,11 @@ async def sources(
             run=RUN,
             library=shelf,
             threads=threads,
-            settings=settings,
             state_bytes=state_bytes,
         )
         await server.start()
         servers.append(server)
-    fetcher = Fetcher(me, RUN, threads, settings)
+    fetcher = Fetcher(me, RUN, threads, pieces_per_request=pieces_per_request)
     try:
         yield fetcher, [host.peer_id for host in hosts], list(hosts), servers, shelves
     finally:
@@ -252,7 +262,7 @@ def test_a_source_that_answers_drop_by_drop_is_left_when_others_have_nothing_to_
             took_s = asyncio.get_running_loop().time() - began
             assert same(got, state)
             # Four pieces in two requests were asked of it: 72 s, and as many for a manifest.
-            assert took_s < SETTINGS.stragglers_s + 2 * SETTINGS.hurry_s + 5.0
+            assert took_s < STRAGGLERS_S + 2 * HURRY_S + 5.0
             if drips is AskPieces:
                 assert fetcher.counters["sources_left"] == 1
 
@@ -363,7 +373,7 @@ def test_a_state_that_is_being_read_stays_readable_when_a_newer_one_replaces_it(
             asyncio.get_running_loop().call_later(8.0, move_on)
             got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=600.0)
             assert same(got, state)
-            await asyncio.sleep(SETTINGS.frozen_idle_s + 1.0)
+            await asyncio.sleep(FROZEN_IDLE_S + 1.0)
             assert not servers[0].is_frozen(state)
 
     run(main())
@@ -395,7 +405,7 @@ def test_a_download_is_spread_over_the_sources_by_their_lines(
     async def main() -> None:
         network = MemoryNetwork(Weather(latency_s=(0.02, 0.07)))
         state = state_of(11, 40 * PIECE_BYTES // 4)
-        async with sources(network, *[state] * 5, settings=FetchSettings()) as made:
+        async with sources(network, *[state] * 5, pieces_per_request=PIECES_PER_REQUEST) as made:
             fetcher, peers, hosts, servers, _ = made
             lines(network, hosts, 20.0, 50.0, 100.0, 20.0, 20.0)
             network.simulated.set_link(fetcher.host.peer_id, down_bytes_s=down_mbit * MBIT)
@@ -417,7 +427,7 @@ def test_a_reader_on_a_slow_line_gives_up_no_source_and_reads_nothing_twice() ->
     async def main() -> None:
         network = MemoryNetwork(Weather(latency_s=(0.02, 0.07)))
         state = state_of(12, 10 * PIECE_BYTES // 4)
-        async with sources(network, *[state] * 5, settings=FetchSettings()) as made:
+        async with sources(network, *[state] * 5, pieces_per_request=PIECES_PER_REQUEST) as made:
             fetcher, peers, hosts, _, _ = made
             lines(network, hosts, 20.0, 50.0, 100.0, 20.0, 20.0)
             network.simulated.set_link(fetcher.host.peer_id, down_bytes_s=1 * MBIT)
@@ -463,10 +473,10 @@ def test_a_slow_reader_keeps_its_state_when_others_ask_for_newer_ones() -> None:
             network.simulated.set_link(fetcher.host.peer_id, down_bytes_s=1 * MBIT)
             other = network.host("another reader")
             await introduce(other, *hosts)
-            others = Fetcher(other, RUN, fetcher.threads, SETTINGS)
+            others = Fetcher(other, RUN, fetcher.threads, pieces_per_request=FEW_PIECES)
 
             async def others_read() -> None:
-                for version in range(1, 2 * SETTINGS.frozen_max):
+                for version in range(1, 2 * FROZEN_MAX):
                     await asyncio.sleep(4.0)
                     shelves[0].held = state_of(15 + version)
                     await others.state(0, VALUES, peers, trust=EVERYBODY, timeout_s=60.0)
@@ -561,7 +571,7 @@ def test_four_identities_do_not_hold_all_places_of_a_source() -> None:
                 await asyncio.sleep(1.0)
                 with pytest.raises(FetchFailed, match="too many fetches"):
                     await fetcher.state(0, VALUES, ids, trust=EVERYBODY, timeout_s=5.0)
-                await asyncio.sleep(SETTINGS.served_grace_s)
+                await asyncio.sleep(SERVED_GRACE_S)
                 got = await fetcher.state(0, VALUES, ids, trust=EVERYBODY, timeout_s=5.0)
                 for task in holding:
                     task.cancel()
@@ -590,7 +600,7 @@ async def fetched_after(fetcher: Fetcher, source: PeerId) -> float:
 
 
 async def fetch_for_ever(host: Host, source: PeerId, threads: Threads) -> None:
-    fetcher = Fetcher(host, RUN, threads, SETTINGS)
+    fetcher = Fetcher(host, RUN, threads, pieces_per_request=FEW_PIECES)
     while True:
         await fetched_after(fetcher, source)
 
@@ -628,7 +638,7 @@ def test_greedy_identities_hardly_delay_a_newcomer_once_they_had_their_share(
 
 def test_a_newcomer_gets_its_turn_beside_forty_identities_that_are_new_as_well() -> None:
     """They all come at once, and each has its share first."""
-    shares_s = 41 * SETTINGS.share_states * 8 * VALUES / SLOW_LINE_BYTES_S
+    shares_s = 41 * SHARE_STATES * 8 * VALUES / SLOW_LINE_BYTES_S
     assert run(newcomer_beside(40, since_s=0.0)) < 1.2 * shares_s
 
 
@@ -641,11 +651,11 @@ def test_a_peer_that_is_not_admitted_is_refused_whatever_it_asks() -> None:
         state = state_of(5)
         shelf = Shelf(state)
         guarded = GuardedHost(server_host, only(listed.peer_id))
-        server = FetchServer(guarded, run=RUN, library=shelf, threads=threads, settings=SETTINGS)
+        server = FetchServer(guarded, run=RUN, library=shelf, threads=threads)
         await server.start()
         sources = [server_host.peer_id]
         with pytest.raises(FetchFailed, match="admits only the peers it lists"):
-            await Fetcher(stranger, RUN, threads, SETTINGS).state(
+            await Fetcher(stranger, RUN, threads, pieces_per_request=FEW_PIECES).state(
                 0, state.theta.size, sources, trust=EVERYBODY, timeout_s=30.0
             )
         asked: list[Request] = [
@@ -663,7 +673,7 @@ def test_a_peer_that_is_not_admitted_is_refused_whatever_it_asks() -> None:
             assert await stream.receive(timeout_s=5.0) is None
         assert guarded.refused == 4
         assert not server.counters
-        got = await Fetcher(listed, RUN, threads, SETTINGS).state(
+        got = await Fetcher(listed, RUN, threads, pieces_per_request=FEW_PIECES).state(
             0, state.theta.size, sources, trust=EVERYBODY, timeout_s=30.0
         )
         assert same(got, state)

@@ -220,7 +220,7 @@ class Still:
     def __init__(self) -> None:
         self.first = list(start_of(LAYOUT)[:2])
         self.states: tuple[FragmentState | None, ...] = tuple(self.first)
-        self.phases: tuple[Phase | None, ...] = (Phase.IDLE, Phase.IDLE)
+        self.phases: tuple[Phase, ...] = (Phase.IDLE, Phase.IDLE)
         self.replaced: list[tuple[int, int, str]] = []
         self.losses: list[float | None] = []
         self.events: list[tuple[str, dict[str, Any]]] = []

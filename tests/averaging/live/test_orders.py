@@ -44,7 +44,7 @@ def test_an_amendment_known_to_one_peer_holds_for_all_from_its_version_on() -> N
             await made.live(100.0)
             made.check()
             for peer in peers:
-                assert peer.averager.book.orders is amended
+                assert peer.averager.terms.book.orders is amended
                 assert {codec for v, codec in codecs(peer) if v < 6} == {"int8"}
                 assert {codec for v, codec in codecs(peer) if v >= 6} == {"f16"}
             check_tokens(peers)
@@ -66,11 +66,11 @@ def test_a_partition_during_an_amendment_mixes_no_settings() -> None:
             for peer in right:
                 peer.averager.follow(amended)
             await made.live(60.0)
-            assert all(peer.averager.book.orders.stamp is None for peer in left)
+            assert all(peer.averager.terms.book.orders.stamp is None for peer in left)
             network.heal()
             await made.live(120.0)
             made.check()
-            assert {peer.averager.book.orders.stamp for peer in peers} == {amended.stamp}
+            assert {peer.averager.terms.book.orders.stamp for peer in peers} == {amended.stamp}
             for peer in peers:
                 assert codecs(peer)[-1][1] == "f16"
             assert len({tuple(peer.versions()) for peer in peers}) == 1

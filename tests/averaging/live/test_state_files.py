@@ -184,7 +184,7 @@ def test_peers_with_files_and_with_memory_have_equal_bits(tmp_path: Path, mu: fl
             assert any(each["how"] == "replay" for each in clara.told("state_adopted"))
             assert late.told("state_fetched")
             for peer in (anna, clara, late):
-                memory = peer.averager.state_files
+                memory = peer.averager.around.state_files
                 assert memory is not None
                 for state in peer.averager.states:
                     assert state is not None

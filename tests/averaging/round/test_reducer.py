@@ -133,13 +133,21 @@ def test_a_few_odd_merges_do_not_change_the_usual_norm_and_many_do() -> None:
 def test_a_merged_slice_is_held_to_the_bound_of_uploads_with_some_slack() -> None:
     allowed = MERGED_SLACK * RATIO * 3.0
 
-    assert too_long(allowed, known=3.0, theta=0.0, norm_ratio_max=RATIO) is None
-    assert too_long(1.01 * allowed, known=3.0, theta=0.0, norm_ratio_max=RATIO) == (
+    assert too_long(allowed, usual=3.0, own=0.0, theta=0.0, norm_ratio_max=RATIO) is None
+    assert too_long(1.01 * allowed, usual=3.0, own=0.0, theta=0.0, norm_ratio_max=RATIO) == (
         "the merged slice has a norm of 303; at most 300 is plausible"
     )
-    assert too_long(1e30, known=0.0, theta=5.0, norm_ratio_max=RATIO)
+    assert too_long(1e30, usual=0.0, own=0.0, theta=5.0, norm_ratio_max=RATIO)
 
 
 def test_a_merged_slice_no_longer_than_theta_or_of_which_nothing_is_known_is_taken() -> None:
-    assert too_long(5.0, known=1e-3, theta=5.0, norm_ratio_max=RATIO) is None
-    assert too_long(1e30, known=0.0, theta=0.0, norm_ratio_max=RATIO) is None
+    assert too_long(5.0, usual=1e-3, own=0.0, theta=5.0, norm_ratio_max=RATIO) is None
+    assert too_long(1e30, usual=0.0, own=0.0, theta=0.0, norm_ratio_max=RATIO) is None
+
+
+def test_until_something_is_usual_a_merged_slice_may_be_a_multiple_of_theta() -> None:
+    allowed = RATIO * 5.0
+
+    assert too_long(allowed, usual=None, own=0.0, theta=5.0, norm_ratio_max=RATIO) is None
+    assert too_long(1.01 * allowed, usual=None, own=0.0, theta=5.0, norm_ratio_max=RATIO)
+    assert too_long(1.01 * allowed, usual=None, own=3.0, theta=5.0, norm_ratio_max=RATIO) is None

@@ -204,7 +204,7 @@ def test_the_peer_on_the_slow_line_reduces_nothing_and_rounds_get_shorter(
                 for round_id in (whole[0], whole[-1])
             ]
             assert waited[1] < 0.9 * waited[0]
-            slow.averager._line_max = lambda: 1000.0
+            slow.averager.around = replace(slow.averager.around, line_max=lambda: 1000.0)
             assert slow.averager.bytes_per_s == 1000.0
 
     run(main())

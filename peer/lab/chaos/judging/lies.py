@@ -41,9 +41,6 @@ class Lie(StrEnum):
 PROVABLE = frozenset({Lie.REDUCE, Lie.EQUIVOCATE, Lie.UPLOADS})
 """Lies after which a proof bans their author."""
 
-STRUCK = frozenset({Lie.HIDE})
-"""Lies that cost their author strikes at those who see them."""
-
 ROUNDS_MAX = 20
 """Rounds within which every honest peer bans the author of a provable lie."""
 
