@@ -38,8 +38,12 @@ from peer.trainer.speed import flops_per_token, peak_flops
 
 HELD_OUT_AT_ONCE = 32
 
-_ALLOCATION_FAILED = ("can't allocate memory", "not enough memory", "ALLOC_FAILED")
-"""Errors of allocators and libraries that are no ``OutOfMemoryError``: CPU, cuBLAS, cuDNN."""
+_ALLOCATION_FAILED = (
+    *("out of memory", "can't allocate memory", "not enough memory"),
+    "ALLOC_FAILED",
+)
+"""Words in errors that are no ``OutOfMemoryError``: those of MPS, of a CUDA kernel that is loaded
+late ("CUDA error: out of memory"), of the CPU, and of cuBLAS and cuDNN."""
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 

@@ -23,7 +23,7 @@ from peer.run_file.reading import parse
 from peer.trainer import late
 from peer.trainer.choices import Choices, DeviceFacts, Wishes, choose
 from peer.trainer.device_facts import facts_of, free_bytes
-from peer.trainer.engine import Engine
+from peer.trainer.engine import Engine, is_out_of_memory
 from peer.trainer.fitting import Fit, Goal, Remembered, begin, key_of
 from peer.trainer.probing import probe
 from peer.trainer.tuning import Tuner
@@ -165,6 +165,19 @@ def test_one_sequence_that_does_not_fit_gets_recomputed_activations_and_then_fai
     )
     with pytest.raises(torch.OutOfMemoryError):
         hopeless.gradients(batch_of())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MPS backend out of memory (MPS allocated: 17.10 GiB, max allowed: 18.13 GiB)",
+        "CUDA error: out of memory",  # a kernel that is loaded when it is first used
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory",
+    ],
+)
+def test_each_device_has_its_own_words_for_memory_that_is_short(text: str) -> None:
+    assert is_out_of_memory(RuntimeError(text))
 
 
 def test_another_error_is_no_reason_to_try_again() -> None:
