@@ -6,6 +6,7 @@ import copy
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -62,9 +63,13 @@ class Compilation:
         return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
     def _work(self) -> None:
+        device = self._engine.device
         try:
-            for size in self._sizes():
-                self._pass(size)
+            # A new thread begins with the first device as its current one, and a compiler measures
+            # its candidates on that.
+            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+                for size in self._sizes():
+                    self._pass(size)
         except Exception as error:
             # A compiler raises errors of any type. One of the model itself reaches the loop, too.
             # If memory ran out, the code is there: it is what took the memory.

@@ -111,7 +111,11 @@ def prepare_torch(settings: TrainerSettings) -> torch.device:
     """Apply the settings to torch before its first use. Raises ``ValueError``."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    return choose_device(settings.device)
+    device = choose_device(settings.device)
+    if device.type == "cuda" and device.index is not None:
+        # Otherwise some calls of torch would take half a gigabyte of the first device.
+        torch.cuda.set_device(device)
+    return device
 
 
 def check_wishes(settings: TrainerSettings) -> None:
