@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 
-from peer.trainer.choices import Choices
+from peer.trainer.choices import Choices, doubled, split
 from peer.trainer.engine import Engine, autocast, is_out_of_memory
 from peer.trainer.probing import random_tokens
 
@@ -76,10 +76,14 @@ class Compilation:
             self._error = None if is_out_of_memory(error) else error
 
     def _sizes(self) -> Sequence[int]:
-        if self._any_size:
-            # A compiler makes code of its own for a single sequence.
-            return (min(2, self._engine.batch_size),)
-        return sorted(set(self._engine.sizes(self._choices)), reverse=True)
+        if not self._any_size:
+            return sorted(set(self._engine.sizes(self._choices)), reverse=True)
+        # A compiler makes code of its own for a single sequence.
+        whole = self._engine.batch_size
+        meets_one = any(
+            1 in split(whole, size) for size in doubled(self._choices.micro_batch, whole)
+        )
+        return (2, 1) if meets_one and whole > 1 else (min(2, whole),)
 
     def _pass(self, size: int) -> None:
         engine, choices = self._engine, self._choices

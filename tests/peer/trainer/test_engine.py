@@ -435,6 +435,26 @@ def test_leaving_waits_for_the_thread_that_compiles() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "compile"]
 
 
+@pytest.mark.parametrize("batch_size", [2, 9])
+def test_no_size_that_is_measured_is_compiled_in_the_way_of_training(batch_size: int) -> None:
+    """A device with room for one sequence to begin with."""
+    torch._dynamo.reset()
+    compiling: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        compiling.append(threading.current_thread().name)
+        return graph.forward
+
+    run = parse(TEXT.replace("batch_size = 2", f"batch_size = {batch_size}"))
+    choices = Choices(micro_batch=batch_size, compile=True)
+    engine = engine_of(run, choices=choices, backend=backend)
+    begun(engine, GPU, Wishes(), room=1.5 * probe(engine_of(run), 1).peak_bytes)
+    with engine.tuning:
+        until_settled(engine)
+    assert engine.choices.compile
+    assert set(compiling) == {"compile"}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("lean", [False, True])
