@@ -71,6 +71,10 @@ class Tuning(Protocol):
         """Wait for work in the background. Returns whether there was any."""
         ...
 
+    def reduced(self) -> None:
+        """Memory ran out: the engine has chosen fewer sequences at once, or recomputes."""
+        ...
+
 
 class Settled:
     """A way to train that is not to be changed."""
@@ -88,6 +92,9 @@ class Settled:
 
     def wait(self) -> bool:
         return False
+
+    def reduced(self) -> None:
+        return
 
 
 class Combination(Protocol):
@@ -275,6 +282,7 @@ class Engine:
             self.choices = replace(self.choices, micro_batch=-(-size // 2))
         else:
             self.choose(replace(self.choices, micro_batch=1, lean=True))
+        self.tuning.reduced()
         self.events.append({"event": "micro_batch_reduced", "text": self.choices.text})
 
     def forget_gradients(self) -> None:

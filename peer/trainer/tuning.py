@@ -19,7 +19,7 @@ from peer.quantities import duration_text, plural
 from peer.trainer.choices import Choices, Probe, fastest, next_size
 from peer.trainer.compiling import Compilation
 from peer.trainer.engine import Engine
-from peer.trainer.fitting import Fit, Goal, meanwhile
+from peer.trainer.fitting import EAGER, Fit, Goal, meanwhile
 from peer.trainer.probing import Meter
 
 SHORT_S = 0.5
@@ -45,6 +45,8 @@ class Tuner:
         self._engine = engine
         self._goal = goal
         self._keep = keep
+        self._fit = goal.known
+        """The last measurement."""
         self._code: Compilation | None = None
         self._plan = self._planned()
         self._measures = self._done = False
@@ -82,6 +84,17 @@ class Tuner:
         """Wait for a compiler at work. Returns whether there was one."""
         return self._code is not None and self._code.wait()
 
+    def reduced(self) -> None:
+        """Memory ran out: remember it, and train without compiled code until there is some."""
+        if not self._done:
+            return  # the plan sees it
+        wanted = self._engine.choices
+        if wanted.compile:
+            size = max(1, int(wanted.micro_batch / EAGER))
+            self._engine.choose(replace(wanted, compile=False, micro_batch=size))
+        self._plan, self._done = self._replanned(wanted), False
+        self._go_on(None)
+
     def _go_on(self, found: Probe | None) -> None:
         try:
             self._measures = self._plan.send(found)
@@ -106,7 +119,19 @@ class Tuner:
             yield from self._compiled(wanted)
         elif goal.compares:
             best = yield from self._against_fp32(best)
-        self._keep(Fit(engine.choices, best.per_sequence_s, best.peak_bytes))
+        self._found(Fit(engine.choices, best.per_sequence_s, best.peak_bytes))
+
+    def _replanned(self, choices: Choices) -> Plan:
+        if choices.compile:
+            yield from self._compiled(choices)
+        if (earlier := self._fit) is not None:
+            share = choices.micro_batch / earlier.choices.micro_batch
+            took = earlier.step_bytes * min(1.0, share)
+            self._found(replace(earlier, choices=self._engine.choices, step_bytes=took))
+
+    def _found(self, fit: Fit) -> None:
+        self._fit = fit
+        self._keep(fit)
 
     def _compiled(self, choices: Choices, *, any_size: bool = False) -> Plan:
         """Train on until there is code for these choices, and then with it."""

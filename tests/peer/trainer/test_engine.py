@@ -598,6 +598,54 @@ def test_a_device_of_limited_size_trains_at_once_and_measures_meanwhile(most: in
     assert_same(parameters_of(engine), parameters_of(free), atol=1e-4)
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_memory_that_becomes_less_is_remembered_and_nothing_is_compiled_in_the_way(
+    compiles: bool,
+) -> None:
+    """Another program takes memory of the device while this one trains."""
+    torch._dynamo.reset()
+    most = 16
+    compiling: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        compiling.append(threading.current_thread().name)
+        return graph.forward
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def allocate(sequences: int) -> None:
+        if sequences > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def limited(model: nn.Module, tokens: Tensor) -> Tensor:
+        allocate(len(tokens))
+        return next_token_loss(model, tokens)
+
+    choices = Choices(micro_batch=8, compile=compiles)
+    first = replace(choices, compile=False)
+    engine = engine_of(SIXTEEN, choices=first, loss=limited, backend=backend)
+    kept: list[Fit] = []
+    known = Fit(choices, 1.0, 8e6)
+    goal = Goal(first=first, choices=choices, room_bytes=1e9, known=known)
+    engine.tuning = Tuner(engine, goal, keep=kept.append)
+    free = engine_of(SIXTEEN)
+    with engine.tuning:
+        until_settled(engine)
+        assert engine.choices == choices
+        assert not kept
+        most = 3
+        for _ in range(4):
+            free.model.load_state_dict(engine.model.state_dict())
+            found, expected = (gradients_of(each, batch_of(16)) for each in (engine, free))
+            assert_same(found, expected, atol=1e-6)
+            free.optimizer.zero_grad()
+            assert engine.apply()
+            until_settled(engine)
+    assert engine.choices.micro_batch == 2
+    assert engine.choices.compile == compiles
+    assert set(compiling) == ({"compile"} if compiles else set())
+    assert kept[-1] == Fit(engine.choices, 1.0, 1e6 * engine.choices.micro_batch)
+
+
 def test_the_owner_s_number_of_sequences_is_taken_and_nothing_else_is_tried() -> None:
     engine = engine_of(SIXTEEN)
     kept = begun(engine, GPU, Wishes(micro_batch=16), room=1e9)
