@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from peer.errors import MachineTooSmall
 from peer.model.recipes import build_model, build_optimizer, chunked_loss, next_token_loss
 from peer.run_file.reading import parse
-from peer.trainer import late
+from peer.trainer import fitting, late
 from peer.trainer.choices import Choices, DeviceFacts, Wishes, choose
 from peer.trainer.device_facts import facts_of, free_bytes
 from peer.trainer.engine import Engine, is_out_of_memory
-from peer.trainer.fitting import Fit, Goal, Remembered, begin, key_of
+from peer.trainer.fitting import Fit, Goal, Remembered, begin, key_of, room_bytes
 from peer.trainer.probing import probe
 from peer.trainer.tuning import Tuner
 from tests.peer.trainer.recipe_run import TEXT
@@ -596,6 +596,22 @@ def test_a_device_of_limited_size_trains_at_once_and_measures_meanwhile(most: in
     assert engine.choices == best.choices
     assert best.choices.micro_batch <= most
     assert_same(parameters_of(engine), parameters_of(free), atol=1e-4)
+
+
+def test_several_devices_need_room_for_sums_and_processes_share_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_of()
+    values = 4.0 * sum(p.numel() for p in engine.model.parameters())
+    monkeypatch.setattr(fitting, "free_bytes", lambda device: 100.0 * values / 0.9)
+    alone, both = (room_bytes(engine, others_bytes=8 * values, devices=n) for n in (1, 2))
+    assert alone == pytest.approx(89 * values)  # without two moments and the gradients
+    # (92 + the model that is measured) / 2, without model, moments, gradients and their sums.
+    assert both == pytest.approx(41.5 * values)
+
+    engine.device = torch.device("cuda")
+    alone, both = (room_bytes(engine, others_bytes=0.0, devices=n) for n in (1, 2))
+    assert alone - both == pytest.approx(values), "each has a memory of its own"
 
 
 @pytest.mark.parametrize("compiles", [False, True])
