@@ -1,0 +1,34 @@
+"""What torch reports of this machine's device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from peer.trainer.device_facts import cpu_has_bf16, facts_of
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "has"),
+    [
+        ({"architecture": "x86_64", "avx2": True, "avx512_f": True}, False),
+        ({"architecture": "x86_64", "avx512_bf16": True}, True),
+        ({"architecture": "x86_64", "amx_bf16": True}, True),
+        ({"architecture": "arm64", "neon": True, "bf16": False}, False),
+        ({"architecture": "arm64", "neon": True, "bf16": True}, True),
+    ],
+)
+def test_a_processor_prefers_bf16_where_it_multiplies_it_in_hardware(
+    monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, object], has: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    assert cpu_has_bf16() == has
+    assert facts_of(torch.device("cpu")).fast == (("bf16", "fp32") if has else ("fp32",))
+
+
+def test_an_older_torch_is_asked_in_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    for has in (False, True):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has=has: has)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False, raising=False)
+        assert cpu_has_bf16() == has
