@@ -112,7 +112,7 @@ def choose_device(wanted: Device) -> torch.device:
 
 
 def _check_cuda(device: torch.device) -> None:
-    if not torch.backends.cuda.is_built():
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         raise RuntimeError(f"torch {torch.__version__} is a build without CUDA")
     if (device.index or 0) >= torch.cuda.device_count():
         raise RuntimeError("torch finds no such device")
