@@ -60,6 +60,8 @@ class Fit:
     """Time per sequence: of forward and backward pass, and after training of a step."""
     step_bytes: float
     """Memory of gradients and activations. A CPU's has no gradients."""
+    compile_s: float | None = None
+    """Time to compile; ``None``: nothing was compiled yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

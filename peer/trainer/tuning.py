@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import torch
 
-from peer.quantities import duration_text, plural
+from peer.quantities import bar_text, duration_text, plural
 from peer.trainer.choices import Choices, Probe, fastest, next_size
 from peer.trainer.compiling import Compilation
 from peer.trainer.engine import Engine
@@ -47,6 +47,8 @@ class Tuner:
         self._keep = keep
         self._fit = goal.known
         """The last measurement."""
+        self._compile_s = None if goal.known is None else goal.known.compile_s
+        """Time of the last compilation."""
         self._code: Compilation | None = None
         self._plan = self._planned()
         self._measures = self._done = False
@@ -66,7 +68,11 @@ class Tuner:
             return None
         if self._code is None:
             return f"measuring {plural(self._engine.choices.micro_batch, 'sequence')} at once"
-        return f"compiling for {duration_text(self._code.elapsed_s)}"
+        taken = self._code.elapsed_s
+        # By the time that it took before. The first time nobody knows.
+        usual = self._compile_s
+        bar = "" if usual is None else f"{bar_text(taken / max(taken, usual))} "
+        return f"compiling {bar}for {duration_text(taken)}"
 
     @contextmanager
     def around(self, size: int, *, last: bool) -> Iterator[None]:
@@ -130,8 +136,8 @@ class Tuner:
             self._found(replace(earlier, choices=self._engine.choices, step_bytes=took))
 
     def _found(self, fit: Fit) -> None:
-        self._fit = fit
-        self._keep(fit)
+        self._fit = replace(fit, compile_s=self._compile_s)
+        self._keep(self._fit)
 
     def _compiled(self, choices: Choices, *, any_size: bool = False) -> Plan:
         """Train on until there is code for these choices, and then with it."""
@@ -143,8 +149,8 @@ class Tuner:
                 yield False
         code, self._code = self._code, None
         if code.failure is None:
-            seconds = round(code.elapsed_s, 1)
-            engine.events.append({"event": "compiled", "seconds": seconds})
+            self._compile_s = code.elapsed_s
+            engine.events.append({"event": "compiled", "seconds": round(code.elapsed_s, 1)})
             engine.choose(choices, any_size=any_size)
         else:
             engine.events.append({"event": "compile_failed", "reason": code.failure})

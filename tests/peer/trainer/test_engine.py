@@ -292,9 +292,9 @@ def counting(compiled: list[int]) -> Callable[..., Any]:
     return backend
 
 
-def goal_of(engine: Engine, choices: Choices) -> Goal:
+def goal_of(engine: Engine, choices: Choices, *, compile_s: float | None = None) -> Goal:
     """To compile and train with these choices, which are known to fit."""
-    known = Fit(choices, 1.0, 1.0)
+    known = Fit(choices, 1.0, 1.0, compile_s)
     return Goal(first=engine.choices, choices=choices, room_bytes=1e9, known=known)
 
 
@@ -328,14 +328,14 @@ def test_it_trains_while_code_is_compiled_and_then_with_it_also_after_an_adoptio
 
     engine = engine_of(choices=Choices(micro_batch=2), backend=backend)
     choices = Choices(micro_batch=4, compile=True)
-    goal = goal_of(engine, choices)
+    goal = goal_of(engine, choices, compile_s=1e6)
     engine.tuning = Tuner(engine, goal)
     with engine.tuning:
         for _ in range(3):
             engine.gradients(batch_of())
             assert engine.apply()
         assert not graphs
-        assert str(engine.tuning.text).startswith("compiling for ")
+        assert str(engine.tuning.text).startswith("compiling [          ] 0% for 0:")
         go_on.set()
         until_settled(engine)
     assert engine.choices == choices
@@ -659,7 +659,8 @@ def test_memory_that_becomes_less_is_remembered_and_nothing_is_compiled_in_the_w
     assert engine.choices.micro_batch == 2
     assert engine.choices.compile == compiles
     assert set(compiling) == ({"compile"} if compiles else set())
-    assert kept[-1] == Fit(engine.choices, 1.0, 1e6 * engine.choices.micro_batch)
+    assert (kept[-1].compile_s is not None) == compiles
+    assert replace(kept[-1], compile_s=None) == Fit(engine.choices, 1.0, 2e6)
 
 
 def test_the_owner_s_number_of_sequences_is_taken_and_nothing_else_is_tried() -> None:
