@@ -115,9 +115,13 @@ def used_bytes(device: torch.device) -> float | None:
 
 def temperature_c(device: torch.device) -> float | None:
     """Temperature of the device, where it can be read."""
-    if device.type != "cuda" or importlib.util.find_spec("pynvml") is None:
+    if device.type != "cuda":
+        return None
+    try:
+        from pynvml import NVMLError
+    except ImportError:
         return None
     try:
         return float(torch.cuda.temperature(device))
-    except (RuntimeError, OSError, ModuleNotFoundError):
-        return None  # a driver that does not tell
+    except (NVMLError, RuntimeError, OSError):
+        return None  # a driver that does not tell, or a part of a device, which has no sensor

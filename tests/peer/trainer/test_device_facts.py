@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from peer.trainer.device_facts import cpu_has_bf16, facts_of
+from peer.trainer.device_facts import cpu_has_bf16, facts_of, temperature_c
 
 
 @pytest.mark.parametrize(
@@ -32,3 +35,24 @@ def test_an_older_torch_is_asked_in_its_own_way(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has=has: has)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False, raising=False)
         assert cpu_has_bf16() == has
+
+
+def test_a_device_that_does_not_tell_its_temperature_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The errors of the driver's library are no ``RuntimeError``."""
+
+    class NVMLError(Exception): ...
+
+    def refuse(device: torch.device) -> int:
+        raise NVMLError("Not Supported")
+
+    device = torch.device("cuda", 1)
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError))
+    monkeypatch.setattr(torch.cuda, "temperature", lambda device: 40 + device.index)
+    assert temperature_c(device) == 41.0
+    assert temperature_c(torch.device("cpu")) is None
+    monkeypatch.setattr(torch.cuda, "temperature", refuse)
+    assert temperature_c(device) is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert temperature_c(device) is None
