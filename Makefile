@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 # Where it is set, every worker and every process of a test compiles all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check test slow soak gpu bench demo grid clean
+.PHONY: setup check test slow soak gpu gpu-figures bench demo grid clean
 
 setup: $(INSTALLED)
 
@@ -33,6 +33,12 @@ soak: setup
 
 gpu: setup
 	$(BIN)/pytest -m gpu -rs -s
+
+gpu-figures: setup
+	$(BIN)/shoal bench training --size 124m --turns 3
+	$(BIN)/shoal bench training --size 1b --turns 3
+	$(BIN)/python -m tests.benchmark.device_steps --size 124M --device cuda
+	$(BIN)/python -m tests.benchmark.device_steps --size 1B --device cuda --dtype bfloat16
 
 bench: setup
 	$(BIN)/pytest -m bench --timeout 0 -s

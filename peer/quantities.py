@@ -40,6 +40,12 @@ def count_text(count: float) -> str:
     return f"{count:.3g} T"
 
 
+def bar_text(share: float) -> str:
+    """``[####      ] 42%``, for a share from 0 to 1."""
+    full = int(10 * share)
+    return f"[{'#' * full}{' ' * (10 - full)}] {share:.0%}"
+
+
 def plural(count: int, noun: str) -> str:
     """``1 peer`` or ``2 peers``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -154,6 +154,10 @@ def _rank(
     start_logging()
     defer_compiler()
 
+    def keep(found: Fit) -> None:
+        if place.rank == 0:
+            _measurements().put(key, found)
+
     def work(
         stop: Stop,
         on_event: Callable[[Fields], None] = lambda fields: None,
@@ -171,10 +175,6 @@ def _rank(
 
     if place.rank == 0:
         return reported(lambda: _watched(work, run, own, options))
-
-    def keep(found: Fit) -> None:
-        if place.rank == 0:
-            _measurements().put(key, found)
 
     def follow() -> None:
         work(NeverAsked())

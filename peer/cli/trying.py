@@ -136,6 +136,13 @@ def bench_training(
             show_default=False,
         ),
     ] = None,
+    size: Annotated[
+        str | None,
+        Option(
+            help="A named size instead of a run, with batches of 32 sequences: 124m, 350m or 1b.",
+            show_default=False,
+        ),
+    ] = None,
     device: Annotated[str, Option(help="cpu, cuda, cuda:1, mps, ... or auto.")] = "auto",
     threads: Annotated[
         int | None,
@@ -156,20 +163,30 @@ def bench_training(
     import psutil
 
     from peer.joining.link import find_run
-    from peer.lab.bench.training import TrainingBench, default_run, run_training_bench, table
+    from peer.lab.bench.training import (
+        TrainingBench,
+        run_of_size,
+        run_training_bench,
+        small_run,
+        table,
+    )
     from peer.signals import as_interrupts
     from peer.trainer.loop import choose_device
 
     with usage_errors():
         is_cpu = choose_device(device).type == "cpu"
         spare = max(1, (psutil.cpu_count(logical=False) or 2) - 1)
-        run = (
-            default_run(accelerated=not is_cpu)
-            if file is None
-            else find_run(str(file), ask_peers=no_peers).run
-        )
+        if file is None and size is None and not is_cpu:
+            size = "124m"
+        if file is not None:
+            if size is not None:
+                raise ValueError("pass a run or --size, not both")
+            run = find_run(str(file), ask_peers=no_peers).run
+        else:
+            run = small_run() if size is None else run_of_size(size)
         bench = TrainingBench(
             run=run,
+            size=size,
             device=device,
             threads=threads or (spare if is_cpu else None),
             seconds=seconds(time),
@@ -178,7 +195,8 @@ def bench_training(
     with as_interrupts():
         found = run_training_bench(bench, tell=_tell)
     print(json.dumps(found) if as_json else table(found))
-    return 1 if check and not all(bar["met"] for bar in found["bars"]) else 0
+    bars = [*found["bars"], *found["device_bars"]]
+    return 1 if check and not all(bar["met"] for bar in bars) else 0
 
 
 @benches.command("memory")

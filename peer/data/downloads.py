@@ -20,6 +20,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial as partial_of
 from pathlib import Path
 
 from blake3 import blake3
@@ -46,6 +47,9 @@ FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 Tell = Callable[[int, int], None]
 """Gets the bytes that have arrived of a file, and those of the whole file."""
+
+TellOf = Callable[[Place, int, int], None]
+"""Gets the same of any file, in the thread that downloads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +80,7 @@ class Downloads:
         host: Host | None = None,
         opener: urllib.request.OpenerDirector | None = None,
         pause: Callable[[float], None] = time.sleep,
+        tell: TellOf = lambda place, done, whole: None,
     ) -> None:
         self._folder = folder
         self._file_bytes_max = file_bytes_max
@@ -85,8 +90,9 @@ class Downloads:
             opener = urllib.request.build_opener()
         self._opener = opener or https_opener(allowed=is_public)
         self._pause = pause
+        self._tell = tell
 
-    def fetch(self, place: Place, *, tell: Tell = lambda done, whole: None) -> Path:
+    def fetch(self, place: Place, *, tell: Tell | None = None) -> Path:
         """The file at an address, downloaded unless it is there. Raises ``DataUnavailable``."""
         assert place.sha256 is not None
         path = self._folder / place.sha256
@@ -100,7 +106,7 @@ class Downloads:
                 else:
                     if self._folder_bytes_max is not None:
                         keep_below(self._folder, self._folder_bytes_max)
-                    self._complete(place, partial, tell)
+                    self._complete(place, partial, tell or partial_of(self._tell, place))
                     partial.rename(path)
             stat = path.stat()
             os.utime(path, ns=(time.time_ns(), stat.st_mtime_ns))  # KnownHashes go by the change
@@ -133,7 +139,7 @@ class Downloads:
         return _unusable(place, f"{reason}; check the address and this machine's connection")
 
     def fetch_checked(
-        self, place: Place, hashes: KnownHashes, *, tell: Tell = lambda done, whole: None
+        self, place: Place, hashes: KnownHashes, *, tell: Tell | None = None
     ) -> tuple[Path, str]:
         """The file at an address and its hash, downloaded again if it has changed on the disk.
 

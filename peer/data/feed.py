@@ -21,6 +21,7 @@ from peer.data.prefetch import Prefetched, in_background
 from peer.data.sequences import Data, Sequences
 from peer.data.sources import open_data
 from peer.errors import RunRefused
+from peer.run_file.places import Place
 from peer.run_file.sections import RunFile
 from peer.storage.home import data_home
 
@@ -38,9 +39,19 @@ class Feed:
     """
 
     def __init__(
-        self, run: RunFile, reader: PeerId, *, data_dir: Path, over: Callable[[], bool]
+        self,
+        run: RunFile,
+        reader: PeerId,
+        *,
+        data_dir: Path,
+        over: Callable[[], bool],
+        fetching: Callable[[str, float], None] = lambda name, share: None,
     ) -> None:
+        """``fetching`` is called now and then while a batch is waited for: with the name of a file
+        that is being downloaded, and the share of it that is there."""
         self._run = run
+        self._fetching = fetching
+        self._arriving: tuple[str, float] | None = None
         self._run_id = run.run_id
         self._reader = reader
         self._data_dir = data_dir
@@ -75,6 +86,16 @@ class Feed:
             placed = self._train.take(size, placer.start, timeout_s=LOOK_EVERY_S)
             if placed is not None:
                 yield placer.finish(placed)
+            else:
+                self._tell_waiting()
+
+    def _heard(self, place: Place, done: int, whole: int) -> None:
+        """Note the progress of a download, in its thread."""
+        self._arriving = None if done >= whole else (place.name, done / whole)
+
+    def _tell_waiting(self) -> None:
+        if (arriving := self._arriving) is not None:
+            self._fetching(*arriving)
 
     def _dataset_batches(self, dataset: Iterable[Batch]) -> Iterator[Batch]:
         if isinstance(dataset, Sized) and hasattr(dataset, "__getitem__"):
@@ -110,6 +131,7 @@ class Feed:
             while not wait((opening,), timeout=LOOK_EVERY_S).done:
                 if self._over():
                     return None
+                self._tell_waiting()
             opened = opening.result()
             if self._recipe_at:
                 opened.train.restore(self._recipe_at)
@@ -123,7 +145,11 @@ class Feed:
             cache = data_home(os.environ) / "data"
             self._opening = in_background(
                 lambda: open_data(
-                    self._run, peer_id=self._reader, cache_dir=cache, data_dir=self._data_dir
+                    self._run,
+                    peer_id=self._reader,
+                    cache_dir=cache,
+                    data_dir=self._data_dir,
+                    tell=self._heard,
                 ),
                 name="open-data",
             )

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dht.identity import PeerId, RunId
-from peer.data.downloads import Downloads, KnownHashes, file_sha256
+from peer.data.downloads import Downloads, KnownHashes, TellOf, file_sha256
 from peer.data.formats import PIECE_BYTES, DataFile, piece_count
 from peer.data.hub import hub_tokenizer_file
 from peer.data.order import Order
@@ -57,11 +57,12 @@ def open_files(
     *,
     cache_dir: Path,
     data_dir: Path,
+    tell: TellOf = lambda place, done, whole: None,
     downloads: Downloads | None = None,
     workers: Workers | None = None,
 ) -> Data:
     """``downloads`` and ``workers`` are for tests. Raises ``DataUnavailable``."""
-    downloads = downloads or Downloads(cache_dir / "downloads")
+    downloads = downloads or Downloads(cache_dir / "downloads", tell=tell)
     places = [list(_places(source, data_dir, downloads)) for source in recipe.sources]
     tokenizer, path, end_token = _tokenizer(recipe, data_dir, cache_dir, downloads)
     size = vocabulary(run.model)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dht.identity import PeerId
 from peer.data.corpus import cached_corpus, stdlib_files, text_files
+from peer.data.downloads import TellOf
 from peer.data.files import check_files_there, open_files
 from peer.data.hub import check_hub, open_hub
 from peer.data.sequences import Data, Shard, evenly_spaced
@@ -37,18 +38,19 @@ def open_data(
     cache_dir: Path,
     data_dir: Path,
     over: Callable[[], bool] | None = None,
+    tell: TellOf = lambda place, done, whole: None,
 ) -> Data:
     """Open the run's data for this peer. Raises ``DataUnavailable`` or ``ExtraMissing``.
 
     ``cache_dir``: folder for token files, which any number of processes may share.
     ``data_dir``: folder to which the names of the recipes ``text`` and ``files`` are relative.
-    ``over``: reading streamed data is to end with an error.
+    ``over``: reading streamed data is to end with an error. ``tell``: progress of downloads.
     """
     recipe, length = run.data, run.data.sequence_length
     if isinstance(recipe, HfData):
         return open_hub(run, recipe, peer_id, cache_dir=cache_dir, over=over)
     if isinstance(recipe, FilesData):
-        return open_files(run, recipe, peer_id, cache_dir=cache_dir, data_dir=data_dir)
+        return open_files(run, recipe, peer_id, cache_dir=cache_dir, data_dir=data_dir, tell=tell)
     if isinstance(recipe, PythonStdlibData):
         files = stdlib_files()
         whole_documents = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from peer.quantities import bytes_text, count_text, peers_text
+from peer.quantities import bar_text, bytes_text, count_text, peers_text
 
 Event: TypeAlias = Mapping[str, Any]
 
@@ -75,7 +75,7 @@ def phase_on_screen(event: Event) -> str:
     if event.get("name") == "leaving":
         return f"leaving ({text}): finishing the rounds under way"
     if event.get("name") == "fetching" and isinstance(done, float) and 0.0 < done < 1.0:
-        return f"{text}: {done:.0%}"
+        return f"{text}: {bar_text(done)}"
     return text
 
 

@@ -20,7 +20,14 @@ from peer.island.ranks import Place
 from peer.run_file.sections import RunFile
 from peer.trainer.engine import Engine
 from peer.trainer.fitting import Fit, Goal
-from peer.trainer.loop import Stop, TrainerSettings, make_steps, open_engine, outcome_of
+from peer.trainer.loop import (
+    Stop,
+    TrainerSettings,
+    choose_device,
+    make_steps,
+    open_engine,
+    outcome_of,
+)
 from peer.trainer.observed_run import Fields, Outcome
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings
@@ -38,16 +45,19 @@ def choose_devices(device: str, devices: str, *, batch_size: int) -> tuple[str, 
     """
     if devices == "auto":
         found = _equal_accelerators() if device == "auto" else []
-    elif devices.isdecimal() and int(devices) > 0:
+    elif devices.isdecimal():
         found = _first(int(devices), device)
     elif device != "auto":
         raise ValueError("--device names one device and --devices several; pass one of them")
     else:
         found = [name.strip() for name in devices.split(",")]
-    if not all(found) or len(set(found)) < len(found):
+    asked = devices != "auto"
+    if asked and (not found or not all(found) or len(set(found)) < len(found)):
         raise ValueError(
             f"--devices is {devices!r}; it is auto, a number, or different devices as cuda:0,cuda:1"
         )
+    for name in found:
+        choose_device(name)
     return tuple(found[:batch_size]) if len(found) > 1 else (*found, device)[:1]
 
 

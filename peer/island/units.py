@@ -128,24 +128,25 @@ def agree_on_units(
     return units
 
 
-def _local(parameter: torch.Tensor) -> torch.Tensor:
+def _local(parameter: Any) -> torch.Tensor:
     """The values at this rank, flat. Writing to them changes the parameter."""
-    from torch.distributed.tensor import DTensor  # slow to import, and not in every build
-
     held = parameter.detach()
-    if isinstance(held, DTensor):
-        held = held.to_local()
-    return held.view(-1)
+    local: torch.Tensor = held.to_local() if _is_distributed(parameter) else held
+    return local.view(-1)
 
 
 def _box(parameter: Any) -> Box:
-    from torch.distributed.tensor import DTensor
+    full = tuple(parameter.shape)
+    if not _is_distributed(parameter):
+        return Box(full, (0,) * len(full), full)
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    full = tuple(parameter.shape)
-    if not isinstance(parameter, DTensor):
-        return Box(full, (0,) * len(full), full)
     shape, offset = compute_local_shape_and_global_offset(
         full, parameter.device_mesh, parameter.placements
     )
     return Box(full, tuple(offset), tuple(shape))
+
+
+def _is_distributed(parameter: Any) -> bool:
+    """Say whether a parameter is a DTensor, without the import of it, which takes a second."""
+    return hasattr(parameter, "to_local")

@@ -68,10 +68,9 @@ class Muon(torch.optim.Optimizer):
             "orthogonal": False,
         }
         super().__init__(params, defaults)
-        # A GradScaler then sets these at each step, and reads nothing from the device.
+        # A GradScaler then reads nothing from the device: it sets ``grad_scale`` and ``found_inf``
+        # before each step, and deletes them after it.
         self._step_supports_amp_scaling = fused
-        self.grad_scale: Tensor | None = None
-        self.found_inf: Tensor | None = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -110,12 +109,13 @@ class Muon(torch.optim.Optimizer):
                 self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
         gradients = [_local(matrix.grad) for matrix in matrices]
         buffers = [_local(self.state[matrix]["momentum_buffer"]) for matrix in matrices]
-        if self.grad_scale is not None:
-            gradients = list(torch._foreach_div(gradients, self.grad_scale))
-        if self.found_inf is not None:
+        grad_scale, found_inf = self._of_scaler("grad_scale"), self._of_scaler("found_inf")
+        if grad_scale is not None:
+            gradients = list(torch._foreach_div(gradients, grad_scale))
+        if found_inf is not None:
             # With its buffer as gradient the buffer stays as it is.
             pairs = zip(gradients, buffers, strict=True)
-            gradients = [torch.where(self.found_inf > 0, b, g) for g, b in pairs]
+            gradients = [torch.where(found_inf > 0, b, g) for g, b in pairs]
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
         ahead = torch._foreach_lerp(gradients, buffers, group["momentum"])  # Nesterov
         updates = _orthogonal_parts(torch.stack(list(ahead)), matrices[0])
@@ -123,8 +123,8 @@ class Muon(torch.optim.Optimizer):
         scale = ADAMW_RMS * math.sqrt(max(matrices[0].shape))
         values = [_local(matrix) for matrix in matrices]
         decay: float | Tensor = rate * group["weight_decay"]
-        if self.found_inf is not None:
-            updates, decay = updates * (1 - self.found_inf), decay * (1 - self.found_inf)
+        if found_inf is not None:
+            updates, decay = updates * (1 - found_inf), decay * (1 - found_inf)
         torch._foreach_mul_(values, 1 - decay)
         torch._foreach_add_(values, list(updates.to(values[0].dtype)), alpha=-rate * scale)
 
@@ -151,9 +151,14 @@ class Muon(torch.optim.Optimizer):
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             maximize=False,
-            grad_scale=self.grad_scale,
-            found_inf=self.found_inf,
+            grad_scale=self._of_scaler("grad_scale"),
+            found_inf=self._of_scaler("found_inf"),
         )
+
+    def _of_scaler(self, name: str) -> Tensor | None:
+        """What a ``GradScaler`` has set for this step, if there is one."""
+        value: Tensor | None = getattr(self, name, None)
+        return value
 
 
 def batches(matrices: Iterable[Tensor]) -> Iterator[list[Tensor]]:

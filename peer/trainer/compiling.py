@@ -6,11 +6,12 @@ import copy
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import nn
 
-from peer.trainer.choices import Choices
+from peer.trainer.choices import Choices, doubled, split
 from peer.trainer.engine import Engine, autocast, is_out_of_memory
 from peer.trainer.probing import random_tokens
 
@@ -62,19 +63,27 @@ class Compilation:
         return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
     def _work(self) -> None:
+        device = self._engine.device
         try:
-            for size in self._sizes():
-                self._pass(size)
+            # A new thread begins with the first device as its current one, and a compiler measures
+            # its candidates on that.
+            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+                for size in self._sizes():
+                    self._pass(size)
         except Exception as error:
             # A compiler raises errors of any type. One of the model itself reaches the loop, too.
             # If memory ran out, the code is there: it is what took the memory.
             self._error = None if is_out_of_memory(error) else error
 
     def _sizes(self) -> Sequence[int]:
-        if self._any_size:
-            # A compiler makes code of its own for a single sequence.
-            return (min(2, self._engine.batch_size),)
-        return sorted(set(self._engine.sizes(self._choices)), reverse=True)
+        if not self._any_size:
+            return sorted(set(self._engine.sizes(self._choices)), reverse=True)
+        # A compiler makes code of its own for a single sequence.
+        whole = self._engine.batch_size
+        meets_one = any(
+            1 in split(whole, size) for size in doubled(self._choices.micro_batch, whole)
+        )
+        return (2, 1) if meets_one and whole > 1 else (min(2, whole),)
 
     def _pass(self, size: int) -> None:
         engine, choices = self._engine, self._choices

@@ -28,7 +28,8 @@ class _Deferred(ModuleType):
 
     def __init__(self) -> None:
         super().__init__(_NAME)
-        self.__spec__ = find_spec(_NAME)
+        self.__spec__ = spec = find_spec(_NAME)
+        self.__file__ = None if spec is None else spec.origin
         self._left_alone: list[Callable[..., Any]] = []
 
     def graph_break(self, *args: Any, **options: Any) -> None:
@@ -42,6 +43,10 @@ class _Deferred(ModuleType):
         return function
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":
+            # ``inspect`` and ``warnings`` ask all modules for such names. To import the compiler
+            # then, in the middle of another import of torch, fails: each needs the other.
+            raise AttributeError(name)
         return getattr(self._compiler(), name)
 
     def _compiler(self) -> ModuleType:

@@ -61,11 +61,14 @@ def device_name(device: torch.device) -> str:
 
 
 def cpu_has_bf16() -> bool:
-    """Return whether the processor multiplies bf16 matrices (AMX, AVX512-BF16), as torch reports.
+    """Return whether the processor multiplies bf16 matrices, as torch reports.
 
-    Other processors have only conversions, and bf16 is slower than fp32 there.
+    AMX and AVX512-BF16, and the bf16 extension of ARM. Other processors have only conversions, and
+    bf16 is slower than fp32 there.
     """
-    # Public from torch 2.11 on, as get_capabilities.
+    if (told := getattr(torch.cpu, "get_capabilities", None)) is not None:  # from torch 2.11 on
+        capabilities = told()
+        return any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
     asked: list[Callable[[], bool]] = [
         getattr(torch.cpu, name, lambda: False)
         for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
@@ -112,9 +115,13 @@ def used_bytes(device: torch.device) -> float | None:
 
 def temperature_c(device: torch.device) -> float | None:
     """Temperature of the device, where it can be read."""
-    if device.type != "cuda" or importlib.util.find_spec("pynvml") is None:
+    if device.type != "cuda":
+        return None
+    try:
+        from pynvml import NVMLError
+    except ImportError:
         return None
     try:
         return float(torch.cuda.temperature(device))
-    except (RuntimeError, OSError, ModuleNotFoundError):
-        return None  # a driver that does not tell
+    except (NVMLError, RuntimeError, OSError):
+        return None  # a driver that does not tell, or a part of a device, which has no sensor

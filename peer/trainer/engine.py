@@ -38,8 +38,12 @@ from peer.trainer.speed import flops_per_token, peak_flops
 
 HELD_OUT_AT_ONCE = 32
 
-_ALLOCATION_FAILED = ("can't allocate memory", "not enough memory", "ALLOC_FAILED")
-"""Errors of allocators and libraries that are no ``OutOfMemoryError``: CPU, cuBLAS, cuDNN."""
+_ALLOCATION_FAILED = (
+    *("out of memory", "can't allocate memory", "not enough memory"),
+    "ALLOC_FAILED",
+)
+"""Words in errors that are no ``OutOfMemoryError``: those of MPS, of a CUDA kernel that is loaded
+late ("CUDA error: out of memory"), of the CPU, and of cuBLAS and cuDNN."""
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 
@@ -67,6 +71,10 @@ class Tuning(Protocol):
         """Wait for work in the background. Returns whether there was any."""
         ...
 
+    def reduced(self) -> None:
+        """Memory ran out: the engine has chosen fewer sequences at once, or recomputes."""
+        ...
+
 
 class Settled:
     """A way to train that is not to be changed."""
@@ -84,6 +92,9 @@ class Settled:
 
     def wait(self) -> bool:
         return False
+
+    def reduced(self) -> None:
+        return
 
 
 class Combination(Protocol):
@@ -271,6 +282,7 @@ class Engine:
             self.choices = replace(self.choices, micro_batch=-(-size // 2))
         else:
             self.choose(replace(self.choices, micro_batch=1, lean=True))
+        self.tuning.reduced()
         self.events.append({"event": "micro_batch_reduced", "text": self.choices.text})
 
     def forget_gradients(self) -> None:

@@ -60,6 +60,8 @@ class Fit:
     """Time per sequence: of forward and backward pass, and after training of a step."""
     step_bytes: float
     """Memory of gradients and activations. A CPU's has no gradients."""
+    compile_s: float | None = None
+    """Time to compile; ``None``: nothing was compiled yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,17 +158,22 @@ def least_bytes(run: RunFile, parameters: int) -> float:
     return 16.0 * parameters + activations
 
 
-def room_bytes(engine: Engine, *, others_bytes: float) -> float:
-    """Memory for gradients and activations, of what is free now.
+def room_bytes(engine: Engine, *, others_bytes: float, devices: int = 1) -> float:
+    """Memory for gradients and activations, of what is free now, on each of ``devices``.
 
-    ``others_bytes``: memory that is still to be taken, beside the optimizer's two moments.
+    ``others_bytes``: memory that is still to be taken, beside what training takes. Several devices
+    that are processors share one memory.
     """
-    parameters = _trained(engine)
-    moments = 8.0 * parameters
+    values = 4.0 * _trained(engine)
+    moments = 2.0 * values
     # On CUDA the gradients are part of what is measured.
-    gradients = 0.0 if engine.device.type == "cuda" else 4.0 * parameters
-    free = (1.0 - FREE_FRACTION) * free_bytes(engine.device)
-    return free - moments - gradients - others_bytes
+    gradients = 0.0 if engine.device.type == "cuda" else values
+    sums = 0.0 if devices == 1 else values
+    free = (1.0 - FREE_FRACTION) * free_bytes(engine.device) - others_bytes
+    if engine.device.type == "cpu":
+        # Each process has a model of its own; the one that is measured here is there already.
+        free = (free + values) / devices - values
+    return free - moments - gradients - sums
 
 
 def _trained(engine: Engine) -> int:

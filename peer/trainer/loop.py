@@ -95,28 +95,51 @@ def choose_device(wanted: Device) -> torch.device:
     if wanted != "auto":
         try:
             device = torch.device(wanted)
-            torch.empty(1, device=device)
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"device {wanted!r} cannot be used here: {reason}") from error
+            if device.type == "cuda":
+                # To use it would take half a gigabyte, also of a process that trains nothing.
+                _check_cuda(device)
+            else:
+                torch.empty(1, device=device)
+        except (RuntimeError, NotImplementedError) as error:
+            # The first sentence: others list all that torch knows.
+            reason = str(error).splitlines()[0].partition(". ")[0]
+            raise ValueError(
+                f"device {wanted!r} cannot be used here: {reason[:120]}; there are: "
+                f"{', '.join(_devices())}"
+            ) from error
         return device
-    if torch.cuda.is_available():
-        return torch.device("cuda")
+    return torch.device(_devices()[0].partition(":")[0])
+
+
+def _check_cuda(device: torch.device) -> None:
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        raise RuntimeError(f"torch {torch.__version__} is a build without CUDA")
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise RuntimeError("torch finds no such device")
+
+
+def _devices() -> list[Device]:
+    """The devices of this machine, the fastest first."""
+    accelerators = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
-        return torch.device("mps")
-    return torch.device("cpu")
+        accelerators.append("mps")
+    return [*accelerators, "cpu"]
 
 
 def prepare_torch(settings: TrainerSettings) -> torch.device:
     """Apply the settings to torch before its first use. Raises ``ValueError``."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    return choose_device(settings.device)
+    device = choose_device(settings.device)
+    if device.type == "cuda" and device.index is not None:
+        # Otherwise some calls of torch would take half a gigabyte of the first device.
+        torch.cuda.set_device(device)
+    return device
 
 
 def check_wishes(settings: TrainerSettings) -> None:
     """Raise ``ValueError`` if this machine lacks the device, or the device the precision."""
-    choose(facts_of(prepare_torch(settings)), settings.wishes, batch_size=1)
+    choose(facts_of(choose_device(settings.device)), settings.wishes, batch_size=1)
 
 
 def open_engine(

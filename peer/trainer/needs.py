@@ -8,9 +8,10 @@ from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout
 from peer.model.recipes import build_model, build_optimizer
 from peer.model.recipes.counting import measured
-from peer.quantities import bytes_text, count_text
+from peer.quantities import bytes_text, count_text, plural
 from peer.run_file.base import base_of
 from peer.run_file.sections import GptModel, HfModel, RunFile
+from peer.trainer.choices import FREE_FRACTION
 from peer.trainer.parameters import recipe_layout, statistics_of
 from peer.trainer.speed import flops_per_token, peak_flops
 
@@ -22,8 +23,13 @@ AGENT_COPIES = 3.5
 
 OUTER_CHECKPOINTS, INNER_CHECKPOINTS = 3, 2
 
-EXAMPLES = ("RTX 3090", "RTX 4090", "H100")
-"""Devices whose need of a link is told."""
+EXAMPLES = {"RTX 3090": 24e9, "RTX 4090": 24e9, "RTX 5090": 32e9, "H100": 80e9}
+"""Devices whose settings and need of a link are told, with their memory in bytes."""
+
+BLOCK_BYTES, LOGIT_BYTES = 28.0, 4.0
+"""Memory of activations per token in compiled bf16: for each layer and unit of its width, and for
+each logit. With these a model of 124 million parameters takes what was measured of it on an H100:
+5.8 GB with 8 sequences of 1024 tokens, 17 GB with 32."""
 
 USUAL_SHARE = 0.4
 """Share of its peak that a device reaches in a compiled bf16 loop; 0.37 was measured of an H100."""
@@ -121,15 +127,37 @@ class Needs:
     @property
     def _link_lines(self) -> list[str]:
         found = []
-        for device in EXAMPLES:
+        for device, memory in EXAMPLES.items():
             speed = expected_tokens_per_s(self.run, self.parameters, device, frozen=self.frozen)
             if speed is not None:
                 bits = self.link_bits_per_s(speed)
                 found.append(
                     f"         {_speed_text(bits)} each way for one {device} at about "
-                    f"{count_text(speed)} tokens/s"
+                    f"{count_text(speed)} tokens/s{self._fit_text(memory)}"
                 )
         return found
+
+    def _fit_text(self, memory: float) -> str:
+        """The micro-batch of a device with so much memory; empty if the model is not known."""
+        fits = self.sequences_at_once(memory)
+        if fits is None:
+            return ""
+        if not fits:
+            return f" (more than its {bytes_text(memory)}: activations recomputed, or several)"
+        return f" ({plural(fits, 'sequence')} at once in its {bytes_text(memory)})"
+
+    def sequences_at_once(self, memory: float) -> int | None:
+        """Sequences that fit into so much memory of a device, at most a batch of them.
+
+        By calculation, in bf16 and compiled. ``None``: the model's activations are not known.
+        """
+        run, model = self.run, self.run.model
+        if not isinstance(model, GptModel):
+            return None
+        token = BLOCK_BYTES * model.layers * model.width + LOGIT_BYTES * model.vocabulary
+        room = (1.0 - FREE_FRACTION) * memory - self.device_bytes
+        fits = int(room / (token * run.data.sequence_length))
+        return max(0, min(fits, run.inner.batch_size))
 
 
 def _speed_text(bits_per_s: float) -> str:

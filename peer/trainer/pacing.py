@@ -28,7 +28,10 @@ class Pacer:
 
     def pause(self, facts: Facts) -> None:
         """Sleep after a step as long as the limits ask for."""
-        self._limit_threads(facts.threads)
+        if self._accelerator is None:
+            # Elsewhere these threads have little to do, and compiled code is compiled anew for
+            # another number of them, while training waits.
+            self._limit_threads(facts.threads)
         share = facts.cpu_share if self._accelerator is None else facts.accelerator_share
         if share < 1.0:
             if self._accelerator is not None:

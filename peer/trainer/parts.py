@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -165,6 +166,7 @@ def open_parts(plan: Plan, news: News, conditions: Conditions, stack: ExitStack)
             home.peer_id,
             data_dir=home.data_directory,
             over=lambda: conditions.over() or conditions.leaving(),
+            fetching=partial(_tell_fetching, news),
         ),
         rates=Rates(run),
         inner=InnerSaves(
@@ -179,6 +181,13 @@ def open_parts(plan: Plan, news: News, conditions: Conditions, stack: ExitStack)
         pacer=Pacer(pace_s=settings.pace_s, device=next(iter(parameters.values())).device),
         synchronous=synchronous,
     )
+
+
+def _tell_fetching(news: News, name: str, share: float) -> None:
+    """Tell how much of a file of the data is there, while training waits for it."""
+    text = f"downloading {name}"
+    news.add("phase", {"name": "fetching", "text": text, "done": share})
+    news.deliver()
 
 
 def _find(where: str | Path | RunFile) -> FoundRun:

@@ -187,7 +187,9 @@ def examine(
         engine,
         facts,
         settings.wishes,
-        room=room_bytes(engine, others_bytes=agent_bytes(count) if on_cpu else 0.0),
+        room=room_bytes(
+            engine, others_bytes=agent_bytes(count) if on_cpu else 0.0, devices=devices
+        ),
         known=None if remembered is None else remembered.get(key),
     )
     engine.tuning = Tuner(engine, goal, keep=partial(_keep, remembered, key))

@@ -15,11 +15,11 @@ from typing import TypeAlias
 
 import torch
 
-from peer.quantities import duration_text, plural
+from peer.quantities import bar_text, duration_text, plural
 from peer.trainer.choices import Choices, Probe, fastest, next_size
 from peer.trainer.compiling import Compilation
 from peer.trainer.engine import Engine
-from peer.trainer.fitting import Fit, Goal, meanwhile
+from peer.trainer.fitting import EAGER, Fit, Goal, meanwhile
 from peer.trainer.probing import Meter
 
 SHORT_S = 0.5
@@ -45,6 +45,10 @@ class Tuner:
         self._engine = engine
         self._goal = goal
         self._keep = keep
+        self._fit = goal.known
+        """The last measurement."""
+        self._compile_s = None if goal.known is None else goal.known.compile_s
+        """Time of the last compilation."""
         self._code: Compilation | None = None
         self._plan = self._planned()
         self._measures = self._done = False
@@ -64,7 +68,11 @@ class Tuner:
             return None
         if self._code is None:
             return f"measuring {plural(self._engine.choices.micro_batch, 'sequence')} at once"
-        return f"compiling for {duration_text(self._code.elapsed_s)}"
+        taken = self._code.elapsed_s
+        # By the time that it took before. The first time nobody knows.
+        usual = self._compile_s
+        bar = "" if usual is None else f"{bar_text(taken / max(taken, usual))} "
+        return f"compiling {bar}for {duration_text(taken)}"
 
     @contextmanager
     def around(self, size: int, *, last: bool) -> Iterator[None]:
@@ -81,6 +89,17 @@ class Tuner:
     def wait(self) -> bool:
         """Wait for a compiler at work. Returns whether there was one."""
         return self._code is not None and self._code.wait()
+
+    def reduced(self) -> None:
+        """Memory ran out: remember it, and train without compiled code until there is some."""
+        if not self._done:
+            return  # the plan sees it
+        wanted = self._engine.choices
+        if wanted.compile:
+            size = max(1, int(wanted.micro_batch / EAGER))
+            self._engine.choose(replace(wanted, compile=False, micro_batch=size))
+        self._plan, self._done = self._replanned(wanted), False
+        self._go_on(None)
 
     def _go_on(self, found: Probe | None) -> None:
         try:
@@ -106,7 +125,19 @@ class Tuner:
             yield from self._compiled(wanted)
         elif goal.compares:
             best = yield from self._against_fp32(best)
-        self._keep(Fit(engine.choices, best.per_sequence_s, best.peak_bytes))
+        self._found(Fit(engine.choices, best.per_sequence_s, best.peak_bytes))
+
+    def _replanned(self, choices: Choices) -> Plan:
+        if choices.compile:
+            yield from self._compiled(choices)
+        if (earlier := self._fit) is not None:
+            share = choices.micro_batch / earlier.choices.micro_batch
+            took = earlier.step_bytes * min(1.0, share)
+            self._found(replace(earlier, choices=self._engine.choices, step_bytes=took))
+
+    def _found(self, fit: Fit) -> None:
+        self._fit = replace(fit, compile_s=self._compile_s)
+        self._keep(self._fit)
 
     def _compiled(self, choices: Choices, *, any_size: bool = False) -> Plan:
         """Train on until there is code for these choices, and then with it."""
@@ -118,8 +149,8 @@ class Tuner:
                 yield False
         code, self._code = self._code, None
         if code.failure is None:
-            seconds = round(code.elapsed_s, 1)
-            engine.events.append({"event": "compiled", "seconds": seconds})
+            self._compile_s = code.elapsed_s
+            engine.events.append({"event": "compiled", "seconds": round(code.elapsed_s, 1)})
             engine.choose(choices, any_size=any_size)
         else:
             engine.events.append({"event": "compile_failed", "reason": code.failure})

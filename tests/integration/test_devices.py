@@ -74,7 +74,7 @@ def test_all_steps_of_two_processes_are_those_of_one_peer(
     assert island.wait() == 0, island.output
     assert "Device   2 x CPU" in island.output
     assert "left the run: 30 steps" in island.output
-    assert "4.8 k tokens" in island.output, "30 steps of 5 sequences of 32 tokens"
+    assert "tokens: 4.8 k trained" in island.output, "30 steps of 5 sequences of 32 tokens"
 
 
 @pytest.mark.parametrize("rank", [0, 1])

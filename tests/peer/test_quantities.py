@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.quantities import (
+    bar_text,
     bytes_text,
     count_text,
     duration_text,
@@ -24,6 +25,15 @@ def test_quantities_are_short() -> None:
     ]
     assert [duration_text(s) for s in (5, 65, 3_725)] == ["0:05", "1:05", "1:02:05"]
     assert [count_text(n) for n in (12, 1_500, 2_000_000)] == ["12", "1.5 k", "2 M"]
+
+
+def test_a_bar_is_full_when_all_is_there() -> None:
+    assert [bar_text(share) for share in (0.0, 0.42, 0.99, 1.0)] == [
+        "[          ] 0%",
+        "[####      ] 42%",
+        "[######### ] 99%",
+        "[##########] 100%",
+    ]
 
 
 def test_a_noun_follows_its_number() -> None:

@@ -45,6 +45,15 @@ LOOPS = ("alone", "by_hand", "shoal")
 BARS = {"by_hand": 0.95, "alone": 0.99}
 """Least speed of the loop with shoal, as a share of the other loop's."""
 
+DEVICE_BARS = {
+    ("H100 80GB HBM3", "124m"): ("tokens_per_s", 420_000.0),
+    ("H100 80GB HBM3", "1b"): ("share_of_peak", 0.45),
+}
+"""Least speed with shoal of a device, by a part of its name, and a named size with its usual batch.
+"""
+
+USUAL_BATCH = 32
+
 START_TIMEOUT_S = 900.0
 """Time for building, compiling and measuring a model, and for joining."""
 
@@ -64,6 +73,8 @@ class TrainingBench:
     """Settings of the comparison."""
 
     run: RunFile
+    size: str | None = None
+    """The named size that the run has, with the usual batch; ``None``: another run."""
     device: str = "auto"
     threads: int | None = None
     seconds: float = 20.0
@@ -77,11 +88,13 @@ class TrainingBench:
             raise ValueError(f"seconds is {self.seconds}; it must be above 0")
 
 
-def default_run(*, accelerated: bool) -> RunFile:
-    """The run that is measured if none is given: GPT-2's size, or one for a few CPU cores."""
-    if accelerated:
-        run = preset("124m")
-        return msgspec.structs.replace(run, inner=AdamwInner(batch_size=32))
+def run_of_size(size: str) -> RunFile:
+    """A run of a named size with a batch for one GPU. Raises ``ValueError``."""
+    return msgspec.structs.replace(preset(size), inner=AdamwInner(batch_size=USUAL_BATCH))
+
+
+def small_run() -> RunFile:
+    """A run for a few CPU cores."""
     return RunFile(inner=AdamwInner(batch_size=16))
 
 
@@ -130,11 +143,13 @@ def run_training_bench(
                     speed = done[loop]["tokens_per_s"]
                     tell(f"turn {number + 1} of {bench.turns}: {loop} {speed:.0f} tokens/s")
                 turns.append(done)
+    rows = [_row(loop, [turn[loop] for turn in turns]) for loop in LOOPS]
     return {
         "device": first["device"],
         "parameters": first["parameters"],
-        "rows": [_row(loop, [turn[loop] for turn in turns]) for loop in LOOPS],
+        "rows": rows,
         "bars": [_bar(other, turns) for other in BARS],
+        "device_bars": _device_bars(first["device"], bench.size, rows),
     }
 
 
@@ -181,6 +196,18 @@ def _bar(other: str, turns: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[s
         "bar": BARS[other],
         "met": share >= BARS[other],
     }
+
+
+def _device_bars(
+    device: str, size: str | None, rows: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The bars for this device and size, with the figures of the loop with shoal."""
+    shoal = next(row for row in rows if row["loop"] == "shoal")
+    return [
+        {"figure": figure, "found": shoal[figure], "bar": bar, "met": shoal[figure] >= bar}
+        for (name, of_size), (figure, bar) in DEVICE_BARS.items()
+        if of_size == size and name in device and shoal[figure] is not None
+    ]
 
 
 def _measured(loop: str, setup: Setup) -> dict[str, Any]:
@@ -245,6 +272,9 @@ def table(found: Mapping[str, Any]) -> str:
             f"({bar['share_min']:.1%} to {bar['share_max']:.1%}; {bar['share_by_cpu_time']:.1%} by "
             f"its processor time); at least {bar['bar']:.0%}: {verdict}"
         )
+    for bar in found["device_bars"]:
+        verdict = "kept" if bar["met"] else "missed"
+        lines.append(f"{bar['figure']} {bar['found']:.5g}; at least {bar['bar']:g}: {verdict}")
     shoal = next(row for row in found["rows"] if row["loop"] == "shoal")
     lines.append(
         f"{shoal['rounds']} rounds meanwhile; safe points took {shoal['blocked_share']:.2%} "

@@ -31,7 +31,7 @@ from peer.run_file.sections import GptModel, RunFile, vocabulary
 from peer.trainer.choices import Precision
 from peer.trainer.device_facts import facts_of
 from peer.trainer.engine import autocast, is_out_of_memory
-from peer.trainer.fitting import Remembered
+from peer.trainer.fitting import Remembered, key_of
 from peer.trainer.loop import Stop, TrainerSettings, prepare_torch, train
 from peer.trainer.preflight import Preflight, examine
 from peer.trainer.session import Run, join
@@ -42,6 +42,11 @@ WARM_UPS = 5
 """Unmeasured steps, after which everything is compiled and all memory has been touched."""
 
 STEPS_MIN = 5
+
+BEYOND_BUILT_IN = 2
+"""Largest part of a batch that is tried by hand, over the one that the built-in loop has found:
+each that does not fit takes a minute of compiling."""
+
 ROUND_TIMEOUT_S = 300.0
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
@@ -87,8 +92,13 @@ class Setup:
             self.trainer,
             pace_s=0.0,
             directory=Path(self.own),
-            remembered=Remembered(Path(self.folder) / "measured.json"),
+            remembered=self.remembered,
         )
+
+    @property
+    def remembered(self) -> Remembered:
+        """What the turns before have measured."""
+        return Remembered(Path(self.folder) / "measured.json")
 
 
 class Stopwatch:
@@ -185,7 +195,10 @@ def shoal(setup: Setup, result: dict[str, Any]) -> Stopwatch:
 
 
 def by_hand(setup: Setup, result: dict[str, Any]) -> Stopwatch:
-    """A plain loop for this device: bf16 where it is in hardware, compiled, fused optimizer."""
+    """A plain loop for this device: bf16 where it is in hardware, compiled, fused optimizer.
+
+    The first turn finds the part of a batch that fits, for all turns.
+    """
     run, device = setup.run_file, prepare_torch(setup.trainer)
     facts = facts_of(device)
     model = build_model(run, base=fetch_base(run)).to(device)
@@ -193,7 +206,7 @@ def by_hand(setup: Setup, result: dict[str, Any]) -> Stopwatch:
     torch.set_float32_matmul_precision("high")
     loss_of: Callable[[Tensor], Tensor] = partial(next_token_loss, model)
     if facts.compiles:
-        loss_of = torch.compile(loss_of)
+        loss_of = torch.compile(loss_of, dynamic=False)
     shape = (run.inner.batch_size, run.data.sequence_length + 1)
     batch = torch.randint(0, vocabulary(run.model) or 256, shape, device=device)
 
@@ -206,7 +219,13 @@ def by_hand(setup: Setup, result: dict[str, Any]) -> Stopwatch:
         optimizer.step()
         optimizer.zero_grad()
 
-    precision, size = _fitting(step, facts.fast, batch)
+    known = Path(setup.folder) / "by_hand.json"
+    if not known.exists():
+        built_in = setup.remembered.get(key_of(run, facts, setup.trainer.wishes))
+        most = len(batch) if built_in is None else BEYOND_BUILT_IN * built_in.choices.micro_batch
+        found = _fitting(step, facts.fast, batch, most=most)
+        known.write_text(json.dumps(found), encoding="utf-8")
+    precision, size = json.loads(known.read_text(encoding="utf-8"))
     parts = torch.split(batch, size)
     watch = Stopwatch(device, setup.seconds)
     step(precision, parts)
@@ -221,9 +240,11 @@ def _fitting(
     step: Callable[[Precision, Sequence[Tensor]], None],
     precisions: Sequence[Precision],
     batch: Tensor,
+    *,
+    most: int,
 ) -> tuple[Precision, int]:
     """The precision, and the largest part of a batch that fits. A CPU's precisions are timed."""
-    size = len(batch)
+    size = min(most, len(batch))
     tried = precisions if batch.device.type == "cpu" else precisions[:1]
     while True:
         try:

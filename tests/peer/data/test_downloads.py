@@ -115,6 +115,24 @@ def test_a_file_is_downloaded_once(server: Server, downloads: Downloads) -> None
     assert [file.name for file in path.parent.iterdir()] == [SHA256]
 
 
+def test_the_progress_of_each_file_is_told(
+    server: Server, tmp_path: Path, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    told: list[tuple[str, int, int]] = []
+    downloads = Downloads(
+        tmp_path / "downloads",
+        opener=https_opener(contexts[1]),
+        tell=lambda place, done, whole: told.append((place.name, done, whole)),
+    )
+    downloads.fetch(Place(server.url, SHA256))
+    assert told[-1] == (server.url, len(CONTENT), len(CONTENT))
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+    heard: list[int] = []
+    downloads.remove(Place(server.url, SHA256))
+    downloads.fetch(Place(server.url, SHA256), tell=lambda done, whole: heard.append(done))
+    assert heard[-1] == len(CONTENT)
+
+
 def test_an_interrupted_download_continues_where_it_ended(
     server: Server, downloads: Downloads
 ) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from threading import Event
@@ -10,10 +11,12 @@ import pytest
 
 from dht.identity import PeerId
 from peer.data import feed as reading
+from peer.data.downloads import TellOf
 from peer.data.feed import Feed
-from peer.data.sequences import Data
+from peer.data.sequences import Data, Sequences, TokenStream
 from peer.data.sources import open_data
 from peer.errors import DataUnavailable, RunRefused
+from peer.run_file.places import Place
 from peer.run_file.sections import FileSource, GptModel, PythonStdlibData, RunFile, TextData
 from tests.peer.data.file_corpus import run_of, texts, write
 
@@ -128,3 +131,44 @@ def test_an_error_of_the_data_is_raised(tmp_path: Path) -> None:
     text = RunFile(model=GptModel(context=16), data=TextData(sequence_length=16, files=("no",)))
     with pytest.raises(DataUnavailable, match="no file in"):
         _ = Feed(text, PeerId("anna"), data_dir=tmp_path, over=lambda: False).recipe
+
+
+@pytest.mark.parametrize("waits_for", ["the recipe", "a batch"])
+def test_a_download_is_told_while_training_waits_for_it(
+    waits_for: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived = Event()
+    told: list[tuple[str, float]] = []
+
+    def download(tell: TellOf) -> None:
+        place = Place("https://example.org/a.bin")
+        tell(place, 25, 100)
+        assert arrived.wait(60.0)
+        tell(place, 100, 100)
+
+    class Remote:
+        """A stream whose batches have to be downloaded."""
+
+        def __init__(self, stream: TokenStream, tell: TellOf) -> None:
+            self._stream, self._tell = stream, tell
+            self.state, self.restore = stream.state, stream.restore
+
+        def next(self, sequences: int) -> Sequences:
+            download(self._tell)
+            return self._stream.next(sequences)
+
+    def open_slowly(run: RunFile, *, tell: TellOf, **own: Any) -> Data:
+        opened = open_data(run, **own)
+        if waits_for == "a batch":
+            return replace(opened, train=Remote(opened.train, tell))
+        download(tell)
+        return opened
+
+    def fetching(name: str, share: float) -> None:
+        told.append((name, share))
+        arrived.set()
+
+    monkeypatch.setattr(reading, "open_data", open_slowly)
+    slow = Feed(RUN, PeerId("anna"), data_dir=Path(), over=lambda: False, fetching=fetching)
+    assert next(iter(slow.batches(None, 2))).shape == (2, 17)
+    assert set(told) == {("https://example.org/a.bin", 0.25)}

@@ -28,7 +28,10 @@ ROUND: Event = {
         ({"event": "measured", "loss": 1.25}, "held-out loss 1.2500"),
         ({"event": "phase", "text": "looking for peers"}, "looking for peers"),
         ({"event": "over", "reason": "the run has used its tokens"}, "used its tokens"),
-        ({"event": "phase", "name": "fetching", "text": "downloading", "done": 0.5}, "ing: 50%"),
+        (
+            {"event": "phase", "name": "fetching", "text": "downloading", "done": 0.5},
+            "ing: [#####     ] 50%",
+        ),
         ({"event": "phase", "name": "leaving", "text": "enough"}, "leaving (enough)"),
         ({"event": "fetch_failed", "reason": "nobody to ask"}, "nobody to ask; trying again"),
         ({"event": "state_adopted", "fragment": 1, "version": 9, "how": "replay"}, "version 9"),

@@ -19,7 +19,6 @@ from tests.peer.island import works
         ("cpu", "auto", ("cpu",)),
         ("auto", "3", ("cpu:0", "cpu:1", "cpu:2")),
         ("cpu", "2", ("cpu:0", "cpu:1")),
-        ("auto", "cuda:0, cuda:2", ("cuda:0", "cuda:2")),
         ("auto", "9", ("cpu:0", "cpu:1", "cpu:2", "cpu:3")),  # a rank without a sequence is no use
     ],
 )
@@ -39,12 +38,14 @@ def test_devices_on_a_machine_without_accelerators(
         ("cuda", "2", ("cuda:0", "cuda:1")),
         ("cpu", "2", ("cpu:0", "cpu:1")),
         ("auto", "cuda:1", ("cuda:1",)),
+        ("auto", "cuda:0, cuda:2", ("cuda:0", "cuda:2")),
     ],
 )
 def test_devices_on_a_machine_with_two_equal_accelerators_and_another(
     monkeypatch: pytest.MonkeyPatch, device: str, devices: str, chosen: tuple[str, ...]
 ) -> None:
     names = ("Fast 80 GB", "Slow 8 GB", "Fast 80 GB")
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
@@ -59,11 +60,15 @@ def test_devices_on_a_machine_with_two_equal_accelerators_and_another(
         ("auto", "cuda:0,cuda:0", "different devices"),
         ("auto", "cuda:0,", "different devices"),
         ("auto", "4", "there are 3 here"),
+        ("auto", "0", "--devices is '0'"),
+        ("auto", "cuda:0,cuda:3", "'cuda:3' cannot be used here: torch finds no such device"),
+        ("auto", "cuda:0,quark", "'quark' cannot be used here"),
     ],
 )
 def test_devices_that_cannot_be_are_refused(
     monkeypatch: pytest.MonkeyPatch, device: str, devices: str, says: str
 ) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     with pytest.raises(ValueError, match=says):

@@ -221,3 +221,24 @@ def test_processes_with_parts_of_the_matrices_step_like_one_with_all(
     )
     assert island.wait(timeout=200) == 0, processes.output_of(island)[-3000:]
     assert processes.output_of(island).count("equal") == 2
+
+
+def test_a_scaler_may_divide_the_gradients_in_its_step_and_be_left_out_later() -> None:
+    """As a loop does that does not clip, and so does not unscale before the step."""
+    run = RunFile(model=SMALL, inner=MuonInner())
+    tokens = torch.randint(0, 256, (2, 17), generator=torch.Generator().manual_seed(3))
+    found = []
+    for scaled in (True, False):
+        model = build_model(run)
+        optimizer = build_optimizer(run, model)
+        assert optimizer.defaults["fused"]
+        scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+        for _ in range(2):
+            scaler.scale(next_token_loss(model, tokens)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        torch.autograd.backward(next_token_loss(model, tokens))
+        optimizer.step()
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

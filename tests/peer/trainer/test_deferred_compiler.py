@@ -50,6 +50,16 @@ assert type(sys.modules["torch._dynamo"]) is type(sys)
 """
 
 
+LOOK = """
+import inspect, sys, warnings
+inspect.getmodule(sys._getframe())
+for module in list(sys.modules.values()):
+    getattr(module, "__warningregistry__", None)
+assert "torch._dynamo.convert_frame" not in sys.modules
+import torch.distributed.tensor
+"""
+
+
 def run(program: str, *arguments: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
@@ -62,6 +72,11 @@ def test_a_recipe_is_built_and_trained_without_compiler_and_symbolic_algebra() -
     """They take as long to import as torch."""
     *_, modules = run(TRAIN + BUILD, "deferred")
     assert modules == "[]"
+
+
+def test_to_look_through_all_modules_is_no_reason_to_import_it() -> None:
+    """As torch does where it registers an operator, in the middle of its own imports."""
+    run(TRAIN + LOOK, "deferred")
 
 
 @pytest.mark.slow  # it imports the compiler twice

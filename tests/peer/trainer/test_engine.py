@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from peer.errors import MachineTooSmall
 from peer.model.recipes import build_model, build_optimizer, chunked_loss, next_token_loss
 from peer.run_file.reading import parse
-from peer.trainer import late
+from peer.trainer import fitting, late
 from peer.trainer.choices import Choices, DeviceFacts, Wishes, choose
 from peer.trainer.device_facts import facts_of, free_bytes
-from peer.trainer.engine import Engine
-from peer.trainer.fitting import Fit, Goal, Remembered, begin, key_of
+from peer.trainer.engine import Engine, is_out_of_memory
+from peer.trainer.fitting import Fit, Goal, Remembered, begin, key_of, room_bytes
 from peer.trainer.probing import probe
 from peer.trainer.tuning import Tuner
 from tests.peer.trainer.recipe_run import TEXT
@@ -167,6 +167,19 @@ def test_one_sequence_that_does_not_fit_gets_recomputed_activations_and_then_fai
         hopeless.gradients(batch_of())
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MPS backend out of memory (MPS allocated: 17.10 GiB, max allowed: 18.13 GiB)",
+        "CUDA error: out of memory",  # a kernel that is loaded when it is first used
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory",
+    ],
+)
+def test_each_device_has_its_own_words_for_memory_that_is_short(text: str) -> None:
+    assert is_out_of_memory(RuntimeError(text))
+
+
 def test_another_error_is_no_reason_to_try_again() -> None:
     def broken(model: nn.Module, tokens: Tensor) -> Tensor:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
@@ -279,9 +292,9 @@ def counting(compiled: list[int]) -> Callable[..., Any]:
     return backend
 
 
-def goal_of(engine: Engine, choices: Choices) -> Goal:
+def goal_of(engine: Engine, choices: Choices, *, compile_s: float | None = None) -> Goal:
     """To compile and train with these choices, which are known to fit."""
-    known = Fit(choices, 1.0, 1.0)
+    known = Fit(choices, 1.0, 1.0, compile_s)
     return Goal(first=engine.choices, choices=choices, room_bytes=1e9, known=known)
 
 
@@ -315,14 +328,14 @@ def test_it_trains_while_code_is_compiled_and_then_with_it_also_after_an_adoptio
 
     engine = engine_of(choices=Choices(micro_batch=2), backend=backend)
     choices = Choices(micro_batch=4, compile=True)
-    goal = goal_of(engine, choices)
+    goal = goal_of(engine, choices, compile_s=1e6)
     engine.tuning = Tuner(engine, goal)
     with engine.tuning:
         for _ in range(3):
             engine.gradients(batch_of())
             assert engine.apply()
         assert not graphs
-        assert str(engine.tuning.text).startswith("compiling for ")
+        assert str(engine.tuning.text).startswith("compiling [          ] 0% for 0:")
         go_on.set()
         until_settled(engine)
     assert engine.choices == choices
@@ -420,6 +433,26 @@ def test_leaving_waits_for_the_thread_that_compiles() -> None:
         pass
     assert len(graphs) == 1
     assert not [thread for thread in threading.enumerate() if thread.name == "compile"]
+
+
+@pytest.mark.parametrize("batch_size", [2, 9])
+def test_no_size_that_is_measured_is_compiled_in_the_way_of_training(batch_size: int) -> None:
+    """A device with room for one sequence to begin with."""
+    torch._dynamo.reset()
+    compiling: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        compiling.append(threading.current_thread().name)
+        return graph.forward
+
+    run = parse(TEXT.replace("batch_size = 2", f"batch_size = {batch_size}"))
+    choices = Choices(micro_batch=batch_size, compile=True)
+    engine = engine_of(run, choices=choices, backend=backend)
+    begun(engine, GPU, Wishes(), room=1.5 * probe(engine_of(run), 1).peak_bytes)
+    with engine.tuning:
+        until_settled(engine)
+    assert engine.choices.compile
+    assert set(compiling) == {"compile"}
 
 
 @pytest.mark.slow
@@ -563,6 +596,71 @@ def test_a_device_of_limited_size_trains_at_once_and_measures_meanwhile(most: in
     assert engine.choices == best.choices
     assert best.choices.micro_batch <= most
     assert_same(parameters_of(engine), parameters_of(free), atol=1e-4)
+
+
+def test_several_devices_need_room_for_sums_and_processes_share_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_of()
+    values = 4.0 * sum(p.numel() for p in engine.model.parameters())
+    monkeypatch.setattr(fitting, "free_bytes", lambda device: 100.0 * values / 0.9)
+    alone, both = (room_bytes(engine, others_bytes=8 * values, devices=n) for n in (1, 2))
+    assert alone == pytest.approx(89 * values)  # without two moments and the gradients
+    # (92 + the model that is measured) / 2, without model, moments, gradients and their sums.
+    assert both == pytest.approx(41.5 * values)
+
+    engine.device = torch.device("cuda")
+    alone, both = (room_bytes(engine, others_bytes=0.0, devices=n) for n in (1, 2))
+    assert alone - both == pytest.approx(values), "each has a memory of its own"
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_memory_that_becomes_less_is_remembered_and_nothing_is_compiled_in_the_way(
+    compiles: bool,
+) -> None:
+    """Another program takes memory of the device while this one trains."""
+    torch._dynamo.reset()
+    most = 16
+    compiling: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        compiling.append(threading.current_thread().name)
+        return graph.forward
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def allocate(sequences: int) -> None:
+        if sequences > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def limited(model: nn.Module, tokens: Tensor) -> Tensor:
+        allocate(len(tokens))
+        return next_token_loss(model, tokens)
+
+    choices = Choices(micro_batch=8, compile=compiles)
+    first = replace(choices, compile=False)
+    engine = engine_of(SIXTEEN, choices=first, loss=limited, backend=backend)
+    kept: list[Fit] = []
+    known = Fit(choices, 1.0, 8e6)
+    goal = Goal(first=first, choices=choices, room_bytes=1e9, known=known)
+    engine.tuning = Tuner(engine, goal, keep=kept.append)
+    free = engine_of(SIXTEEN)
+    with engine.tuning:
+        until_settled(engine)
+        assert engine.choices == choices
+        assert not kept
+        most = 3
+        for _ in range(4):
+            free.model.load_state_dict(engine.model.state_dict())
+            found, expected = (gradients_of(each, batch_of(16)) for each in (engine, free))
+            assert_same(found, expected, atol=1e-6)
+            free.optimizer.zero_grad()
+            assert engine.apply()
+            until_settled(engine)
+    assert engine.choices.micro_batch == 2
+    assert engine.choices.compile == compiles
+    assert set(compiling) == ({"compile"} if compiles else set())
+    assert (kept[-1].compile_s is not None) == compiles
+    assert replace(kept[-1], compile_s=None) == Fit(engine.choices, 1.0, 2e6)
 
 
 def test_the_owner_s_number_of_sequences_is_taken_and_nothing_else_is_tried() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -97,3 +98,24 @@ def test_the_expected_speed_is_near_the_measured_one() -> None:
     speed = expected_tokens_per_s(run, needs_of(run).parameters, "H100")
     assert speed == pytest.approx(425e3, rel=0.15)
     assert expected_tokens_per_s(run, 1, "abacus") is None
+
+
+def test_a_micro_batch_takes_the_memory_that_was_measured_on_an_h100() -> None:
+    run = preset("124m")
+    run = msgspec.structs.replace(run, inner=AdamwInner(batch_size=128))
+    needs = needs_of(run)
+    for memory, sequences in ((5.8e9, 8), (17e9, 32)):
+        fits = needs.sequences_at_once(memory / 0.9)
+        assert fits is not None
+        assert abs(fits - sequences) <= 0.05 * sequences
+    assert needs.sequences_at_once(1e12) == 128, "a batch has no more"
+
+
+def test_the_author_reads_what_fits_into_usual_devices() -> None:
+    lines = "\n".join(needs_of(preset("124m")).lines)
+    assert "RTX 4090 at about" in lines
+    assert "sequences at once in its 24 GB)" in lines
+    wide = GptModel(layers=32, width=4096, heads=32, context=1024)
+    assert "(more than its 24 GB: activations recomputed, or several)" in "\n".join(
+        needs_of(RunFile(model=wide)).lines
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
@@ -91,3 +91,25 @@ def test_threads_are_limited_and_given_back(pacer: Pacer, clock: Clock) -> None:
     torch.set_num_threads(2)  # the program's own business again
     pacer.pause(facts())
     assert torch.get_num_threads() == 2
+
+
+def test_code_for_an_accelerator_is_not_compiled_anew_for_another_number_of_threads(
+    clock: Clock,
+) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    doubled = torch.compile(lambda values: 2 * values, backend=backend)
+    pacer = Pacer(pace_s=0.0, device=torch.device("cuda"))
+    try:
+        for wanted in (None, 2, 1):
+            pacer.pause(facts(threads=wanted))
+            doubled(torch.ones(2))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(graphs) == 1

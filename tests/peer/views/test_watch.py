@@ -87,7 +87,7 @@ def test_a_download_whose_sources_alternate_is_one_bar() -> None:
             reporter.on_event(fetching(step / 100, 3 + step % 2))
             watch.on_event(fetching(step / 100, 3 + step % 2))
     assert len(said) == 1
-    assert list(watch._news) == ["downloading the state of the run from 4 peers: 99%"]
+    assert list(watch._news) == ["downloading the state of the run from 4 peers: [######### ] 99%"]
     watch.on_event({"event": "phase", "name": "ready", "text": "in the run", "done": 1.0})
     assert len(watch._news) == 2
 

@@ -34,7 +34,9 @@ overlap_steps = 2
 """
 
 
-def fake(speeds: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def fake(
+    speeds: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch, *, device: str = "abacus"
+) -> list[str]:
     """Let turns of loops reach these speeds. Returns the list that the loops' names go to."""
     begun: list[str] = []
 
@@ -44,7 +46,7 @@ def fake(speeds: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch) -> lis
         share = speed / 1000
         record = {"tokens_per_s": speed, "share_of_peak": share, "step_s": 1.0, "way": "fp32"}
         more: dict[str, Any] = {
-            "device": "abacus",
+            "device": device,
             "parameters": 8,
             "peak_memory_bytes": 5,
             "rounds": 3,
@@ -103,6 +105,31 @@ def test_missed_bars_are_a_failure_only_if_asked_for(
         assert ("missed" in capsys.readouterr().out) == (shoal == 10.0)
 
 
+@pytest.mark.parametrize(("size", "met"), [("124m", False), ("1b", True), ("350m", None)])
+def test_a_named_size_is_compared_with_what_its_device_should_reach(
+    size: str,
+    met: bool | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Half of the peak, and less than 420 k tokens/s."""
+    command = ["bench", "training", "--size", size, "--turns", "1", "--device", "cpu", "--check"]
+    speeds = {"alone": [500.0], "by_hand": [500.0], "shoal": [500.0]}
+    fake(speeds, monkeypatch, device="NVIDIA H100 80GB HBM3")
+    assert cli.run(command) == (met is False)
+    text = capsys.readouterr().out
+    assert ("share_of_peak 0.5; at least 0.45: kept" in text) == (size == "1b")
+    assert ("tokens_per_s 500; at least 420000: missed" in text) == (size == "124m")
+
+
+def test_a_run_and_a_size_are_one_too_many(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["x.toml", "--size", "1b"], ["--size", "2b"]):
+        assert cli.run(["bench", "training", "--device", "cpu", *command]) == 2
+    assert "pass a run or --size, not both" in capsys.readouterr().err
+
+
 def test_the_measured_run_needs_no_download_and_does_not_end() -> None:
     run = measured_run(preset("350m", "fineweb-edu"))
     assert run.data == PythonStdlibData(sequence_length=1024)
@@ -143,6 +170,23 @@ def test_a_loop_without_shoal_reports_its_speed(loop: str, tmp_path: Path) -> No
     assert found["peak_memory_bytes"] > 10e6
     assert found["share_of_peak"] is None
     assert found["way"].endswith("at once")
+
+
+def test_the_loop_by_hand_finds_what_fits_once_for_all_turns(tmp_path: Path) -> None:
+    run = measured_run(parse(TINY))
+    setup = Setup(
+        run=run.canonical().decode(),
+        device="cpu",
+        threads=1,
+        seconds=0.05,
+        folder=str(tmp_path),
+        own=str(tmp_path),
+    )
+    known = tmp_path / "by_hand.json"
+    measure("by_hand", setup)
+    assert json.loads(known.read_text(encoding="utf-8"))[1] == 2
+    known.write_text('["bf16", 1]', encoding="utf-8")
+    assert measure("by_hand", setup)["way"] == "bf16, 1 sequences at once"
 
 
 @pytest.mark.slow
