@@ -8,7 +8,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import IO, Any
 
 REDIRECTS_MAX = 5
@@ -79,5 +79,12 @@ def https_opener(
     ``tls`` is for tests and private certificate authorities. ``allowed``: whether a request may
     be sent to an address; it is not asked about the address of a proxy.
     """
-    tls = tls or ssl.create_default_context()
-    return urllib.request.build_opener(_CheckedHttps(tls, allowed), _HttpsOnly())
+    return urllib.request.build_opener(
+        _CheckedHttps(tls or _public_authorities(), allowed), _HttpsOnly()
+    )
+
+
+@cache
+def _public_authorities() -> ssl.SSLContext:
+    """The system's certificate authorities; reading their hundreds of certificates takes 30 ms."""
+    return ssl.create_default_context()

@@ -26,6 +26,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NoReturn, TextIO
 
 import typer
@@ -68,10 +69,18 @@ app.add_typer(trying.chaos, name="chaos")
 app.add_typer(simulating.simulations, name="simulate")
 
 
+@cache
+def command() -> Any:
+    """The command line of ``app``, built once: Typer evaluates the annotations of all options."""
+    return typer.main.get_command(app)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     try:
-        return reported(lambda: app(args=list(arguments), prog_name="shoal", standalone_mode=False))
+        return reported(
+            lambda: command()(args=list(arguments), prog_name="shoal", standalone_mode=False)
+        )
     except UsageError as error:
         message = _message(error)
         if message:  # without a command the help was printed

@@ -5,8 +5,10 @@ A text in the annotation is the setting's description, which ``peer.run_file.wri
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
+import msgspec
 from msgspec import Meta, Struct
 
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*\Z"
@@ -22,6 +24,12 @@ LATER = Meta(extra={"later": True})
 
 At its default it is not in the canonical form, so that those runs keep their ids.
 """
+
+
+@cache
+def fields_of(kind: type[Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """The settings of a section. Each look at a class evaluates its annotations anew."""
+    return msgspec.structs.fields(kind)
 
 
 def is_later(annotation: Any) -> bool:

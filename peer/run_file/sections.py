@@ -19,7 +19,15 @@ from multiaddr import Multiaddr
 
 from dht import addresses
 from dht.identity import RunId
-from peer.run_file.declaring import LATER, PRINTABLE, Section, is_later, printable, text
+from peer.run_file.declaring import (
+    LATER,
+    PRINTABLE,
+    Section,
+    fields_of,
+    is_later,
+    printable,
+    text,
+)
 from peer.run_file.forms import Form, form_of
 from peer.run_file.merging import Mixing, Outer, Rounds
 
@@ -570,7 +578,7 @@ class RunFile(Section, frozen=True, kw_only=True):
         plain = msgspec.to_builtins(self)
         del plain["seeds"]
         _leave_out_younger(self, plain)
-        for section in msgspec.structs.fields(self):
+        for section in fields_of(type(self)):
             table = getattr(self, section.name)
             if isinstance(table, Struct):
                 _leave_out_younger(table, plain[section.name])
@@ -604,7 +612,7 @@ class RunFile(Section, frozen=True, kw_only=True):
 
 
 def _leave_out_younger(table: Struct, plain: dict[str, Any]) -> None:
-    for field in msgspec.structs.fields(table):
+    for field in fields_of(type(table)):
         if is_later(field.type) and getattr(table, field.name) == _default_of(field):
             del plain[field.name]
 

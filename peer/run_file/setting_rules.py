@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from peer.errors import Fault
+from peer.run_file.declaring import fields_of
 from peer.run_file.toml_lines import TomlLines
 
 
@@ -29,7 +30,7 @@ def check_table(
     lines: TomlLines | None,
 ) -> None:
     """Check one table against its section; a missing tag is set to that of the default recipe."""
-    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    fields = {field.encode_name: field for field in fields_of(kind)}
     tag_field = kind.__struct_config__.tag_field
     for name, value in table.items():
         here = (*path, name)

@@ -188,7 +188,7 @@ def test_each_expected_error_has_its_code(
         def fail(*args: object, error: BaseException = error, **options: object) -> None:
             raise error
 
-        monkeypatch.setattr(cli, "app", fail)
+        monkeypatch.setattr(cli, "command", lambda: fail)
         assert cli.run(["x"]) == code
         assert capsys.readouterr().err.count("\n") == 1
 
@@ -207,7 +207,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **options: object) -> None:
         raise AssertionError("a bug")
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "command", lambda: fail)
     with pytest.raises(AssertionError, match="a bug"):
         cli.run(["x"])
 

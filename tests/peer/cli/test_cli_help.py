@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import typer
 
 from peer import cli
 
@@ -27,7 +26,7 @@ def commands(command: Any, name: str = "shoal") -> Iterator[tuple[str, Any]]:
             yield f"{name} {word}", child
 
 
-ALL = list(commands(typer.main.get_command(cli.app)))
+ALL = list(commands(cli.command()))
 
 
 def test_there_are_commands() -> None:
@@ -48,7 +47,7 @@ def test_the_help_of_a_command_is_filled_to_the_width_of_the_terminal(
     monkeypatch.setenv("COLUMNS", "2000")
     monkeypatch.setenv("TERMINAL_WIDTH", "2000")
     with pytest.raises(SystemExit):
-        cli.app([*name.split()[1:], "--help"])
+        cli.command()([*name.split()[1:], "--help"])
     shown = [line.strip() for line in capsys.readouterr().out.splitlines()]
     for paragraph in (command.help or "").split("\n\n"):
         text = " ".join(paragraph.replace("`", "").split())
