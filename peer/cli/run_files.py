@@ -66,9 +66,9 @@ def run_new(
 ) -> None:
     """Print a run file with every setting, its value and its meaning.
 
-    Without --size and --base every setting has its default. With them the link and the memory that
-    the run needs are in a comment at the top, and on stderr. --base writes the commit and the
-    hashes of the model.
+    Without --size and --base the model is small, and trained with Muon. With them the link and the
+    memory that the run needs are in a comment at the top, and on stderr. --base writes the commit
+    and the hashes of the model. Comments name the defaults of settings that have another value.
 
     Example: shoal run new --size 124m --data fineweb-edu > my.run.toml
     """

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from peer.run_file.presets import starting
 from peer.run_file.sections import RunFile
 from peer.run_file.setting_rules import description_of, rule_of, section_in_list, sections_of
 from peer.run_file.toml_lines import TomlLines
@@ -22,8 +23,8 @@ _TITLES = {
 
 
 def template(name: str = "my-run", *, every_recipe: bool = False) -> str:
-    """Run file with every setting at its default and a comment: the output of ``shoal run new``."""
-    return to_toml(RunFile(name=name), every_recipe=every_recipe)
+    """Run file with every setting and a comment: the output of ``shoal run new``."""
+    return to_toml(starting(name), every_recipe=every_recipe)
 
 
 def with_owner(text: str, owner: str) -> str:
@@ -62,7 +63,8 @@ def to_toml(run: RunFile, *, notes: Sequence[str] = (), every_recipe: bool = Fal
     plain = msgspec.to_builtins(run)
     out = [
         "# A run of shoal. Every setting except `seeds` is part of the run's id, and every peer",
-        "# that joins adopts it. A setting left out has the default shown by `shoal run new`.",
+        "# that joins adopts it. A setting that is left out has its default, the value here",
+        "# unless the comment names another one.",
         *(["#"] if notes else []),
         *(f"# {note}" for note in notes),
     ]
@@ -80,10 +82,11 @@ def to_toml(run: RunFile, *, notes: Sequence[str] = (), every_recipe: bool = Fal
         if tag_field is None:
             out += _comment(_first_line(section))
         else:
-            out += _comment(_TITLES[field.name] + ". One of:")
+            default = "" if isinstance(section, recipes[0]) else f" (default: {_tag(recipes[0])})"
+            out += _comment(f"{_TITLES[field.name]}. One of{default}:")
             for recipe in recipes:
-                out += _comment(f"  {recipe.__struct_config__.tag}: {_first_line(recipe)}")
-            out.append(f'{tag_field} = "{section.__struct_config__.tag}"')
+                out += _comment(f"  {_tag(recipe)}: {_first_line(recipe)}")
+            out.append(f'{tag_field} = "{_tag(type(section))}"')
         settings = msgspec.structs.fields(section)
         for inner in settings:
             if section_in_list(inner.type) is None and not sections_of(inner.type):
@@ -189,6 +192,10 @@ def _part_lines(
     return lines
 
 
+def _tag(recipe: type[msgspec.Struct]) -> str:
+    return str(recipe.__struct_config__.tag)
+
+
 def _first_line(kind: object) -> str:
     documented = kind if isinstance(kind, type) else type(kind)
     assert documented.__doc__ is not None
@@ -197,6 +204,11 @@ def _first_line(kind: object) -> str:
 
 def _setting_lines(field: msgspec.structs.FieldInfo, value: Any) -> list[str]:
     rule = rule_of(field.type)
+    default = field.default
+    if field.default_factory is not msgspec.NODEFAULT:
+        default = field.default_factory()
+    if default is not msgspec.NODEFAULT and value not in (None, msgspec.to_builtins(default)):
+        rule += f"; default: {'unset' if default is None else _toml(default)}"
     lines = ["", *_comment(f"{description_of(field.type)} ({rule})")]
     if value is None:
         return [*lines, f"# {field.name} = ..."]

@@ -23,7 +23,7 @@ from peer.joining.link import FoundRun, Link
 from peer.rules.ending import Ending
 from peer.run_file.presets import preset
 from peer.run_file.reading import parse
-from peer.run_file.sections import SIZES, End, GptModel, RunFile
+from peer.run_file.sections import SIZES, End, GptModel, MuonInner, RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.earlier import look_at_checkpoints
 from peer.storage.home import OUTER, default_directory, occupied
@@ -46,18 +46,19 @@ def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int,
 # --- run files --------------------------------------------------------------------------------
 
 
-def test_a_new_run_file_has_every_default_and_is_valid(
+def test_a_new_run_file_is_valid_and_trains_with_muon(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, text, _ = said(["run", "new"], capsys)
     assert code == 0
-    assert parse(text) == RunFile()
+    run = parse(text)
+    assert isinstance(run.inner, MuonInner)
     path = tmp_path / "my.run.toml"
     path.write_text(text, encoding="utf-8")
     code, output, _ = said(["run", "check", str(path), "--json"], capsys)
     found = json.loads(output)
     assert code == 0
-    assert found["run_id"] == RunFile().run_id
+    assert found["run_id"] == run.run_id
     assert found["parameters"] > 100_000
     assert len(found["layout_hash"]) == 64
 
@@ -198,7 +199,7 @@ def test_a_new_run_file_may_show_the_settings_of_every_recipe(
 ) -> None:
     code, text, _ = said(["run", "new", "--all"], capsys)
     assert code == 0
-    assert parse(text) == RunFile()
+    assert parse(text) == parse(said(["run", "new"], capsys)[1])
     assert '# With recipe = "hf":' in text
     assert "#   dataset = ..." in text
     assert "#   [[data.sources]]" in text

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.errors import RunFileError
+from peer.run_file.presets import preset, starting
 from peer.run_file.reading import RUN_FILE_MAX_BYTES, TEXT_MAX_BYTES, from_canonical, parse
 from peer.run_file.sections import (
     SIZES,
@@ -33,7 +34,7 @@ from peer.run_file.sections import (
     TextData,
 )
 from peer.run_file.toml_lines import TomlLines
-from peer.run_file.writing import template, to_toml, with_owner
+from peer.run_file.writing import differences, template, to_toml, with_owner
 
 GOLDEN_ID = "fc93ff2369d955a20c19b742dcf11b68d16f208448d78056e4bdec8ff2da7be3"
 GOLDEN_SIZES = {
@@ -57,14 +58,32 @@ def only_fault(text: str) -> str:
     return str(caught.value)
 
 
-def test_the_template_has_every_setting_with_its_default() -> None:
-    assert parse(template()) == RunFile()
+def test_the_template_differs_from_the_defaults_where_something_else_trains_better() -> None:
+    written = parse(template())
+    assert differences(RunFile(), written) == [
+        'inner.optimizer was "adamw" and is "muon"',
+        "inner.learning_rate was 0.001 and is 0.002",
+        'outer.smaller_codecs was [] and is ["int2/int4"]',
+        "outer.steps_per_cycle_max was unset and is 120",
+        "inner.momentum was unset and is 0.95",
+    ]
+
+
+def test_comments_name_the_default_of_each_setting_that_has_another_value() -> None:
+    text = " ".join(line.removeprefix("# ") for line in template().splitlines())
+    assert "How one peer trains. One of (default: adamw):" in text
+    assert "(a number above 0 to 100; default: 0.001) learning_rate = 0.002" in text
+    assert "(a whole number from 1 to 100000; default: unset) steps_per_cycle_max = 120" in text
+    assert text.count("default: ") == 4
+    assert "; default: 4) layers = 12" in " ".join(
+        line.removeprefix("# ") for line in to_toml(preset("124m")).splitlines()
+    )
 
 
 def test_the_template_shows_every_setting_by_name() -> None:
     text = template()
     for field in msgspec.structs.fields(RunFile):
-        value = getattr(RunFile(), field.name)
+        value = getattr(starting("a-run"), field.name)
         names = (
             [inner.name for inner in msgspec.structs.fields(value)]
             if isinstance(value, msgspec.Struct)

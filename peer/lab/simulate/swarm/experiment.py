@@ -91,6 +91,8 @@ class ProblemChoice(_Table, frozen=True, kw_only=True):
     """The inner optimizer of ``text_gpt``. Default: AdamW, which the other text model always has.
     """
     learning_rate: Positive | None = None
+    batch: Count | None = None
+    """Sequences of ``text_gpt``, or predictions of ``text_mlp``, in one step of a learner."""
     warmup_share: Share = 0.0
     """Share of all tokens during which the learning rate rises from zero to its peak."""
     decay: Literal["constant", "linear", "cosine"] = "constant"

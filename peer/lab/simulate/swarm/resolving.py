@@ -16,7 +16,7 @@ from peer.lab.simulate.swarm.experiment import BadExperiment, Experiment
 
 
 def problem_of(experiment: Experiment) -> Problem:
-    """The problem that an experiment names, with the size, optimizer and rate that it sets."""
+    """The problem that an experiment names, with what it sets of it."""
     choice = experiment.problem
     try:
         problem = problem_named(choice.name)
@@ -27,13 +27,14 @@ def problem_of(experiment: Experiment) -> Problem:
         changes["tensors" if isinstance(problem, Quadratic) else "width"] = choice.size
     if choice.learning_rate is not None:
         changes["learning_rate"] = choice.learning_rate
-    if choice.optimizer is not None:
-        if not hasattr(problem, "optimizer"):
+    for setting, value in (("optimizer", choice.optimizer), ("batch", choice.batch)):
+        if value is None:
+            continue
+        if not hasattr(problem, setting):
             raise BadExperiment(
-                f"problem.optimizer is {choice.optimizer!r}; {choice.name} has no choice of it, "
-                "text_gpt has"
+                f"problem.{setting} is {value!r}; {choice.name} has no choice of it, text_gpt has"
             )
-        changes["optimizer"] = choice.optimizer
+        changes[setting] = value
     changed: Problem = replace(problem, **changes) if changes else problem  # type: ignore[type-var]
     return changed
 

@@ -117,7 +117,15 @@ def test_a_problem_has_the_optimizer_that_its_experiment_names() -> None:
     assert np.abs(values[0] - values[1]).max() > 1e-3
 
 
-def test_a_problem_without_a_choice_of_optimizers_refuses_one() -> None:
-    settings = {"problem.name": "quadratic", "problem.optimizer": "muon"}
+def test_a_problem_has_the_batch_that_its_experiment_sets() -> None:
+    pytest.importorskip("torch")
+    for name, tokens in (("text_gpt", 3 * 32), ("text_mlp", 3)):
+        settings = {"problem.name": name, "problem.batch": 3}
+        assert problem_of(Experiment().with_settings(settings)).step_tokens == tokens
+
+
+@pytest.mark.parametrize(("setting", "value"), [("optimizer", "muon"), ("batch", 3)])
+def test_a_problem_refuses_a_choice_that_it_does_not_have(setting: str, value: object) -> None:
+    settings = {"problem.name": "quadratic", f"problem.{setting}": value}
     with pytest.raises(BadExperiment, match="quadratic has no choice of it, text_gpt has"):
         problem_of(Experiment().with_settings(settings))
