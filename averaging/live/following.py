@@ -229,11 +229,10 @@ class Following:
 
     def _is_newer(self, theirs: Standing, *, effect: CatchUp | Rebase | None = None) -> bool:
         mine, machine = self._work.state, self._work.machine
-        ends = machine is not None and machine.closed_ranks
         return is_newer(
             None if mine is None else Standing.of(mine),
             theirs,
-            tokens_end=machine.tokens_end if machine is not None and ends else None,
+            end=None if machine is None else machine.end(self._averager.now()),
             effect=effect,
         )
 
