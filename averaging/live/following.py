@@ -228,7 +228,7 @@ class Following:
         return is_newer(
             None if mine is None else Standing.of(mine),
             theirs,
-            tokens_end=machine.tokens_end if machine.closed_ranks else None,
+            end=machine.end(self._averager.now()),
             effect=effect,
         )
 

@@ -55,7 +55,6 @@ from averaging.round.neighbourhood import Neighbourhood
 from averaging.round.phase import Phase, Timer
 from averaging.round.situation import Situation
 from averaging.round.transitions import Abandon, Become, Changes, Count, SetTimer
-from averaging.rules import final_mix
 from averaging.rules.mixing import meets
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
@@ -126,19 +125,6 @@ class UnreliableSources:
 
     def delivered(self, source: PeerId) -> None:
         self._until.pop(source, None)
-
-
-def final_tokens(situation: Situation) -> int | None:
-    """The run's tokens, once a state that has them is final: when ranks are closed."""
-    return situation.tokens_end if situation.closed_ranks else None
-
-
-def one_gives_way(mine: Head, theirs: Head, tokens_end: int | None) -> bool:
-    """True if one of two peers on different lineages takes the other's state, which is final."""
-    return tokens_end is not None and (
-        final_mix.gives_way(mine, theirs, tokens_end)
-        or final_mix.gives_way(theirs, mine, tokens_end)
-    )
 
 
 def founded_apart(
@@ -251,7 +237,8 @@ class CatchingUp:
         relation = relate(mine, standing.chain, theirs)
         if isinstance(relation, Apart) and relation.founded_apart:
             return founded_apart(self._id.fragment, source, mine, relation, theirs)
-        if isinstance(relation, Apart) and one_gives_way(mine, theirs, final_tokens(situation)):
+        end = situation.end
+        if isinstance(relation, Apart) and end is not None and end.settles(mine, theirs):
             return self.settle_final_state(source, mine, relation, theirs, situation, now)
         if isinstance(relation, Apart):
             self._meet(relation, now)
@@ -292,10 +279,9 @@ class CatchingUp:
         situation: Situation,
         now: float,
     ) -> Changes:
-        """One of two peers takes the other's state, which is final (``one_gives_way``)."""
-        tokens_end = situation.tokens_end
-        assert tokens_end is not None
-        if not final_mix.gives_way(mine, theirs, tokens_end):
+        """One of two peers takes the other's state, which is final."""
+        assert situation.end is not None
+        if not situation.end.gives_way(mine, theirs):
             return [Send(source, messages.Compare(self._id.fragment, mine))]
         if not self._may_ask(source, situation, now):
             return []

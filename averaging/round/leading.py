@@ -32,7 +32,7 @@ from averaging.history.standing import (
     tokens_of,
 )
 from averaging.messages import Head, Join
-from averaging.round.catching_up import final_tokens, founded_apart, one_gives_way
+from averaging.round.catching_up import founded_apart
 from averaging.round.certificates import link_of
 from averaging.round.effects import Note, Send
 from averaging.round.identity import Identity
@@ -205,7 +205,8 @@ class Leading:
                 *founded_apart(self._id.fragment, sender, mine, relation, join.head),
                 self._refusal(sender, join, "our histories were founded apart"),
             ]
-        if isinstance(relation, Apart) and one_gives_way(mine, join.head, final_tokens(situation)):
+        end = situation.end
+        if isinstance(relation, Apart) and end is not None and end.settles(mine, join.head):
             return [
                 SettleFinalState(sender, mine, relation, join.head),
                 self._refusal(sender, join, "one of us takes the other's final state"),

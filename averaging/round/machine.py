@@ -105,7 +105,8 @@ the pause is over. After a rollback the owner of the machine replaces it, under 
 
 **The end.** With the run's tokens in a version of one group, nothing more is offered. Several
 groups close ranks first (all peers form one group), and mix all of their lineages once
-(``averaging.rules.final_mix``).
+(``averaging.rules.final_mix``). Two sides of a partition may each come to an end: so a peer that
+has ended goes on to show others where it stands (``averaging.round.lingering``).
 
 **Every wait has a deadline.** Every phase but IDLE has a timer (``deadline`` is the earliest). All
 deadlines are relative to the own clock; no time of another peer is compared with it.
@@ -131,6 +132,7 @@ from averaging.round.identity import Circumstances, Identity
 from averaging.round.inputs import Input
 from averaging.round.joining import Joining
 from averaging.round.leading import Leading
+from averaging.round.lingering import Lingering
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.round.objections import members_behind, objection
 from averaging.round.pace import Pace
@@ -207,6 +209,7 @@ class FragmentRounds:
         self.parents = Parents(identity, self.peers, self.certificates, self.catching_up)
         self.leading = Leading(identity, self.peers, self.pace, self.parents)
         self.doubting = Doubting(identity, self.peers)
+        self.lingering = Lingering(identity, self.peers)
         self.phase = Phase.IDLE
         self.timers: dict[Timer, float] = {}
         self.counters: Counter[str] = Counter()
@@ -256,6 +259,7 @@ class FragmentRounds:
         self._handle(given, now)
         while self._own_messages:
             self._receive(self._id.me, self._own_messages.popleft(), now)
+        self.lingering.stands(self.standing if self._is_done(now) else None, now)
         effects, self._effects = self._effects, []
         return effects
 
@@ -266,6 +270,8 @@ class FragmentRounds:
         if (at := self.leading.next_at()) is not None:
             times.append(at)
         if (at := self.doubting.next_at()) is not None:
+            times.append(at)
+        if (at := self.lingering.next_at()) is not None:
             times.append(at)
         times += [at for part in self.rounds.values() if (at := part.next_at()) is not None]
         return min(times) if times else None
@@ -298,14 +304,25 @@ class FragmentRounds:
 
         So it is at the version with which the run's owner has ordered it to end.
         """
-        standing, tokens_end = self.standing, self.tokens_end
         last = self._id.book.orders.last_version
-        if standing is not None and last is not None and standing.version >= last:
+        if self.standing is not None and last is not None and self.standing.version >= last:
             return True
+        return self._is_done(now)
+
+    def _is_done(self, now: float) -> bool:
+        """True if the run has its tokens, and nothing more is merged into this standing."""
+        standing, tokens_end = self.standing, self.tokens_end
         if tokens_end is None or standing is None or not self._has_tokens(standing):
             return False
         several_lineages = self.closed_ranks or self.peers.has_several_groups(now)
         return not several_lineages or final_mix.grew_from(standing.chain, tokens_end)
+
+    def end(self, now: float) -> final_mix.RunsEnd | None:
+        """The end of the run, once this peer may have to settle which state it ends on."""
+        tokens_end = self.tokens_end
+        if tokens_end is None or not (self.closed_ranks or self._is_done(now)):
+            return None
+        return final_mix.RunsEnd(tokens_end, mixes=self.closed_ranks)
 
     def policy_at(self, version: int) -> RoundPolicy:
         """The policy of a round that makes this version."""
@@ -430,6 +447,7 @@ class FragmentRounds:
                 self._ring(timer, now)
         self._apply(self.leading.tick(self._situation(now), now), now)
         self._apply(self.doubting.tick(now), now)
+        self._apply(self.lingering.tick(self.standing, now), now)
         for part in list(self.rounds.values()):
             self._apply(part.handle(inputs.Tick(), now), now)
             if now >= part.end_at and not part.is_open:
@@ -534,6 +552,7 @@ class FragmentRounds:
             return
         if head is not None:
             self.certificates.hear(link_of(head), head.signatures, now)
+            self.lingering.heard(sender, head)
         self._apply(self._answer(sender, message, now), now)
 
     def _leap(self, theirs: Head) -> str | None:
@@ -964,6 +983,7 @@ class FragmentRounds:
             tokens_end=self.tokens_end,
             is_final=self.is_final(now),
             closed_ranks=self.closed_ranks,
+            end=self.end(now),
             several_groups_version=self.several_groups_version,
         )
 

@@ -12,6 +12,7 @@ from averaging.history.standing import Standing
 from averaging.messages import Join
 from averaging.round.phase import Phase
 from averaging.round.signed_commit import SignedCommit
+from averaging.rules.final_mix import RunsEnd
 from averaging.rules.mixing import Measured
 from dht.identity import PeerId
 
@@ -57,4 +58,6 @@ class Situation:
     """Tokens with which the fragment is done, as of the round that would follow."""
     is_final: bool
     closed_ranks: bool
+    end: RunsEnd | None
+    """The end of the run, once this peer may have to settle with others which state it ends on."""
     several_groups_version: int | None

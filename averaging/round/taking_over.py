@@ -26,7 +26,7 @@ from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s, norm
 from averaging.round.effects import Apply, CatchUp, Rebase
-from averaging.rules.final_mix import gives_way
+from averaging.rules.final_mix import RunsEnd
 from averaging.rules.plausible import leap
 from dht.identity import PeerId
 
@@ -118,12 +118,12 @@ def is_newer(
     mine: Standing | None,
     theirs: Standing,
     *,
-    tokens_end: int | None,
+    end: RunsEnd | None,
     effect: CatchUp | Rebase | None = None,
 ) -> bool:
     """True if a fetched state replaces the own one: it continues its chain or has more tokens.
 
-    ``tokens_end``: the run's, once all peers meet in one group to end it; else ``None``.
+    ``end``: of the run, once this peer settles with others which state it ends on.
     ``effect``: what it was fetched for. A peer that gives way takes any other state.
     """
     if leap(None if mine is None else mine.head(), theirs.head()) is not None:
@@ -136,10 +136,10 @@ def is_newer(
         return True
     if theirs.chain.find(mine.version, mine.lineage) is not None:
         return True
-    if tokens_end is not None:
-        if gives_way(mine.head(), theirs.head(), tokens_end):
+    if end is not None:
+        if end.gives_way(mine.head(), theirs.head()):
             return True
-        if gives_way(theirs.head(), mine.head(), tokens_end):
+        if end.gives_way(theirs.head(), mine.head()):
             return False
     # Of two that are not final the round machine lets the lighter side rebase until the end.
     return theirs.merged.tokens > mine.merged.tokens

@@ -9,8 +9,9 @@ or hears of one, **closes ranks**: it takes all peers for one group (as far as a
 64), comes whenever it is called, and closes no roster while others come. The groups mix, and a
 version that grew out of one with the run's tokens is final. Such lineages do nothing but mix, so
 history still identifies the final version. A majority in the mix is enough: the others take its
-state. Of two final versions (more peers than a roster holds, or a partition), every peer takes the
-heavier.
+state. Of two final versions (more peers than a roster holds, or a partition, also of a single
+group), every peer takes the heavier; peers that have ended go on to tell one another where they
+stand (``averaging.round.lingering``).
 
 The groups mix as they stand, also where one state grew out of another, as in a meld. No leader sees
 that of two others, and a peer that is a version behind may be unable to catch up: a link has the
@@ -29,6 +30,7 @@ closes the ranks.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import islice
 
 from averaging.history.chain import Chain
@@ -57,13 +59,27 @@ def shows_final(head: Head, tokens_end: int) -> bool:
     )
 
 
-def gives_way(mine: Head, theirs: Head, tokens_end: int) -> bool:
-    """Return whether this peer takes the other's state, which is final and outranks its own."""
-    if not shows_final(theirs, tokens_end):
-        return False
-    if not shows_final(mine, tokens_end):
-        return True
-    return (tokens_of(mine), mine.lineage) < (tokens_of(theirs), theirs.lineage)
+@dataclass(frozen=True, slots=True)
+class RunsEnd:
+    """The end of a run, as a peer sees it that has closed ranks or stands on a final state."""
+
+    tokens: int
+    mixes: bool
+    """Ranks are closed: a state with the run's tokens is mixed first. Else it is final."""
+
+    def gives_way(self, mine: Head, theirs: Head) -> bool:
+        """Return whether this peer takes the other's state, which is final and outranks its own."""
+        is_final = shows_final if self.mixes else has_reached
+        return is_final(theirs, self.tokens) and self._rank(mine) < self._rank(theirs)
+
+    def settles(self, mine: Head, theirs: Head) -> bool:
+        """Return whether one of two peers on different lineages takes the other's state."""
+        if not self.mixes and not has_reached(theirs, self.tokens):
+            return False
+        return self.gives_way(mine, theirs) or self.gives_way(theirs, mine)
+
+    def _rank(self, head: Head) -> tuple[bool, int, bytes]:
+        return shows_final(head, self.tokens), tokens_of(head), head.lineage
 
 
 def goes_on(commit: Commit, tokens_end: int) -> bool:

@@ -945,11 +945,10 @@ class FragmentNode:
         assert before is not None
         link, now = Link(*state.chain.tip), self.owner.now()
         machine.certificates.hear(link, signatures, now)
-        tokens_end = machine.tokens_end if machine.closed_ranks else None
         usual = self._usual.norm(slice(None))
         ratio = self.wires.norm_ratio_max
         newer = is_newer(
-            Standing.of(before), Standing.of(state), tokens_end=tokens_end, effect=effect
+            Standing.of(before), Standing.of(state), end=machine.end(now), effect=effect
         )
         fits = unfit(state, before, usual=usual, norm_ratio_max=ratio) is None
         if not (newer and fits and machine.catching_up.takes(link, now)):

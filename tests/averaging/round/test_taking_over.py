@@ -20,6 +20,7 @@ from averaging.round.taking_over import (
     prefers_replay,
     shared_version,
 )
+from averaging.rules.final_mix import RunsEnd
 from dht.identity import PeerId
 
 ANNA, BORIS = PeerId("anna"), PeerId("boris")
@@ -45,12 +46,12 @@ HEAVY = state(ROOT, SHARED, link(2, "theirs", 900))
 LIGHT = state(ROOT, SHARED, link(2, "light", 120))
 
 
-def newer(mine: FragmentState, theirs: FragmentState, *, tokens_end: int | None = None) -> bool:
-    return is_newer(Standing.of(mine), Standing.of(theirs), tokens_end=tokens_end)
+def newer(mine: FragmentState, theirs: FragmentState, *, end: RunsEnd | None = None) -> bool:
+    return is_newer(Standing.of(mine), Standing.of(theirs), end=end)
 
 
 def test_a_state_is_taken_that_continues_mine_or_is_heavier_and_no_other() -> None:
-    assert is_newer(None, Standing.of(MINE), tokens_end=None)
+    assert is_newer(None, Standing.of(MINE), end=None)
     assert newer(MINE, AHEAD)
     assert newer(MINE, HEAVY)
     assert not newer(MINE, MINE)
@@ -60,14 +61,14 @@ def test_a_state_is_taken_that_continues_mine_or_is_heavier_and_no_other() -> No
 
 def test_at_the_end_of_a_run_a_final_state_is_taken_however_light() -> None:
     final = state(ROOT, link(1, "had all", 200), link(2, "final", 210))
-    assert newer(HEAVY, final, tokens_end=200)
-    assert not newer(final, HEAVY, tokens_end=200)
+    assert newer(HEAVY, final, end=RunsEnd(200, mixes=True))
+    assert not newer(final, HEAVY, end=RunsEnd(200, mixes=True))
 
 
 def test_at_the_end_of_a_run_the_lighter_of_two_that_are_not_final_still_rebases() -> None:
     """The machine asks for it; an averager that refused fetched the same state for ever."""
-    assert newer(MINE, HEAVY, tokens_end=200)
-    assert not newer(HEAVY, MINE, tokens_end=200)
+    assert newer(MINE, HEAVY, end=RunsEnd(200, mixes=True))
+    assert not newer(HEAVY, MINE, end=RunsEnd(200, mixes=True))
 
 
 def test_rounds_are_replayed_while_that_is_no_larger_than_the_state() -> None:
@@ -155,9 +156,9 @@ def test_who_gives_way_takes_any_other_state() -> None:
     gives_way = Rebase(BORIS, 2, LIGHT.lineage, 1, "", gives_way=True)
     for theirs in (LIGHT, HEAVY, state(ROOT, SHARED)):
         mine, other = Standing.of(AHEAD), Standing.of(theirs)
-        assert is_newer(mine, other, tokens_end=None, effect=gives_way)
+        assert is_newer(mine, other, end=None, effect=gives_way)
     same = Standing.of(AHEAD)
-    assert not is_newer(same, same, tokens_end=None, effect=gives_way)
+    assert not is_newer(same, same, end=None, effect=gives_way)
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,16 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from averaging import messages as said
 from averaging.history.chain import Chain, ChainLink
-from averaging.history.standing import LINKS_SHOWN, Standing
+from averaging.history.standing import LINKS_SHOWN
 from averaging.messages import Head, Link
-from averaging.rules.final_mix import gives_way, goes_on, grew_from, shows_final
+from averaging.rules.final_mix import RunsEnd, goes_on, grew_from, shows_final
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import POLICY, lineages, swarm
 from tests.averaging.message_examples import COMMIT
 from tests.averaging.simulated.several_groups import SEVERAL_GROUPS
-from tests.averaging.simulated.swarm import Swarm as StormySwarm
-from tests.averaging.simulated.swarm import storm
+from tests.averaging.simulated.swarm import Storm, storm
 
 
 def chain(*tokens: int, side: int = 0) -> Chain:
@@ -45,10 +43,25 @@ def test_a_peer_gives_way_to_a_final_state_and_to_a_heavier_final_one() -> None:
     early, final = head(chain(0, 90, 110)), head(chain(0, 100, 120, side=1))
     heavier, twin = head(chain(0, 100, 121, side=2)), head(chain(0, 100, 120, side=3))
 
-    assert gives_way(early, final, 100) and not gives_way(final, early, 100)
-    assert gives_way(final, heavier, 100) and not gives_way(heavier, final, 100)
-    assert gives_way(final, twin, 100) != gives_way(twin, final, 100), "one of them does"
-    assert not gives_way(early, head(chain(0, 90, 130, side=1)), 100), "neither is final"
+    end = RunsEnd(100, mixes=True)
+    assert end.gives_way(early, final) and not end.gives_way(final, early)
+    assert end.gives_way(final, heavier) and not end.gives_way(heavier, final)
+    assert end.gives_way(final, twin) != end.gives_way(twin, final), "one of them does"
+    assert end.settles(final, early) and end.settles(early, final)
+    assert not end.settles(early, head(chain(0, 90, 130, side=1))), "neither is final: they mix"
+
+
+def test_of_two_sides_of_one_group_that_have_ended_the_lighter_gives_way() -> None:
+    """Each had the run's tokens before the partition healed, and joins no round any more."""
+    mine, heavier = head(chain(0, 90, 110)), head(chain(0, 90, 130, side=1))
+    twin, late = head(chain(0, 90, 110, side=2)), head(chain(0, 50, 99, side=3))
+    mixed = head(chain(0, 100, 105, side=4))
+    end = RunsEnd(100, mixes=False)
+
+    assert end.gives_way(mine, heavier) and not end.gives_way(heavier, mine)
+    assert end.gives_way(mine, twin) != end.gives_way(twin, mine)
+    assert end.gives_way(heavier, mixed), "also for a peer that sees several groups this is final"
+    assert not end.settles(mine, late), "it has not ended"
 
 
 @pytest.mark.parametrize(
@@ -91,26 +104,23 @@ def test_groups_that_reach_the_runs_tokens_end_on_one_lineage_and_merge_no_more(
 @pytest.mark.parametrize("seed", range(12))
 def test_after_a_storm_several_groups_end_on_one_lineage(seed: int) -> None:
     """Invariants of storms are checked after each event; this test adds that the run ends."""
-    how = SEVERAL_GROUPS[seed % 2]
-    weather = storm(seed, replace(how, tokens_end=3_000))
-    shows_where_it_ended(weather)
+    ends_on_one_lineage(seed, replace(SEVERAL_GROUPS[seed % 2], tokens_end=3_000))
+
+
+@pytest.mark.parametrize("seed", [1, 16, 20])
+def test_the_sides_of_one_group_that_have_both_ended_end_on_one_lineage(seed: int) -> None:
+    """Partitions around the end left two final states for good; with seed 20, of equal tokens."""
+    ends_on_one_lineage(seed, Storm(peers=(4, 8), accidents=(2, 5), tokens_end=25_000))
+
+
+def ends_on_one_lineage(seed: int, how: Storm) -> None:
+    weather = storm(seed, how)
     weather.run(how.rough_s)
     while weather.heap.now < how.rough_s + 120.0:
         weather.run(weather.heap.now + 2.0)
         there = [node for node in weather.alive if node.state is not None]
-        if (
-            all(node.machine.is_final(weather.heap.now) for node in there)
-            and len(weather.lineages()) == 1
+        if all(node.machine.is_final(node.now()) for node in there) and (
+            len(weather.lineages()) == 1
         ):
             return
     raise AssertionError(f"seed {seed}: {weather.lineages()} two minutes after the storm")
-
-
-def shows_where_it_ended(weather: StormySwarm) -> None:
-    """Every second a finished peer tells another one, as live peers do while they linger."""
-    for node in weather.alive:
-        other = weather.rng.choice(weather.alive)
-        if node.machine.is_final(weather.heap.now) and node.state is not None and other is not node:
-            ends_at = said.Compare(0, Standing.of(node.state).head())
-            weather.wires.send(node.part, other.name, ends_at)
-    weather.heap.call_in(1.0, shows_where_it_ended, weather)

@@ -150,9 +150,12 @@ def test_after_a_storm_all_tallies_are_equal_within_a_minute_and_are_the_ledger(
     assert sum(sum(day.values()) for day in days.values()) == books.one.totals.total
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 5])
 def test_tallies_of_several_groups_agree_and_end_as_the_ledger(seed: int) -> None:
-    """Melds: each group stands on a lineage of its own until all meet in one at the end."""
+    """Melds: each group stands on a lineage of its own until all meet in one at the end.
+
+    With seed 5 a partition hid three peers from the end of the others: they ended on two lineages.
+    """
     how = Storm(peers=(9, 12), group_size=4, accidents=(1, 4), tokens_end=60_000)
     books = Books(seed, how)
     seen = set()

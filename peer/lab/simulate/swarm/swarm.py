@@ -23,7 +23,6 @@ import msgspec
 import numpy as np
 
 from averaging.history.state import FragmentState
-from averaging.messages import Compare
 from averaging.numbers.arrays import Float32s
 from averaging.round.effects import Apply, Note
 from averaging.simulated.node import FragmentNode, Watch
@@ -49,7 +48,6 @@ TIME_FACTOR = 3.0
 """Default time limit of an experiment, as a multiple of its duration without any waiting."""
 GARBAGE_MIN = 1_000_000
 """Allocations between collections: more objects than rounds in progress hold."""
-COMPARE_EVERY_S = 1.0
 """Time between two comparisons of a final state with others, as in ``peer.agent.active_peer``."""
 
 LINE_EVENTS = ("line_needs", "level")
@@ -105,7 +103,6 @@ class SimulatedSwarm(Watch):
         self.tokens_end = self._tokens_end()
         self.policy = experiment.policy()
         if experiment.end.together:
-            self.heap.call_in(COMPARE_EVERY_S, self._compare_final_states)
             self.policy = replace(self.policy, tokens_end=self.tokens_end)
         self.points: list[Point] = []
         self.rounds: list[RoundRecord] = []
@@ -330,19 +327,6 @@ class SimulatedSwarm(Watch):
         if self._tokens_done < self.tokens_end:
             return False
         return not self.experiment.end.together or self.is_agreed
-
-    def _compare_final_states(self) -> None:
-        """Each peer in its final state tells a random other one which state that is, as a live
-        peer does while it lingers."""
-        peers = self.alive
-        for peer in peers:
-            for node in peer.nodes:
-                if node.machine.is_final(self.heap.now) and node.state is not None:
-                    other = peers[int(self.environment.rng.integers(len(peers)))]
-                    head = node.shown(node.state)
-                    if other is not peer:
-                        self.wires.send(node, other.name, Compare(node.fragment.index, head))
-        self.heap.call_in(COMPARE_EVERY_S, self._compare_final_states)
 
     @property
     def is_agreed(self) -> bool:

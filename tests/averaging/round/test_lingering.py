@@ -1,0 +1,85 @@
+"""A peer that has ended shows the others where it stands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from averaging.history.merged_map import MergedMap
+from averaging.history.standing import Standing
+from averaging.messages import Compare
+from averaging.round.effects import Rebase, Send
+from averaging.round.inputs import Received, Tick
+from averaging.round.lingering import TELL_AGAIN_S, TELL_EVERY_S
+from averaging.round.machine import FragmentRounds
+from dht.identity import PeerId
+from tests.averaging.round.machines import ANNA, BORIS, POLICY, certified, machine, standing
+
+ENDS = replace(POLICY, tokens_end=200)
+
+
+def merged(*names: str, tokens: int) -> Standing:
+    """A standing with these tokens at each version, of one peer."""
+    work = MergedMap().with_work(ANNA, 1, 10, tokens * (len(names) - 1))
+    return replace(standing(*names, tokens=tokens), merged=work)
+
+
+MINE = merged("start", "mine", tokens=200)
+HEAVIER = merged("start", "theirs", tokens=220)
+GOES_ON = merged("start", "mine", tokens=199)
+
+
+def told(rounds: FragmentRounds, *, until: float) -> list[tuple[float, PeerId]]:
+    """When the machine tells whom where it stands, if it gets a tick whenever it wants one."""
+    times: list[tuple[float, PeerId]] = []
+    while (at := rounds.deadline) is not None and at <= until:
+        effects = rounds.handle(Tick(), at)
+        times += [
+            (at, each.to)
+            for each in effects
+            if isinstance(each, Send) and isinstance(each.message, Compare)
+        ]
+    return times
+
+
+def test_who_has_ended_tells_one_after_the_other_and_again_until_they_have_shown_the_same() -> None:
+    rounds = machine(MINE, policy=ENDS)
+    view = rounds.peers.view
+    rounds.peers.view = {peer: replace(seen, heard_at=9e9) for peer, seen in view.items()}
+    rounds.handle(Tick(), 0.0)
+    first, second = TELL_EVERY_S, 2 * TELL_EVERY_S
+    assert told(rounds, until=5.0) == [(first, ANNA), (second, BORIS)]
+
+    rounds.handle(Received(ANNA, Compare(0, certified(MINE))), 5.0)
+    again = told(rounds, until=2.2 * TELL_AGAIN_S)
+    assert {peer for _, peer in again} == {BORIS}
+    assert all(at - second >= TELL_AGAIN_S for at, _ in again)
+
+    rounds.handle(Received(BORIS, Compare(0, certified(MINE))), 2.2 * TELL_AGAIN_S)
+    assert told(rounds, until=9 * TELL_AGAIN_S) == []
+
+
+def test_who_goes_on_tells_nobody() -> None:
+    rounds = machine(GOES_ON, policy=ENDS)
+    rounds.handle(Tick(), 0.0)
+    assert told(rounds, until=100.0) == []
+
+
+def test_of_two_that_have_ended_apart_the_lighter_takes_the_state_of_the_other() -> None:
+    """Both have the run's tokens, and comparable weight; nobody joins a round to mix them."""
+    light, heavy = machine(MINE, policy=ENDS), machine(HEAVIER, policy=ENDS)
+
+    effects = heavy.handle(Received(ANNA, Compare(0, certified(MINE))), 1.0)
+    (answer,) = [each for each in effects if isinstance(each, Send)]
+    assert answer.to == ANNA and answer.message.head.lineage == HEAVIER.lineage  # type: ignore[union-attr]
+
+    effects = light.handle(Received(ANNA, Compare(0, certified(HEAVIER))), 1.0)
+    (rebase,) = [each for each in effects if isinstance(each, Rebase)]
+    assert (rebase.source, rebase.lineage) == (ANNA, HEAVIER.lineage)
+
+
+def test_who_has_ended_gives_way_to_nobody_that_has_not() -> None:
+    mine = merged("start", "mine", tokens=200)
+    other = merged("start", "theirs", tokens=199)
+    rounds = machine(mine, policy=ENDS)
+    effects = rounds.handle(Received(ANNA, Compare(0, certified(other))), 1.0)
+    assert not [each for each in effects if isinstance(each, Rebase)]
