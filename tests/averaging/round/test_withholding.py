@@ -19,7 +19,7 @@ from averaging.round.inputs import (
     UploadFailed,
 )
 from averaging.round.machine import FragmentRounds
-from averaging.round.paxos import Coordinator
+from averaging.round.paxos import Coordinator, Voter
 from averaging.round.reducer import Length
 from averaging.round.seals import ballot_of
 from averaging.round.signed_commit import SignedCommit
@@ -248,8 +248,7 @@ def _coordinator(
         ballot_of(1, voters=3, above=0),
         list(commit.reducers),
         POLICY,
-        opinions=OpinionsOf(down=frozenset(is_down)),
-        keys=me,
+        me=Voter(OpinionsOf(down=frozenset(is_down)), me),
         changes=changes,
         now=0.0,
     )
