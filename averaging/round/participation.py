@@ -696,7 +696,10 @@ class Participation:
     def _told_void(self, sender: PeerId, message: messages.Void, now: float) -> bool:
         if self.seal is not None and not is_chosen(self.commit, message, self._id.verify):
             return False  # any voter may name a ballot of its own, and a chosen seal stays
-        if not is_void(self.commit, message, sender, self._void_said_by, self._id.verify):
+        found_myself = sender == self._id.me  # as a coordinator, from what others have declined
+        if not found_myself and not is_void(
+            self.commit, message, sender, self._void_said_by, self._id.verify
+        ):
             return False
         if self.stage in (Stage.UPLOADING, Stage.SEALED, Stage.FORSWORN):
             self._voided = message
