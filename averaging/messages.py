@@ -482,6 +482,8 @@ class Promise(_Message, frozen=True):
     accepted: Indices
     reports: Annotated[tuple[tuple[Index, Indices], ...], Meta(max_length=ROSTER_MAX)] = ()
     """The slices that the sender reduces, and whose uploads of them are complete."""
+    signature: Signature = b""
+    """Under ``promise_text``: a voter that denies a vote convicts itself."""
 
 
 class Outbid(_Message, frozen=True):
@@ -625,10 +627,14 @@ _T = TypeVar("_T")
 LEAVES_SINCE: Final = 2
 """Protocol number with which a join says that its sender leaves."""
 
+PROMISES_SIGNED_SINCE: Final = 2
+"""Protocol number of the rounds in which no promise counts that is not signed."""
+
 _SINCE: dict[type[Any], tuple[tuple[str, int], ...]] = {
     Join: (("newer", 2), ("leaves", LEAVES_SINCE)),
     Call: (("leaves", LEAVES_SINCE),),
     Commit: (("protocol", 2),),
+    Promise: (("signature", PROMISES_SIGNED_SINCE),),
 }
 """Fields that are newer than the oldest protocol spoken, each with the number that brought it. They
 are the last of their class, in this order. In the form of an older number they are left out."""
@@ -765,6 +771,15 @@ def _encode_claim(number: int, claim: Claim) -> bytes:
 def vote(round_id: bytes, ballot: int, seal: tuple[int, ...]) -> bytes:
     """Return what a member signs when it accepts this seal under this ballot."""
     return b"shoal vote 1 " + _encoder.encode((round_id, ballot, seal))
+
+
+def promise_text(
+    round_id: bytes, ballot: int, accepted_ballot: int | None, accepted: tuple[int, ...]
+) -> bytes:
+    """Return what a voter signs when it promises to ignore lower ballots than this one, and says
+    what it has accepted last."""
+    said = (round_id, ballot, accepted_ballot, accepted)
+    return b"shoal promise 1 " + _encoder.encode(said)
 
 
 def vow(round_id: bytes) -> bytes:

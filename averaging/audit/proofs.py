@@ -3,7 +3,8 @@
 ``FalseMerge``: a reducer, or a site's delegate, has signed a claim (``averaging.audit.claims``)
 whose bytes do not follow from its sources. The proof holds the commit, the claims, and for one
 piece of the slice the uploads and the result. ``TwoClaims``, ``TwoVotes`` and ``TwoCommits``: a
-peer has signed two different statements where an honest one makes one.
+peer has signed two different statements where an honest one makes one. ``DeniedVote``: it has
+signed a vote, and that it has not voted so.
 
 ``check`` trusts nobody: not the author of the proof, nor the round's leader. All that it believes
 is signed by the accused peer; the bytes are those whose digests it has signed. So a peer that
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import blake3
 import msgspec
@@ -128,6 +129,28 @@ class TwoVotes(_Head, frozen=True, kw_only=True):
     second: Vote
 
 
+class Promised(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A promise to the coordinator of a ballot, as its voter signed it."""
+
+    ballot: Ballot
+    accepted_ballot: Ballot | None
+    accepted: Indices
+    signature: Signature
+
+
+class DeniedVote(_Head, frozen=True, kw_only=True):
+    """A vote in an earlier ballot than that of a promise which does not tell of it.
+
+    Whoever makes the promise first does not vote so later, and whoever votes first says so.
+    """
+
+    peer: Peer
+    round: Digest
+    ballot: Ballot
+    vote: Vote
+    promise: Promised
+
+
 class SignedBytes(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A commit as its leader signed it."""
 
@@ -142,7 +165,12 @@ class TwoCommits(_Head, frozen=True, kw_only=True):
     second: SignedBytes
 
 
-Head: TypeAlias = FalseMerge | TwoClaims | TwoVotes | TwoCommits
+Contradiction: TypeAlias = TwoClaims | TwoVotes | TwoCommits | DeniedVote
+Head: TypeAlias = FalseMerge | Contradiction
+
+KINDS_SINCE: Final[dict[type[Any], int]] = {DeniedVote: messages.PROMISES_SIGNED_SINCE}
+"""Kinds of proofs that are newer than the oldest protocol spoken: peers of an older one are told of
+none."""
 
 _encoder = msgspec.msgpack.Encoder()
 _heads: msgspec.msgpack.Decoder[Head] = msgspec.msgpack.Decoder(Head)
@@ -416,7 +444,7 @@ def _bundles(sources: Sequence[Claim]) -> dict[int, tuple[int, ...]]:
 # Two statements where an honest peer makes one
 
 
-def _conflict(head: TwoClaims | TwoVotes | TwoCommits, court: Court) -> Guilty:
+def _conflict(head: Contradiction, court: Court) -> Guilty:
     match head:
         case TwoClaims():
             return _two_claims(head, court)
@@ -424,6 +452,8 @@ def _conflict(head: TwoClaims | TwoVotes | TwoCommits, court: Court) -> Guilty:
             return _two_votes(head, court)
         case TwoCommits():
             return _two_commits(head, court)
+        case DeniedVote():
+            return _denied_vote(head, court)
 
 
 def _two_claims(head: TwoClaims, court: Court) -> Guilty:
@@ -448,6 +478,26 @@ def _two_votes(head: TwoVotes, court: Court) -> Guilty:
         if not court.verify(head.peer, said, vote.signature):
             raise BadProof("one of the votes is not signed")
     return Guilty(head.peer, f"signed two seals in ballot {head.ballot}")
+
+
+def is_denied(promise: Promised, ballot: int, seal: tuple[int, ...]) -> bool:
+    """True if no honest peer makes both this promise and a vote for this seal in this ballot."""
+    if promise.accepted_ballot is None or promise.accepted_ballot < ballot:
+        return ballot < promise.ballot
+    return promise.accepted_ballot == ballot and promise.accepted != seal
+
+
+def _denied_vote(head: DeniedVote, court: Court) -> Guilty:
+    vote, given = head.vote, head.promise
+    if not is_denied(given, head.ballot, vote.seal):
+        raise BadProof("the promise and the vote agree")
+    voted = messages.vote(head.round, head.ballot, vote.seal)
+    last = given.accepted_ballot, given.accepted
+    promised = messages.promise_text(head.round, given.ballot, *last)
+    for said, signature in ((voted, vote.signature), (promised, given.signature)):
+        if not court.verify(head.peer, said, signature):
+            raise BadProof("the vote or the promise is not signed")
+    return Guilty(head.peer, f"denied its vote in ballot {head.ballot}")
 
 
 def _two_commits(head: TwoCommits, court: Court) -> Guilty:

@@ -12,6 +12,13 @@ moves: a rate of a tenth costs a twentieth. A reducer that lies in one piece of 
 after ten rounds on average in a group of two, after ten and a half in one of 16, where two members
 may draw the same piece; one that lies in all of a slice of k pieces is found k times as soon.
 
+Each draw is made anew, whatever was drawn before: one liar in twenty at a rate of a tenth lies in
+more than 28 rounds. A chance that grows with the merges of a reducer that were not audited would
+find one that lies always after half as many. But at the same number of audits it is below the rate
+just after each of them, and a reducer knows of them, because it is asked: one that lies only then
+is found later than now. A draw that all members know of, such as one by the lineage, could leave
+out what another has drawn. Its author is the reducer, where one merges the whole fragment.
+
 An audit asks for a merge that is about right, and one in ten for the exact bytes, where the rule is
 so costly that this pays (``averaging.numbers.merge_estimate``). A reducer whose merges differ by
 less than the estimate tells, a hundredth of a unit's displacement, is found after a hundred rounds.

@@ -13,7 +13,10 @@ from averaging import messages
 from averaging.audit.claims import Claim, Subject
 from averaging.audit.proofs import (
     BadProof,
+    Contradiction,
     Court,
+    DeniedVote,
+    Promised,
     Proof,
     SignedBytes,
     TwoClaims,
@@ -21,11 +24,16 @@ from averaging.audit.proofs import (
     TwoVotes,
     Vote,
     check,
+    is_denied,
 )
 from averaging.bounded_mapping import BoundedMapping
 from averaging.messages import BadMessage, Commit, Message
 from dht.identity import PeerId
 
+BALLOTS_MAX = 64
+"""Ballots before that of a promise in which a vote is looked for, the last ones."""
+PROMISES_MAX = 4
+"""Promises of one voter in one round that are kept, the first ones."""
 KEPT_MAX = 4096
 """Votes and claims that are kept: those of the last dozens of rounds, a few megabytes."""
 ROUNDS_KEPT_MAX = 256
@@ -35,14 +43,17 @@ ROUNDS_KEPT_MAX = 256
 class Witness:
     """The statements that one peer has seen lately."""
 
-    __slots__ = ("_claims", "_commits", "_court", "_rounds", "_votes")
+    __slots__ = ("_claims", "_commits", "_court", "_promises", "_rounds", "_votes")
 
     def __init__(self, court: Court) -> None:
         self._court = court
         self._rounds = BoundedMapping[bytes, bytes](ROUNDS_KEPT_MAX)
         """Encoded commits by the names of their rounds."""
         self._commits = BoundedMapping[Hashable, SignedBytes](ROUNDS_KEPT_MAX)
-        self._votes = BoundedMapping[Hashable, Vote](KEPT_MAX)
+        self._votes = BoundedMapping[tuple[PeerId, bytes, int], Vote](KEPT_MAX)
+        """Votes by voter, round and ballot."""
+        self._promises = BoundedMapping[tuple[PeerId, bytes], tuple[Promised, ...]](ROUNDS_KEPT_MAX)
+        """Promises of voters whose signatures hold, by voter and round."""
         self._claims = BoundedMapping[Hashable, Claim](KEPT_MAX)
 
     def __repr__(self) -> str:
@@ -55,6 +66,8 @@ class Witness:
                 return self.sees_commit(message.commit, message.signature)
             case messages.Propose() if message.signature:
                 return self._voted(sender, message.round, message.ballot, message)
+            case messages.Promise() if message.signature:
+                return self._promised(sender, message)
             case messages.Sealed():
                 return self._all_voted(message.round, message.ballot, message.seal, message.votes)
             case messages.Void() if not message.forsworn:
@@ -118,7 +131,9 @@ class Witness:
 
     def _vote(self, peer: PeerId, round_id: bytes, ballot: int, new: Vote) -> list[Proof]:
         key = peer, round_id, ballot
-        old = self._votes.setdefault(key, new)
+        old = self._votes.get(key)
+        if old is None or (old.seal == new.seal and old.signature != new.signature):
+            return self._first_vote(key, new)
         if old.seal == new.seal:
             return []
         head = TwoVotes(peer=peer, round=round_id, ballot=ballot, first=old, second=new)
@@ -128,7 +143,46 @@ class Witness:
             self._votes[key] = new
         return proof
 
-    def _proved(self, head: TwoClaims | TwoVotes | TwoCommits) -> list[Proof]:
+    def _first_vote(self, key: tuple[PeerId, bytes, int], new: Vote) -> list[Proof]:
+        """Keep a vote, or one in the place of another for its seal: one of the two is forged."""
+        peer, round_id, ballot = key
+        said = messages.vote(round_id, ballot, new.seal)
+        if key in self._votes and not self._court.verify(peer, said, new.signature):
+            return []
+        self._votes[key] = new
+        found = []
+        for given in self._promises.get((peer, round_id), ()):
+            found += self._denied(peer, round_id, ballot, new, given)
+        return found
+
+    def _promised(self, peer: PeerId, message: messages.Promise) -> list[Proof]:
+        """Compare a promise with the votes of its sender in earlier ballots of the round."""
+        last = message.accepted_ballot, message.accepted
+        given = Promised(message.ballot, *last, message.signature)
+        kept = self._promises.get((peer, message.round), ())
+        said = messages.promise_text(message.round, message.ballot, *last)
+        if given in kept or len(kept) >= PROMISES_MAX:
+            return []
+        if not self._court.verify(peer, said, given.signature):
+            return []
+        self._promises[peer, message.round] = (*kept, given)
+        found = []
+        for ballot in range(max(0, given.ballot - BALLOTS_MAX), given.ballot):
+            vote = self._votes.get((peer, message.round, ballot))
+            if vote is not None:
+                found += self._denied(peer, message.round, ballot, vote, given)
+        return found
+
+    def _denied(
+        self, peer: PeerId, round_id: bytes, ballot: int, vote: Vote, given: Promised
+    ) -> list[Proof]:
+        if not is_denied(given, ballot, vote.seal):
+            return []
+        return self._proved(
+            DeniedVote(peer=peer, round=round_id, ballot=ballot, vote=vote, promise=given)
+        )
+
+    def _proved(self, head: Contradiction) -> list[Proof]:
         proof = Proof(head)
         try:
             check(proof, self._court)

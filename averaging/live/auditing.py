@@ -31,6 +31,7 @@ from averaging.audit.claims import Claim, authors, decode_claims, encode_claims,
 from averaging.audit.inquiry import Inquiry
 from averaging.audit.proofs import (
     HEAD_MAX_BYTES,
+    KINDS_SINCE,
     BadProof,
     Court,
     FalseMerge,
@@ -56,6 +57,7 @@ from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.guarded_host import REASON_MAX_BYTES, REFUSED, refuse
 from dht.host import Host, Stream
 from dht.identity import PeerId, RunId, verify
+from dht.protocol import OLDEST
 
 DATA = b"\x01"
 FRAME_BYTES = 512 << 10
@@ -170,7 +172,9 @@ class Around(Protocol):
         """Evidence of this peer on a round that is not over for all."""
         ...
 
-    def send(self, peer: PeerId, message: Message) -> None: ...
+    def send(self, peer: PeerId, message: Message, *, since: int = OLDEST) -> None:
+        """Send a message to a peer that speaks the protocol number ``since`` or a newer one."""
+        ...
 
     def spawn(self, work: Any, name: str) -> asyncio.Task[None]: ...
 
@@ -619,12 +623,13 @@ class Auditing:
     def spread(self) -> None:
         """Name the proofs to every peer in view that has not named them itself."""
         now, others = self._around.now(), self._around.others
-        for name, (_, about) in self._proofs.items():
+        for name, (proof, about) in self._proofs.items():
             told = self._told.setdefault(name, {})
+            since = KINDS_SINCE.get(type(proof.head), OLDEST)
             for peer in others:
                 if peer not in self.convicted and told.get(peer, 0.0) <= now:
                     told[peer] = now + TELL_AGAIN_S
-                    self._around.send(peer, Accused(0, name, about))
+                    self._around.send(peer, Accused(0, name, about), since=since)
             for gone in told.keys() - set(others):
                 del told[gone]
         for name in self._told.keys() - self._proofs.keys():

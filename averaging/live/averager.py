@@ -585,11 +585,14 @@ class Averager:
         found = (work.exchanges.get(round_id) for work in self._works)
         return next((each.parts.uploads for each in found if each is not None), None)
 
-    def send(self, peer: PeerId, message: Message) -> None:
-        """Send a message in the form that its receiver speaks; the oldest one to a stranger."""
+    def send(self, peer: PeerId, message: Message, *, since: int = OLDEST) -> None:
+        """Send a message in the form that its receiver speaks; the oldest one to a stranger.
+
+        ``since``: peers of older protocol numbers are not sent it.
+        """
         seen = self.around.view.get(peer)
         number = OLDEST if seen is None else min(seen.protocol, NEWEST)
-        if said.MESSAGES_SINCE.get(type(message), OLDEST) <= number:
+        if max(since, said.MESSAGES_SINCE.get(type(message), OLDEST)) <= number:
             self.transport.send(peer, said.encode(message, number))
 
     def moved(self, *, sent: int = 0, received: int = 0) -> None:

@@ -50,7 +50,7 @@ from averaging.round.inputs import (
     UploadFailed,
 )
 from averaging.round.neighbourhood import Neighbourhood
-from averaging.round.paxos import Acceptor, Coordinator, Phase
+from averaging.round.paxos import Acceptor, Coordinator, Phase, Voter
 from averaging.round.phase import Stage
 from averaging.round.reducer import Reducer
 from averaging.round.seals import (
@@ -201,6 +201,10 @@ class Participation:
     def leads(self) -> bool:
         return self.lead is not None and self.lead.phase is not Phase.OVER
 
+    @property
+    def _has_vote(self) -> bool:
+        return self.entry in self.commit.voters
+
     def contributes(self) -> bool:
         return self.entry is not None and self.entry in expected_of(self.commit)
 
@@ -329,8 +333,7 @@ class Participation:
             ballot,
             self.reducers,
             self._policy,
-            opinions=self._peers,
-            keys=self._id,
+            me=Voter(self._peers, self._id, self.acceptor if self._has_vote else None),
             changes=self._changes,
             now=now,
         )
@@ -570,7 +573,7 @@ class Participation:
         return True
 
     def _prepare(self, sender: PeerId, message: messages.Prepare, now: float) -> bool:
-        if owner_of(message.ballot, self.commit) != sender or self.entry not in self.commit.voters:
+        if owner_of(message.ballot, self.commit) != sender or not self._has_vote:
             return False
         if not self.acceptor.prepare(message.ballot):
             self._outbid(sender, message.ballot)
@@ -582,22 +585,17 @@ class Participation:
             (index, tuple(sorted(state.complete - self.reducer.outlying(index).keys())))
             for index, state in sorted(self.reducer.slices.items())
         )
-        acceptor = self.acceptor
+        last = self.acceptor.accepted_ballot, self.acceptor.accepted
+        signature = self._id.sign(messages.promise_text(self.id, message.ballot, *last))
+        fragment = self.commit.fragment
         self._send(
             sender,
-            messages.Promise(
-                self.commit.fragment,
-                self.id,
-                message.ballot,
-                acceptor.accepted_ballot,
-                acceptor.accepted,
-                reports,
-            ),
+            messages.Promise(fragment, self.id, message.ballot, *last, reports, signature),
         )
         return True
 
     def _proposed(self, sender: PeerId, message: messages.Propose, now: float) -> bool:
-        if owner_of(message.ballot, self.commit) != sender or self.entry not in self.commit.voters:
+        if owner_of(message.ballot, self.commit) != sender or not self._has_vote:
             return False
         vote = messages.vote(self.id, message.ballot, message.seal)
         signed = sender == self._id.me or self._id.verify(sender, vote, message.signature)
@@ -697,7 +695,10 @@ class Participation:
     def _told_void(self, sender: PeerId, message: messages.Void, now: float) -> bool:
         if self.seal is not None and not is_chosen(self.commit, message, self._id.verify):
             return False  # any voter may name a ballot of its own, and a chosen seal stays
-        if not is_void(self.commit, message, sender, self._void_said_by, self._id.verify):
+        found_myself = sender == self._id.me  # as a coordinator, from what others have declined
+        if not found_myself and not is_void(
+            self.commit, message, sender, self._void_said_by, self._id.verify
+        ):
             return False
         if self.stage in (Stage.UPLOADING, Stage.SEALED, Stage.FORSWORN):
             self._voided = message

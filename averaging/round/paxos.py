@@ -11,10 +11,12 @@ it is dead.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from averaging.messages import (
+    PROMISES_SIGNED_SINCE,
     Forswear,
     Message,
     Prepare,
@@ -23,6 +25,7 @@ from averaging.messages import (
     Reassign,
     Sealed,
     Void,
+    promise_text,
     vote,
     vow,
 )
@@ -99,6 +102,16 @@ class Opinions(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Voter:
+    """The peer that coordinates: its judgement, its keys, and its own vote."""
+
+    opinions: Opinions
+    keys: Keys
+    acceptor: Acceptor | None = None
+    """``None``: it has no vote."""
+
+
 class Coordinator:
     """Leads a round from its commit to its end: gathers reports, seals, replaces dead reducers.
 
@@ -107,10 +120,13 @@ class Coordinator:
     an upload that came too late. So a peer that one leader suspects wrongly waits for another one.
     Leaving whom it likes out of a seal is in any coordinator's power, as in any reducer's.
 
-    A message to its own peer is sent and received like any other.
+    A message to its own peer is sent and received like any other. But its own acceptor takes what
+    it proposes before anybody hears of it: a proposal is signed like a vote, and would show that
+    its author lied when it promises another coordinator later to have accepted nothing.
     """
 
     __slots__ = (
+        "_acceptor",
         "_changes",
         "_is_down",
         "_keys",
@@ -149,8 +165,7 @@ class Coordinator:
         reducers: list[PeerId],
         policy: RoundPolicy,
         *,
-        opinions: Opinions,
-        keys: Keys,
+        me: Voter,
         changes: Changes,
         now: float,
     ) -> None:
@@ -159,9 +174,10 @@ class Coordinator:
         ``changes``: the coordinator adds what it wants done.
         """
         commit = signed.commit
-        self._is_down = opinions.is_down
-        self._refuses = opinions.refuses
-        self._keys = keys
+        self._is_down = me.opinions.is_down
+        self._refuses = me.opinions.refuses
+        self._keys = me.keys
+        self._acceptor = me.acceptor
         self._policy = policy
         self._changes = changes
         self.round = signed.round
@@ -210,12 +226,23 @@ class Coordinator:
         coordinates: another ballot does not give them their time once more."""
         if promise.ballot != self.ballot or sender not in self.commit.voters:
             return
+        if not self._is_signed(sender, promise):
+            self._note("false_promise", peer=self.commit.members[sender].peer)
+            return
         if self.phase is Phase.GATHERING:
             self._promised_late(sender, promise, now)
         elif self.phase is Phase.PREPARING:
             self.promises[sender] = promise
             if len(self.promises) >= self.commit.majority:
                 self._begin_ballot(uploads_until, now)
+
+    def _is_signed(self, sender: int, promise: Promise) -> bool:
+        """True if a voter has signed its promise, or cannot in a round of this protocol."""
+        if self.commit.protocol < PROMISES_SIGNED_SINCE:
+            return True
+        peer = self.commit.members[sender].peer
+        said = promise_text(self.round, promise.ballot, promise.accepted_ballot, promise.accepted)
+        return self._keys.verify(peer, said, promise.signature)
 
     def _promised_late(self, sender: int, promise: Promise, now: float) -> None:
         """Take its reports as if they came now: its own resending may be after the deadline."""
@@ -561,6 +588,10 @@ class Coordinator:
         return found
 
     def _propose(self, seal: tuple[int, ...], why: str, now: float) -> None:
+        if self._acceptor is not None and not self._acceptor.propose(self.ballot, seal):
+            # It has given the round up, as all hear that ask it: the next in rank takes over.
+            self.phase = Phase.OVER
+            return
         self.phase = Phase.PROPOSING
         self.value = seal
         self.why = why

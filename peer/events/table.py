@@ -205,6 +205,7 @@ _REST_OF_A_ROUND = _rows(
         ),
         "outbid": ("ballot, promised", "ended ballot {ballot}: ballot {promised} was promised"),
         "false_vote": ("peer", "did not count a vote of {peer}: its signature is not of this seal"),
+        "false_promise": ("peer", "did not count a promise of {peer}: it has not signed it"),
         "forswearing": (
             "ballot, slices",
             "asks the members to forswear the round: merged slices lost: {slices}",

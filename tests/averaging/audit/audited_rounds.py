@@ -14,8 +14,10 @@ from averaging.audit.claims import Claim, Subject, claim, digest_of_pieces
 from averaging.audit.inquiry import Inquiry
 from averaging.audit.proofs import (
     Court,
+    DeniedVote,
     FalseMerge,
     Head,
+    Promised,
     Proof,
     SignedBytes,
     TwoClaims,
@@ -229,6 +231,24 @@ def two_votes(second: tuple[int, ...], *, forged: bool = False) -> TwoVotes:
     return TwoVotes(peer=WHO[1].peer_id, round=name, ballot=0, first=votes[0], second=votes[1])
 
 
+def denied_vote(
+    last: tuple[int, tuple[int, ...]] | None, *, voted_in: int = 1, forged: bool = False
+) -> DeniedVote:
+    """A vote for (0, 1), and a promise of its author in ballot 4. ``last``: what it says there to
+    have accepted last: ballot and seal."""
+    sign, name, seal = WHO[1].sign, bytes(32), (0, 1)
+    accepted_ballot, accepted = last or (None, ())
+    signs = WHO[2].sign if forged else sign
+    signature = signs(messages.promise_text(name, 4, accepted_ballot, accepted))
+    return DeniedVote(
+        peer=WHO[1].peer_id,
+        round=name,
+        ballot=voted_in,
+        vote=Vote(seal, sign(messages.vote(name, voted_in, seal))),
+        promise=Promised(4, accepted_ballot, accepted, signature),
+    )
+
+
 def heads_of_proofs() -> list[Head]:
     round_ = Round(of_a_site(commit_of()))
     merge = round_.proof(round_.audit(round_.right())).head
@@ -236,4 +256,5 @@ def heads_of_proofs() -> list[Head]:
     other = round_.signed(2, [2], bytes(32), merged=False)
     claims = TwoClaims(commit=round_.encoded, slice=0, merged=False, first=first, second=other)
     signed = SignedBytes(round_.encoded, bytes(64))
-    return [merge, claims, two_votes((0, 2)), TwoCommits(first=signed, second=signed)]
+    commits = TwoCommits(first=signed, second=signed)
+    return [merge, claims, two_votes((0, 2)), commits, denied_vote(None)]

@@ -36,6 +36,7 @@ from tests.averaging.audit.audited_rounds import (
     WHO,
     Round,
     commit_of,
+    denied_vote,
     heads_of_proofs,
     of_a_site,
     two_votes,
@@ -187,6 +188,27 @@ def test_no_change_of_honest_evidence_convicts_anybody(seed: int) -> None:
 
 
 # Two statements where an honest peer makes one
+
+
+@pytest.mark.parametrize("last", [None, (0, (0, 1)), (1, (0, 2)), (1, ())])
+def test_a_vote_that_its_author_denies_to_a_later_coordinator_convicts_it(
+    last: tuple[int, tuple[int, ...]] | None,
+) -> None:
+    guilty = check(Proof(denied_vote(last)), COURT)
+    assert (guilty.peer, guilty.what) == (WHO[1].peer_id, "denied its vote in ballot 1")
+    with pytest.raises(BadProof):
+        check(Proof(denied_vote(last, forged=True)), COURT)
+
+
+@pytest.mark.parametrize(
+    ("last", "voted_in"),
+    [((1, (0, 1)), 1), ((2, (0, 2)), 1), ((2, ()), 1), (None, 4), (None, 5), ((1, (0, 1)), 5)],
+)
+def test_a_promise_that_tells_of_its_author_s_last_vote_convicts_nobody(
+    last: tuple[int, tuple[int, ...]] | None, voted_in: int
+) -> None:
+    with pytest.raises(BadProof, match="agree"):
+        check(Proof(denied_vote(last, voted_in=voted_in)), COURT)
 
 
 def test_two_votes_in_one_ballot_convict_and_a_vote_repeated_or_forged_does_not() -> None:

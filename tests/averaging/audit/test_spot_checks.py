@@ -12,6 +12,7 @@ from averaging.audit.spot_checks import (
     FAILED,
     FALL_SHARE,
     FALLS_MIN,
+    NAME_EVERY_S,
     SpotChecks,
     steps_between,
 )
@@ -226,6 +227,18 @@ def test_two_failures_name_a_peer_to_others() -> None:
     assert made.names(BORIS, 1.0)
 
 
+def test_who_fails_again_is_named_again_after_a_while_only() -> None:
+    """Each failure was told to all peers in view; suspects are checked in every round."""
+    made = usually(0.1)
+    for _ in range(2):
+        assert not made.checked(BORIS, 2.0, 2.2, 0.0)
+    assert made.names(BORIS, 0.0)
+    assert not made.checked(BORIS, 2.0, 2.2, 1.0)
+    assert not made.names(BORIS, NAME_EVERY_S - 1.0)
+    assert made.names(BORIS, NAME_EVERY_S)
+    assert not made.names(ANNA, NAME_EVERY_S)
+
+
 def test_who_is_named_by_another_is_checked_once_beside_the_usual_checks() -> None:
     made = usually(0.1)
     assert made.draw((ANNA,), 0, 0.0) == ANNA
@@ -269,6 +282,25 @@ def test_who_is_named_rightly_fails_here_and_its_namers_stay_credible() -> None:
     assert made.refuses(BORIS, 0.0)
     made.named(ANNA, CLARA, 0.0)
     assert made.draw(ALL, 1, 0.0) == ANNA
+
+
+def test_a_liar_that_behaves_when_it_is_named_and_fails_later_clears_who_named_it() -> None:
+    made = usually(0.1)
+    for step in (0, 10):
+        named_by(made, CLARA)
+        assert made.draw(ALL, step, 0.0) == BORIS
+        if step == 0:
+            assert made.checked(BORIS, 2.0, 1.9, 0.0), "a false alarm"
+        else:
+            assert not made.checked(BORIS, 2.0, 2.2, 0.0), "which this takes back"
+    for step in (20, 40):
+        made.named(ANNA, CLARA, 0.0)
+        assert made.draw((CLARA,), step, 0.0) == CLARA, "the usual check"
+        assert made.draw((ANNA,), step + 1, 0.0) == ANNA, "because of what Clara says"
+        assert made.checked(ANNA, 2.0, 1.9, 0.0), "a false alarm"
+    made.named(ANNA, CLARA, 0.0)
+    assert made.draw((CLARA,), 60, 0.0) == CLARA
+    assert made.draw((ANNA,), 61, 0.0) is None
 
 
 def test_nobody_is_checked_because_it_names_itself() -> None:

@@ -12,7 +12,7 @@ import pytest
 from averaging import messages as said
 from averaging.messages import Commit, Entry, Message
 from averaging.round.effects import Note, Send
-from averaging.round.paxos import Acceptor, Coordinator, Phase
+from averaging.round.paxos import Acceptor, Coordinator, Phase, Voter
 from averaging.round.seals import VOID, ballot_of, is_chosen, is_void, owner_of
 from averaging.round.signed_commit import SignedCommit
 from averaging.round.transitions import Changes
@@ -103,15 +103,18 @@ NO_OPINION = OpinionsOf()
 
 
 def coordinator_of(
-    commit: Commit, ballot: int, changes: Changes, opinions: OpinionsOf = NO_OPINION
+    commit: Commit,
+    ballot: int,
+    changes: Changes,
+    opinions: OpinionsOf = NO_OPINION,
+    acceptor: Acceptor | None = None,
 ) -> Coordinator:
     return Coordinator(
         SignedCommit(bytes(32), commit, b"", b""),
         ballot,
         list(commit.reducers),
         POLICY,
-        opinions=opinions,
-        keys=KeysOf(owner_of(ballot, commit)),
+        me=Voter(opinions, KeysOf(owner_of(ballot, commit)), acceptor),
         changes=changes,
         now=0.0,
     )
@@ -186,7 +189,8 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
         else:
             ballot = 0
         changes[me] = []
-        coordinators[me] = coordinator_of(commit, ballot, changes[me])
+        acceptor = acceptors[index]
+        coordinators[me] = coordinator_of(commit, ballot, changes[me], acceptor=acceptor)
 
     def report(me: PeerId) -> None:
         """The reducer has these now: coordinators hear of it at different moments."""
@@ -255,6 +259,43 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
             if rng.random() < 0.9:
                 deliver(sender, to, message)
     return chosen
+
+
+def test_a_coordinator_that_has_forsworn_its_round_proposes_no_seal() -> None:
+    """Its signature under one would show that it had voted, which it denies to others."""
+    changes: Changes = []
+    acceptor = Acceptor()
+    acceptor.forsworn = True
+    lead = coordinator_of(commit_of(3), 0, changes, acceptor=acceptor)
+
+    lead.reported(lead.commit.reducers[0], 0, (0, 1, 2), (), 1.0)
+
+    assert lead.phase is Phase.OVER
+    assert not taken(changes)
+
+
+def test_a_coordinator_has_voted_for_what_it_proposes_before_anybody_hears_of_it() -> None:
+    acceptor = Acceptor()
+    lead = coordinator_of(commit_of(3), 0, [], acceptor=acceptor)
+
+    lead.reported(lead.commit.reducers[0], 0, (0, 1, 2), (), 1.0)
+
+    assert (acceptor.accepted_ballot, acceptor.accepted) == (0, (0, 1, 2))
+    assert not acceptor.propose(0, (0, 1))
+
+
+@pytest.mark.parametrize(("protocol", "counts"), [(1, True), (2, False)])
+def test_a_promise_without_a_signature_counts_where_not_all_can_sign_one(
+    protocol: int, counts: bool
+) -> None:
+    commit = msgspec.structs.replace(commit_of(3), protocol=protocol)
+    lead = coordinator_of(commit, ballot_of(1, voters=3, above=0), [])
+
+    for index in (1, 2):
+        unsigned = said.Promise(0, lead.round, lead.ballot, None, VOID)
+        lead.promised(index, unsigned, 1.0, uploads_until=9.0)
+
+    assert (lead.phase is Phase.GATHERING) == counts
 
 
 def voids(messages: list[tuple[PeerId, Message]]) -> list[PeerId]:

@@ -19,7 +19,7 @@ from averaging.round.inputs import (
     UploadFailed,
 )
 from averaging.round.machine import FragmentRounds
-from averaging.round.paxos import Coordinator
+from averaging.round.paxos import Coordinator, Voter
 from averaging.round.reducer import Length
 from averaging.round.seals import ballot_of
 from averaging.round.signed_commit import SignedCommit
@@ -196,6 +196,26 @@ def test_a_reducer_that_took_a_slice_says_whose_uploads_it_has_and_leaves_withou
     assert not part.is_open
 
 
+def test_a_later_coordinator_whose_voters_were_never_in_the_round_leaves_it_at_once() -> None:
+    """Its word that the round is void counted as one member's, at itself too: it was in the round
+    until the deadline."""
+    rounds, enter = entered()
+    part, voters = rounds.rounds[enter.round], enter.commit.voters
+    others = [i for i in voters if enter.commit.members[i].peer != ME]
+    ballot = ballot_of(voters.index(others[0]), voters=len(voters), above=0)
+    first = enter.commit.members[others[0]].peer
+    rounds.handle(Received(first, said.Prepare(0, enter.round, ballot)), BEGAN)
+    assert not part.leads and part.takeover_at is not None
+    now = part.takeover_at
+    rounds.handle(Tick(), now)
+    assert part.leads and part.ballot > ballot
+
+    for index in others:
+        declined = said.Declined(0, enter.round, "not in my rounds", absent=True)
+        rounds.handle(Received(enter.commit.members[index].peer, declined), now)
+    assert not part.is_open
+
+
 def test_a_coordinator_that_was_restarted_is_replaced_however_often_it_answers() -> None:
     """Each answer of its next life put the takeover off, and all were in the round until its
     deadline; the successor of restarted voters waited as long."""
@@ -248,8 +268,7 @@ def _coordinator(
         ballot_of(1, voters=3, above=0),
         list(commit.reducers),
         POLICY,
-        opinions=OpinionsOf(down=frozenset(is_down)),
-        keys=me,
+        me=Voter(OpinionsOf(down=frozenset(is_down)), me),
         changes=changes,
         now=0.0,
     )

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 import pytest
 
-from averaging import messages as said
 from averaging.history import lineage, standing
 from averaging.history.state import FragmentState
 from averaging.messages import Commit
@@ -38,17 +38,16 @@ def an_acceptor_forgets_its_promises(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_successor_ignores_accepted_seals(patch: pytest.MonkeyPatch) -> None:
-    plain = Coordinator.promised
+    plain = Coordinator._begin_ballot
 
-    def promised(
-        self: Coordinator, sender: int, promise: said.Promise, now: float, *, uploads_until: float
-    ) -> None:
-        forgetful = said.Promise(
-            promise.fragment, promise.round, promise.ballot, None, (), promise.reports
-        )
-        plain(self, sender, forgetful, now, uploads_until=uploads_until)
+    def begin(self: Coordinator, uploads_until: float, now: float) -> None:
+        for sender, promise in self.promises.items():
+            self.promises[sender] = msgspec.structs.replace(
+                promise, accepted_ballot=None, accepted=()
+            )
+        plain(self, uploads_until, now)
 
-    patch.setattr(Coordinator, "promised", promised)
+    patch.setattr(Coordinator, "_begin_ballot", begin)
 
 
 def half_is_taken_for_a_majority(patch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,7 @@ GROUPS = replace(
 """With probation, as in open runs: only there do strikes keep silent peers out of groups."""
 QUICK, SOAK, CHUNK = 100, 10_000, 20
 BEHAVIOURS = (*liars.BEHAVIOURS, *false_reducers.BEHAVIOURS)
+OF_VOTERS = (*usurpers.BEHAVIOURS, usurpers.deny_votes, usurpers.coordinate_without_sealing)
 
 
 def assert_certifiable(swarm: SwarmWithLiars) -> None:
@@ -128,6 +129,22 @@ def test_a_voter_makes_no_round_void_by_a_ballot_of_its_own(seed: int) -> None:
     besieged(seed, usurpers.BEHAVIOURS)
 
 
+def test_a_voter_that_denies_its_vote_is_convicted_by_all() -> None:
+    """It had voted in ballot 0, whose seal was chosen, and denied it to the next coordinator."""
+    happened = besieged(624, (usurpers.deny_votes,))
+    assert happened["denied a vote"] == 1
+    assert happened["convicted"] == 7
+
+
+def test_coordinators_that_never_seal_hardly_cost_versions() -> None:
+    made, usual = Counter[str](), Counter[str]()
+    for seed in range(0, 24, 2):
+        made += besieged(seed, (usurpers.coordinate_without_sealing,))
+        usual += besieged(seed, ())
+    assert made["did not seal"] > 100
+    assert made["closed merge"] > 0.8 * usual["closed merge"]
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "first",
@@ -160,10 +177,10 @@ def test_voters_that_lie_in_ballots_of_their_own_cost_no_history_and_no_work(fir
     happened: Counter[str] = Counter()
     for seed in range(first, first + CHUNK):
         try:
-            happened += besieged(seed, usurpers.BEHAVIOURS)
+            happened += besieged(seed, OF_VOTERS)
         except Exception as error:
             error.add_note(f"seed {seed}")
             raise
 
     assert happened["finished merge"] > CHUNK
-    assert min(happened[each.__name__] for each in usurpers.BEHAVIOURS) > 0
+    assert min(happened[each.__name__] for each in OF_VOTERS) > 0

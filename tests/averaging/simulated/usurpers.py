@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from averaging import messages as said
 from averaging.messages import Commit, Message, decode_commit, digest
 from averaging.round.seals import ballot_of
@@ -132,6 +134,43 @@ def reassign_in_later_ballots(swarm: SwarmWithLiars, chatter: Chatterers) -> Non
 def have_rounds_forsworn(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
     """They ask members to forswear rounds in which nothing is lost."""
     _on_commit(swarm, chatter, _Forswear(swarm, chatter))
+
+
+def deny_votes(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
+    """They promise later coordinators to have accepted nothing, whatever they have voted for."""
+    overhear = swarm.on_send
+    assert overhear is not None
+
+    def deny(sender: PeerId, to: PeerId, message: Message) -> bool:
+        denied = isinstance(message, said.Promise) and message.accepted_ballot is not None
+        if not overhear(sender, to, message):
+            return False
+        if not denied or sender not in swarm.liars or not isinstance(message, said.Promise):
+            return True
+        swarm.truth.coverage["denied a vote"] += 1
+        swarm.lies[sender] += 1
+        text = said.promise_text(message.round, message.ballot, None, ())
+        signature = swarm.sign(sender, text)
+        false = msgspec.structs.replace(
+            message, accepted_ballot=None, accepted=(), signature=signature
+        )
+        swarm.wires.deliver(sender, to, 0, false)
+        return False
+
+    swarm.on_send = deny
+
+
+def coordinate_without_sealing(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
+    """As coordinators, in whatever ballot, they propose nothing and tell nobody of a seal."""
+    overhear = swarm.on_send
+    assert overhear is not None
+
+    def lose(sender: PeerId, to: PeerId, message: Message) -> bool:
+        lost = sender in swarm.liars and isinstance(message, said.Propose | said.Sealed)
+        swarm.truth.coverage["did not seal"] += lost
+        return overhear(sender, to, message) and not lost
+
+    swarm.on_send = lose
 
 
 BEHAVIOURS: tuple[Behaviour, ...] = (

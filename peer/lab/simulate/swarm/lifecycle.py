@@ -30,6 +30,7 @@ from peer.lab.simulate.swarm.membership import Table
 from peer.lab.simulate.swarm.peer import SimulatedPeer
 from peer.lab.simulate.swarm.poison import PoisoningSeat, directions, poisoned
 from peer.lab.simulate.swarm.slots import Slot
+from peer.lab.simulate.swarm.spot_checking import SpotChecking
 
 REPLAY_BYTES_MAX = 64 << 20
 
@@ -51,17 +52,16 @@ class Lifecycle:
         environment: Environment,
         *,
         rate: Callable[[], float],
-        refuses: Callable[[PeerId, PeerId, str], str | None],
+        spot_checking: SpotChecking | None,
     ) -> None:
-        """``rate``: current share of the peak learning rate. ``refuses``: the reason why a peer
-        refuses another one in some matter."""
+        """``rate``: current share of the peak learning rate."""
         self.live = 0
         """Number of living peers."""
         self.joining_bytes = 0
         """Traffic of newcomers that fetched their first states."""
         self._environment = environment
         self._rate = rate
-        self._refuses = refuses
+        self._spot_checking = spot_checking
 
     def start(self, slot: Slot, states: list[FragmentState]) -> None:
         """Begin an incarnation on these states."""
@@ -83,7 +83,7 @@ class Lifecycle:
             rng=np.random.default_rng([env.seed, 2, slot.number, slot.lives]),
         )
         view = env.membership.view(slot.number, slot.side)
-        probation = Probation(env.policy.probation)
+        probation = Probation(env.policy.probation, struck=self._struck_by(slot.name))
         for state in states:
             # Each has momentum of its own: the outer step moves it in place.
             own = replace(state, momentum=state.momentum.copy())
@@ -150,7 +150,7 @@ class Lifecycle:
             founder=slot.number == 0,
             site=slot.seen.site,
             norm_ratio_max=env.wires.norm_ratio_max,
-            refuses=lambda peer: self._refuses(name, peer, "proposals"),
+            refuses=self._refused_by(name),
         )
         machine = FragmentRounds(
             identity,
@@ -165,6 +165,19 @@ class Lifecycle:
         if env.heap.now == 0.0:
             machine.peers.started_at = -1e6  # founders count as long-standing members
         return machine
+
+    def _refused_by(self, me: PeerId) -> Callable[[PeerId], str | None]:
+        checking = self._spot_checking
+        if checking is None:
+            return lambda peer: None
+        return lambda peer: checking.refuses(me, peer, "proposals")
+
+    def _struck_by(self, me: PeerId) -> Callable[[PeerId, float], bool]:
+        """Whom a peer's spot checks refuse is on probation there, as at a live peer."""
+        checking = self._spot_checking
+        if checking is None:
+            return lambda peer, now: False
+        return lambda peer, now: checking.distrusts(me, peer)
 
     def sign_first_versions(self) -> None:
         """Let all present peers sign each other's versions, as after a past that they share."""

@@ -131,7 +131,9 @@ class SimulatedSwarm(Watch):
             self._spot_checking = SpotChecking(
                 self.environment, per_cycle=experiment.rounds.spot_checks
             )
-        self.lifecycle = Lifecycle(self.environment, rate=self._rate, refuses=self._refuses)
+        self.lifecycle = Lifecycle(
+            self.environment, rate=self._rate, spot_checking=self._spot_checking
+        )
         self._begin(begins_at)
 
     def _wires(self) -> Wires[Watch]:
@@ -217,11 +219,8 @@ class SimulatedSwarm(Watch):
             self._spot_checking.uploaded(node, round_id)
 
     def fault_of(self, node: FragmentNode, sender: PeerId) -> str | None:
-        return self._refuses(node.name, sender, "uploads")
-
-    def _refuses(self, me: PeerId, author: PeerId, what: str) -> str | None:
         checking = self._spot_checking
-        return None if checking is None else checking.refuses(me, author, what)
+        return None if checking is None else checking.refuses(node.name, sender, "uploads")
 
     def merged(self, node: FragmentNode, after: FragmentState, apply: Apply) -> None:
         if self._spot_checking is not None:
