@@ -219,6 +219,7 @@ class FragmentWork:
             refuses=averager.workshop.refuses,
             first_number=averager.draw_bits(NUMBER_BITS),
             book=averager.book,
+            spacing=averager.spacing,
             has_statistics=self.fragment.has_statistics,
         )
         self.machine = FragmentRounds(

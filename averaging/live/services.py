@@ -34,6 +34,7 @@ from averaging.rules.orders import OrderBook
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import Probation
+from averaging.rules.spacing import Spacing
 from dht.identity import PeerId
 
 
@@ -103,6 +104,7 @@ class Services(Protocol):
     reachable: bool
     sources: UnreliableSources
     probation: Probation
+    spacing: Spacing
     threads: Threads
     transport: Transport
     fetcher: Fetcher
