@@ -60,6 +60,7 @@ from averaging.rules.line_levels import Level, Need
 from averaging.rules.line_pace import exchanges_at_once, merges_at_once
 from averaging.rules.orders import RoundOrders
 from averaging.rules.probation import Probation
+from averaging.rules.spacing import Spacing
 from dht.host import Host
 from dht.identity import PeerId, verify
 from dht.protocol import NEWEST, OLDEST
@@ -185,6 +186,7 @@ class Averager:
         self._told_not_a_commit: set[PeerId] = set()
         self._last_heard = LastHeard()
         self.sources = UnreliableSources(terms.policy)
+        self.spacing = Spacing()
         self.probation = Probation(
             terms.policy.probation, trusted=around.trusted, struck=self._is_struck
         )

@@ -211,6 +211,7 @@ class FragmentWork:
             refuses=averager.workshop.refuses,
             first_number=averager.around.draw_bits(NUMBER_BITS),
             book=averager.terms.book,
+            spacing=averager.spacing,
             has_statistics=self.fragment.has_statistics,
         )
         return FragmentRounds(

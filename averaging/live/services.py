@@ -36,6 +36,7 @@ from averaging.round.inputs import Input
 from averaging.round.machine import FragmentRounds
 from averaging.round.taking_over import Learner, Life
 from averaging.rules.probation import Probation
+from averaging.rules.spacing import Spacing
 from dht.identity import PeerId
 
 
@@ -101,6 +102,7 @@ class Services(Protocol):
     reachable: bool
     sources: UnreliableSources
     probation: Probation
+    spacing: Spacing
     threads: Threads
     transport: Transport
     fetcher: Fetcher

@@ -13,6 +13,7 @@ from averaging import messages
 from averaging.messages import Join
 from averaging.rules.orders import OrderBook
 from averaging.rules.policy import RoundPolicy
+from averaging.rules.spacing import Spacing
 from dht import protocol
 from dht.identity import PeerId
 
@@ -57,6 +58,8 @@ class Identity:
     and remembers none of them, so it begins at random: it must not use a number twice."""
     book: OrderBook = field(default_factory=OrderBook)
     """Orders of the run's owner, which all fragments of this peer share. They change."""
+    spacing: Spacing = field(default_factory=Spacing)
+    """Closings of this peer's fragments, which all of them share. They change."""
     speaks: protocol.Range = protocol.SPOKEN
     """Oldest and newest protocol number of the rounds that this peer can be in."""
     has_statistics: bool = False

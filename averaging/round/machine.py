@@ -200,7 +200,7 @@ class FragmentRounds:
         self.peers = Neighbourhood(identity, circumstances, view, now=now, probation=probation)
         """The other peers as this one sees them. The owner may replace ``view`` and ``crowd``."""
         self._took_state(None, standing)
-        self.pace = Pace(self.policy, self.peers, fragment=identity.fragment, step=step)
+        self.pace = Pace(identity, self.peers, step=step)
         self._begun_at_step = step
         self.joining = Joining(identity, self.peers, self.pace)
         sources = sources or UnreliableSources(self.policy)

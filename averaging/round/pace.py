@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from averaging.round.identity import Identity
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.rules import line_levels, line_pace
 from averaging.rules.due import DueTime
@@ -22,11 +23,11 @@ INTERVAL_KEPT_S = 10.0
 class Pace:
     """The learner's step counter, and the due time in its steps."""
 
-    def __init__(
-        self, policy: RoundPolicy, peers: Neighbourhood, *, fragment: int, step: int
-    ) -> None:
-        self._policy = policy
+    def __init__(self, identity: Identity, peers: Neighbourhood, *, step: int) -> None:
+        self._policy = policy = identity.policy
         self._levels = policy.levels
+        self._fragment = fragment = identity.fragment
+        self._spacing = identity.spacing
         self._peers = peers
         self.step = step
         self.step_time_s = 0.0
@@ -118,7 +119,9 @@ class Pace:
 
     def start_cycle(self, now: float) -> None:
         """A roster closed: count from here."""
-        self.due_time.closed(self.step, self._cycle(now))
+        cycle, fragments = self._cycle(now), self._policy.due.fragments
+        shift = self._spacing.closed(self._fragment, self.step, fragments=fragments, interval=cycle)
+        self.due_time.closed(self.step, cycle + shift)
 
     def retry_later(self, now: float) -> None:
         """An attempt ended without a version."""

@@ -9,10 +9,9 @@ another peer names, and sends the ticket's number; from then on every frame is s
 keys. So both ends are authenticated as surely as over libp2p, without another handshake.
 
 Where neither end can be dialled, or the other end dialled out and lets nobody in, both dial each
-other at once (``dht.libp2p.punching``). For that, each learns its outer address from peers outside,
-and they agree on the moment over the daemon. Where their routers do not let that through, both dial
-a third peer that passes the sealed frames on (``dht.libp2p.relaying``). A path that fails gives way
-to the next one; the better ones are tried again later, after longer and longer pauses.
+other at once, or a third peer that passes the sealed frames on (``dht.libp2p.meetings``). A path
+that fails gives way to the next one; the better ones are tried again later, after longer and longer
+pauses.
 
 A connection carries one stream at a time, and is kept for the next one. If no connection can be had
 at once, the stream goes through the daemon, and the peer is dialled again later.
@@ -34,38 +33,29 @@ import logging
 import secrets
 import socket
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
-from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
+from dht.errors import DhtError, HostClosed
 from dht.identity import PeerId
 from dht.libp2p.frame_stream import FrameStream
-from dht.libp2p.lane_connection import Connection, Path, ticket_of
+from dht.libp2p.lane_connection import Connection, Partner, Path, ticket_of
 from dht.libp2p.lane_settings import LaneSettings
 from dht.libp2p.lane_wire import (
-    CIRCUIT_PROTOCOL,
-    PUNCH_PROTOCOL,
     REASON_MAX,
-    VIA_PROTOCOL,
     Answer,
     Begin,
     Circuit,
     Leg,
     Offer,
-    Punch,
-    PunchOffer,
-    Via,
-    ViaOffer,
     decode,
     encode,
-    is_outer,
 )
+from dht.libp2p.meetings import Meetings, Where
 from dht.libp2p.observers import Ask, Observers, Outside, RouterView
 from dht.libp2p.pacing import Pace, Pacer
 from dht.libp2p.port_mapping import keep_mapped
-from dht.libp2p.punching import Opening
-from dht.libp2p.relaying import Relay, reach_through
+from dht.libp2p.relaying import Relay
 from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES, Ticket, Tickets
 
 _logger = logging.getLogger("dht.libp2p.lane")
@@ -74,48 +64,8 @@ PEERS_MAX = 256
 """Number of peers whose dial results are remembered; the longest unused one is forgotten."""
 
 BACKLOG = 16
-RELAYS_TRIED_MAX = 8
-"""Number of connected peers that are asked to relay, before a relayed connection is given up."""
-
 PACK_BELOW_BYTES_S = 30e6
 """Frames are packed until a line delivers more than this: it takes a fifth of a processor there."""
-
-NO_RELAY_S = 10.0
-"""A peer that refused to relay to another one is not asked for that again for this long. It may
-only not have heard of both yet."""
-
-
-@dataclass(slots=True, eq=False)
-class _Peer:
-    """Dial results and connections with one peer that this peer dials."""
-
-    idle: list[Connection] = field(default_factory=list)
-    dialled: set[Connection] = field(default_factory=set)
-    dials: int = 0
-    """Number of dials under way."""
-
-    failures: int = 0
-    reason: str = ""
-    """Reason of the last failure."""
-
-    not_before: float = 0.0
-    """Time before which the peer is not dialled again."""
-
-    must_meet: bool = False
-    """The daemon has no direct connection with it."""
-
-    lets_none_in: bool = False
-    """It has a direct connection with the daemon, and could not be dialled: it dialled out."""
-
-    apart: int = 0
-    """Number of meetings in a row that failed."""
-
-    meet_after: float = 0.0
-    """Time before which no meeting with it is tried, as there is a relay."""
-
-
-Where = Callable[[PeerId], Awaitable[Sequence[str]]]
-"""Gives the IP addresses at which the daemon is connected to a peer directly."""
 
 Serve = Callable[[FrameStream, str], str | None]
 """Serves an incoming stream of this protocol, or returns the reason of a refusal."""
@@ -135,14 +85,17 @@ class Lane:
     ) -> None:
         """Without ``outside`` it only dials, and does not meet peers behind routers."""
         self.settings = settings
-        self._outside = outside
         self.relay = Relay()
         """Passes bytes on for other peers, if the owner of this machine consents."""
 
-        self._no_relays: OrderedDict[tuple[PeerId, PeerId], float] = OrderedDict()
-        """Peers that refused to relay, and to whom, and until when they are not asked again."""
-
-        self._meetings = 0
+        self._meetings: Meetings | None = None
+        if outside is not None:
+            observers = Observers(
+                outside, self, ask=ask, is_shut=self._is_shut, timeout_s=settings.answer_timeout_s
+            )
+            self._meetings = Meetings(
+                self, settings, outside=outside, where=where, observers=observers
+            )
         self.counters: Counter[str] = Counter()
         self._ask = ask
         self._where = where
@@ -156,7 +109,7 @@ class Lane:
         self._mapped_port: int | None = None
         """Port of the router's public address that leads to this lane."""
 
-        self._peers: OrderedDict[PeerId, _Peer] = OrderedDict()
+        self._peers: OrderedDict[PeerId, Partner] = OrderedDict()
         self._served: dict[Connection, PeerId | None] = {}
         """Connections that other peers have dialled; ``None``: the peer is not known yet."""
 
@@ -187,7 +140,7 @@ class Lane:
         """Have this router lead a port of its public address to the lane's, until it is closed."""
         if self.port is not None and self.settings.told_port is None:
             work = keep_mapped(router, self.port, self._port_mapped)
-            self._spawn(work, "lane port mapping")
+            self.spawn(work, "lane port mapping")
 
     def _port_mapped(self, port: int | None) -> None:
         self._mapped_port = port
@@ -230,7 +183,7 @@ class Lane:
     def start(self, hosts: Sequence[str]) -> None:
         """Listen on these IP addresses, as far as possible. Without any, the lane only dials."""
         if self.settings.polite:
-            self._spawn(self._pacer.run(), "lane pacer")
+            self.spawn(self._pacer.run(), "lane pacer")
         for host in dict.fromkeys(hosts):
             port = self.port or self.settings.port
             try:
@@ -246,9 +199,9 @@ class Lane:
             listener.setblocking(False)
             self._listeners.append(listener)
             _logger.info("lane_listening at=%s:%d", host, self.port)
-            self._spawn(self._accept(listener), "lane accept")
+            self.spawn(self._accept(listener), "lane accept")
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._reap)
@@ -284,11 +237,11 @@ class Lane:
         port = self.told_port
         if port is None or self._closed:
             raise ValueError("it does not listen for a direct lane")
-        number, ticket = self._issue(peer)
+        number, ticket = self.issue(peer)
         offer = Offer(port, number, ticket.dialler_key, ticket.listener_key)
         return encode(offer)
 
-    def _issue(self, peer: PeerId) -> tuple[bytes, Ticket]:
+    def issue(self, peer: PeerId) -> tuple[bytes, Ticket]:
         """A new ticket and its number."""
         number = secrets.token_bytes(NUMBER_BYTES)
         ticket = Ticket(peer, secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES))
@@ -308,12 +261,12 @@ class Lane:
                 _logger.warning("lane_accept_failed reason=%r", str(error))
                 await asyncio.sleep(1.0)
                 continue
-            connection = self._admit(dialled, Path.DIRECT)
+            connection = self.admit(dialled, Path.DIRECT)
             if connection is not None:
                 connection.seen = seen[0], seen[1]
-                self._spawn(self._greet(connection, dialled), "lane greet")
+                self.spawn(self.greet(connection, dialled), "lane greet")
 
-    def _admit(self, dialled: socket.socket, path: Path) -> Connection | None:
+    def admit(self, dialled: socket.socket, path: Path) -> Connection | None:
         """Make room for a connection of a peer that is not known yet; ``None``: closed."""
         strangers = sum(peer is None for peer in self._served.values())
         if (
@@ -327,7 +280,7 @@ class Lane:
         self._served[connection] = None
         return connection
 
-    async def _greet(self, connection: Connection, dialled: socket.socket) -> None:
+    async def greet(self, connection: Connection, dialled: socket.socket) -> None:
         """Close a connection whose peer does not prove in time that it has a ticket's keys."""
         if not await self._redeem(connection, dialled):
             self._served.pop(connection, None)
@@ -434,7 +387,7 @@ class Lane:
             return stream
         if len(known.dialled) + known.dials < self.settings.per_peer_max:
             known.dials += 1
-            dialling = self._spawn(self._dial(peer, known), f"lane to {peer}")
+            dialling = self.spawn(self._dial(peer, known), f"lane to {peer}")
             wait_s = min(self.settings.wait_s, deadline - self._now)
             await asyncio.wait((dialling,), timeout=wait_s)
             if known.must_meet:  # a relay, which is the other path, carries no bulk
@@ -474,14 +427,16 @@ class Lane:
         for connection in list(known.dialled) if known is not None else ():
             connection.stream.cut()
 
-    def _known(self, peer: PeerId) -> _Peer:
-        known = self._peers.setdefault(peer, _Peer())
+    def _known(self, peer: PeerId) -> Partner:
+        known = self._peers.setdefault(peer, Partner())
         self._peers.move_to_end(peer)
         if len(self._peers) > PEERS_MAX:
             self.forget(next(iter(self._peers)))
         return known
 
-    async def _open_kept(self, known: _Peer, protocol: str, deadline: float) -> FrameStream | None:
+    async def _open_kept(
+        self, known: Partner, protocol: str, deadline: float
+    ) -> FrameStream | None:
         """Begin a stream on an unused connection, if there is one."""
         while known.idle:
             connection = known.idle.pop()
@@ -516,7 +471,7 @@ class Lane:
             return stream
         return None
 
-    async def _dial(self, peer: PeerId, known: _Peer) -> None:
+    async def _dial(self, peer: PeerId, known: Partner) -> None:
         """Open a connection; the next stream that needs one takes it."""
         try:
             async with asyncio.timeout(self.settings.dial_timeout_s):
@@ -524,13 +479,9 @@ class Lane:
                 known.must_meet = not hosts
                 if hosts and await self._dial_direct(peer, known, hosts[0]):
                     return
-            if self._outside is None:
+            if self._meetings is None:
                 raise OSError("no direct connection to it is known")
-            if known.must_meet:
-                await self._meet_or_relay(peer, known, self._outside)
-            else:
-                async with asyncio.timeout(self.settings.dial_timeout_s):
-                    await self._meet(peer, known, self._outside)
+            await self._meetings.open(peer, known)
         except HostClosed as error:
             known.reason = str(error)  # our own daemon is being restarted: no fault of the peer's
         except (OSError, TimeoutError, ValueError, DhtError) as error:
@@ -540,7 +491,7 @@ class Lane:
         finally:
             known.dials -= 1
 
-    async def _dial_direct(self, peer: PeerId, known: _Peer, host: str) -> bool:
+    async def _dial_direct(self, peer: PeerId, known: Partner, host: str) -> bool:
         """Dial the lane of a peer. ``False``: its router lets nobody in, so it has to be met."""
         if known.lets_none_in:
             return False
@@ -549,97 +500,27 @@ class Lane:
             async with asyncio.timeout(self.settings.connect_s):
                 dialled = await connected(host, offer.port)
         except (OSError, TimeoutError):
-            if self._outside is None:
+            if self._meetings is None:
                 raise
             known.lets_none_in = True
             return False
-        await self._introduce(known, dialled, ticket_of(peer, offer), offer.number, Path.DIRECT)
+        await self.introduce(known, dialled, ticket_of(peer, offer), offer.number, Path.DIRECT)
         return True
 
-    async def _introduce(
-        self, known: _Peer, dialled: socket.socket, ticket: Ticket, number: bytes, path: Path
-    ) -> Answer:
+    async def introduce(
+        self, known: Partner, dialled: socket.socket, ticket: Ticket, number: bytes, path: Path
+    ) -> None:
         """Prove this side's identity on a new connection, and keep it if the other side does."""
         connection = Connection(self, path, dialled=True)
-        answer = await connection.show(dialled, ticket, number)
+        await connection.show(dialled, ticket, number)
         connection.peer = ticket.peer
         connection.stream.expect_preamble(connection.on_preamble)
         known.dialled.add(connection)
         known.failures, known.not_before = 0, 0.0
         self.counters["dialled"] += 1
         self.keep(connection)
-        return answer
 
     # --- peers behind routers --------------------------------------------------------------
-
-    async def _meet_or_relay(self, peer: PeerId, known: _Peer, outside: Outside) -> None:
-        """Open a connection to a peer behind a router, by the best path that there is."""
-        apart = "both are behind routers, which let no direct connection through"
-        if self._now >= known.meet_after:
-            try:
-                async with asyncio.timeout(self.settings.dial_timeout_s):
-                    await self._meet(peer, known, outside)
-            except (OSError, TimeoutError, ValueError, PeerUnreachable, CallRefused) as error:
-                apart = str(error) or f"silent for {self.settings.dial_timeout_s:g} s"
-                known.apart = min(known.apart + 1, 16)
-            else:
-                known.apart = 0
-                return
-        known.meet_after = 0.0
-        try:
-            async with asyncio.timeout(self.settings.relay_s):
-                await self._go_through_a_relay(peer, known, outside)
-        except TimeoutError:
-            raise OSError(f"{apart}; no relay within {self.settings.relay_s:g} s") from None
-        except OSError as error:
-            raise OSError(f"{apart}; {error}") from error
-        # There is a path now: a better one is looked for later, and not for each connection.
-        pause_s = self.settings.retry_first_s * 2 ** max(0, known.apart - 1)
-        known.meet_after = self._now + min(pause_s, self.settings.retry_max_s)
-
-    async def _go_through_a_relay(self, peer: PeerId, known: _Peer, outside: Outside) -> None:
-        """Open a connection through a third peer. Raises ``OSError``."""
-        refusals: list[str] = []
-        for relay, ip in await self._possible_relays(peer, outside):
-            circuit = Circuit(peer, secrets.token_bytes(NUMBER_BYTES))
-            try:
-                leg = decode(Leg, await outside.call(relay, CIRCUIT_PROTOCOL, encode(circuit)))
-            except (ValueError, PeerUnreachable, CallRefused) as error:
-                if isinstance(error, CallRefused):
-                    self._no_relays[relay, peer] = self._now + NO_RELAY_S
-                refusals.append(str(error))
-                continue
-            try:
-                via = encode(Via(relay, circuit.number))
-                offer = decode(ViaOffer, await outside.call(peer, VIA_PROTOCOL, via))
-                dialled = await reach_through(ip, leg.port, leg.number)
-                ticket = ticket_of(peer, offer)
-                await self._introduce(known, dialled, ticket, offer.number, Path.RELAYED)
-            except (OSError, ValueError, PeerUnreachable, CallRefused) as error:
-                refusals.append(str(error))
-                continue
-            self.counters["relayed"] += 1
-            return
-        raise OSError(
-            f"no relay: {refusals[-1]}"
-            if refusals
-            else "no connected peer relays bulk data (`shoal keep --relay-bulk RATE`, or "
-            "`shoal bootstrap --relay-bulk RATE`)"
-        )
-
-    async def _possible_relays(self, peer: PeerId, outside: Outside) -> list[tuple[PeerId, str]]:
-        """Connected peers that may relay, in random order, so that all of them are used."""
-        while self._no_relays and (
-            len(self._no_relays) > PEERS_MAX or next(iter(self._no_relays.values())) <= self._now
-        ):
-            self._no_relays.popitem(last=False)
-        found = [
-            (relay, ip)
-            for relay, ip in await outside.observers()
-            if relay != peer and (relay, peer) not in self._no_relays
-        ]
-        secrets.SystemRandom().shuffle(found)
-        return found[:RELAYS_TRIED_MAX]
 
     async def grant(self, peer: PeerId, request: bytes) -> bytes:
         """Answer ``Circuit`` as a relay: a leg for the asking peer. Raises ``ValueError``."""
@@ -651,160 +532,29 @@ class Lane:
         return encode(Leg(port, leg))
 
     async def come(self, peer: PeerId, request: bytes) -> bytes:
-        """Answer ``Via``: come to a relay that the asking peer has chosen. Raises ``ValueError``.
-
-        It has to be one with which this peer is connected directly: nobody is sent elsewhere.
-        """
-        if self._outside is None or self._closed:
-            raise ValueError("it does not meet peers behind routers")
-        via = decode(Via, request)
-        relay = PeerId(via.relay)
-        if self._meetings >= self.settings.meetings_max:
-            raise ValueError(f"more than {self.settings.meetings_max} meetings at once")
-        self._meetings += 1
-        try:
-            hosts = await self._where(relay)
-            if not hosts:
-                raise ValueError("it has no direct connection with this relay")
-            circuit = encode(Circuit(peer, via.circuit))
-            leg = decode(Leg, await self._outside.call(relay, CIRCUIT_PROTOCOL, circuit))
-        except BaseException:
-            self._meetings -= 1
-            raise
-        number, ticket = self._issue(peer)
-        self._spawn(self._come_to(hosts[0], leg), f"come to {relay}")
-        return encode(ViaOffer(number, ticket.dialler_key, ticket.listener_key))
-
-    async def _come_to(self, ip: str, leg: Leg) -> None:
-        """Take a connection that another peer makes through a relay."""
-        try:
-            async with asyncio.timeout(self.settings.relay_s):
-                dialled = await reach_through(ip, leg.port, leg.number)
-        except (OSError, TimeoutError) as error:
-            _logger.debug("lane_relay_left reason=%r", str(error))
-            return
-        finally:
-            self._meetings -= 1
-        connection = self._admit(dialled, Path.RELAYED)
-        if connection is not None:
-            await self._greet(connection, dialled)
-
-    async def _meet(self, peer: PeerId, known: _Peer, outside: Outside) -> None:
-        """Dial a peer while it dials this one."""
-        opening = Opening()
-        try:
-            async with self._observers(outside).outer_address(opening) as (ip, port):
-                reply = await outside.call(peer, PUNCH_PROTOCOL, encode(Punch(ip, port)))
-                offer = decode(PunchOffer, reply)
-                if not is_outer(offer.ip):
-                    raise ValueError(f"its outer address {offer.ip} is none on the internet")
-                await self._meet_at(offer, opening, peer, known)
-        finally:
-            opening.close()
-        self.counters["met"] += 1
-
-    async def _meet_at(
-        self, offer: PunchOffer, opening: Opening, peer: PeerId, known: _Peer
-    ) -> None:
-        try:
-            async with (
-                asyncio.timeout(self.settings.meeting_s),
-                opening.meeting(offer.ip, offer.port) as found,
-            ):
-                while True:
-                    dialled = await found.get()
-                    # A stranger may have dialled this port: then the next connection counts.
-                    with contextlib.suppress(OSError, ValueError, TimeoutError):
-                        async with asyncio.timeout(self.settings.answer_timeout_s):
-                            ticket = ticket_of(peer, offer)
-                            number, path = offer.number, Path.PUNCHED
-                            await self._introduce(known, dialled, ticket, number, path)
-                        return
-        except TimeoutError:
-            raise OSError(
-                "both are behind routers, which let no direct connection through"
-            ) from None
+        """Answer ``Via``. Raises ``ValueError``."""
+        return await self._open_meetings().come(peer, request)
 
     async def meet(self, peer: PeerId, request: bytes) -> bytes:
-        """Answer ``Punch``: dial the asking peer, and be dialled. Raises ``ValueError``."""
-        if self._outside is None or self._closed:
+        """Answer ``Punch``. Raises ``ValueError``."""
+        return await self._open_meetings().meet(peer, request)
+
+    def _open_meetings(self) -> Meetings:
+        if self._meetings is None or self._closed:
             raise ValueError("it does not meet peers behind routers")
-        punch = decode(Punch, request)
-        if not is_outer(punch.ip):
-            raise ValueError(f"{punch.ip} is no public address")
-        if self._meetings >= self.settings.meetings_max:
-            raise ValueError(f"more than {self.settings.meetings_max} meetings at once")
-        self._meetings += 1
-        ready: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._spawn(self._host_meeting(peer, punch, self._outside, ready), f"meeting {peer}")
-        return await ready
-
-    async def _host_meeting(
-        self, peer: PeerId, punch: Punch, outside: Outside, ready: asyncio.Future[bytes]
-    ) -> None:
-        """Take part in a meeting to which ``peer`` has called, once ``ready`` has the offer."""
-        opening = None
-        try:
-            opening = Opening()
-            async with (
-                asyncio.timeout(self.settings.dial_timeout_s),
-                self._observers(outside).outer_address(opening) as (ip, port),
-                opening.meeting(punch.ip, punch.port) as found,
-            ):
-                number, ticket = self._issue(peer)
-                offer = PunchOffer(ip, port, number, ticket.dialler_key, ticket.listener_key)
-                if ready.done():
-                    return  # the call was given up
-                ready.set_result(encode(offer))
-                met = asyncio.Event()
-                admitting = self._spawn(self._admit_all(found, met), "admit at a meeting")
-                try:
-                    await met.wait()
-                finally:
-                    admitting.cancel()
-        except (OSError, TimeoutError, DhtError) as error:
-            _logger.debug("lane_not_met peer=%s reason=%r", peer, str(error))
-            if not ready.done():
-                ready.set_exception(ValueError(f"it cannot meet now: {error}"))
-        finally:
-            ready.cancel()
-            self._meetings -= 1
-            if opening is not None:
-                opening.close()
-
-    async def _admit_all(self, found: asyncio.Queue[socket.socket], met: asyncio.Event) -> None:
-        """Greet everybody who comes to a meeting, until one has shown a ticket."""
-
-        async def greet(connection: Connection, dialled: socket.socket) -> None:
-            await self._greet(connection, dialled)
-            if connection.peer is not None:
-                met.set()
-
-        while True:
-            connection = self._admit(dialled := await found.get(), Path.PUNCHED)
-            if connection is not None:
-                self._spawn(greet(connection, dialled), "lane greet")
+        return self._meetings
 
     async def examine_router(self) -> RouterView:
         """Find out with the help of peers outside what the router does. Raises ``DhtError``."""
-        if self._outside is None:
+        if self._meetings is None:
             return RouterView(0)
-        return await self._observers(self._outside).examine_router()
-
-    def _observers(self, outside: Outside) -> Observers:
-        return Observers(
-            outside,
-            self,
-            ask=self._ask,
-            is_shut=self._is_shut,
-            timeout_s=self.settings.answer_timeout_s,
-        )
+        return await self._meetings.observers.examine_router()
 
     def _is_shut(self, peer: PeerId) -> bool:
         known = self._peers.get(peer)
         return known is not None and (known.lets_none_in or self.is_doubted(peer))
 
-    def _failed(self, peer: PeerId | None, known: _Peer, reason: str) -> None:
+    def _failed(self, peer: PeerId | None, known: Partner, reason: str) -> None:
         """Note a failure: the peer is not dialled for a while."""
         _logger.debug("lane_not_open peer=%s reason=%r", peer, reason)
         known.reason = reason

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import dataclass, field
 from enum import IntEnum
 from ipaddress import ip_address
 from typing import Protocol
@@ -175,3 +176,32 @@ class Connection:
 
 def ticket_of(peer: PeerId, offer: Offer | PunchOffer | ViaOffer) -> Ticket:
     return Ticket(peer, offer.dialler_key, offer.listener_key)
+
+
+@dataclass(slots=True, eq=False)
+class Partner:
+    """Dial results and connections with one peer that this peer dials."""
+
+    idle: list[Connection] = field(default_factory=list)
+    dialled: set[Connection] = field(default_factory=set)
+    dials: int = 0
+    """Number of dials under way."""
+
+    failures: int = 0
+    reason: str = ""
+    """Reason of the last failure."""
+
+    not_before: float = 0.0
+    """Time before which the peer is not dialled again."""
+
+    must_meet: bool = False
+    """The daemon has no direct connection with it."""
+
+    lets_none_in: bool = False
+    """It has a direct connection with the daemon, and could not be dialled: it dialled out."""
+
+    apart: int = 0
+    """Number of meetings in a row that failed."""
+
+    meet_after: float = 0.0
+    """Time before which no meeting with it is tried, as there is a relay."""

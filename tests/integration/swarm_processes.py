@@ -55,6 +55,7 @@ fragments = {fragments}
 steps_per_cycle = {cycle}
 codec = "{codec}"
 line_share = {line_share}
+{outer}
 
 [rounds]
 quorum_deadline_s = {quorum_deadline_s}
@@ -80,6 +81,7 @@ DEFAULTS: Mapping[str, Any] = {
     "cycle": 24,
     "codec": "int4",
     "line_share": 0.7,
+    "outer": "",
     "quorum_deadline_s": 10.0,
     "round_deadline_s": 20.0,
     "heartbeat_s": 2.0,

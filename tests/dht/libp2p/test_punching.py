@@ -14,8 +14,8 @@ import pytest
 
 from dht.errors import HostClosed
 from dht.identity import PeerId
-from dht.libp2p import lane as lanes
-from dht.libp2p import observers
+from dht.libp2p import meetings, observers
+from dht.libp2p.lane import Lane
 from dht.libp2p.lane_connection import Path
 from dht.libp2p.lane_settings import LaneSettings
 from dht.libp2p.lane_wire import Offer, Punch, PunchOffer, decode, encode, is_outer
@@ -40,7 +40,7 @@ OFFER = PunchOffer("203.0.113.7", 7700, bytes(NUMBER_BYTES), bytes(KEY_BYTES), b
 
 @pytest.fixture(autouse=True)
 def _loopback_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (lanes, observers):
+    for module in (meetings, observers):
         monkeypatch.setattr(module, "is_outer", with_loopback)
 
 
@@ -53,9 +53,7 @@ def hidden(settings: LaneSettings = PATIENT) -> tuple[End, End, OnLoopback]:
         end.at = ()
         outside = OnLoopback(end)
         outsides.append(outside)
-        end.lane = lanes.Lane(
-            settings, ask=end.ask, where=end.where, serve=end.serve, outside=outside
-        )
+        end.lane = Lane(settings, ask=end.ask, where=end.where, serve=end.serve, outside=outside)
     return anna, boris, outsides[0]
 
 
@@ -165,7 +163,7 @@ def test_a_stranger_at_the_port_of_a_meeting_does_not_spoil_it(
             strangers[-1].sendall(b"\x10" + bytes(16))
 
     async def scenario() -> None:
-        monkeypatch.setattr(lanes, "Opening", Visited)
+        monkeypatch.setattr(meetings, "Opening", Visited)
         anna, boris, _ = hidden(LaneSettings(answer_timeout_s=0.5))
         assert await anna.lane.reach(BORIS) is None
         assert boris.lane.counters["turned_away"] == 1

@@ -11,8 +11,8 @@ import pytest
 from dht.errors import PeerUnreachable, StreamBroken
 from dht.host import FRAME_MAX_BYTES
 from dht.identity import PeerId
-from dht.libp2p import lane as lanes
-from dht.libp2p import observers
+from dht.libp2p import meetings, observers
+from dht.libp2p.lane import Lane
 from dht.libp2p.lane_connection import Path
 from dht.libp2p.lane_settings import LaneSettings
 from dht.libp2p.lane_wire import PUNCH_PROTOCOL, Circuit, Leg, Via, decode, encode
@@ -217,7 +217,7 @@ def test_a_circuit_without_a_byte_is_closed_after_a_while() -> None:
 
 @pytest.fixture(autouse=True)
 def _loopback_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (lanes, observers):
+    for module in (meetings, observers):
         monkeypatch.setattr(module, "is_outer", with_loopback)
 
 
@@ -253,7 +253,7 @@ class Homes:
             end.others = {other.me: other, CLARA: self.clara}
             routers = Routers(end)
             self.routers.append(routers)
-            end.lane = lanes.Lane(
+            end.lane = Lane(
                 settings, ask=end.ask, where=end.where, serve=end.serve, outside=routers
             )
 

@@ -50,6 +50,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--cycle", type=int, default=200, help="steps between merges")
+    parser.add_argument(
+        "--cycle-max", type=int, help="longest cycle; by default cycles do not follow the lines"
+    )
     parser.add_argument("--pace", type=float, default=0.05, help="least seconds of a step")
     parser.add_argument(
         "--heartbeat", type=float, default=2.0, help="seconds between heartbeats of the membership"
@@ -94,6 +97,7 @@ def main() -> int:
                 width=options.width,
                 cycle=options.cycle,
                 line_share=options.line_share,
+                outer=f"steps_per_cycle_max = {options.cycle_max}" if options.cycle_max else "",
                 heartbeat_s=options.heartbeat,
                 expiry_s=4 * options.heartbeat,
                 policy=f"\n[policy]\naudit_rate = {options.audits}\n",

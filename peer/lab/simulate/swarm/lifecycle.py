@@ -20,6 +20,7 @@ from averaging.round.inputs import Due, Leave, LineMeasured, MergeBeforeLeaving
 from averaging.round.machine import FragmentRounds
 from averaging.round.taking_over import Life
 from averaging.rules.probation import Probation
+from averaging.rules.spacing import Spacing
 from averaging.simulated.fetching import REQUEST_BYTES
 from averaging.simulated.node import FragmentNode
 from averaging.simulated.wires import MARK_BYTES
@@ -84,11 +85,12 @@ class Lifecycle:
         )
         view = env.membership.view(slot.number, slot.side)
         probation = Probation(env.policy.probation, struck=self._struck_by(slot.name))
+        spacing = Spacing()
         for state in states:
             # Each has momentum of its own: the outer step moves it in place.
             own = replace(state, momentum=state.momentum.copy())
             seat = self._seat(slot, trainee, own)
-            machine = self._machine(slot, own, view, probation)
+            machine = self._machine(slot, own, view, probation, spacing)
             node = FragmentNode(
                 peer,
                 env.wires,
@@ -133,7 +135,12 @@ class Lifecycle:
         )
 
     def _machine(
-        self, slot: Slot, state: FragmentState, view: Table, probation: Probation
+        self,
+        slot: Slot,
+        state: FragmentState,
+        view: Table,
+        probation: Probation,
+        spacing: Spacing,
     ) -> FragmentRounds:
         env, name = self._environment, slot.name
         fragment = env.layout.fragments[state.fragment]
@@ -151,6 +158,7 @@ class Lifecycle:
             site=slot.seen.site,
             norm_ratio_max=env.wires.norm_ratio_max,
             refuses=self._refused_by(name),
+            spacing=spacing,
         )
         machine = FragmentRounds(
             identity,

@@ -1,0 +1,331 @@
+"""Connections with peers behind routers, for a lane: met, or through a relay.
+
+Two peers whose routers let nobody in dial each other at once (``dht.libp2p.punching``). For that,
+each learns its outer address from peers outside (``dht.libp2p.observers``), and they agree on the
+moment over the daemon: the one that wants the connection calls ``Punch``. Where their routers do
+not let that through, both dial a third peer that passes the sealed frames on
+(``dht.libp2p.relaying``): the one that wants the connection chooses it, and calls ``Via``. A
+relayed pair tries to meet again later, after longer and longer pauses.
+
+The lane keeps the connections, and proves who is at their ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from dht.errors import CallRefused, DhtError, PeerUnreachable
+from dht.identity import PeerId
+from dht.libp2p.lane_connection import Connection, Holder, Partner, Path, ticket_of
+from dht.libp2p.lane_settings import LaneSettings
+from dht.libp2p.lane_wire import (
+    CIRCUIT_PROTOCOL,
+    PUNCH_PROTOCOL,
+    VIA_PROTOCOL,
+    Circuit,
+    Leg,
+    Punch,
+    PunchOffer,
+    Via,
+    ViaOffer,
+    decode,
+    encode,
+    is_outer,
+)
+from dht.libp2p.observers import Observers, Outside
+from dht.libp2p.punching import Opening
+from dht.libp2p.relaying import reach_through
+from dht.libp2p.sealing import NUMBER_BYTES, Ticket
+
+_logger = logging.getLogger("dht.libp2p.meetings")
+
+RELAYS_TRIED_MAX = 8
+"""Number of connected peers that are asked to relay, before a relayed connection is given up."""
+
+NO_RELAY_S = 10.0
+"""A peer that refused to relay to another one is not asked for that again for this long. It may
+only not have heard of both yet."""
+
+REFUSALS_MAX = 256
+
+APART = "both are behind routers, which let no direct connection through"
+
+Where = Callable[[PeerId], Awaitable[Sequence[str]]]
+"""Gives the IP addresses at which the daemon is connected to a peer directly."""
+
+
+class Ends(Holder, Protocol):
+    """The lane, as meetings see it."""
+
+    counters: Counter[str]
+
+    def issue(self, peer: PeerId) -> tuple[bytes, Ticket]:
+        """A new ticket and its number."""
+        ...
+
+    def admit(self, dialled: socket.socket, path: Path) -> Connection | None:
+        """Make room for a connection of a peer that is not known yet; ``None``: closed."""
+        ...
+
+    async def greet(self, connection: Connection, dialled: socket.socket) -> None:
+        """Close a connection whose peer does not prove in time that it has a ticket's keys."""
+        ...
+
+    async def introduce(
+        self, known: Partner, dialled: socket.socket, ticket: Ticket, number: bytes, path: Path
+    ) -> None:
+        """Prove this side's identity on a new connection, and keep it if the other side does."""
+        ...
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
+
+
+class Meetings:
+    """Opens connections with peers behind routers, and answers peers that want one."""
+
+    def __init__(
+        self,
+        lane: Ends,
+        settings: LaneSettings,
+        *,
+        outside: Outside,
+        where: Where,
+        observers: Observers,
+    ) -> None:
+        self._lane = lane
+        self._settings = settings
+        self._outside = outside
+        self._where = where
+        self.observers = observers
+        self._no_relays: OrderedDict[tuple[PeerId, PeerId], float] = OrderedDict()
+        """Peers that refused to relay, and to whom, and until when they are not asked again."""
+
+        self._under_way = 0
+        """Number of meetings to which other peers have called."""
+
+    def __repr__(self) -> str:
+        return f"Meetings({self._under_way} under way)"
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    # --- wanting a connection --------------------------------------------------------------
+
+    async def open(self, peer: PeerId, known: Partner) -> None:
+        """Open a connection by the best path that there is. Raises as ``Outside`` and ``OSError``.
+
+        A peer that must be met has no other path for bulk data: a relay is tried for it.
+        """
+        if known.must_meet:
+            await self._meet_or_relay(peer, known)
+        else:
+            async with asyncio.timeout(self._settings.dial_timeout_s):
+                await self._meet(peer, known)
+
+    async def _meet_or_relay(self, peer: PeerId, known: Partner) -> None:
+        """Open a connection to a peer behind a router, by the best path that there is."""
+        apart = APART
+        if self._now >= known.meet_after:
+            try:
+                async with asyncio.timeout(self._settings.dial_timeout_s):
+                    await self._meet(peer, known)
+            except (OSError, TimeoutError, ValueError, PeerUnreachable, CallRefused) as error:
+                apart = str(error) or f"silent for {self._settings.dial_timeout_s:g} s"
+                known.apart = min(known.apart + 1, 16)
+            else:
+                known.apart = 0
+                return
+        known.meet_after = 0.0
+        try:
+            async with asyncio.timeout(self._settings.relay_s):
+                await self._go_through_a_relay(peer, known)
+        except TimeoutError:
+            raise OSError(f"{apart}; no relay within {self._settings.relay_s:g} s") from None
+        except OSError as error:
+            raise OSError(f"{apart}; {error}") from error
+        # There is a path now: a better one is looked for later, and not for each connection.
+        pause_s = self._settings.retry_first_s * 2 ** max(0, known.apart - 1)
+        known.meet_after = self._now + min(pause_s, self._settings.retry_max_s)
+
+    async def _meet(self, peer: PeerId, known: Partner) -> None:
+        """Dial a peer while it dials this one."""
+        opening = Opening()
+        try:
+            async with self.observers.outer_address(opening) as (ip, port):
+                reply = await self._outside.call(peer, PUNCH_PROTOCOL, encode(Punch(ip, port)))
+                offer = decode(PunchOffer, reply)
+                if not is_outer(offer.ip):
+                    raise ValueError(f"its outer address {offer.ip} is none on the internet")
+                await self._meet_at(offer, opening, peer, known)
+        finally:
+            opening.close()
+        self._lane.counters["met"] += 1
+
+    async def _meet_at(
+        self, offer: PunchOffer, opening: Opening, peer: PeerId, known: Partner
+    ) -> None:
+        try:
+            async with (
+                asyncio.timeout(self._settings.meeting_s),
+                opening.meeting(offer.ip, offer.port) as found,
+            ):
+                while True:
+                    dialled = await found.get()
+                    # A stranger may have dialled this port: then the next connection counts.
+                    with contextlib.suppress(OSError, ValueError, TimeoutError):
+                        async with asyncio.timeout(self._settings.answer_timeout_s):
+                            ticket = ticket_of(peer, offer)
+                            number, path = offer.number, Path.PUNCHED
+                            await self._lane.introduce(known, dialled, ticket, number, path)
+                        return
+        except TimeoutError:
+            raise OSError(APART) from None
+
+    async def _go_through_a_relay(self, peer: PeerId, known: Partner) -> None:
+        """Open a connection through a third peer. Raises ``OSError``."""
+        refusals: list[str] = []
+        for relay, ip in await self._possible_relays(peer):
+            circuit = Circuit(peer, secrets.token_bytes(NUMBER_BYTES))
+            try:
+                leg = decode(
+                    Leg, await self._outside.call(relay, CIRCUIT_PROTOCOL, encode(circuit))
+                )
+            except (ValueError, PeerUnreachable, CallRefused) as error:
+                if isinstance(error, CallRefused):
+                    self._no_relays[relay, peer] = self._now + NO_RELAY_S
+                refusals.append(str(error))
+                continue
+            try:
+                via = encode(Via(relay, circuit.number))
+                offer = decode(ViaOffer, await self._outside.call(peer, VIA_PROTOCOL, via))
+                dialled = await reach_through(ip, leg.port, leg.number)
+                ticket = ticket_of(peer, offer)
+                await self._lane.introduce(known, dialled, ticket, offer.number, Path.RELAYED)
+            except (OSError, ValueError, PeerUnreachable, CallRefused) as error:
+                refusals.append(str(error))
+                continue
+            self._lane.counters["relayed"] += 1
+            return
+        raise OSError(
+            f"no relay: {refusals[-1]}"
+            if refusals
+            else "no connected peer relays bulk data (`shoal keep --relay-bulk RATE`, or "
+            "`shoal bootstrap --relay-bulk RATE`)"
+        )
+
+    async def _possible_relays(self, peer: PeerId) -> list[tuple[PeerId, str]]:
+        """Connected peers that may relay, in random order, so that all of them are used."""
+        while self._no_relays and (
+            len(self._no_relays) > REFUSALS_MAX or next(iter(self._no_relays.values())) <= self._now
+        ):
+            self._no_relays.popitem(last=False)
+        found = [
+            (relay, ip)
+            for relay, ip in await self._outside.observers()
+            if relay != peer and (relay, peer) not in self._no_relays
+        ]
+        secrets.SystemRandom().shuffle(found)
+        return found[:RELAYS_TRIED_MAX]
+
+    # --- being asked for one ---------------------------------------------------------------
+
+    async def meet(self, peer: PeerId, request: bytes) -> bytes:
+        """Answer ``Punch``: dial the asking peer, and be dialled. Raises ``ValueError``."""
+        punch = decode(Punch, request)
+        if not is_outer(punch.ip):
+            raise ValueError(f"{punch.ip} is no public address")
+        if self._under_way >= self._settings.meetings_max:
+            raise ValueError(f"more than {self._settings.meetings_max} meetings at once")
+        self._under_way += 1
+        ready: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._lane.spawn(self._host_meeting(peer, punch, ready), f"meeting {peer}")
+        return await ready
+
+    async def _host_meeting(self, peer: PeerId, punch: Punch, ready: asyncio.Future[bytes]) -> None:
+        """Take part in a meeting to which ``peer`` has called, once ``ready`` has the offer."""
+        opening = None
+        try:
+            opening = Opening()
+            async with (
+                asyncio.timeout(self._settings.dial_timeout_s),
+                self.observers.outer_address(opening) as (ip, port),
+                opening.meeting(punch.ip, punch.port) as found,
+            ):
+                number, ticket = self._lane.issue(peer)
+                offer = PunchOffer(ip, port, number, ticket.dialler_key, ticket.listener_key)
+                if ready.done():
+                    return  # the call was given up
+                ready.set_result(encode(offer))
+                met = asyncio.Event()
+                admitting = self._lane.spawn(self._admit_all(found, met), "admit at a meeting")
+                try:
+                    await met.wait()
+                finally:
+                    admitting.cancel()
+        except (OSError, TimeoutError, DhtError) as error:
+            _logger.debug("lane_not_met peer=%s reason=%r", peer, str(error))
+            if not ready.done():
+                ready.set_exception(ValueError(f"it cannot meet now: {error}"))
+        finally:
+            ready.cancel()
+            self._under_way -= 1
+            if opening is not None:
+                opening.close()
+
+    async def _admit_all(self, found: asyncio.Queue[socket.socket], met: asyncio.Event) -> None:
+        """Greet everybody who comes to a meeting, until one has shown a ticket."""
+
+        async def greet(connection: Connection, dialled: socket.socket) -> None:
+            await self._lane.greet(connection, dialled)
+            if connection.peer is not None:
+                met.set()
+
+        while True:
+            connection = self._lane.admit(dialled := await found.get(), Path.PUNCHED)
+            if connection is not None:
+                self._lane.spawn(greet(connection, dialled), "lane greet")
+
+    async def come(self, peer: PeerId, request: bytes) -> bytes:
+        """Answer ``Via``: come to a relay that the asking peer has chosen. Raises ``ValueError``.
+
+        It has to be one with which this peer is connected directly: nobody is sent elsewhere.
+        """
+        via = decode(Via, request)
+        relay = PeerId(via.relay)
+        if self._under_way >= self._settings.meetings_max:
+            raise ValueError(f"more than {self._settings.meetings_max} meetings at once")
+        self._under_way += 1
+        try:
+            hosts = await self._where(relay)
+            if not hosts:
+                raise ValueError("it has no direct connection with this relay")
+            circuit = encode(Circuit(peer, via.circuit))
+            leg = decode(Leg, await self._outside.call(relay, CIRCUIT_PROTOCOL, circuit))
+        except BaseException:
+            self._under_way -= 1
+            raise
+        number, ticket = self._lane.issue(peer)
+        self._lane.spawn(self._come_to(hosts[0], leg), f"come to {relay}")
+        return encode(ViaOffer(number, ticket.dialler_key, ticket.listener_key))
+
+    async def _come_to(self, ip: str, leg: Leg) -> None:
+        """Take a connection that another peer makes through a relay."""
+        try:
+            async with asyncio.timeout(self._settings.relay_s):
+                dialled = await reach_through(ip, leg.port, leg.number)
+        except (OSError, TimeoutError) as error:
+            _logger.debug("lane_relay_left reason=%r", str(error))
+            return
+        finally:
+            self._under_way -= 1
+        connection = self._lane.admit(dialled, Path.RELAYED)
+        if connection is not None:
+            await self._lane.greet(connection, dialled)
