@@ -739,7 +739,7 @@ def claim_of(join: Join, leader: PeerId, number: int = 1) -> bytes:
 
 
 def claim_in(commit: Commit, entry: Entry) -> bytes:
-    """Return what a member signed if the commit says of it what it said itself."""
+    """Return what a member signed with its join, if its entry in the commit is true."""
     return _encode_claim(
         commit.protocol,
         Claim(

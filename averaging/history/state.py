@@ -38,7 +38,8 @@ class FragmentState:
     ) -> FragmentState:
         """Return version 0 of a run: a founder's own parameters, no momentum, nothing merged.
 
-        ``nonce``: the founding's own random bytes, which a simulation with one founding needs not.
+        ``nonce``: the founding's own random bytes, which a simulation with one founding does
+        not need.
         """
         history = origin(layout_hash, fragment, _bytes_digest(theta), nonce)
         nothing = MergedMap()

@@ -455,9 +455,9 @@ class Leading:
         return changes
 
     def _release_held(self, gathering: Gathering, situation: Situation, now: float) -> Changes:
-        """Send members to the next in rank if what they have takes this peer long to fetch.
+        """Send waiting members to the next in rank if this peer takes long to catch up with them.
 
-        On a slow line it takes longer than the quorum's deadline, version after version.
+        On a slow line a fetch takes longer than the quorum's deadline, version after version.
         """
         if situation.phase is not Phase.CATCHING:
             return []

@@ -51,7 +51,7 @@ from averaging.round.inputs import (
 )
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.round.paxos import Acceptor, Coordinator, Phase, Voter
-from averaging.round.phase import Stage
+from averaging.round.phase import LastTimer, RoundTimer, Stage
 from averaging.round.reducer import Reducer
 from averaging.round.seals import (
     VOID,
@@ -79,23 +79,21 @@ class Participation:
     """One peer's part in one round."""
 
     __slots__ = (
-        "_alone_until",
         "_certificate",
         "_changes",
         "_claimed",
         "_deserted_at",
-        "_fades_at",
         "_id",
+        "_last_timers",
         "_left_ballot",
         "_map_parents",
-        "_merged_at",
         "_others_finished",
         "_outlying",
         "_peers",
         "_policy",
         "_retry",
-        "_shows_at",
         "_standing",
+        "_timers",
         "_void_said_by",
         "_voided",
         "acceptor",
@@ -111,11 +109,9 @@ class Participation:
         "lead",
         "reducer",
         "reducers",
-        "resend_at",
         "seal",
         "signed",
         "stage",
-        "takeover_at",
         "tries",
     )
 
@@ -170,17 +166,10 @@ class Participation:
         self._void_said_by: set[PeerId] = set()
         self.entered_at = now
         self.end_at = now + commit.round_s
-        self.resend_at = now + policy.resend_s
-        self._merged_at: float | None = None
-        self._fades_at: float | None = None
-        """When the round ends for all, whatever its members on probation do."""
-        self._shows_at: float | None = None
-        """When those that have finished get the signatures of the others that have."""
-        self.takeover_at: float | None = None
+        self._timers = {RoundTimer.RESEND: now + policy.resend_s}
+        self._last_timers: dict[LastTimer, float] = {}
         self._deserted_at: float | None = None
         """Time since which most of the voters are gone."""
-        self._alone_until: float | None = None
-        """When to give the round up if no other member is heard by then."""
         self._plan_takeover(commit.upload_s + 2 * policy.margin_s, now)
 
     def __repr__(self) -> str:
@@ -192,6 +181,11 @@ class Participation:
     def is_open(self) -> bool:
         """True while this peer may still finish."""
         return self.stage in (Stage.UPLOADING, Stage.SEALED, Stage.APPLYING)
+
+    @property
+    def _waits(self) -> bool:
+        """True while this peer needs something of others to finish."""
+        return self.stage in (Stage.UPLOADING, Stage.SEALED)
 
     @property
     def coordinator(self) -> PeerId:
@@ -239,28 +233,22 @@ class Participation:
         return len(others) >= self.commit.majority
 
     def next_at(self) -> float | None:
-        waits = self.stage in (Stage.UPLOADING, Stage.SEALED)
-        if not waits and self.lead is None:
+        if not self._waits and self.lead is None:
             return self.end_at
         times = [self.end_at]
-        if self._fades_at is not None and self._fades_at < self.end_at and not self.is_open:
-            times.append(self._fades_at)
-        if self._shows_at is not None and not self.is_open:
-            times.append(self._shows_at)
-        if waits:
-            times.append(self.resend_at)
-            times += self._retry.values()
-            if self.takeover_at is not None:
-                times.append(self.takeover_at)
-            if self._merged_at is not None:
-                times.append(self._merged_at)
-            if self._alone_until is not None:
-                times.append(self._alone_until)
-        if self.lead is not None:
-            lead_at = self.lead.next_at()
-            if lead_at is not None:
-                times.append(lead_at)
+        if self._waits:
+            times += [*self._timers.values(), *self._retry.values()]
+        elif not self.is_open:
+            times += self._last_timers.values()
+        if self.lead is not None and (lead_at := self.lead.next_at()) is not None:
+            times.append(lead_at)
         return min(times)
+
+    def _rings(self, timer: RoundTimer, now: float) -> bool:
+        return self._waits and now >= self._timers.get(timer, math.inf)
+
+    def _rings_last(self, timer: LastTimer, now: float) -> bool:
+        return not self.is_open and now >= self._last_timers.get(timer, math.inf)
 
     # Beginning
 
@@ -417,7 +405,7 @@ class Participation:
         assert self.stage is Stage.APPLYING
         self.stage = Stage.FINISHED
         self.head = head
-        self.takeover_at = None
+        self._timers.pop(RoundTimer.TAKEOVER, None)
         self._send_to_coordinator(messages.Finished(self.commit.fragment, self.id, head))
         return self._taken()
 
@@ -636,11 +624,12 @@ class Participation:
         newcomer = self.commit.index(sender) in self.commit.on_probation
         self._others_finished = self._others_finished or not newcomer
         lead = self.lead if self.commit.on_probation else None
-        if lead is not None and lead.voters_have_finished() and self._fades_at is None:
+        if lead is not None and lead.voters_have_finished():
             # A member on probation that never says so does not keep the round for long.
-            self._fades_at = now + self.commit.upload_s + self._policy.margin_s
-        if self.lead is not None and self._shows_at is None and self.commit.kind == "meld":
-            self._shows_at = now + self._policy.margin_s
+            at = now + self.commit.upload_s + self._policy.margin_s
+            self._last_timers.setdefault(LastTimer.FADE, at)
+        if self.lead is not None and self.commit.kind == "meld":
+            self._last_timers.setdefault(LastTimer.SHOW, now + self._policy.margin_s)
         if all_have and self.entry is None and self.is_open:
             self.stage = Stage.FINISHED  # this peer only reduced or led
             self.head = head
@@ -649,9 +638,9 @@ class Participation:
         elif self.stage is Stage.FINISHED and sender == self.coordinator != self._id.me:
             # All have finished. With short cycles, rounds kept for ``round_s`` would pile up.
             self.end_at = min(self.end_at, now + self._policy.margin_s)
-        waits = self.stage in (Stage.UPLOADING, Stage.SEALED)
-        if waits and self._merged_at is None and not newcomer:
-            self._merged_at = now + self._policy.margin_s + self._policy.resend_s
+        if self._waits and not newcomer:
+            at = now + self._policy.margin_s + self._policy.resend_s
+            self._timers.setdefault(RoundTimer.OVERDUE, at)
 
     def _end_for_all(self, now: float) -> None:
         """All that count have finished: nobody has to keep the round any longer."""
@@ -659,12 +648,12 @@ class Participation:
             if peer != self._id.me and self.head is not None:
                 self._send(peer, messages.Finished(self.commit.fragment, self.id, self.head))
         self.end_at = min(self.end_at, now + self._policy.margin_s)
-        self._shows_at = math.inf
+        self._last_timers[LastTimer.SHOW] = math.inf
 
     def _show_signatures(self) -> None:
         """Somebody has not finished. Each of the others soon joins peers that stand elsewhere, and
         has to prove where it stands."""
-        self._shows_at = math.inf
+        self._last_timers[LastTimer.SHOW] = math.inf
         if self.lead is not None and self.head is not None:
             for peer in sorted(self.lead.finished.values()):
                 if peer != self._id.me:
@@ -713,7 +702,7 @@ class Participation:
         self.seal = seal
         self.stage = Stage.SEALED
         self._note("learned_seal", contributors=len(seal), mine=self.entry in seal)
-        self._merged_at = now + self.commit.upload_s + self._policy.margin_s
+        self._timers[RoundTimer.OVERDUE] = now + self.commit.upload_s + self._policy.margin_s
         self._plan_takeover(2 * (self.commit.upload_s + self._policy.margin_s), now)
         for index in sorted(self.reducer.slices):
             self._try_merge(index)
@@ -725,14 +714,14 @@ class Participation:
         if self.stage is Stage.FORSWORN:
             self.stage = Stage.VOID
             self._end(reason, in_doubt=False, forsworn=forsworn)
-        elif self.stage in (Stage.UPLOADING, Stage.SEALED):
+        elif self._waits:
             self.stage = Stage.VOID
             self._note("void", reason=reason)
             self._end(reason, in_doubt=False, forsworn=forsworn)
 
     def _leave(self, reason: str, now: float) -> None:
         """Give up this round now; in doubt if it may be sealed with the own contribution."""
-        if self.stage in (Stage.UPLOADING, Stage.SEALED):
+        if self._waits:
             self._give_up(reason, in_doubt=self.may_be_sealed_elsewhere())
 
     def _give_up(self, reason: str, *, in_doubt: bool) -> None:
@@ -793,7 +782,7 @@ class Participation:
     def heard(self, peer: PeerId, now: float) -> None:
         """The coordinator is alive: put off the takeover."""
         coordinates = peer == self.coordinator and self._left_ballot != self.ballot
-        if self.takeover_at is not None and coordinates:
+        if RoundTimer.TAKEOVER in self._timers and coordinates:
             wait_s = (self.commit.upload_s + 2 * self._policy.margin_s) * (
                 2 if self.stage is Stage.SEALED else 1
             )
@@ -805,29 +794,25 @@ class Participation:
             before = self.lead.phase
             self.lead.tick(now, i_finished=self.stage in (Stage.APPLYING, Stage.FINISHED))
             self._who_left_me_out(self.lead, before, now)
-        if self.stage in (Stage.UPLOADING, Stage.SEALED):
+        if self._waits:
             for index in sorted(i for i, at in self._retry.items() if now >= at):
                 del self._retry[index]
                 if self.entry is not None and self.digests[index] is None:
                     self._upload(index)
-            if now >= self.resend_at:
-                self.resend_at = now + self._policy.resend_s
+            if self._rings(RoundTimer.RESEND, now):
+                self._timers[RoundTimer.RESEND] = now + self._policy.resend_s
                 self._resend()
-            if self._merged_at is not None and now >= self._merged_at:
+            if self._rings(RoundTimer.OVERDUE, now):
                 self._overdue(now)
-            if self._alone_until is not None and now >= self._alone_until:
+            if self._rings(RoundTimer.ALONE, now):
                 self._leave_if_alone(now)
             self._leave_if_deserted(now)
-        if (
-            self.stage in (Stage.UPLOADING, Stage.SEALED)
-            and self.takeover_at is not None
-            and now >= self.takeover_at
-        ):
+        if self._rings(RoundTimer.TAKEOVER, now):
             self._take_over(now)
-        if self._fades_at is not None and now >= self._fades_at and not self.is_open:
+        if self._rings_last(LastTimer.FADE, now):
             self._end_for_all(now)
-            self._fades_at = math.inf
-        if self._shows_at is not None and now >= self._shows_at and not self.is_open:
+            self._last_timers[LastTimer.FADE] = math.inf
+        if self._rings_last(LastTimer.SHOW, now):
             self._show_signatures()
         if now >= self.end_at and self.is_open and self.stage is not Stage.APPLYING:
             if self.lead is not None:
@@ -843,7 +828,7 @@ class Participation:
         """
         helps = self.entry is not None or self.leads
         if self.stage is not Stage.UPLOADING or not helps or self.may_be_sealed_elsewhere():
-            self._alone_until = None
+            self._timers.pop(RoundTimer.ALONE, None)
             return
         declined = self.lead.declined_indices() if self.lead is not None else frozenset()
         others = [
@@ -852,12 +837,12 @@ class Participation:
             if entry.peer != self._id.me and index not in declined
         ]
         if not all(self._peers.has_failed(peer) for peer in others):
-            self._alone_until = None
-        elif not others or (self._alone_until is not None and now >= self._alone_until):
-            self._alone_until = None
+            self._timers.pop(RoundTimer.ALONE, None)
+        elif not others or self._rings(RoundTimer.ALONE, now):
+            self._timers.pop(RoundTimer.ALONE, None)
             self._leave("nobody else of the roster is there any more", now)
-        elif self._alone_until is None:
-            self._alone_until = now + self._policy.margin_s
+        else:
+            self._timers.setdefault(RoundTimer.ALONE, now + self._policy.margin_s)
 
     def _leave_if_deserted(self, now: float) -> None:
         """Give up a round of which so many voters are gone that the others cannot seal it.
@@ -906,12 +891,12 @@ class Participation:
     def _overdue(self, now: float) -> None:
         """The round is sealed, or another member has finished, and merged slices are missing."""
         if self.entry is None:
-            self._merged_at = None
+            del self._timers[RoundTimer.OVERDUE]
             return
         if self._others_finished:
             self._leave("somebody finished, and my merged slices did not come", now)
             return
-        self._merged_at = now + self._policy.resend_s + self._policy.margin_s
+        self._timers[RoundTimer.OVERDUE] = now + self._policy.resend_s + self._policy.margin_s
         for index, digest in enumerate(self.digests):
             if digest is None:
                 reducer = self.reducers[index]
@@ -923,7 +908,7 @@ class Participation:
                 self._send_to_coordinator(messages.Missing(self.commit.fragment, self.id, index))
 
     def _take_over(self, now: float) -> None:
-        self.takeover_at = None
+        del self._timers[RoundTimer.TAKEOVER]
         voters = self.commit.voters
         if self.entry not in voters or not self.commit.members[self.entry].reachable or self.leads:
             return
@@ -952,9 +937,9 @@ class Participation:
             if able and not self._peers.is_down(entry.peer, now):
                 ahead += 1
         at = now + wait_s + ahead * self._policy.margin_s
-        if sooner and self.takeover_at is not None:
-            at = min(at, self.takeover_at)
-        self.takeover_at = at
+        if sooner:
+            at = min(at, self._timers.get(RoundTimer.TAKEOVER, math.inf))
+        self._timers[RoundTimer.TAKEOVER] = at
 
     def _follow(self, ballot: int, now: float) -> None:
         if ballot <= self.ballot:

@@ -53,3 +53,28 @@ class Timer(StrEnum):
     """The end of ``Fold``."""
     SNAPSHOT = "snapshot"
     """The learner's answer to ``TakeSnapshot``."""
+
+
+class RoundTimer(StrEnum):
+    """A time for which a participation waits in a round that it may still finish.
+
+    The deadline of the round and the times to try uploads again are not among them.
+    """
+
+    RESEND = "resend"
+    """Reports and questions are sent again."""
+    OVERDUE = "overdue"
+    """Merged slices should be here."""
+    ALONE = "alone"
+    """The round is given up if no other member is heard by then."""
+    TAKEOVER = "takeover"
+    """This peer coordinates, if the coordinator is not heard by then."""
+
+
+class LastTimer(StrEnum):
+    """A time for which a participation waits that is out of its round, or has finished it."""
+
+    FADE = "fade"
+    """The round ends for all, whatever its members on probation do."""
+    SHOW = "show"
+    """Those that have finished get the signatures of the others that have."""

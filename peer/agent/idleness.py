@@ -60,9 +60,9 @@ class OwnersRest:
         return rested_s < self._patience_s and local.delegate.trainer_status().pending_tokens > 0
 
     def _hand_over(self) -> None:
-        """Offer again what is pending, as a peer that leaves does, with as much patience.
+        """Offer pending work again before this peer rests, and wait as long as one that leaves.
 
-        Of a month's volume that is used up nothing is left for that.
+        Nothing is offered when the month's volume is used up.
         """
         if self.hands_over:
             averaging = self._local.averaging

@@ -10,7 +10,6 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from dht.identity import PeerId, RunId
 from peer.data.corpus import SEPARATOR
 from peer.data.examples import packed
 from peer.data.held_out import is_held_out
@@ -115,17 +114,16 @@ class DocumentStream:
         documents: ShardedDocuments,
         tokenize: Tokenizer,
         *,
+        files: Order,
         text_of: TextOf,
         held_out: float,
         sequence_length: int,
-        run_id: RunId,
-        peer_id: PeerId,
         kept: KeptDocuments | None = None,
         fill: int | None = None,
     ) -> None:
-        """``kept``: where tokens are kept for further passes, of datasets in many files.
-
-        ``fill``: the token to fill up sequences with, which then hold whole examples.
+        """``files``: this peer's order of the documents' files. ``kept``: where tokens are kept for
+        further passes, of datasets in many files. ``fill``: the token to fill up sequences with,
+        which then hold whole examples.
         """
         self._documents = documents
         self._tokenize = tokenize
@@ -133,11 +131,10 @@ class DocumentStream:
         self._fill = fill
         self._held_out = held_out
         self._length = sequence_length
-        self._files = Order(documents.num_shards, run_id=run_id, peer_id=peer_id)
-        self._parts = -(-_PARTS_MIN // documents.num_shards)
+        self._files = files
+        self._parts = -(-_PARTS_MIN // files.count)
         # Of a file that is read in parts, each pass would tokenize all documents for a few.
         self._kept = kept if self._parts == 1 else None
-        self._key = f"{run_id}/{peer_id}"
         self._pass = 0
         """Number of files that have been read to the end."""
         self._document = 0
@@ -280,7 +277,7 @@ class DocumentStream:
         if self._parts == 1:
             return True
         round_, turn = divmod(passes // self._files.count, self._parts)
-        key = f"{self._key}/{round_}/{index}".encode()
+        key = f"{self._files.key}/{round_}/{index}".encode()
         return int.from_bytes(blake3(key).digest(length=8), "little") % self._parts == turn
 
 

@@ -30,6 +30,7 @@ from peer.data.downloads import Host
 from peer.data.examples import example_tokens
 from peer.data.formats import text_of as text_of_example
 from peer.data.kept_documents import KeptDocuments
+from peer.data.order import Order
 from peer.data.sequences import Data
 from peer.data.token_cache import TokenCache
 from peer.data.tokenizing import ByteTokenizer, FileTokenizer
@@ -89,11 +90,10 @@ def open_hub(
     stream = DocumentStream(
         documents,
         tokenize,
+        files=Order(documents.num_shards, run_id=run.run_id, peer_id=peer_id),
         text_of=text_of,
         held_out=recipe.held_out,
         sequence_length=recipe.sequence_length,
-        run_id=run.run_id,
-        peer_id=peer_id,
         fill=fill,
         kept=_kept(recipe, commit, digest, documents.num_shards, cache_dir),
     )

@@ -20,7 +20,7 @@ class Order:
         if count < 1:
             raise ValueError(f"count is {count}; it must be at least 1")
         self.count = count
-        self._key = f"{run_id}/{peer_id}"
+        self.key = f"{run_id}/{peer_id}"
         self._half_bits = np.uint64(max(1, ((count - 1).bit_length() + 1) // 2))
 
     def at(self, start: int, number: int) -> NDArray[np.int64]:
@@ -35,18 +35,18 @@ class Order:
 
     def draw(self, epoch: int, below: int) -> int:
         """A pseudo-random number from 0 to ``below`` - 1 for an epoch."""
-        digest = blake3(f"{self._key}/{epoch}/draw".encode()).digest(length=8)
+        digest = blake3(f"{self.key}/{epoch}/draw".encode()).digest(length=8)
         return int.from_bytes(digest, "little") % below
 
     def shares(self, start: int, number: int) -> NDArray[np.float64]:
         """Pseudo-random numbers from 0 to below 1 for positions ``start`` and following."""
-        digest = blake3(f"{self._key}/shares".encode()).digest(length=8)
+        digest = blake3(f"{self.key}/shares".encode()).digest(length=8)
         positions = np.arange(start, start + number, dtype=np.int64).astype(np.uint64)
         mixed = _mixed(_mixed(positions) + np.frombuffer(digest, "<u8"))
         return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
 
     def _permuted(self, values: NDArray[np.uint64], epoch: int) -> NDArray[np.uint64]:
-        digest = blake3(f"{self._key}/{epoch}/order".encode()).digest(length=32)
+        digest = blake3(f"{self.key}/{epoch}/order".encode()).digest(length=32)
         keys = np.frombuffer(digest, "<u8").astype(np.uint64)
         values = self._feistel(values, keys)
         while (outside := values >= self.count).any():

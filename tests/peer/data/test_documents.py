@@ -20,6 +20,7 @@ from peer.data.documents import (
 )
 from peer.data.held_out import is_held_out
 from peer.data.kept_documents import KeptDocuments
+from peer.data.order import Order
 from peer.data.token_cache import TokenCache
 from peer.errors import DataUnavailable
 
@@ -64,11 +65,10 @@ def stream(
     return DocumentStream(
         source,
         tokenize,
+        files=Order(source.num_shards, run_id=RUN, peer_id=peer),
         text_of=text_in("text"),
         held_out=held_out,
         sequence_length=length,
-        run_id=RUN,
-        peer_id=peer,
         kept=kept,
     )
 
@@ -133,11 +133,10 @@ def test_a_stream_without_text_is_reported() -> None:
     missing = DocumentStream(
         documents(1, 1),
         tokenize_bytes,
+        files=Order(1, run_id=RUN, peer_id=ANNA),
         text_of=text_in("content"),
         held_out=0.1,
         sequence_length=4,
-        run_id=RUN,
-        peer_id=ANNA,
     )
     with pytest.raises(DataUnavailable, match="the columns are text"):
         missing.next(1)

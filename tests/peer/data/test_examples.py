@@ -17,6 +17,7 @@ from dht.identity import PeerId
 from peer.data.documents import DocumentStream, held_out_documents
 from peer.data.examples import example_tokens, packed
 from peer.data.formats import text_of
+from peer.data.order import Order
 from peer.data.sources import open_data
 from peer.data.tokenizing import ByteTokenizer, FileTokenizer
 from peer.errors import DataUnavailable, RunFileError
@@ -281,11 +282,10 @@ def test_a_dataset_of_the_hub_fills_sequences_with_whole_examples_and_resumes() 
         return DocumentStream(
             Rows(ROWS),
             lambda texts: _tokenize_examples(form, ByteTokenizer(), texts),
+            files=Order(Rows(ROWS).num_shards, run_id=RunFile().run_id, peer_id=ANNA),
             text_of=lambda row: _example_of(form, row),
             held_out=0.2,
             sequence_length=32,
-            run_id=RunFile().run_id,
-            peer_id=ANNA,
             fill=0,
         )
 
