@@ -208,7 +208,7 @@ class FragmentWork:
             incarnation=averager.me.incarnation,
             fragment=self.index,
             topic=averager.topic,
-            policy=averager.policy.of_fragment(self.fragment),
+            policy=averager.policy.of_kinds(self.fragment.kinds),
             codecs=codec_names(),
             encoded_bytes=self._encoded_bytes,
             sign=averager.me.identity.sign,
@@ -219,7 +219,7 @@ class FragmentWork:
             refuses=averager.workshop.refuses,
             first_number=averager.draw_bits(NUMBER_BITS),
             book=averager.book,
-            has_statistics=self.fragment.has_statistics,
+            kinds=frozenset(self.fragment.kinds),
         )
         self.machine = FragmentRounds(
             identity,
