@@ -200,7 +200,7 @@ class FragmentWork:
             incarnation=averager.me.incarnation,
             fragment=self.index,
             topic=averager.topic,
-            policy=averager.terms.policy.of_fragment(self.fragment),
+            policy=averager.terms.policy.of_kinds(self.fragment.kinds),
             codecs=codec_names(),
             encoded_bytes=self._encoded_bytes,
             sign=averager.me.identity.sign,
@@ -212,7 +212,7 @@ class FragmentWork:
             first_number=averager.around.draw_bits(NUMBER_BITS),
             book=averager.terms.book,
             spacing=averager.spacing,
-            has_statistics=self.fragment.has_statistics,
+            kinds=frozenset(self.fragment.kinds),
         )
         return FragmentRounds(
             identity,

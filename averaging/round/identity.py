@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,6 +11,7 @@ import msgspec
 
 from averaging import messages
 from averaging.messages import Join
+from averaging.numbers.layout import Kind
 from averaging.rules.orders import OrderBook
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.spacing import Spacing
@@ -62,8 +63,8 @@ class Identity:
     """Closings of this peer's fragments, which all of them share. They change."""
     speaks: protocol.Range = protocol.SPOKEN
     """Oldest and newest protocol number of the rounds that this peer can be in."""
-    has_statistics: bool = False
-    """True for the fragment of statistics, whose policy is its own."""
+    kinds: Collection[Kind] = ()
+    """Kinds of the fragment's tensors, which may have a policy of their own."""
 
     def signed(self, join: Join, leader: PeerId) -> Join:
         """The join with this peer's signatures, one for each protocol number that it speaks."""
@@ -78,9 +79,7 @@ class Identity:
     def policy_at(self, version: int) -> RoundPolicy:
         """The policy of a round that makes this version."""
         amended = self.book.orders.policy_at(version, self.policy)
-        if amended is not self.policy and self.has_statistics:
-            return amended.of_statistics()
-        return amended
+        return amended if amended is self.policy else amended.of_kinds(self.kinds)
 
 
 @dataclass(frozen=True, slots=True)

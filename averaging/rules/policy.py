@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from averaging.messages import ROSTER_MAX
-from averaging.numbers.layout import Fragment
+from averaging.numbers.layout import Kind
 from averaging.rules.due import DuePolicy
 from averaging.rules.line_levels import LEVELS_MAX, Level
 from averaging.rules.mixing import MixingPolicy
@@ -45,6 +46,8 @@ class RoundPolicy:
     smaller_levels: tuple[Level, ...] = ()
     """Codecs and cycles with fewer bytes per step, for lines that do not carry the preferred ones
     (``averaging.rules.line_levels``)."""
+    embedding_codecs: tuple[str, str] | None = None
+    """Codecs of fragments of embeddings and head alone, up and down; ``None``: as of the others."""
     line_share: float = 0.7
     """Share of a line that rounds may take before a smaller level is chosen."""
     feedback: frozenset[str] = frozenset()
@@ -140,19 +143,18 @@ class RoundPolicy:
 
     def of_statistics(self) -> RoundPolicy:
         """The policy of the fragment of statistics: their exact mean, and no outer optimizer."""
-        exact = tuple(
-            replace(level, codec="f32", codec_down="f32") for level in self.smaller_levels
-        )
-        return replace(
-            self,
-            codec="f32",
-            codec_down=None,
-            smaller_levels=exact,
-            feedback=frozenset(),
-            merge="mean",
-            eta=1.0,
-            mu=0.0,
-        )
+        exact = self.in_codecs("f32", "f32")
+        return replace(exact, feedback=frozenset(), merge="mean", eta=1.0, mu=0.0)
 
-    def of_fragment(self, fragment: Fragment) -> RoundPolicy:
-        return self.of_statistics() if fragment.has_statistics else self
+    def in_codecs(self, up: str, down: str) -> RoundPolicy:
+        """The same policy with these codecs on every line. Cycles still follow the lines."""
+        levels = (replace(each, codec=up, codec_down=down) for each in self.smaller_levels)
+        return replace(self, codec=up, codec_down=down, smaller_levels=tuple(levels))
+
+    def of_kinds(self, kinds: Collection[Kind]) -> RoundPolicy:
+        """The policy of a fragment with tensors of these kinds."""
+        if "statistic" in kinds:
+            return self.of_statistics()
+        if self.embedding_codecs is not None and set(kinds) <= {"embedding", "head"}:
+            return self.in_codecs(*self.embedding_codecs)
+        return self

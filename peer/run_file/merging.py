@@ -80,6 +80,12 @@ class Outer(Section, frozen=True, kw_only=True):
         "The longest cycle, for lines that do not carry the smallest encodings either; unset: "
         "cycles keep the length of steps_per_cycle.",
     ] = None
+    embedding_codecs: Annotated[
+        CodecPair | None,
+        LATER,
+        "Encodings of embeddings and head where they have fragments of their own, such as `int4` "
+        "or `int8/int4` (up/down); unset: those of the other fragments.",
+    ] = None
     line_share: Annotated[
         float,
         Meta(gt=0.0, le=1.0),
@@ -124,9 +130,14 @@ class Outer(Section, frozen=True, kw_only=True):
         return codec_pairs(self.smaller_codecs)
 
     @property
+    def embedding_pairs(self) -> list[tuple[str, str]]:
+        """The encodings of embeddings and head of both ways, if they have their own."""
+        return codec_pairs([] if self.embedding_codecs is None else [self.embedding_codecs])
+
+    @property
     def fed_back(self) -> frozenset[str]:
         """Encodings of uploads whose loss is part of the peer's next update."""
-        used = {self.codecs[0], *(up for up, _ in self.smaller_pairs)}
+        used = {up for up, _ in (self.codecs, *self.smaller_pairs, *self.embedding_pairs)}
         if self.feedback == "auto":
             return frozenset(used & {"int2"} if self.adoption == "carry" else ())
         return frozenset(used if self.feedback == "on" else ())

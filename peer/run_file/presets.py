@@ -39,8 +39,8 @@ in speed (there ``clip`` costs 2.5%, because it shortens the updates of fast pee
 the members poisoning within the norm bound it loses least of all rules (``shoal simulate quality
 --only liars``). Merging takes sixteen times the processor time of a mean, which is still little."""
 
-FOLLOWS_LINES: Final = {"smaller_codecs": ["int2/int4"], "steps_per_cycle_max": 120}
-"""Settings of ``Outer``: codecs and cycles for lines that do not carry the preferred ones."""
+FOLLOWS_LINES: Final = Outer(smaller_codecs=["int2/int4"], steps_per_cycle_max=120)
+"""With codecs and cycles for lines that do not carry the preferred ones."""
 
 CONTINUED_TOKENS, CONTINUED_LENGTH = 20_000_000, 1024
 
@@ -56,7 +56,7 @@ def starting(name: str) -> RunFile:
     longer cycles are used only on lines that do not carry the preferred ones (RESULTS.md,
     'Settings, one at a time' and 'Rounds that follow the line').
     """
-    return RunFile(name=name, inner=MuonInner(learning_rate=2e-3), outer=Outer(**FOLLOWS_LINES))
+    return RunFile(name=name, inner=MuonInner(learning_rate=2e-3), outer=FOLLOWS_LINES)
 
 
 def preset(size: str, data: str = STDLIB) -> RunFile:
@@ -77,11 +77,8 @@ def preset(size: str, data: str = STDLIB) -> RunFile:
         schedule=Schedule(warmup_tokens=tokens // 100),
         # A fragment is about a block; a cycle of 30 steps loses little against a shorter one, and
         # cycles of 60 and 120 steps cost lines that need them about 1% and 4% of loss.
-        outer=Outer(
-            fragments=model.layers,
-            steps_per_cycle=30,
-            merge=ROBUST_MERGE,
-            **FOLLOWS_LINES,
+        outer=msgspec.structs.replace(
+            FOLLOWS_LINES, fragments=model.layers, steps_per_cycle=30, merge=ROBUST_MERGE
         ),
         evaluation=Evaluation(every_versions=4),
         end=End(tokens=tokens),

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout
+from averaging.rules.policy import RoundPolicy
 from peer.model.recipes import build_model, build_optimizer
 from peer.model.recipes.counting import measured
 from peer.quantities import bytes_text, count_text, plural
 from peer.run_file.base import base_of
+from peer.run_file.merging import Outer
 from peer.run_file.sections import GptModel, HfModel, RunFile
 from peer.trainer.choices import FREE_FRACTION
 from peer.trainer.parameters import recipe_layout, statistics_of
@@ -69,9 +71,9 @@ class Needs:
     def least_share(self) -> float:
         """Share of those bytes per step that is left on lines which carry no more."""
         outer = self.run.outer
-        up, down = outer.smaller_pairs[-1] if outer.smaller_pairs else outer.codecs
+        codecs = outer.smaller_pairs[-1] if outer.smaller_pairs else outer.codecs
         cycle_max = outer.steps_per_cycle_max or outer.steps_per_cycle
-        least = sum(coded_bytes(codec, self.layout) for codec in (up, down))
+        least = coded_bytes(outer, codecs, self.layout)
         return least / self.cycle_bytes * outer.steps_per_cycle / cycle_max
 
     @property
@@ -187,14 +189,20 @@ def needs_of(run: RunFile) -> Needs:
 
 def cycle_bytes(run: RunFile, layout: Layout) -> int:
     """An exchange sends every value at most twice: own work, and the merged slice."""
-    return sum(coded_bytes(codec, layout) for codec in run.outer.codecs)
+    return coded_bytes(run.outer, run.outer.codecs, layout)
 
 
-def coded_bytes(codec: str, layout: Layout) -> int:
-    """All fragments in this encoding, statistics in f32."""
+def coded_bytes(outer: Outer, codecs: tuple[str, str], layout: Layout) -> int:
+    """All fragments in these encodings, up and down, except those with encodings of their own."""
+    policy = RoundPolicy(
+        codec=codecs[0],
+        codec_down=codecs[1],
+        embedding_codecs=next(iter(outer.embedding_pairs), None),
+    )
     return sum(
-        codec_named("f32" if fragment.has_statistics else codec).encoded_size(fragment.unit_sizes)
+        codec_named(codec).encoded_size(fragment.unit_sizes)
         for fragment in layout.fragments
+        for codec in policy.of_kinds(fragment.kinds).codecs
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from averaging.history.adoption import OwnWork
+from averaging.history.adoption import OwnWork, Parting
 from averaging.history.state import FragmentState
 from averaging.numbers.arithmetic import MeldNumbers, MergeNumbers, MixNumbers
 from averaging.numbers.arrays import Float32s
@@ -153,3 +156,103 @@ def test_error_feedback_keeps_all_steps_in_theta_or_in_the_parameters() -> None:
 
     theta_off, parameters_off = alone(feedback=False)
     assert parameters_off > 3 and theta_off > 3
+
+
+class FedBack:
+    """A peer with error feedback, which knows where all of its and others' steps lead."""
+
+    def __init__(self) -> None:
+        start = np.zeros(SIZE, np.float32)
+        self.state = FragmentState.founded(LAYOUT.hash, 0, start)
+        self.own = OwnWork(self.state, step=0)
+        self.parameters, self.goal = start.copy(), start.astype(np.float64)
+        self.step = 0
+
+    def train(self) -> None:
+        steps = draw(100 + self.step)
+        self.parameters -= steps
+        self.goal -= steps
+        self.step += 1
+
+    def encode(self, codec: str = "int2") -> tuple[MergeNumbers, memoryview]:
+        """Train, and encode an offer. What encoding loses is left in the parameters."""
+        self.train()
+        self.own.offer(self.parameters.copy(), step=self.step)
+        snapshot, scratch = self.own.snapshot, Scratch()
+        assert snapshot is not None
+        numbers = MergeNumbers(codec=codec, merge="mean", eta=1.0, mu=0.0)
+        (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
+        data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
+        numbers.encode(chunk, self.own.base, snapshot, data, scratch)
+        numbers.leave_rest(chunk, self.own.base, snapshot, data, scratch)
+        return numbers, data
+
+    def merge(self, codec: str = "int2") -> None:
+        """Take part in a round that this peer is alone in."""
+        numbers, data = self.encode(codec)
+        (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
+        theta, momentum = self.state.theta.copy(), self.state.momentum.copy()
+        numbers.step(chunk, data, self.state.theta, theta, momentum, Scratch())
+        self.train()  # while the round is under way
+        self.stand_on(theta)
+        self.own.adopt(self.state, self.step - 1, step=self.step).apply(self.parameters)
+
+    def stand_on(self, theta: Float32s) -> None:
+        self.state = replace(self.state, version=self.state.version + 1, theta=theta)
+
+
+def comes_to_nothing(peer: FedBack) -> None:
+    peer.encode()
+    peer.own.release()
+
+
+def restarts_its_agent(peer: FedBack) -> None:
+    """The new agent knows the base from a checkpoint, and drops a snapshot that is in doubt."""
+    peer.encode()
+    peer.own = OwnWork(peer.state, step=peer.own.merged_step)
+
+
+def follows_without_its_work(peer: FedBack) -> None:
+    """The same for a version that came by a replay, by a mix, or by a meld."""
+    peer.encode()
+    moved = draw(8)
+    peer.goal += moved
+    peer.stand_on(peer.state.theta + moved)
+    peer.own.adopt(peer.state, None, step=peer.step).apply(peer.parameters)
+
+
+def changes_sides(peer: FedBack) -> None:
+    """Its last merge is given up for another side of a fork."""
+    ancestor, before = peer.state, peer.own.merged_step
+    peer.merge()
+    moved = draw(9)
+    peer.goal += moved
+    peer.stand_on(ancestor.theta + moved)
+    parting = Parting(ancestor.version, ancestor.theta, before, peer.own.merged_step)
+    rebased = peer.own.rebase(peer.state, parting, step=peer.step)
+    assert rebased is not None
+    rebased.adopted.apply(peer.parameters)
+
+
+def changes_its_codec(peer: FedBack) -> None:
+    peer.merge("int4")
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        comes_to_nothing,
+        restarts_its_agent,
+        follows_without_its_work,
+        changes_sides,
+        changes_its_codec,
+    ],
+)
+def test_error_feedback_loses_nothing_whatever_happens(happens: Callable[[FedBack], None]) -> None:
+    peer, size = FedBack(), float(np.linalg.norm(draw(100)))
+    for number in range(24):
+        (happens if number % 3 == 2 else FedBack.merge)(peer)
+        off = np.linalg.norm(peer.parameters - peer.goal) / size
+        assert off < 1e-3, f"after round {number} the parameters hold other steps than were made"
+    peer.merge()
+    assert np.linalg.norm(peer.state.theta - peer.goal) / size < 4, "a few rounds' rests at most"

@@ -57,6 +57,24 @@ def test_each_way_has_its_codec_and_statistics_are_exact_both_ways() -> None:
     assert (exact.codecs, exact.feedback) == (("f32", "f32"), frozenset())
 
 
+def test_fragments_of_embeddings_and_head_alone_may_have_their_own_codecs() -> None:
+    text = "[outer]\nsmaller_codecs = ['int2']\nsteps_per_cycle_max = 30\n"
+    policy = round_policy(parse(f"{text}embedding_codecs = 'int8/int4'"), fragments=8)
+    for kinds in ({"embedding"}, {"head"}, {"embedding", "head"}):
+        apart = policy.of_kinds(kinds)
+        assert apart.codecs == ("int8", "int4")
+        assert {(each.codec, each.codec_down) for each in apart.levels} == {("int8", "int4")}
+        assert [each.cycle_steps for each in apart.levels] == [
+            each.cycle_steps for each in policy.levels
+        ]
+    assert policy.of_kinds({"embedding", "vector"}) is policy
+    assert policy.of_kinds({"matrix"}) is policy
+    assert policy.of_kinds({"statistic"}).codecs == ("f32", "f32")
+
+    same = round_policy(parse(text), fragments=8)
+    assert same.of_kinds({"embedding"}) is same
+
+
 HASHED = f"#sha256={'0' * 64}"
 
 

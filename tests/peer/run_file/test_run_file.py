@@ -226,6 +226,15 @@ def test_seeds_do_not_change_the_id_and_every_other_setting_does() -> None:
     assert parse("[outer]\ncodec_up = 'int2'").run_id != RunFile().run_id
 
 
+def test_updates_of_embeddings_are_fed_back_by_their_own_codec() -> None:
+    text = "[outer]\ncodec = 'int4'\nembedding_codecs = "
+    assert parse(f"{text}'int2/int4'").outer.fed_back == {"int2"}
+    assert parse(f"{text}'int8'").outer.fed_back == set()
+    assert parse(f"{text}'int8'").outer.embedding_pairs == [("int8", "int8")]
+    assert RunFile().outer.embedding_pairs == []
+    only_fault(f"{text}'int9'")
+
+
 def test_one_codec_is_a_short_form_for_both_ways() -> None:
     assert RunFile().outer.codecs == ("int4", "int4")
     assert parse("[outer]\ncodec = 'f16'\ncodec_up = 'int2'").outer.codecs == ("int2", "f16")

@@ -34,6 +34,18 @@ def test_a_cycle_has_the_bytes_of_two_encodings_of_every_fragment(codec: str) ->
     assert needs.parameters == sum(p.numel() for p in build_model(run).parameters())
 
 
+def test_fragments_of_embeddings_are_counted_in_their_own_encodings() -> None:
+    outer = Outer(codec="int4", embedding_codecs="f32/int8", fragments=3)
+    run = RunFile(model=SMALL, outer=outer)
+    encoded = 0
+    for fragment in recipe_layout(run).fragments:
+        apart = set(fragment.kinds) <= {"embedding", "head"}
+        codecs = ("f32", "int8") if apart else ("int4", "int4")
+        encoded += sum(codec_named(codec).encoded_size(fragment.unit_sizes) for codec in codecs)
+    assert needs_of(run).cycle_bytes == encoded
+    assert encoded != needs_of(RunFile(model=SMALL, outer=Outer(fragments=3))).cycle_bytes
+
+
 @pytest.mark.parametrize("inner", [AdamwInner(), MuonInner(), SgdInner(), SgdInner(momentum=0.0)])
 def test_memory_of_the_device_is_that_of_weights_gradients_and_state(inner: Inner) -> None:
     run = RunFile(model=SMALL, inner=inner)

@@ -123,6 +123,7 @@ class Outer(_Table, frozen=True, kw_only=True):
     codec_up: str | None = None
     codec_down: str | None = None
     smaller_codecs: tuple[str, ...] = ()
+    embedding_codecs: str | None = None
     steps_per_cycle_max: Count | None = None
     line_share: Positive = 0.7
     feedback: bool | None = None
@@ -139,8 +140,9 @@ class Outer(_Table, frozen=True, kw_only=True):
     @property
     def fed_back(self) -> frozenset[str]:
         """Codecs of uploads with error feedback."""
-        up = self.codec_up or self.codec
-        allowed = {up, *(codecs.partition("/")[0] for codecs in self.smaller_codecs)}
+        allowed = {self.codec_up or self.codec}
+        for codecs in (*self.smaller_codecs, *filter(None, [self.embedding_codecs])):
+            allowed.add(codecs.partition("/")[0])
         if self.feedback is None:
             return frozenset(allowed & {"int2"})
         return frozenset(allowed if self.feedback else ())
@@ -317,6 +319,9 @@ class Experiment(_Table, frozen=True, kw_only=True):
             codec=first.codec,
             codec_down=first.codec_down,
             smaller_levels=tuple(levels[1:]),
+            embedding_codecs=next(
+                iter(codec_pairs([*filter(None, [outer.embedding_codecs])])), None
+            ),
             line_share=outer.line_share,
             feedback=outer.fed_back,
             merge=outer.merge,

@@ -149,7 +149,7 @@ class Lifecycle:
             me=name,
             incarnation=slot.lives,
             topic=env.layout.hash[:16],
-            policy=env.policy.of_fragment(fragment),
+            policy=env.policy.of_kinds(fragment.kinds),
             codecs=codec_names(),
             encoded_bytes=lambda codec: encoded_size(codec, fragment.unit_sizes),
             sign=lambda data: _signature(name, data),

@@ -118,6 +118,18 @@ def test_peers_that_join_in_the_middle_take_part() -> None:
     assert result.rounds[-1].contributors == 4
 
 
+def test_embeddings_and_head_travel_in_codecs_of_their_own() -> None:
+    pytest.importorskip("torch")
+    text = {"problem__name": "text_mlp", "problem__size": 16, "end__cycles": 2.0}
+    alike = run(experiment(**text, outer__fragments=4), 1)
+    apart = run(experiment(**text, outer__fragments=4, outer__embedding_codecs="f32"), 1)
+
+    assert {record.contributors for record in apart.rounds} == {4}
+    embedding_and_head = 256 * (16 + 16)
+    more = 2 * (4 - 0.5) * embedding_and_head * 3 / 4  # each peer reduces a quarter itself
+    assert apart.bytes_sent - alike.bytes_sent >= 0.9 * 4 * more
+
+
 def test_settings_are_checked_and_an_unknown_one_names_its_neighbours() -> None:
     with pytest.raises(BadExperiment, match=r"rounds\.qorum is no setting.*rounds\.quorum"):
         parse("[rounds]\nqorum = 3")
