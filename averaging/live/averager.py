@@ -59,6 +59,7 @@ from averaging.round.inputs import (
     GatherEverybody,
     GiveWay,
     Input,
+    LastRoundOver,
     Leave,
     LineMeasured,
     LinkLost,
@@ -696,6 +697,13 @@ class Averager:
         A swarm of several groups ends in agreement that way: its lineages are mixed in one round.
         """
         self._tell(GatherEverybody())
+
+    def end_merges(self) -> None:
+        """Merge no more from now on; of two states that are apart the lighter gives way.
+
+        So a run ends that has a date, after its last rounds.
+        """
+        self._tell(LastRoundOver())
 
     def follow(self, orders: RoundOrders) -> None:
         """Follow the newest directive of the run's owner from now on."""
