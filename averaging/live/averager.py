@@ -660,6 +660,13 @@ class Averager:
         """
         self._tell(inputs.GatherEverybody())
 
+    def end_merges(self) -> None:
+        """Merge no more from now on; of two states that are apart the lighter gives way.
+
+        So a run ends that has a date, after its last rounds.
+        """
+        self._tell(inputs.LastRoundOver())
+
     def follow(self, orders: RoundOrders) -> None:
         """Follow the newest directive of the run's owner from now on."""
         self.terms.book.orders = orders

@@ -239,6 +239,11 @@ class GatherEverybody:
 
 
 @dataclass(frozen=True, slots=True)
+class LastRoundOver:
+    """The run's date has come, and this fragment's last round is over: this peer merges no more."""
+
+
+@dataclass(frozen=True, slots=True)
 class OrdersChanged:
     """The owner of the run has given a new directive (``averaging.rules.orders``)."""
 
@@ -264,5 +269,6 @@ Input: TypeAlias = (
     | AnswerEveryCall
     | MergeBeforeLeaving
     | GatherEverybody
+    | LastRoundOver
     | OrdersChanged
 )

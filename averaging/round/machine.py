@@ -106,7 +106,8 @@ the pause is over. After a rollback the owner of the machine replaces it, under 
 **The end.** With the run's tokens in a version of one group, nothing more is offered. Several
 groups close ranks first (all peers form one group), and mix all of their lineages once
 (``averaging.rules.final_mix``). Two sides of a partition may each come to an end: so a peer that
-has ended goes on to show others where it stands (``averaging.round.lingering``).
+has ended goes on to show others where it stands (``averaging.round.lingering``). So it is after the
+last round of a run that ends by date (``LastRoundOver``), whatever its tokens.
 
 **Every wait has a deadline.** Every phase but IDLE has a timer (``deadline`` is the earliest). All
 deadlines are relative to the own clock; no time of another peer is compared with it.
@@ -229,6 +230,8 @@ class FragmentRounds:
         peer saw then."""
         self._is_ending = False
         """The run is about to end: every call is answered, whether this peer leaves or stays."""
+        self._is_over = False
+        """The run has reached its date, and this peer has made its last round."""
         self.closed_ranks = False
         """True if all peers form one group now, because the run has its tokens.
 
@@ -330,7 +333,12 @@ class FragmentRounds:
 
     @property
     def tokens_end(self) -> int | None:
-        """Tokens with which the fragment is done, as of the round that would follow."""
+        """Tokens with which the fragment is done, as of the round that would follow.
+
+        0 after the last round of a run that ends by date, as any state is final then.
+        """
+        if self._is_over:
+            return 0
         return self._id.policy_at(self._next_version).tokens_end
 
     @property
@@ -415,6 +423,11 @@ class FragmentRounds:
                 self.joining.leaves = leaves
             case inputs.GatherEverybody():
                 self.peers.group_size = messages.ROSTER_MAX
+            case inputs.LastRoundOver():
+                self._is_over = True
+                reason = "the run has reached its date"
+                self._apply(self.joining.leave(reason, self._situation(now), retry=False), now)
+                self._apply(self.leading.dissolve(reason), now)
             case inputs.OrdersChanged():
                 self._orders_changed(now)
 

@@ -392,6 +392,7 @@ class ActivePeer:
         # gone: a peer that hears of this one's end relies on the versions of that moment.
         if not local.settings.stays:
             await averager.drain(timeout_s=max(1.0, deadline - loop.time()))
+        averager.end_merges()
 
     async def _has_ready_company(self) -> bool:
         """True if another peer could still make a round with this one."""

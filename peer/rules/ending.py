@@ -8,10 +8,10 @@ same version. A run of several groups then mixes once more, and ends as by date.
 peers make a last round and compare the result. At the date (by the swarm's clock, within about a
 second) each peer offers every fragment once more to all peers that are present, whatever its cycle
 says, and joins any peer that calls it. After those rounds it offers nothing more. Two peers of one
-group are then on one chain, and a peer that is behind on it catches up; of a fork that has not
-healed, the side with less work takes the state of the other. A peer may leave when all peers that
-it can ask have ended, too, and have the same versions. The wait is bounded: if it runs out, the
-event ``left_apart`` says who differs.
+group are then on one chain, and a peer that is behind on it catches up. Of two states that are
+apart, after a partition or with more peers than a roster holds, the one with less work gives way. A
+peer may leave when all peers that it can ask have ended, too, and have the same versions. The wait
+is bounded: if it runs out, the event ``left_apart`` says who differs.
 """
 
 from __future__ import annotations

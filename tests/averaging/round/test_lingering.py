@@ -8,7 +8,7 @@ from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Standing
 from averaging.messages import Compare
 from averaging.round.effects import Rebase, Send
-from averaging.round.inputs import Received, Tick
+from averaging.round.inputs import LastRoundOver, Received, Tick
 from averaging.round.lingering import TELL_AGAIN_S, TELL_EVERY_S
 from averaging.round.machine import FragmentRounds
 from dht.identity import PeerId
@@ -83,3 +83,18 @@ def test_who_has_ended_gives_way_to_nobody_that_has_not() -> None:
     rounds = machine(mine, policy=ENDS)
     effects = rounds.handle(Received(ANNA, Compare(0, certified(other))), 1.0)
     assert not [each for each in effects if isinstance(each, Rebase)]
+
+
+def test_after_the_last_round_of_a_run_with_a_date_the_lighter_state_gives_way() -> None:
+    """Whatever their tokens: with more peers than a roster holds several groups make a last one."""
+    rounds = machine(MINE)
+    heavier = Received(ANNA, Compare(0, certified(HEAVIER)))
+    assert not [each for each in rounds.handle(heavier, 1.0) if isinstance(each, Rebase)]
+    assert told(rounds, until=9.0) == [] and not rounds.is_final(9.0)
+
+    rounds.handle(LastRoundOver(), 10.0)
+
+    assert rounds.is_final(10.0)
+    assert told(rounds, until=10.0 + TELL_EVERY_S) == [(10.0 + TELL_EVERY_S, ANNA)]
+    (rebase,) = [each for each in rounds.handle(heavier, 12.0) if isinstance(each, Rebase)]
+    assert rebase.lineage == HEAVIER.lineage

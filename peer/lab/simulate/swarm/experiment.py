@@ -252,6 +252,9 @@ class End(_Table, frozen=True, kw_only=True):
     dropped."""
     together: bool = False
     """Go on until all peers have one model, as a live run does that ends by tokens."""
+    date_s: Positive | None = None
+    """Virtual time of the run's date: from then on each peer makes a last round of each fragment,
+    and the experiment goes on until all have one model. The other limits do not count."""
     time_s: Positive | None = None
     """Virtual time. Default: three times the duration of ``tokens`` without any waiting."""
 

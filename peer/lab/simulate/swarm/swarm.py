@@ -34,6 +34,7 @@ from peer.lab.simulate.problems.problem import Places, Problem, layout_of
 from peer.lab.simulate.swarm.environment import Environment
 from peer.lab.simulate.swarm.experiment import Experiment
 from peer.lab.simulate.swarm.incidents import Incidents
+from peer.lab.simulate.swarm.last_rounds import DateOfEnd
 from peer.lab.simulate.swarm.lifecycle import Lifecycle
 from peer.lab.simulate.swarm.membership import Membership, Seen
 from peer.lab.simulate.swarm.outcome import Point, RoundRecord, SwarmResult
@@ -134,6 +135,8 @@ class SimulatedSwarm(Watch):
         self.lifecycle = Lifecycle(
             self.environment, rate=self._rate, spot_checking=self._spot_checking
         )
+        if experiment.end.date_s is not None:
+            DateOfEnd(self.environment, experiment.end.date_s)
         self._begin(begins_at)
 
     def _wires(self) -> Wires[Watch]:
@@ -323,6 +326,9 @@ class SimulatedSwarm(Watch):
 
     @property
     def _is_over(self) -> bool:
+        date_s = self.experiment.end.date_s
+        if date_s is not None:
+            return self.heap.now > date_s and self.is_agreed
         if self._tokens_done < self.tokens_end:
             return False
         return not self.experiment.end.together or self.is_agreed

@@ -1,4 +1,4 @@
-"""The end by tokens of a simulated swarm of several groups: with one model."""
+"""The end of a simulated swarm of several groups, by tokens and by date: with one model."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ group_size = {group_size}
 share_per_cycle = {churn}
 away_s = 30.0
 [end]
-cycles = 6.0
-together = {together}
+{end}
 """
+DATE_S = 144.0
 
 
 def ended(
     *, count: int, group_size: int, seed: int, churn: float = 0.0, together: str = "true"
 ) -> SwarmResult:
-    text = SEVERAL_GROUPS.format(count=count, group_size=group_size, churn=churn, together=together)
+    end = f"cycles = 6.0\ntogether = {together}"
+    text = SEVERAL_GROUPS.format(count=count, group_size=group_size, churn=churn, end=end)
     swarm = SimulatedSwarm(parse(text), seed)
     result = swarm.run()
     assert swarm.is_agreed == (together == "true"), f"seed {seed}"
@@ -77,3 +78,27 @@ def test_more_peers_than_a_roster_holds_end_with_one_model(count: int, seed: int
     assert result.final.lineages == 1.0
     # All tokens are merged after 175 to 190 s; two of the five once took 348 s.
     assert result.duration_s < 190.0 + 4 * 24.0
+
+
+def ended_by_date(*, count: int, group_size: int, seed: int, churn: float = 0.0) -> SwarmResult:
+    text = SEVERAL_GROUPS.format(
+        count=count, group_size=group_size, churn=churn, end=f"date_s = {DATE_S}"
+    )
+    swarm = SimulatedSwarm(parse(text), seed)
+    result = swarm.run()
+    assert swarm.is_agreed and result.final.lineages == 1.0, f"seed {seed}"
+    return result
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_run_that_ends_by_date_has_one_model_soon_after_it(seed: int) -> None:
+    result = ended_by_date(count=20, group_size=8, seed=seed, churn=0.03)
+    assert result.duration_s < DATE_S + 24.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [72, 256])
+def test_more_peers_than_a_roster_holds_have_one_model_after_the_date(count: int) -> None:
+    """Several groups make a last round each: the lighter ones give way."""
+    result = ended_by_date(count=count, group_size=16, seed=0)
+    assert result.duration_s < DATE_S + 3 * 24.0
