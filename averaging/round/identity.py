@@ -60,7 +60,7 @@ class Identity:
     book: OrderBook = field(default_factory=OrderBook)
     """Orders of the run's owner, which all fragments of this peer share. They change."""
     spacing: Spacing = field(default_factory=Spacing)
-    """Closings of this peer's fragments, which all of them share. They change."""
+    """Places of this peer's fragments in a cycle, which all of them share. They change."""
     speaks: protocol.Range = protocol.SPOKEN
     """Oldest and newest protocol number of the rounds that this peer can be in."""
     kinds: Collection[Kind] = ()

@@ -222,10 +222,17 @@ def slow_experiment(setting: Setting, seed: int, mbit: float, *, lasts_s: float 
     )
 
 
-def uplinks_in_use(seed: int, *, step_time_s: float = 0.6, duration_s: float = 300.0) -> UseRow:
-    """Simulate three homes at 1 Mbit/s outwards whose rounds take two thirds of their lines."""
+def uplinks_in_use(
+    seed: int, *, step_time_s: float = 0.6, duration_s: float = 300.0, **settings: Any
+) -> UseRow:
+    """Simulate three homes at 1 Mbit/s outwards.
+
+    Each sends four thirds of a payload in a cycle: two thirds of its own upload, and a third of the
+    merged slices to both others. With steps of 0.6 s that is about as much as the lines carry.
+    """
     lines, up_bytes_s = [(1.0, 50.0)] * 3, 3 * BYTES_S_PER_MBIT
     changes = {"peers__count": 3, "network__lines": lines, "peers__snapshot_s": [0.3, 0.5]}
+    changes |= settings
     experiment = experiment_of(Setting(2.4e6, step_time_s), duration_s, **changes)
     result = run(experiment, seed)
     there = sum(each.contributors for each in result.rounds)
@@ -246,3 +253,10 @@ if __name__ == "__main__":
             print(slow_experiment(SMALL, seed, mbit))  # noqa: T201
     for seed in range(3):
         print(uplinks_in_use(seed))  # noqa: T201
+    for step_s, follows in ((0.42, False), (0.42, True), (0.35, True)):
+        cycles = {"outer__steps_per_cycle_max": 240} if follows else {}
+        print(f"steps of {step_s} s, cycles that {'follow the lines' if follows else 'stay'}")  # noqa: T201
+        for share in (0.7, 0.9, 1.0):
+            for seed in range(2):
+                row = uplinks_in_use(seed, step_time_s=step_s, outer__line_share=share, **cycles)
+                print(f"line_share {share}: {row}")  # noqa: T201

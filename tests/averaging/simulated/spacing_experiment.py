@@ -55,7 +55,8 @@ def spread_at(now: float, closings: Mapping[int, Sequence[float]], cycle_s: floa
 
     0: all in one moment; 1 less than the number of fragments over that number: evenly.
     """
-    last = sorted(max(at for at in times if at <= now) % cycle_s for times in closings.values())
+    earlier = ([at for at in times if at <= now] for times in closings.values())
+    last = sorted(times[-1] % cycle_s for times in earlier if times)
     gaps = [after - before for before, after in pairwise([*last, last[0] + cycle_s])]
     return 1.0 - max(gaps) / cycle_s
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -77,6 +78,8 @@ def main() -> int:
     if (reason := cannot_build()) is not None:
         sys.stderr.write(f"wide-area networks cannot be made here: {reason}\n")
         return 2
+    # A time limit ends this process, and with it the network and all that runs there.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     usual = [(name, FAULTS[name][1]) for name in FAULTS if name != "narrow"]
     happenings = options.happenings or usual
     homes = options.home or [Nat.PORT_RESTRICTED] * 2

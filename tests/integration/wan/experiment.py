@@ -210,7 +210,7 @@ def kill(trial: Trial, seconds: float) -> None:
     killed = time.time()
     time.sleep(seconds / 2)
     learner.come_back(trial.link)
-    learner.ready()
+    learner.ready(timeout_s=START_WITHIN_S)
     trial.absent.append((name, killed, time.time()))
     time.sleep(seconds / 2)
 

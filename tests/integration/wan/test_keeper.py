@@ -11,9 +11,10 @@ from peer.lab.network.topology import Nat, Site, internet
 from peer.views.event_log import read_events
 from tests.integration.namespaces import reaches
 from tests.integration.swarm_processes import Swarm, address_of, load, run_text, tell, until
+from tests.integration.wan.experiment import START_WITHIN_S
 from tests.processes import Processes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 HOMES = ("one", "other")
 
@@ -35,13 +36,13 @@ def test_two_homes_behind_nat_merge_with_the_help_of_a_keeper_that_they_can_dial
         text = run_text(address_of(bootstrap), cycle=40)
         at_home = [{"listen": "/ip4/0.0.0.0/tcp/0", "prefix": net.at(site)} for site in HOMES]
         anna = swarm.start("anna", text, **at_home[0])
-        anna.ready()
+        anna.ready(timeout_s=START_WITHIN_S)
         keeper_folder = tmp_path / "keeper"
         keeper = swarm.keep(
             keeper_folder, anna.link(), listen=f"/ip4/{public}/tcp/7701", prefix=at_public
         )
         boris = swarm.join("boris", anna.link(), **at_home[1])
-        boris.ready()
+        boris.ready(timeout_s=START_WITHIN_S)
 
         both = (anna, boris)
         until(
@@ -86,9 +87,9 @@ def test_a_keeper_that_only_a_relay_reaches_has_every_version(
         text = run_text(address_of(bootstrap), cycle=60)
         listen = "/ip4/0.0.0.0/tcp/7700"
         anna = swarm.start("anna", text, listen=listen, prefix=net.at("one"))
-        anna.ready()
+        anna.ready(timeout_s=START_WITHIN_S)
         boris = swarm.join("boris", anna.link(), listen=listen, prefix=net.at("other"))
-        boris.ready()
+        boris.ready(timeout_s=START_WITHIN_S)
         folder = tmp_path / "keeper"
         keeper = swarm.keep(folder, anna.link(), listen=listen, prefix=net.at("third"))
         until(lambda: len(boris.own_rounds()) >= 8, "the learners merge", timeout_s=150)

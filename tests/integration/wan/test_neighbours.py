@@ -8,9 +8,10 @@ import pytest
 
 from peer.lab.network.topology import Internet, Nat, Site, internet, must_run_in
 from tests.integration.swarm_processes import Swarm, address_of, load, run_text, tell, until
+from tests.integration.wan.experiment import START_WITHIN_S
 from tests.processes import Processes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LISTEN = "/ip4/0.0.0.0/tcp/7700"
 
@@ -33,9 +34,9 @@ def test_two_learners_behind_one_router_keep_their_uploads_off_its_line(
         bootstrap = swarm.bootstrap(listen=at, prefix=net.at("public"))
         text = run_text(address_of(bootstrap), cycle=40, layers=4, width=256)
         anna = swarm.start("anna", text, listen=LISTEN, prefix=net.at("flat", 0))
-        anna.ready()
+        anna.ready(timeout_s=START_WITHIN_S)
         boris = swarm.join("boris", anna.link(), listen=LISTEN, prefix=net.at("flat", 1))
-        boris.ready()
+        boris.ready(timeout_s=START_WITHIN_S)
         both = (anna, boris)
         outside, inside = net.sent_bytes("flat"), sent_at_home(net)
         enough = [len(home.own_rounds()) + 8 for home in both]

@@ -10,11 +10,11 @@ import pytest
 
 from peer.lab.network.topology import Internet, Nat, internet
 from tests.integration.swarm_processes import Command, Swarm, address_of, run_text, until
-from tests.integration.wan.experiment import BOOTSTRAP, PORT
+from tests.integration.wan.experiment import BOOTSTRAP, PORT, START_WITHIN_S
 from tests.integration.wan.experiment import sites as usual_sites
 from tests.processes import Processes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def seen_from(net: Internet, site: str, processes: Processes, link: str) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def test_peers_behind_routers_are_listed_counted_and_told_what_they_lack(
         text = run_text(address_of(bootstrap), cycle=40)
         listen = f"/ip4/0.0.0.0/tcp/{PORT}"
         anna = swarm.start("anna", text, listen=listen, prefix=net.at("home0"))
-        anna.ready()
+        anna.ready(timeout_s=START_WITHIN_S)
         boris = swarm.join("boris", anna.link(), listen=listen, prefix=net.at("home1"))
         for home in (anna, boris):
             told = home.wait_for(
@@ -46,7 +46,7 @@ def test_peers_behind_routers_are_listed_counted_and_told_what_they_lack(
             assert "2 peers are here" in told["text"] and "shoal keep" in told["text"]
 
         clara = swarm.join("clara", anna.link(), listen=listen, prefix=net.at("public0"))
-        clara.ready()
+        clara.ready(timeout_s=START_WITHIN_S)
         until(lambda: all(home.own_rounds() for home in (anna, boris)), "all merge", timeout_s=120)
         # From a home with a peer of the run, from another machine, and from a home without any.
         for site in ("home0", BOOTSTRAP):
