@@ -212,6 +212,8 @@ def _together(place: Place) -> Iterator[None]:
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
+    # As torchrun does; processes that tokenize share the cores by it.
+    os.environ["LOCAL_WORLD_SIZE"] = str(len(place.devices))
     device = torch.device(place.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -100,7 +100,7 @@ def choose_device(wanted: Device) -> torch.device:
                 _check_cuda(device)
             else:
                 torch.empty(1, device=device)
-        except (RuntimeError, NotImplementedError) as error:
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
             # The first sentence: others list all that torch knows.
             reason = str(error).splitlines()[0].partition(". ")[0]
             raise ValueError(

@@ -106,9 +106,9 @@ class Run(Rank):
         self._link_told: str | None = None
         self._tell_device_at = 0.0
         self._merged_at: list[int] = []
+        """The step of the last merge of each fragment."""
         self._amended: dict[str, int | float | str] = {}
         """Settings of the run that its owner has changed, as they were followed last."""
-        """The step of the last merge of each fragment."""
         if not plan.settings.quiet:
             for event in ("page", "link", "link_limited"):
                 self.on(event, partial(_print, event))

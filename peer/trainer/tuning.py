@@ -137,7 +137,9 @@ class Tuner:
 
     def _found(self, fit: Fit) -> None:
         self._fit = replace(fit, compile_s=self._compile_s)
-        self._keep(self._fit)
+        # A compiler that failed is tried again at the next start: it may lack a package or space.
+        if fit.choices.compile or not self._goal.choices.compile:
+            self._keep(self._fit)
 
     def _compiled(self, choices: Choices, *, any_size: bool = False) -> Plan:
         """Train on until there is code for these choices, and then with it."""

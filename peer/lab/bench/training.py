@@ -140,8 +140,7 @@ def run_training_bench(
                 for loop in _order(number):
                     seeds = (seed,) if loop == "shoal" else ()
                     done[loop] = _measured(loop, replace(setup, seeds=seeds))
-                    speed = done[loop]["tokens_per_s"]
-                    tell(f"turn {number + 1} of {bench.turns}: {loop} {speed:.0f} tokens/s")
+                    tell(f"turn {number + 1} of {bench.turns}: {_speed_text(done[loop])}")
                 turns.append(done)
     rows = [_row(loop, [turn[loop] for turn in turns]) for loop in LOOPS]
     return {
@@ -151,6 +150,12 @@ def run_training_bench(
         "bars": [_bar(other, turns) for other in BARS],
         "device_bars": _device_bars(first["device"], bench.size, rows),
     }
+
+
+def _speed_text(turn: Mapping[str, Any]) -> str:
+    """The result of a turn in words, for those who end the comparison early."""
+    speed, work = turn["tokens_per_s"], turn["tokens_per_cpu_s"]
+    return f"{turn['loop']} {speed:.0f} tokens/s, {work:.0f} per second of its processor time"
 
 
 def _order(turn: int) -> Sequence[str]:

@@ -87,6 +87,13 @@ def test_the_gradient_of_all_ranks_is_that_of_the_whole_batch(tmp_path: Path) ->
     assert run_island(("cpu:0", "cpu:1"), work, logs=tmp_path, tell=pytest.fail) == 0
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_the_gradient_of_two_accelerators_is_that_of_the_whole_batch(tmp_path: Path) -> None:
+    work = works.compare_gradients
+    assert run_island(("cuda:0", "cuda:1"), work, logs=tmp_path, tell=pytest.fail) == 0
+
+
 @pytest.mark.slow
 def test_overlapped_sums_are_those_of_one_operation_also_after_memory_ran_out(
     tmp_path: Path,

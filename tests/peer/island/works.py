@@ -21,6 +21,7 @@ from peer.trainer.loop import TrainerSettings, open_engine
 
 def add_up(place: Place) -> int:
     """Each rank adds its number, so that rank 0 ends with a code of all."""
+    assert os.environ["LOCAL_WORLD_SIZE"] == str(len(place.devices)), "cores are to be shared"
     number = torch.tensor([place.rank + 1])
     dist.all_reduce(number)
     return 40 + int(number)
@@ -81,7 +82,8 @@ def rank_engine(place: Place) -> tuple[Engine, SummedGradients, torch.Tensor]:
     choices = Choices(micro_batch=2)
     goal = Goal(first=choices, choices=choices, room_bytes=1e9, known=Fit(choices, 1.0, 1.0))
     engine = open_rank(RUN, TrainerSettings(threads=1), goal, place)
-    own = torch.split(BATCH, list(batch_parts(5, len(place.devices))))[place.rank]
+    parts = torch.split(BATCH, list(batch_parts(5, len(place.devices))))
+    own = parts[place.rank].to(engine.device)
     assert len(own) == engine.batch_size
     parameters = list(engine.model.parameters())
     summed = SummedGradients(parameters, weight=len(own) / len(BATCH), bucket_values=700)
@@ -105,7 +107,7 @@ def compare_gradients(place: Place) -> int:
         pairs = zip(engine.model.parameters(), alone.model.parameters(), strict=True)
         for found, whole in pairs:
             assert found.grad is not None and whole.grad is not None
-            torch.testing.assert_close(found.grad, whole.grad, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(found.grad.cpu(), whole.grad, rtol=1e-4, atol=1e-6)
             found.grad = whole.grad = None
     return 0
 

@@ -418,6 +418,20 @@ def test_a_compiler_that_fails_is_left_out_and_that_is_said_once() -> None:
     assert not engine.choices.compile
 
 
+def test_a_compiler_that_fails_is_tried_again_at_the_next_start() -> None:
+    torch._dynamo.reset()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        raise OSError("no space left on device")
+
+    engine = engine_of(choices=Choices(micro_batch=7, compile=True), backend=backend)
+    kept = begun(engine, GPU, Wishes(), room=1e9)
+    with engine.tuning:
+        until_settled(engine)
+    assert engine.choices == Choices(micro_batch=7)
+    assert not kept, "what is remembered is not looked for again"
+
+
 def test_leaving_waits_for_the_thread_that_compiles() -> None:
     torch._dynamo.reset()
     graphs: list[int] = []

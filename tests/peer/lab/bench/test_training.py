@@ -44,7 +44,13 @@ def fake(
         begun.append(loop)
         speed = 1.0 if len(begun) == 1 else speeds[loop].pop(0)
         share = speed / 1000
-        record = {"tokens_per_s": speed, "share_of_peak": share, "step_s": 1.0, "way": "fp32"}
+        record = {
+            "loop": loop,
+            "tokens_per_s": speed,
+            "share_of_peak": share,
+            "step_s": 1.0,
+            "way": "fp32",
+        }
         more: dict[str, Any] = {
             "device": device,
             "parameters": 8,
