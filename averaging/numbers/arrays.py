@@ -9,8 +9,6 @@ have a fixed order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TypeAlias
 
 import numpy as np
@@ -45,16 +43,22 @@ BROADCAST_VALUES = 1024
 """Shortest rows that are multiplied by a factor each without copying the factors."""
 
 
-@contextmanager
-def arithmetic() -> Iterator[None]:
+class arithmetic:  # noqa: N801  # used like a function
     """Set numpy up for work on tiles: no warnings, and row factors are not copied.
 
     By default numpy copies an operand that is broadcast over rows of fewer than 8192 values into a
     buffer first, which takes as long as the multiplication.
     """
-    with np.errstate(all="ignore"):
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = np.errstate(all="ignore")
+        self._before.__enter__()
         np.setbufsize(BROADCAST_VALUES)  # part of what errstate puts back
-        yield
+
+    def __exit__(self, *error: object) -> None:
+        self._before.__exit__(*error)
 
 
 def squared_norm(values: Float32s, work: Float64s | None = None) -> float:

@@ -180,14 +180,15 @@ class ScaledCodec(ABC):
         with arithmetic():
             for tiles in plan.units:
                 scales = scales_of(octets, tiles)
-                good = (scales >= 0) & np.isfinite(scales)
-                if not good.all():
-                    row = int(np.argmin(good))
+                highest = np.maximum.reduce(scales)
+                # Both are NaN if one scale is.
+                if not (np.minimum.reduce(scales) >= 0 and highest <= FLOAT_MAX):
+                    row = int(np.argmin((scales >= 0) & np.isfinite(scales)))
                     raise BadPayload(
                         self.name,
                         f"unit {tiles[0].unit_of(row)} has the scale {float(scales[row])}",
                     )
-                if scales.max() >= self.scale_safe:
+                if highest >= self.scale_safe:
                     self._refuse_overflow(octets, tiles, scratch)
 
     def _refuse_overflow(self, data: Bytes, tiles: Sequence[Tile], scratch: Scratch) -> None:

@@ -11,8 +11,9 @@ uploads and its buffers until ``Forget``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from averaging.history.standing import Standing
 from averaging.messages import Commit, Message
@@ -21,16 +22,14 @@ from dht.identity import PeerId
 Value: TypeAlias = str | int | float | bool | tuple[str, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Struct, frozen=True):
     """Send a message on the control link. A loss is told by ``LinkLost``, or not at all."""
 
     to: PeerId
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Silent:
+class Silent(Struct, frozen=True):
     """The leader has not answered a message sent at ``since`` and again later.
 
     If it was silent about all fragments while other peers answered (``averaging.round.silence``),
@@ -41,15 +40,13 @@ class Silent:
     since: float
 
 
-@dataclass(frozen=True, slots=True)
-class TakeSnapshot:
+class TakeSnapshot(Struct, frozen=True):
     """Ask the learner for the fragment at its next safe point: ``Offered``."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Enter:
+class Enter(Struct, frozen=True):
     """Take part in a round: prepare buffers. It is the first effect of a round.
 
     ``entry`` is the own index in the roster, ``None`` at a peer that only reduces. ``slices`` are
@@ -64,16 +61,14 @@ class Enter:
     slices: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Reduce:
+class Reduce(Struct, frozen=True):
     """Reduce this slice as well: its former reducer is dead."""
 
     round: bytes
     slice: int
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
+class Upload(Struct, frozen=True):
     """Send slice ``slice`` to its reducer on a stream of its own, and wait there for the answer.
 
     ``what`` is ``"own"``: the encoded contribution, kept until ``Forget``; ``"merged"``: the merged
@@ -89,8 +84,7 @@ class Upload:
     what: str
 
 
-@dataclass(frozen=True, slots=True)
-class Merge:
+class Merge(Struct, frozen=True):
     """Merge these contributors' uploads of a slice that this peer reduces: ``SliceMerged``.
 
     ``contributors`` are indices into the roster, ascending; ``weights`` are theirs and sum to one.
@@ -103,8 +97,7 @@ class Merge:
     weights: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """The merged slice of ``slice`` may go out on every stream that was opened for it, now and
     later."""
 
@@ -112,15 +105,13 @@ class Answer:
     slice: int
 
 
-@dataclass(frozen=True, slots=True)
-class RefuseStream:
+class RefuseStream(Struct, frozen=True):
     """The bulk stream that was opened may not send."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Apply:
+class Apply(Struct, frozen=True):
     """All merged slices are here: take the outer step (or the mixed state): ``Applied``.
 
     ``standing`` is the standing afterwards; ``contained`` the mark up to which the outstanding
@@ -139,8 +130,7 @@ class Apply:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(Struct, frozen=True):
     """The outstanding snapshot will not be part of a round now.
 
     ``in_doubt``: it may be part of one elsewhere; keep it until ``Settle``, ``Presume`` or a new
@@ -153,8 +143,7 @@ class GiveUp:
     in_doubt: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Discard:
+class Discard(Struct, frozen=True):
     """The learner's pending work is too old to be offered: count it as discarded.
 
     The learner goes on from this peer's theta.
@@ -163,16 +152,14 @@ class Discard:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Settle:
+class Settle(Struct, frozen=True):
     """The doubt about ``round`` is over: the contribution is in no version of this lineage."""
 
     round: bytes
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Presume:
+class Presume(Struct, frozen=True):
     """The doubt is over: the contribution up to ``mark`` counts as merged, on another lineage.
 
     It comes along when lineages are mixed, so it is not offered again. The standing is unchanged.
@@ -183,15 +170,13 @@ class Presume:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(Struct, frozen=True):
     """Drop what is kept of this round: uploads, buffers, streams. No peer needs it any more."""
 
     round: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class CatchUp:
+class CatchUp(Struct, frozen=True):
     """This peer is behind: replay or fetch up to ``lineage`` from any peer: ``CaughtUp``.
 
     ``source`` said that it has it. Afterwards the outstanding snapshot is over: it is contained
@@ -204,8 +189,7 @@ class CatchUp:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rebase:
+class Rebase(Struct, frozen=True):
     """This peer is on the lighter side of a fork: take ``source``'s state: ``CaughtUp``.
 
     Work since ``ancestor`` (``None``: since the start) that is not in the new state is still to be
@@ -225,8 +209,7 @@ class Rebase:
     """The old standing can be certified to nobody: the new one is taken however light it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fold:
+class Fold(Struct, frozen=True):
     """No other peer trains: the snapshot becomes theta, momentum stays: ``Folded``."""
 
     standing: Standing
@@ -234,12 +217,11 @@ class Fold:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True):
     """An event for logs and tests. ``event`` names it."""
 
     event: str
-    fields: Mapping[str, Value] = field(default_factory=dict)
+    fields: Mapping[str, Value] = {}
 
 
 Effect: TypeAlias = (

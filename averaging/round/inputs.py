@@ -5,8 +5,9 @@ An input that answers an effect (``averaging.round.effects``) names it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from averaging.history.lineage import Lineage
 from averaging.history.merged_map import MergedMap
@@ -16,16 +17,14 @@ from averaging.round.reducer import Length
 from dht.identity import PeerId
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """The machine's deadline has come. Earlier or more often does no harm."""
 
 
 # The learner
 
 
-@dataclass(frozen=True, slots=True)
-class Progressed:
+class Progressed(Struct, frozen=True):
     """The learner has done a step. Begins a round when one is due."""
 
     step: int
@@ -34,27 +33,23 @@ class Progressed:
     """Other fragments have their turn first (``averaging.round.turns``): begin no round."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepsCounted:
+class StepsCounted(Struct, frozen=True):
     """The learner has done so many steps. Begins nothing."""
 
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(Struct, frozen=True):
     """Begin a round of this fragment now. A busy machine ignores it, and stays due."""
 
 
-@dataclass(frozen=True, slots=True)
-class GiveWay:
+class GiveWay(Struct, frozen=True):
     """Another fragment has its turn first: abandon what is not committed. It stays due."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Struct, frozen=True):
     """An offer of the learner: a fragment's pending work, without the numbers.
 
     See ``averaging.live.learner_port.Snapshot``.
@@ -70,31 +65,27 @@ class Offer:
     batch_tokens_max: int
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
+class Offered(Struct, frozen=True):
     """The learner's answer to ``TakeSnapshot``; ``None`` if it has nothing."""
 
     offer: Offer | None
 
 
-@dataclass(frozen=True, slots=True)
-class Folded:
+class Folded(Struct, frozen=True):
     """``Fold`` is done."""
 
 
 # Other peers
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(Struct, frozen=True):
     """A message about this fragment from an authenticated peer."""
 
     sender: PeerId
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOpened:
+class StreamOpened(Struct, frozen=True):
     """A peer has opened a bulk stream. ``RefuseStream`` is among the effects if it may not send.
 
     The commit may come this way sooner than from the leader. It is judged by its signature, never
@@ -105,15 +96,13 @@ class StreamOpened:
     opening: Opening
 
 
-@dataclass(frozen=True, slots=True)
-class LinkLost:
+class LinkLost(Struct, frozen=True):
     """The link to a peer broke, or something could not be delivered to it."""
 
     peer: PeerId
 
 
-@dataclass(frozen=True, slots=True)
-class PeerSilent:
+class PeerSilent(Struct, frozen=True):
     """Another fragment of this peer has waited for that one in vain. See ``effects.Silent``."""
 
     peer: PeerId
@@ -122,8 +111,7 @@ class PeerSilent:
 # Uploads and slices
 
 
-@dataclass(frozen=True, slots=True)
-class UploadArrived:
+class UploadArrived(Struct, frozen=True):
     """An upload has ended at its reducer: it is here in full and finite, or has a ``problem``."""
 
     round: bytes
@@ -136,8 +124,7 @@ class UploadArrived:
     """Members whose contributions are in it as well (``averaging.rules.sites``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class UploadFailed:
+class UploadFailed(Struct, frozen=True):
     """A member's stream broke before the merged slice came back on it."""
 
     round: bytes
@@ -145,8 +132,7 @@ class UploadFailed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SliceMerged:
+class SliceMerged(Struct, frozen=True):
     """``Merge`` is done at a reducer."""
 
     round: bytes
@@ -154,8 +140,7 @@ class SliceMerged:
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class MergedArrived:
+class MergedArrived(Struct, frozen=True):
     """The merged slice is here, from its reducer, or handed to this peer as its new reducer."""
 
     round: bytes
@@ -171,8 +156,7 @@ Report: TypeAlias = UploadArrived | UploadFailed | SliceMerged | MergedArrived
 """What became of a part of a round, in answer to ``Upload``, ``Reduce``, ``Merge``, ``Answer``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(Struct, frozen=True):
     """``Apply`` is done."""
 
     round: bytes
@@ -182,8 +166,7 @@ class Applied:
     """Only after a meld: how far this peer's weights were from the mean."""
 
 
-@dataclass(frozen=True, slots=True)
-class CaughtUp:
+class CaughtUp(Struct, frozen=True):
     """``CatchUp`` or ``Rebase`` is done; ``standing`` is ``None`` if it failed."""
 
     standing: Standing | None
@@ -196,34 +179,29 @@ class CaughtUp:
 # This peer
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Struct, frozen=True):
     """Begin no round from here on; one that is under way may still be finished."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReachabilityChanged:
+class ReachabilityChanged(Struct, frozen=True):
     """It turned out whether others can dial this peer. If not, it neither leads nor reduces."""
 
     reachable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LineMeasured:
+class LineMeasured(Struct, frozen=True):
     """The speed of this peer's line in its slower direction; 0: not known."""
 
     bytes_per_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerEveryCall:
+class AnswerEveryCall(Struct, frozen=True):
     """The end is near: join every leader that calls, however little there is to offer."""
 
 
-@dataclass(frozen=True, slots=True)
-class MergeBeforeLeaving:
+class MergeBeforeLeaving(Struct, frozen=True):
     """This peer is about to leave: it answers every call, and its joins say so.
 
     While no other peer trains, a keeper is company enough; without one, it folds at once.
@@ -233,18 +211,15 @@ class MergeBeforeLeaving:
     """False: it stays after all."""
 
 
-@dataclass(frozen=True, slots=True)
-class GatherEverybody:
+class GatherEverybody(Struct, frozen=True):
     """The end is near: all peers form one group, as far as a roster can be long."""
 
 
-@dataclass(frozen=True, slots=True)
-class LastRoundOver:
+class LastRoundOver(Struct, frozen=True):
     """The run's date has come, and this fragment's last round is over: this peer merges no more."""
 
 
-@dataclass(frozen=True, slots=True)
-class OrdersChanged:
+class OrdersChanged(Struct, frozen=True):
     """The owner of the run has given a new directive (``averaging.rules.orders``)."""
 
 

@@ -10,7 +10,6 @@ Every method returns changes (``averaging.round.transitions``) for the machine t
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import msgspec
 
@@ -309,7 +308,7 @@ class Joining:
         failed = self._peers.avoided()[-messages.FAILED_MAX :]
         first_leader = attempt.first_leader
         join = msgspec.structs.replace(attempt.join, failed=failed)
-        attempt = replace(
+        attempt = msgspec.structs.replace(
             attempt,
             join=self._id.signed(join, attempt.leader),
             leaders_tried=attempt.leaders_tried + 1,
@@ -352,7 +351,7 @@ class Joining:
             changes += self.join_failed(attempt.leader, reason, weight=UNUSUAL_FAILURE)
         elif not attempt.resent:
             asked_at = now if attempt.asked_at is None else attempt.asked_at
-            self.attempt = replace(attempt, resent=True, asked_at=asked_at)
+            self.attempt = msgspec.structs.replace(attempt, resent=True, asked_at=asked_at)
             return [
                 SetTimer(Timer.ANSWER, now + self._policy.answer_s),
                 Send(attempt.leader, attempt.join),
@@ -386,7 +385,7 @@ class Joining:
         """The same offer to another leader; the join gets a new number, the old one is void."""
         self._joins += 1
         join = msgspec.structs.replace(attempt.join, join=self._joins)
-        return replace(attempt, join=join, leader=leader, resent=False)
+        return msgspec.structs.replace(attempt, join=join, leader=leader, resent=False)
 
     def withdrawal(self, join: Join) -> messages.Withdraw:
         return messages.Withdraw(self._id.fragment, join.join, self._id.incarnation)
@@ -561,7 +560,7 @@ class Joining:
         until = attempt.until
         if until == math.inf:
             until = now + longest_s + self._policy.margin_s + self._policy.answer_s
-        self.attempt = replace(attempt, resent=False, asked_at=None, until=until)
+        self.attempt = msgspec.structs.replace(attempt, resent=False, asked_at=None, until=until)
         at = now + min(message.wait_s, longest_s) + self._policy.margin_s
         return [Become(Phase.PROMISED), SetTimer(Timer.ANSWER, min(at, max(now, until)))]
 

@@ -244,6 +244,8 @@ class FragmentRounds:
         self.fresh_at = now
         self._asked_again: bytes | None = None
         """The round of which a stream brought the commit before its parents were certified."""
+        self.deadline: float | None = None
+        """When ``Tick`` is wanted; ``None``: nothing waits. Each input may move it."""
         self._effects: list[Effect] = []
         self._own_messages: deque[Message] = deque()
 
@@ -263,12 +265,11 @@ class FragmentRounds:
         while self._own_messages:
             self._receive(self._id.me, self._own_messages.popleft(), now)
         self.lingering.stands(self.standing if self._is_done(now) else None, now)
+        self.deadline = self._next_at()
         effects, self._effects = self._effects, []
         return effects
 
-    @property
-    def deadline(self) -> float | None:
-        """When ``Tick`` is wanted; ``None``: nothing waits."""
+    def _next_at(self) -> float | None:
         times = list(self.timers.values())
         if (at := self.leading.next_at()) is not None:
             times.append(at)

@@ -6,7 +6,8 @@ The machine makes a new ``Situation`` for each call of a part. A part never sees
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from averaging.history.standing import Standing
 from averaging.messages import Join
@@ -17,8 +18,7 @@ from averaging.rules.mixing import Measured
 from dht.identity import PeerId
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """One attempt to get into a round, from the offer to the commit."""
 
     join: Join
@@ -33,8 +33,7 @@ class Attempt:
     """A leader that has noted this peer and not closed its roster by then does not lead."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class Situation(Struct, frozen=True, kw_only=True):
     """The state of a machine between two changes."""
 
     phase: Phase

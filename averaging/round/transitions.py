@@ -7,8 +7,9 @@ before the next one, and what one of them leads to comes before the next one as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from averaging.history.standing import Apart, Standing
 from averaging.messages import Head, Join
@@ -20,43 +21,36 @@ from dht.identity import PeerId
 # Bookkeeping
 
 
-@dataclass(frozen=True, slots=True)
-class Become:
+class Become(Struct, frozen=True):
     """Change the phase."""
 
     phase: Phase
 
 
-@dataclass(frozen=True, slots=True)
-class SetTimer:
+class SetTimer(Struct, frozen=True):
     timer: Timer
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class StopTimers:
+class StopTimers(Struct, frozen=True):
     timers: tuple[Timer, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(Struct, frozen=True):
     """Add one to a counter of the machine."""
 
     counter: str
 
 
-@dataclass(frozen=True, slots=True)
-class StartCycle:
+class StartCycle(Struct, frozen=True):
     """Count the steps to the next round from here."""
 
 
-@dataclass(frozen=True, slots=True)
-class RetryLater:
+class RetryLater(Struct, frozen=True):
     """The attempt ended without a version: be due again a part of a cycle later."""
 
 
-@dataclass(frozen=True, slots=True)
-class RosterClosed:
+class RosterClosed(Struct, frozen=True):
     """A roster of this version closed, with or without this peer: start a cycle."""
 
     version: int
@@ -64,15 +58,13 @@ class RosterClosed:
     """Level of the round; ``None``: it is not known, and remains as it was."""
 
 
-@dataclass(frozen=True, slots=True)
-class BeginWork:
+class BeginWork(Struct, frozen=True):
     """The pending work begins at this version: what was before is discarded."""
 
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stand:
+class Stand(Struct, frozen=True):
     """Move to another standing. ``fresh``: the work up to the last offer is contained in it."""
 
     standing: Standing
@@ -82,8 +74,7 @@ class Stand:
 # For ``averaging.round.joining``
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerCall:
+class AnswerCall(Struct, frozen=True):
     """Join the leader that called, change to it, or pass; after ``Compare`` with its head."""
 
     leader: PeerId
@@ -93,8 +84,7 @@ class AnswerCall:
     """A member is about to leave."""
 
 
-@dataclass(frozen=True, slots=True)
-class JoinCaller:
+class JoinCaller(Struct, frozen=True):
     """Join the leader that called if there is enough to offer, else pass."""
 
     leader: PeerId
@@ -102,15 +92,13 @@ class JoinCaller:
     hurried: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeLeader:
+class ChangeLeader(Struct, frozen=True):
     """Send the join to another leader."""
 
     leader: PeerId
 
 
-@dataclass(frozen=True, slots=True)
-class Abandon:
+class Abandon(Struct, frozen=True):
     """Take back the attempt to get into a round. The phase is changed by the next transition."""
 
     reason: str
@@ -119,16 +107,14 @@ class Abandon:
 # For ``averaging.round.leading``
 
 
-@dataclass(frozen=True, slots=True)
-class AdmitJoin:
+class AdmitJoin(Struct, frozen=True):
     """Count this join in the open roster."""
 
     sender: PeerId
     join: Join
 
 
-@dataclass(frozen=True, slots=True)
-class HoldJoin:
+class HoldJoin(Struct, frozen=True):
     """Keep this join until this peer has caught up with it, if it leads then; else refuse it."""
 
     sender: PeerId
@@ -137,50 +123,42 @@ class HoldJoin:
     must_be_catching: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ReadmitHeld:
+class ReadmitHeld(Struct, frozen=True):
     """Judge the held joins again: this peer has caught up."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadmitJoin:
+class ReadmitJoin(Struct, frozen=True):
     """Judge a held join again."""
 
     sender: PeerId
     join: Join
 
 
-@dataclass(frozen=True, slots=True)
-class TakeBackOwnJoin:
+class TakeBackOwnJoin(Struct, frozen=True):
     """Remove the own join from the open roster; a roster without joins is dropped."""
 
 
-@dataclass(frozen=True, slots=True)
-class PassOwnRoster:
+class PassOwnRoster(Struct, frozen=True):
     """This peer does not join the roster that it has open."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveOwnRoster:
+class LeaveOwnRoster(Struct, frozen=True):
     """The attempt is over: take back the own join, pass, and see whether the roster closes."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallLeader:
+class CallLeader(Struct, frozen=True):
     """A leader of lower rank has called: call it, so that it sends its members here."""
 
     leader: PeerId
 
 
-@dataclass(frozen=True, slots=True)
-class HandOverRoster:
+class HandOverRoster(Struct, frozen=True):
     """A leader of higher rank has called: send the members of the open roster there."""
 
     leader: PeerId
 
 
-@dataclass(frozen=True, slots=True)
-class EnterOwnRound:
+class EnterOwnRound(Struct, frozen=True):
     """The open roster has closed: take part in its round as the leader."""
 
     signed: SignedCommit
@@ -189,16 +167,14 @@ class EnterOwnRound:
 # For ``averaging.round.catching_up``
 
 
-@dataclass(frozen=True, slots=True)
-class Compare:
+class Compare(Struct, frozen=True):
     """A peer shows where it stands: catch up, rebase, or tell it that it should."""
 
     source: PeerId
     head: Head
 
 
-@dataclass(frozen=True, slots=True)
-class SettleFinalState:
+class SettleFinalState(Struct, frozen=True):
     """One of two peers takes the other's state, which is final."""
 
     source: PeerId
@@ -210,8 +186,7 @@ class SettleFinalState:
 # From ``averaging.round.participation``
 
 
-@dataclass(frozen=True, slots=True)
-class RoundEnded:
+class RoundEnded(Struct, frozen=True):
     """The own part in a round is over without a new version."""
 
     round: bytes

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from dht.protocol import NEWEST
 
@@ -14,8 +15,7 @@ ESTABLISHED_AFTER_S: Final = 30.0
 """A peer that has been known for this long, and is live, may lead."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerView:
+class PeerView(Struct, frozen=True):
     """One peer's knowledge of another, on the observer's clock."""
 
     first_seen: float

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 
 from averaging.history.adoption import OwnWork, Parting
@@ -214,7 +215,7 @@ class LastingPeer:
             seen = peer_view(member)
             # Rounds take a peer for dead after a silence of three heartbeats as usual.
             silent_s = (now - seen.heard_at) * SILENCE_MAX_S / MEMBERSHIP.expiry_s
-            live[member.peer] = replace(seen, heard_at=now - silent_s)
+            live[member.peer] = msgspec.structs.replace(seen, heard_at=now - silent_s)
         for peer in self.view.keys() - live.keys():
             del self.view[peer]
         self.view.update(live)

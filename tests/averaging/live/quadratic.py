@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from averaging.audit.proofs import Proof
@@ -433,7 +434,7 @@ class Swarm:
             for peer in self.peers:
                 for other in running:
                     if other is not peer and other.id in peer.view:
-                        heard = replace(peer.view[other.id], heard_at=loop.time())
+                        heard = msgspec.structs.replace(peer.view[other.id], heard_at=loop.time())
                         peer.view[other.id] = heard
             await asyncio.sleep(min(5.0, until - loop.time()))
             for peer in self.peers:

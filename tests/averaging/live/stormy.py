@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 
 from averaging.history.adoption import Parting
@@ -407,7 +408,7 @@ class LiveSwarm:
     def heard(self, node: LiveNode, sender: PeerId) -> None:
         seen = node.view.get(sender)
         if seen is not None:
-            node.view[sender] = replace(seen, heard_at=self.heap.now)
+            node.view[sender] = msgspec.structs.replace(seen, heard_at=self.heap.now)
 
     def _heartbeat(self) -> None:
         simulated = self.memory.simulated

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -329,7 +330,7 @@ def _as_newcomer(peer: Peer) -> None:
     """Nobody is established for this peer: it has just come."""
     now = asyncio.get_running_loop().time()
     for other, seen in peer.view.items():
-        peer.view[other] = replace(seen, first_seen=now)
+        peer.view[other] = msgspec.structs.replace(seen, first_seen=now)
 
 
 def test_a_peer_that_was_away_for_long_follows_peers_of_which_it_knows_one() -> None:

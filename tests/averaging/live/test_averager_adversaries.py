@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from blake3 import blake3
@@ -475,13 +476,15 @@ def test_what_an_established_peer_sends_as_a_commit_and_is_none_is_told_once_per
             known = anna.view[mallory.id]
             fragments = len(made.layout.fragments)
 
-            anna.view[mallory.id] = replace(known, first_seen=now)
+            anna.view[mallory.id] = msgspec.structs.replace(known, first_seen=now)
             send(mallory, anna, fragments=fragments)
             await made.live(5.0)
             assert anna.averager.counters()["commit_refused"] == 3 * fragments
             assert not anna.told("not_a_commit"), "from newcomers it is counted"
 
-            anna.view[mallory.id] = replace(anna.view[mallory.id], first_seen=now - 1000.0)
+            anna.view[mallory.id] = msgspec.structs.replace(
+                anna.view[mallory.id], first_seen=now - 1000.0
+            )
             for sender in (mallory, boris):
                 send(sender, anna, fragments=fragments)
             await made.live(5.0)

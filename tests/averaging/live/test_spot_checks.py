@@ -250,7 +250,7 @@ def test_a_peer_of_an_older_protocol_is_told_of_no_suspects(
             sent: list[bytes] = []
             monkeypatch.setattr(anna.averager.transport, "send", lambda to, data: sent.append(data))
             for number in (1, 2):
-                seen = replace(anna.averager.around.view[boris.id], protocol=number)
+                seen = msgspec.structs.replace(anna.averager.around.view[boris.id], protocol=number)
                 monkeypatch.setitem(anna.averager.around.view, boris.id, seen)
                 anna.averager.send(boris.id, Suspected(0, MALLORY))
                 assert len(sent) == number - 1

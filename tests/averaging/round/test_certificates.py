@@ -168,7 +168,9 @@ def test_where_nobody_is_established_those_in_sight_must_agree() -> None:
     rounds = machine(others=FIVE)
     assert isinstance(rounds.peers.view, dict)
     for peer, seen in rounds.peers.view.items():
-        rounds.peers.view[peer] = replace(seen, first_seen=1.0 - ESTABLISHED_AFTER_S / 2)
+        rounds.peers.view[peer] = msgspec.structs.replace(
+            seen, first_seen=1.0 - ESTABLISHED_AFTER_S / 2
+        )
 
     assert not moves(rounds, ANNA, certified(AHEAD, (ANNA, EVE)))
     assert moves(rounds, ANNA, certified(AHEAD, (ANNA, BORIS)))
@@ -238,7 +240,7 @@ def test_a_peer_that_gets_nowhere_takes_the_word_of_one_in_the_end() -> None:
     late = 1.0 + POLICY.doubt_s
     assert isinstance(rounds.peers.view, dict)
     for peer, seen in rounds.peers.view.items():
-        rounds.peers.view[peer] = replace(seen, heard_at=late)
+        rounds.peers.view[peer] = msgspec.structs.replace(seen, heard_at=late)
 
     assert not moves(rounds, ANNA, head, 1.0)
     assert not moves(rounds, ANNA, head, late), "its own rounds may only be long"
@@ -265,7 +267,7 @@ def test_the_lighter_side_of_a_fork_gives_way_if_no_round_mixes_the_two(
     late = 1.0 + POLICY.doubt_s
     assert isinstance(rounds.peers.view, dict)
     for peer, seen in rounds.peers.view.items():
-        rounds.peers.view[peer] = replace(seen, heard_at=late)
+        rounds.peers.view[peer] = msgspec.structs.replace(seen, heard_at=late)
 
     assert not moves(rounds, ANNA, head, 1.0)
     assert not moves(rounds, ANNA, head, late), "rounds may take longer than that"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from averaging import messages as said
@@ -77,7 +78,7 @@ def test_a_keeper_of_the_protocol_before_leads_no_round_of_one_that_leaves(
 
 
 def test_a_keeper_beside_a_founder_changes_nothing() -> None:
-    keeper = replace(ARRIVING, arrives=False)
+    keeper = msgspec.structs.replace(ARRIVING, arrives=False)
     assert wanted(founder_beside(keeper).handle(Due(), 1.0)) == ["alone, so I fold"]
 
 
@@ -85,7 +86,7 @@ def test_a_newcomer_that_never_trains_does_not_stop_a_founder_for_good() -> None
     rounds = founder_beside(ARRIVING)
     rounds.handle(Due(), 1.0)
     late = 1.0 + POLICY.alone_s
-    rounds.peers.view = {ANNA: replace(ARRIVING, heard_at=late)}
+    rounds.peers.view = {ANNA: msgspec.structs.replace(ARRIVING, heard_at=late)}
     assert wanted(rounds.handle(Due(), late)) == ["alone, so I fold"]
 
 

@@ -189,7 +189,9 @@ def test_a_leader_whose_joins_always_fail_is_passed_over_by_name(kind: str) -> N
         now += 5.0
         assert isinstance(rounds.peers.view, dict)
         for peer, seen in list(rounds.peers.view.items()):
-            rounds.peers.view[peer] = replace(seen, heard_at=now)  # heartbeats go on
+            rounds.peers.view[peer] = msgspec.structs.replace(
+                seen, heard_at=now
+            )  # heartbeats go on
             rounds.peers.mark_heard(peer)
         attempt = rounds.joining.attempt
         if attempt is None:
@@ -233,7 +235,7 @@ def test_a_leader_that_finds_no_quorum_passes_no_peer_over_any_more() -> None:
     assert joined_as_leader(rounds)
     assert isinstance(rounds.peers.view, dict)
     for peer, seen in list(rounds.peers.view.items()):
-        rounds.peers.view[peer] = replace(seen, heard_at=20.0)
+        rounds.peers.view[peer] = msgspec.structs.replace(seen, heard_at=20.0)
 
     rounds.handle(Tick(), 1.0 + POLICY.quorum.wait_s)
 
@@ -753,7 +755,9 @@ def test_without_a_quorum_all_joiners_are_told_and_keep_their_work() -> None:
     joined_as_leader(rounds)
     assert isinstance(rounds.peers.view, dict)
     for peer, seen in list(rounds.peers.view.items()):
-        rounds.peers.view[peer] = replace(seen, heard_at=20.0)  # alive, and silent to the call
+        rounds.peers.view[peer] = msgspec.structs.replace(
+            seen, heard_at=20.0
+        )  # alive, and silent to the call
 
     effects = rounds.handle(Tick(), 1.0 + POLICY.quorum.wait_s)
 
@@ -1333,7 +1337,7 @@ def test_a_borrowed_leader_never_counts_itself_among_those_it_waits_for(
     quorum = replace(POLICY.quorum, required=required)
     keeper = machine(policy=replace(POLICY, quorum=quorum), trains=False)
     for peer in (ANNA, BORIS):
-        keeper.peers.view[peer] = replace(keeper.peers.view[peer], reachable=False)
+        keeper.peers.view[peer] = msgspec.structs.replace(keeper.peers.view[peer], reachable=False)
     where = standing("start")
 
     effects = keeper.handle(asks(ANNA, where, reachable=False), 0.0)

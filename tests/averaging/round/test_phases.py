@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import ClassVar
 
+import msgspec
 import pytest
 
 from averaging import messages
@@ -190,7 +190,9 @@ def promised_after_many() -> FragmentRounds:
     rounds = promised()
     attempt, second = rounds.joining.attempt, other_than_leader(rounds)
     assert attempt is not None
-    rounds.joining.attempt = replace(attempt, leader=second, leaders_tried=LEADERS_TRIED_MAX)
+    rounds.joining.attempt = msgspec.structs.replace(
+        attempt, leader=second, leaders_tried=LEADERS_TRIED_MAX
+    )
     return rounds
 
 
@@ -199,7 +201,9 @@ def joining_after_many() -> FragmentRounds:
     rounds = joining()
     attempt, second = rounds.joining.attempt, other_than_leader(rounds)
     assert attempt is not None
-    rounds.joining.attempt = replace(attempt, leader=second, leaders_tried=LEADERS_TRIED_MAX)
+    rounds.joining.attempt = msgspec.structs.replace(
+        attempt, leader=second, leaders_tried=LEADERS_TRIED_MAX
+    )
     return rounds
 
 
@@ -207,7 +211,7 @@ def joining_a_last_time() -> FragmentRounds:
     """The last leader that may be tried has got the join a second time."""
     rounds = joining_after_many()
     assert rounds.joining.attempt is not None
-    rounds.joining.attempt = replace(rounds.joining.attempt, resent=True)
+    rounds.joining.attempt = msgspec.structs.replace(rounds.joining.attempt, resent=True)
     return rounds
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -88,7 +89,7 @@ def test_work_since_the_parting_is_offered_again_unless_others_go_on_with_it() -
     assert shared_version(rebase, None, HEAVY, LIFE, stale_max=4) is None
     catch_up = CatchUp(BORIS, 2, HEAVY.lineage, "")
     assert shared_version(catch_up, MINE, HEAVY, LIFE, stale_max=4) is None
-    followed = replace(rebase, others_follow=True)
+    followed = msgspec.structs.replace(rebase, others_follow=True)
     assert shared_version(followed, MINE, HEAVY, LIFE, stale_max=4) is None
     has_mine = replace(HEAVY, merged=MergedMap({ANNA: Mark(2, 7, 900)}))
     assert shared_version(rebase, MINE, has_mine, LIFE, stale_max=4) is None

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from averaging import messages as said
@@ -172,7 +173,7 @@ def overstate_steps(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
     def lie(node: Node) -> None:
         if node.name in swarm.liars and node.learner is not None:
             honest = node.learner.offer
-            more = partial(replace, steps=INVENTED_STEPS, tokens=INVENTED_STEPS)
+            more = partial(msgspec.structs.replace, steps=INVENTED_STEPS, tokens=INVENTED_STEPS)
             node.learner.offer = lambda: more(honest())  # type: ignore[method-assign]
 
     on_start(swarm, lie)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import blake3
+import msgspec
 import numpy as np
 
 from averaging.audit.proofs import Court, Guilty, Proof
@@ -516,7 +517,7 @@ class Swarm(Watch):
         owner = self._owner(node)
         seen = owner.view.get(sender)
         if seen is not None:
-            owner.view[sender] = replace(seen, heard_at=owner.now())
+            owner.view[sender] = msgspec.structs.replace(seen, heard_at=owner.now())
         self.truth.coverage[f"heard {type(message).__name__}"] += 1
 
     def refused(self, node: FragmentNode, sender: PeerId, reason: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import msgspec
 import pytest
 
 from averaging.rules.mixing import MixingPolicy
@@ -103,7 +104,7 @@ def test_steps_that_do_not_fit_into_the_time_are_refused() -> None:
     def exaggerates(node: Node) -> None:
         if node.name == liar and node.learner is not None:
             plain = node.learner.offer
-            lie = partial(replace, steps=10**12, tokens=10**14)
+            lie = partial(msgspec.structs.replace, steps=10**12, tokens=10**14)
             node.learner.offer = lambda: lie(plain())  # type: ignore[method-assign]
 
     swarm.on_start = exaggerates

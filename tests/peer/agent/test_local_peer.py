@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -138,7 +138,9 @@ def test_a_founder_is_not_called_alone_while_another_peer_arrives(
     peer, delegate = made
 
     async def live() -> None:
-        arriving = replace(training(asyncio.get_running_loop().time()), trains=False, arrives=True)
+        arriving = msgspec.structs.replace(
+            training(asyncio.get_running_loop().time()), trains=False, arrives=True
+        )
         peer.view[BORIS] = arriving
         peer.averager_event("alone", {"fragment": 0})
         assert delegate.heard == []
@@ -170,7 +172,7 @@ def test_a_ready_peer_says_that_nobody_reduces_among_peers_that_only_dial_out(
 
     async def live() -> None:
         now = asyncio.get_running_loop().time()
-        peer.view[BORIS] = replace(training(now), reachable=False)
+        peer.view[BORIS] = msgspec.structs.replace(training(now), reachable=False)
         peer.notice_company(reachable=False, connected=True)
         assert not delegate.heard, "it has just come on line"
         peer.phase = "ready"

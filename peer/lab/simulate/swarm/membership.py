@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from averaging.round.neighbourhood import median
 from averaging.rules.grouping import Names
@@ -145,7 +147,9 @@ class Membership:
                 else:
                     key = known, seen.bytes_per_s
                     if key not in heard:
-                        heard[key] = replace(known, heard_at=now, bytes_per_s=seen.bytes_per_s)
+                        heard[key] = msgspec.structs.replace(
+                            known, heard_at=now, bytes_per_s=seen.bytes_per_s
+                        )
                     table[seen.name] = heard[key]
             gone = [name for name, view in table.items() if now - view.heard_at > 2 * SILENCE_MAX_S]
             for name in gone:
