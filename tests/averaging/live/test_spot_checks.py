@@ -208,12 +208,12 @@ def test_who_hears_of_a_suspect_checks_it_without_having_drawn_it(
 
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
-            anna, boris, *_ = peers = await checking(made, *NAMES, "mallory")
+            anna, boris, clara, *_ = peers = await checking(made, *NAMES, "mallory")
             assert boris.averager.spot_checks is not None
             checks = boris.averager.spot_checks._checks
             checks._drawn_at, checks._every_steps = 0.0, 10**6
             await made.live(110.0)
-            assert anna.averager.counters()["peers_named"] > 0
+            assert any(each.averager.counters()["peers_named"] > 0 for each in (anna, clara))
             assert {e["peer"] for e in boris.told("spot_check_failed")} == {MALLORY}
             assert checks.strikes_of(MALLORY, boris.averager.now()) > 0.0
             assert not any(checks.strikes_of(each.id, boris.averager.now()) for each in peers[:3])
