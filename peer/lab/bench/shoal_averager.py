@@ -50,7 +50,8 @@ class _ConstantPort:
     def __init__(self, values: Float32s, state: FragmentState, *, feedback: bool) -> None:
         """``feedback``: offered numbers are written to, so they are a copy."""
         self.values = values
-        self._offered = values.copy() if feedback else values
+        self.feeds_back = feedback
+        self.offered = values.copy() if feedback else values
         self.state = state
         self.step = 0
         self.adopted = asyncio.Event()
@@ -61,11 +62,11 @@ class _ConstantPort:
 
     async def snapshot(self, fragment: int, *, timeout_s: float) -> Snapshot | None:
         state = self.state
-        if self._offered is not self.values:
-            np.copyto(self._offered, self.values)
+        if self.feeds_back:
+            np.copyto(self.offered, self.values)
         return Snapshot(
             base=state.theta,
-            values=self._offered,
+            values=self.offered,
             base_version=state.version,
             base_lineage=state.lineage,
             mark=self.step,
@@ -154,13 +155,14 @@ class ShoalParticipant(Participant):
         return {"seconds": self._wait(self._peer.move_bytes(bulk=bulk))}
 
     def do_codec_time(self) -> Reply:
-        """Encode one contribution, merge one slice of all, take the outer step: in one thread.
+        """Encode one contribution and leave the rest, merge one slice, step: in one thread.
 
         The second pass counts, as in a round: by then all memory has been touched.
         """
         numbers, scratch, peers = self._peer.numbers, Scratch(), self.setup.peers
         cutting = Cutting(self._peer.fragment, numbers, [1] * peers)
-        base, values = self._peer.port.state.theta, self._peer.port.values
+        port = self._peer.port
+        base, values = port.state.theta, port.offered
         mine, merged = uninitialised(cutting.data_size), uninitialised(cutting.merged_size)
         weights = [1.0 / peers] * peers
         theta, momentum = np.empty_like(base), np.zeros_like(base)
@@ -173,6 +175,8 @@ class ShoalParticipant(Participant):
             for chunks in cutting.chunks:
                 for chunk in chunks:
                     numbers.encode(chunk, base, values, mine[chunk.data], scratch)
+                    if port.feeds_back:
+                        numbers.leave_rest(chunk, base, values, mine[chunk.data], scratch)
             for chunk in cutting.chunks[self.setup.index]:
                 payloads = [mine[chunk.data]] * peers
                 numbers.merge(chunk, payloads, weights, merged[chunk.merged], scratch)
