@@ -27,3 +27,23 @@ def test_a_swarm_of_several_groups_ends_in_agreement_when_all_gather_once_more()
             assert len(rounds[-1]["members"]) == 7
 
     run(main())
+
+
+def test_two_sides_of_a_partition_that_have_merged_their_last_end_on_one_state() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with swarm(network) as made:
+            peers = [await made.add(f"peer-{number}") for number in range(4)]
+            await made.live(20.0)
+            network.partition([[peer.id for peer in peers[:2]]])
+            await made.live(30.0)
+            assert all(len(each) == 2 for each in lineages(made)), "both sides go on"
+            for peer in peers:
+                peer.averager.end_merges()
+            network.heal()
+            await made.live(40.0)
+            assert [len(each) for each in lineages(made)] == [1] * len(made.layout.fragments)
+            made.check()  # equal lineage, equal bits
+            assert not [r for p in peers for r in p.told("round") if r["kind"] == "mix"]
+
+    run(main())
