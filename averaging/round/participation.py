@@ -696,8 +696,7 @@ class Participation:
     def _told_void(self, sender: PeerId, message: messages.Void, now: float) -> bool:
         if self.seal is not None and not is_chosen(self.commit, message, self._id.verify):
             return False  # any voter may name a ballot of its own, and a chosen seal stays
-        found_myself = sender == self._id.me  # as a coordinator, from what others have declined
-        if not found_myself and not is_void(
+        if not self._found_void(message.ballot) and not is_void(
             self.commit, message, sender, self._void_said_by, self._id.verify
         ):
             return False
@@ -705,6 +704,11 @@ class Participation:
             self._voided = message
         self._void(message.reason, now, forsworn=message.forsworn)
         return True
+
+    def _found_void(self, ballot: int) -> bool:
+        """True if this peer has coordinated this ballot, and found that the round is void."""
+        lead = self.lead
+        return lead is not None and (lead.ballot, lead.value) == (ballot, VOID) and not self.leads
 
     def _learn_seal(self, seal: tuple[int, ...], now: float) -> None:
         if self.seal is not None or not self.is_open:

@@ -210,6 +210,9 @@ def test_a_later_coordinator_whose_voters_were_never_in_the_round_leaves_it_at_o
     rounds.handle(Tick(), now)
     assert part.leads and part.ballot > ballot
 
+    echo = said.Void(0, enter.round, "because", forsworn=False, ballot=part.ballot)
+    rounds.handle(Received(ME, echo), now)
+    assert part.is_open, "it has not said so"
     for index in others:
         declined = said.Declined(0, enter.round, "not in my rounds", absent=True)
         rounds.handle(Received(enter.commit.members[index].peer, declined), now)
