@@ -684,7 +684,8 @@ class Participation:
     def _told_void(self, sender: PeerId, message: messages.Void, now: float) -> bool:
         if self.seal is not None and not is_chosen(self.commit, message, self._id.verify):
             return False  # any voter may name a ballot of its own, and a chosen seal stays
-        if not self._found_void(message.ballot) and not is_void(
+        mine = sender == self._id.me and self._found_void(message.ballot)
+        if not mine and not is_void(
             self.commit, message, sender, self._void_said_by, self._id.verify
         ):
             return False

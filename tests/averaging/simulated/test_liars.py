@@ -122,6 +122,11 @@ def test_a_peer_that_only_dials_out_finds_a_leader_when_its_group_has_none() -> 
     besieged(1269)
 
 
+def test_a_word_that_is_repeated_to_its_author_makes_no_round_void_for_it() -> None:
+    """Seed 1224 of later ballots showed the same."""
+    besieged(2414)
+
+
 @pytest.mark.parametrize("seed", [84, 239, 1224])
 def test_a_voter_makes_no_round_void_by_a_ballot_of_its_own(seed: int) -> None:
     """In groups of four, one that was told so offered its sealed work again: it was merged twice.
