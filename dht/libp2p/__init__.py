@@ -6,10 +6,11 @@ life), then ``hivemind_daemon`` (one daemon process), ``frame_stream`` (frames, 
 socket), ``lane`` (direct TCP connections for bulk streams, each a ``lane_connection``, sealed by
 ``sealing``; ``meetings`` opens them between two peers behind routers, by ``punching`` at addresses
 that ``observers`` tell, and where that fails through a third peer, by ``relaying``;
-``port_mapping`` asks the router to let them in, with ``nat_pmp`` or ``upnp``) and ``hivemind_directory`` (records on hivemind's Kademlia node;
-``directory_search`` decides which peers a search asks, and ``directory_wire`` checks each message
-before hivemind decodes it). Only modules named ``hivemind_*`` may use hivemind, and they take its
-names from ``hivemind_patches``. Nothing here knows runs, fragments or training.
+``port_mapping`` asks the router to let them in, with ``nat_pmp`` or ``upnp``) and
+``hivemind_directory`` (records on hivemind's Kademlia node; ``directory_search`` decides which
+peers a search asks, and ``directory_wire`` checks each message before hivemind decodes it). Only
+modules named ``hivemind_*`` may use hivemind, and they take its names from ``hivemind_patches``.
+Nothing here knows runs, fragments or training.
 
 
 Shoal uses the two lowest layers of hivemind 1.1: the libp2p daemon and the asyncio Kademlia node,
