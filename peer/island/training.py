@@ -56,9 +56,10 @@ def choose_devices(device: str, devices: str, *, batch_size: int) -> tuple[str, 
         raise ValueError(
             f"--devices is {devices!r}; it is auto, a number, or different devices as cuda:0,cuda:1"
         )
-    for name in found:
+    chosen = tuple(found[:batch_size]) if len(found) > 1 else (*found, device)[:1]
+    for name in chosen:
         choose_device(name)
-    return tuple(found[:batch_size]) if len(found) > 1 else (*found, device)[:1]
+    return chosen
 
 
 def _equal_accelerators() -> list[str]:

@@ -92,7 +92,7 @@ class Learner:
         self._blocked = np.zeros(_BLOCKED_TIMES, np.float64)
         self._blocked_cpu = np.zeros(_BLOCKED_TIMES, np.float64)
         self._blocked_count = 0
-        self._blocked_total_s = 0.0
+        self._blocked_total_s = self._blocked_total_cpu_s = 0.0
         self._blocked_max_s = 0.0
         self._first_at: float | None = None
         self._last_at: float | None = None
@@ -284,6 +284,7 @@ class Learner:
             max_ms=1e3 * self._blocked_max_s,
             cpu_p99_ms=1e3 * float(cpu_p99),
             total_s=self._blocked_total_s,
+            total_cpu_s=self._blocked_total_cpu_s,
             elapsed_s=elapsed,
         )
 
@@ -302,6 +303,7 @@ class Learner:
         self._blocked_cpu[self._blocked_count % _BLOCKED_TIMES] = cpu_s
         self._blocked_count += 1
         self._blocked_total_s += seconds
+        self._blocked_total_cpu_s += cpu_s
         self._blocked_max_s = max(self._blocked_max_s, seconds)
 
     def close(self) -> None:

@@ -24,6 +24,8 @@ class BlockedTime:
     """The same percentile of the processor time used there. The difference to ``p99_ms`` is time
     spent waiting for a processor that other programs had."""
     total_s: float
+    total_cpu_s: float
+    """Processor time of it."""
     elapsed_s: float
     """Time from the first step to the last one."""
 

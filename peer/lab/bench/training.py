@@ -180,7 +180,8 @@ def _row(loop: str, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
     if loop == "shoal":
         row["rounds"] = sum(turn["rounds"] for turn in turns)
-        row["blocked_share"] = statistics.median(turn["blocked_share"] for turn in turns)
+        for share in ("blocked_share", "blocked_share_of_cpu_time"):
+            row[share] = statistics.median(turn[share] for turn in turns)
     return row
 
 
@@ -283,6 +284,6 @@ def table(found: Mapping[str, Any]) -> str:
     shoal = next(row for row in found["rows"] if row["loop"] == "shoal")
     lines.append(
         f"{shoal['rounds']} rounds meanwhile; safe points took {shoal['blocked_share']:.2%} "
-        "of the time"
+        f"of the time and {shoal['blocked_share_of_cpu_time']:.2%} of its processor time"
     )
     return "\n".join(lines)

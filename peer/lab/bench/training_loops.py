@@ -175,11 +175,16 @@ def shoal(setup: Setup, result: dict[str, Any]) -> Stopwatch:
             raise TimeoutError(f"no round within {ROUND_TIMEOUT_S:g} s")
         ended = watch.step(ready=lambda: run.stats.rounds > 0 and engine.tuning.text is None)
         if watch.running and not before:
-            before.update(rounds=run.stats.rounds, blocked_s=run.stats.blocked.total_s)
+            blocked = run.stats.blocked
+            before.update(
+                rounds=run.stats.rounds, blocked_s=blocked.total_s, cpu_s=blocked.total_cpu_s
+            )
         if ended:
+            blocked = run.stats.blocked
             result["rounds"] = run.stats.rounds - before["rounds"]
-            blocked_s = run.stats.blocked.total_s - before["blocked_s"]
-            result["blocked_share"] = blocked_s / watch.elapsed_s
+            result["blocked_share"] = (blocked.total_s - before["blocked_s"]) / watch.elapsed_s
+            cpu_s = blocked.total_cpu_s - before["cpu_s"]
+            result["blocked_share_of_cpu_time"] = cpu_s / watch.cpu_s
             stop.ask()
 
     train(

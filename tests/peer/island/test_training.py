@@ -19,7 +19,7 @@ from tests.peer.island import works
         ("cpu", "auto", ("cpu",)),
         ("auto", "3", ("cpu:0", "cpu:1", "cpu:2")),
         ("cpu", "2", ("cpu:0", "cpu:1")),
-        ("auto", "9", ("cpu:0", "cpu:1", "cpu:2", "cpu:3")),  # a rank without a sequence is no use
+        ("auto", "900", ("cpu:0", "cpu:1", "cpu:2", "cpu:3")),  # one sequence each
     ],
 )
 def test_devices_on_a_machine_without_accelerators(

@@ -58,7 +58,8 @@ def fake(
             "rounds": 3,
         }
         more["tokens_per_cpu_s"] = 1000.0
-        return {**record, **more, "blocked_share": 0.01}
+        more |= {"blocked_share": 0.01, "blocked_share_of_cpu_time": 0.02}
+        return {**record, **more}
 
     class Partner:
         def __enter__(self) -> str:
@@ -95,6 +96,7 @@ def test_ratios_compare_turns_that_followed_each_other(
     assert bars["by_hand"]["share_by_cpu_time"] == pytest.approx(1.0)
     assert not bars["by_hand"]["met"]
     assert "shoal has 90.0% of the speed of by_hand" in table(found)
+    assert "safe points took 1.00% of the time and 2.00% of its processor time" in table(found)
     # After a first turn that warms caches up, each loop is once the first, the second, the last.
     rounds = [begun[at : at + 3] for at in (1, 4, 7)]
     assert all(set(each) == set(LOOPS) for each in rounds)
@@ -207,6 +209,7 @@ def test_all_loops_take_turns_and_the_one_with_shoal_merges(
     assert all(row["tokens_per_s"] > 0 for row in rows.values())
     assert rows["shoal"]["rounds"] > 0
     assert 0 < rows["shoal"]["blocked_share"] < 0.5
+    assert 0 < rows["shoal"]["blocked_share_of_cpu_time"] < 0.5
     assert set(rows) == set(LOOPS)
 
 
