@@ -14,7 +14,7 @@ each tile, so callers divide units among threads, each with a ``Scratch`` of its
 Compiled kernels that replace a pass over a tile, such as the one that packs its codes, save next to
 nothing, because tiles then travel through the caches as often. Kernels that take a block through
 all passes in the first cache have the same bits in 0.3 to 0.7 of the time
-(``python -m tests.benchmark.compiled_kernels``). They are not used yet: a round has other parts.
+(``python -m tests.benchmark.compiled_kernels``). They are not used yet.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
         codec=outer.codecs[0],
         codec_down=outer.codecs[1],
         smaller_levels=_smaller_levels(outer),
-        embedding_codecs=next(iter(outer.embedding_pairs), None),
+        embedding_codecs=outer.embedding_pair,
         line_share=outer.line_share,
         feedback=outer.fed_back,
         merge=outer.merge,

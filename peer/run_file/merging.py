@@ -130,14 +130,15 @@ class Outer(Section, frozen=True, kw_only=True):
         return codec_pairs(self.smaller_codecs)
 
     @property
-    def embedding_pairs(self) -> list[tuple[str, str]]:
+    def embedding_pair(self) -> tuple[str, str] | None:
         """The encodings of embeddings and head of both ways, if they have their own."""
-        return codec_pairs([] if self.embedding_codecs is None else [self.embedding_codecs])
+        return codec_pairs([self.embedding_codecs])[0] if self.embedding_codecs else None
 
     @property
     def fed_back(self) -> frozenset[str]:
         """Encodings of uploads whose loss is part of the peer's next update."""
-        used = {up for up, _ in (self.codecs, *self.smaller_pairs, *self.embedding_pairs)}
+        pairs = (self.codecs, *self.smaller_pairs, self.embedding_pair or self.codecs)
+        used = {up for up, _ in pairs}
         if self.feedback == "auto":
             return frozenset(used & {"int2"} if self.adoption == "carry" else ())
         return frozenset(used if self.feedback == "on" else ())

@@ -194,11 +194,8 @@ def cycle_bytes(run: RunFile, layout: Layout) -> int:
 
 def coded_bytes(outer: Outer, codecs: tuple[str, str], layout: Layout) -> int:
     """All fragments in these encodings, up and down, except those with encodings of their own."""
-    policy = RoundPolicy(
-        codec=codecs[0],
-        codec_down=codecs[1],
-        embedding_codecs=next(iter(outer.embedding_pairs), None),
-    )
+    up, down = codecs
+    policy = RoundPolicy(codec=up, codec_down=down, embedding_codecs=outer.embedding_pair)
     return sum(
         codec_named(codec).encoded_size(fragment.unit_sizes)
         for fragment in layout.fragments

@@ -230,8 +230,8 @@ def test_updates_of_embeddings_are_fed_back_by_their_own_codec() -> None:
     text = "[outer]\ncodec = 'int4'\nembedding_codecs = "
     assert parse(f"{text}'int2/int4'").outer.fed_back == {"int2"}
     assert parse(f"{text}'int8'").outer.fed_back == set()
-    assert parse(f"{text}'int8'").outer.embedding_pairs == [("int8", "int8")]
-    assert RunFile().outer.embedding_pairs == []
+    assert parse(f"{text}'int8'").outer.embedding_pair == ("int8", "int8")
+    assert RunFile().outer.embedding_pair is None
     only_fault(f"{text}'int9'")
 
 

@@ -138,11 +138,17 @@ class Outer(_Table, frozen=True, kw_only=True):
     over."""
 
     @property
+    def embedding_pair(self) -> tuple[str, str] | None:
+        """Codecs of embeddings and head, up and down, if they have their own."""
+        return codec_pairs([self.embedding_codecs])[0] if self.embedding_codecs else None
+
+    @property
     def fed_back(self) -> frozenset[str]:
         """Codecs of uploads with error feedback."""
-        allowed = {self.codec_up or self.codec}
-        for codecs in (*self.smaller_codecs, *filter(None, [self.embedding_codecs])):
-            allowed.add(codecs.partition("/")[0])
+        up = self.codec_up or self.codec
+        allowed = {up, *(codecs.partition("/")[0] for codecs in self.smaller_codecs)}
+        if self.embedding_pair is not None:
+            allowed.add(self.embedding_pair[0])
         if self.feedback is None:
             return frozenset(allowed & {"int2"})
         return frozenset(allowed if self.feedback else ())
@@ -322,9 +328,7 @@ class Experiment(_Table, frozen=True, kw_only=True):
             codec=first.codec,
             codec_down=first.codec_down,
             smaller_levels=tuple(levels[1:]),
-            embedding_codecs=next(
-                iter(codec_pairs([*filter(None, [outer.embedding_codecs])])), None
-            ),
+            embedding_codecs=outer.embedding_pair,
             line_share=outer.line_share,
             feedback=outer.fed_back,
             merge=outer.merge,
