@@ -70,10 +70,6 @@ ACCOMPLICES_SHARE = 1 / 3
 """Share of the other authors whose falls do not count there, whichever these are."""
 FALL_MEASURABLE = 0.0005
 """Share of the loss below which a usual fall is lost in the rounding of bf16."""
-EARLY_CHECKS = 16
-"""Usual checks of a learner that has just begun which come ..."""
-EARLY_TIMES = 4
-"""... so many times as often: each is of an author that it has not looked at yet."""
 FALLS_KEPT = 31
 FALLS_MIN = 5
 """Falls that must be known before anything is usual."""
@@ -108,9 +104,7 @@ class SpotChecks:
     """The checks of one peer. Times are on its own clock."""
 
     __slots__ = (
-        "_checked",
         "_drawn_at",
-        "_early_left",
         "_every_steps",
         "_falls",
         "_false_alarms",
@@ -134,9 +128,6 @@ class SpotChecks:
         """Peers that others suspect and this one has not checked since, and who has named each."""
         self._names_again_at = BoundedMapping[PeerId, float](PEERS_MAX)
         """Times before which a suspect is not named again."""
-        self._early_left = EARLY_CHECKS
-        self._checked = set[PeerId]()
-        """Authors of the early checks."""
         self._false_alarms = Strikes()
         self._falls = defaultdict[int, deque[tuple[PeerId, float]]](
             lambda: deque(maxlen=FALLS_KEPT)
@@ -160,18 +151,13 @@ class SpotChecks:
         if suspects:
             return suspects[int(self._random() * len(suspects))]
         named = [peer for peer in there if tells and peer in self._named]
-        is_early = self._early_left > 0
-        every_steps = max(1, self._every_steps // EARLY_TIMES) if is_early else self._every_steps
-        if named and step >= self._named_drawn_at + every_steps:
+        if named and step >= self._named_drawn_at + self._every_steps:
             self._named_drawn_at = step
             return named[int(self._random() * len(named))]
-        if not there or step < self._drawn_at + every_steps:
+        if not there or step < self._drawn_at + self._every_steps:
             return None
         self._drawn_at = step
-        self._early_left -= is_early
-        unknown = [peer for peer in there if is_early and peer not in self._checked]
-        among = unknown or there
-        return among[int(self._random() * len(among))]
+        return there[int(self._random() * len(there))]
 
     def names(self, author: PeerId, now: float) -> bool:
         """True if this peer is to tell the others now that it suspects an author."""
@@ -230,8 +216,6 @@ class SpotChecks:
         """
         if not math.isfinite(before) or before <= 0.0:
             return True
-        if self._early_left > 0:
-            self._checked.add(author)
         fall = (before - after) / before if math.isfinite(after) else -math.inf
         namers = self._named.pop(author, set())
         usual = self._usual(fragment)

@@ -9,7 +9,6 @@ import pytest
 from averaging.audit.spot_checks import (
     BACK_MAX,
     CHANGE_MIN,
-    EARLY_CHECKS,
     FAILED,
     FALL_SHARE,
     FALLS_MIN,
@@ -24,36 +23,9 @@ ANNA, BORIS, CLARA = PeerId("anna"), PeerId("boris"), PeerId("clara")
 ALL = (ANNA, BORIS, CLARA)
 
 
-def begun(seed: int = 0) -> tuple[SpotChecks, Strikes]:
+def checks(seed: int = 0) -> tuple[SpotChecks, Strikes]:
     strikes = Strikes()
     return SpotChecks(strikes, every_steps=10, random=random.Random(seed).random), strikes
-
-
-def checks(seed: int = 0) -> tuple[SpotChecks, Strikes]:
-    """Those of a learner that began some time before step 0."""
-    made, strikes = begun(seed)
-    for number in range(EARLY_CHECKS):
-        assert made.draw((CLARA,), 10 * (number - EARLY_CHECKS), 0.0) == CLARA
-    return made, strikes
-
-
-def test_a_learner_that_has_just_begun_looks_at_each_author_once_and_soon() -> None:
-    made, _ = begun()
-    drawn = []
-    for step in range(6):
-        author = made.draw(ALL, step, 0.0)
-        if author is not None:
-            drawn.append((step, author))
-            assert made.checked(author, 2.0, 1.9, 0.0)
-    assert [step for step, _ in drawn] == [0, 2, 4]
-    assert {author for _, author in drawn} == set(ALL)
-
-
-def test_so_many_checks_come_early_and_no_more() -> None:
-    made, _ = begun()
-    drawn = [step for step in range(100) if made.draw((ANNA,), step, 0.0)]
-    assert drawn[:EARLY_CHECKS] == list(range(0, 2 * EARLY_CHECKS, 2))
-    assert drawn[EARLY_CHECKS:] == list(range(2 * EARLY_CHECKS + 8, 100, 10))
 
 
 def test_one_contribution_is_drawn_in_so_many_steps_and_each_author_in_time() -> None:
