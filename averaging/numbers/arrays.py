@@ -9,6 +9,7 @@ have a fixed order.
 from __future__ import annotations
 
 import math
+from types import TracebackType
 from typing import TypeAlias
 
 import numpy as np
@@ -43,7 +44,7 @@ BROADCAST_VALUES = 1024
 """Shortest rows that are multiplied by a factor each without copying the factors."""
 
 
-class arithmetic:  # noqa: N801  # used like a function
+class arithmetic:  # noqa: N801 # used like a function
     """Set numpy up for work on tiles: no warnings, and row factors are not copied.
 
     By default numpy copies an operand that is broadcast over rows of fewer than 8192 values into a
@@ -57,8 +58,13 @@ class arithmetic:  # noqa: N801  # used like a function
         self._before.__enter__()
         np.setbufsize(BROADCAST_VALUES)  # part of what errstate puts back
 
-    def __exit__(self, *error: object) -> None:
-        self._before.__exit__(*error)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._before.__exit__(kind, error, trace)
 
 
 def squared_norm(values: Float32s, work: Float64s | None = None) -> float:
