@@ -46,7 +46,9 @@ def told(rounds: FragmentRounds, *, until: float) -> list[tuple[float, PeerId]]:
 def test_who_has_ended_tells_one_after_the_other_and_again_until_they_have_shown_the_same() -> None:
     rounds = machine(MINE, policy=ENDS)
     view = rounds.peers.view
-    rounds.peers.view = {peer: msgspec.structs.replace(seen, heard_at=9e9) for peer, seen in view.items()}
+    rounds.peers.view = {
+        peer: msgspec.structs.replace(seen, heard_at=9e9) for peer, seen in view.items()
+    }
     rounds.handle(Tick(), 0.0)
     first, second = TELL_EVERY_S, 2 * TELL_EVERY_S
     assert told(rounds, until=5.0) == [(first, ANNA), (second, BORIS)]
