@@ -149,7 +149,8 @@ class RoundPolicy:
     def in_codecs(self, up: str, down: str) -> RoundPolicy:
         """The same policy with these codecs on every line. Cycles still follow the lines."""
         levels = (replace(each, codec=up, codec_down=down) for each in self.smaller_levels)
-        return replace(self, codec=up, codec_down=down, smaller_levels=tuple(levels))
+        other = None if down == up else down
+        return replace(self, codec=up, codec_down=other, smaller_levels=tuple(levels))
 
     def of_kinds(self, kinds: Collection[Kind]) -> RoundPolicy:
         """The policy of a fragment with tensors of these kinds."""

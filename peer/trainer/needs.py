@@ -135,18 +135,21 @@ class Needs:
                 bits = self.link_bits_per_s(speed)
                 found.append(
                     f"         {_speed_text(bits)} each way for one {device} at about "
-                    f"{count_text(speed)} tokens/s{self._fit_text(memory)}"
+                    f"{count_text(speed)} tokens/s"
                 )
+                found += self._fit_lines(memory)
         return found
 
-    def _fit_text(self, memory: float) -> str:
+    def _fit_lines(self, memory: float) -> list[str]:
         """The micro-batch of a device with so much memory; empty if the model is not known."""
         fits = self.sequences_at_once(memory)
         if fits is None:
-            return ""
+            return []
         if not fits:
-            return f" (more than its {bytes_text(memory)}: activations recomputed, or several)"
-        return f" ({plural(fits, 'sequence')} at once in its {bytes_text(memory)})"
+            return [
+                f"           more than its {bytes_text(memory)}: recompute activations, or several"
+            ]
+        return [f"           {plural(fits, 'sequence')} at once in its {bytes_text(memory)}"]
 
     def sequences_at_once(self, memory: float) -> int | None:
         """Sequences that fit into so much memory of a device, at most a batch of them.

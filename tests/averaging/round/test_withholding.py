@@ -20,6 +20,7 @@ from averaging.round.inputs import (
 )
 from averaging.round.machine import FragmentRounds
 from averaging.round.paxos import Coordinator, Voter
+from averaging.round.phase import RoundTimer
 from averaging.round.reducer import Length
 from averaging.round.seals import ballot_of
 from averaging.round.signed_commit import SignedCommit
@@ -205,8 +206,8 @@ def test_a_later_coordinator_whose_voters_were_never_in_the_round_leaves_it_at_o
     ballot = ballot_of(voters.index(others[0]), voters=len(voters), above=0)
     first = enter.commit.members[others[0]].peer
     rounds.handle(Received(first, said.Prepare(0, enter.round, ballot)), BEGAN)
-    assert not part.leads and part.takeover_at is not None
-    now = part.takeover_at
+    assert not part.leads
+    now = part._timers[RoundTimer.TAKEOVER]
     rounds.handle(Tick(), now)
     assert part.leads and part.ballot > ballot
 

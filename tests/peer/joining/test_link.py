@@ -16,7 +16,7 @@ from multiaddr import Multiaddr
 from dht.identity import Identity
 from peer.errors import LinkError, RunFileError, RunNotFound
 from peer.joining.link import Link, find_run, is_news, only_from, parse_link, short_link
-from peer.run_file.reading import TEXT_MAX_BYTES
+from peer.run_file.reading import TEXT_MAX_BYTES, parse
 from peer.run_file.sections import RunFile
 from peer.run_file.writing import template, to_toml
 from tests.peer.certificates import tls_contexts
@@ -170,7 +170,7 @@ def test_a_run_is_found_in_a_file_with_its_seeds(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(f'seeds = ["{SEED}"]\n' + template("a-run").replace("seeds = []", ""))
     found = find_run(str(path), ask_peers=nobody)
-    assert found.run.run_id == RUN.run_id
+    assert found.run.run_id == parse(template("a-run")).run_id
     assert [str(seed) for seed in found.seeds] == [SEED]
     assert found.source == str(path)
     assert found.folder == tmp_path

@@ -126,8 +126,8 @@ def test_a_micro_batch_takes_the_memory_that_was_measured_on_an_h100() -> None:
 def test_the_author_reads_what_fits_into_usual_devices() -> None:
     lines = "\n".join(needs_of(preset("124m")).lines)
     assert "RTX 4090 at about" in lines
-    assert "sequences at once in its 24 GB)" in lines
+    assert "sequences at once in its 24 GB" in lines
     wide = GptModel(layers=32, width=4096, heads=32, context=1024)
-    assert "(more than its 24 GB: activations recomputed, or several)" in "\n".join(
+    assert "more than its 24 GB: recompute activations, or several" in "\n".join(
         needs_of(RunFile(model=wide)).lines
     )

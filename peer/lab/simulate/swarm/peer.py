@@ -70,7 +70,7 @@ class SimulatedPeer:
         self.trainee = trainee
         self.pace = pace
         self.began_at = heap.now
-        self.blocked_s = 0.0
+        self._waited_s = 0.0
         self._heap = heap
         self._network = network
         self._rng = rng
@@ -251,7 +251,7 @@ class SimulatedPeer:
         if self._blocked_since is not None:
             if limit is not None and trainee.step >= limit:
                 return
-            self.blocked_s += now - self._blocked_since
+            self._waited_s += now - self._blocked_since
             self._blocked_since = None
             self._next_step_at = now + self._duration(0)
         begun = trainee.step
@@ -332,3 +332,8 @@ class SimulatedPeer:
 
     def up_s(self) -> float:
         return self._heap.now - self.began_at
+
+    def blocked_s(self) -> float:
+        """Time for which the learner has waited for rounds, the wait under way included."""
+        since = self._blocked_since
+        return self._waited_s + (0.0 if since is None else self._heap.now - since)

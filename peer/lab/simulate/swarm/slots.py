@@ -66,7 +66,7 @@ class Slot:
 
     @property
     def blocked_s(self) -> float:
-        return self.past_blocked_s + (living.blocked_s if (living := self.living) else 0.0)
+        return self.past_blocked_s + (living.blocked_s() if (living := self.living) else 0.0)
 
     @property
     def up_s(self) -> float:
@@ -83,7 +83,7 @@ class Slot:
                 left,
             )
         )
-        self.past_blocked_s += peer.blocked_s
+        self.past_blocked_s += peer.blocked_s()
         self.past_up_s += peer.up_s()
 
 
