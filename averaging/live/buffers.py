@@ -14,7 +14,6 @@ import asyncio
 import threading
 import weakref
 from collections import deque
-from contextlib import AbstractAsyncContextManager, nullcontext
 
 import numpy as np
 
@@ -55,15 +54,8 @@ class Arena:
         array: Float32s = self._take(4 * count)[: 4 * count].view(np.float32)
         return array
 
-    # ``StateMemory`` in ordinary memory: any vector may stay where it is
-
-    def turn(self) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
-
-    def kept(self, vectors: tuple[Float32s, ...]) -> tuple[Float32s, ...]:
-        return vectors
-
-    def holds(self, vector: Float32s, *, to_write: bool) -> bool:
+    def holds(self, vector: Float32s) -> bool:
+        """``StateMemory`` in ordinary memory: any vector may stay where it is."""
         return True
 
     def uninitialised(self, size: int) -> memoryview:

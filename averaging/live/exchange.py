@@ -227,29 +227,18 @@ class Exchange:
         self, state: FragmentState, standing: Standing, seal: Sequence[int], *, in_place: bool
     ) -> FragmentState:
         """The state after the round. ``in_place``: nobody reads ``state``'s momentum any more."""
+        memory = self.parts.states
+        theta = memory.floats(state.theta.size)
+        momentum = state.momentum
+        if self.moves_states or not in_place or not memory.holds(momentum):
+            momentum = memory.floats(state.theta.size)
         squares = np.zeros(len(self.parts.cutting.fragment.units))
-        async with self.parts.states.turn():
-            theta, momentum = await self._stepped(state, squares, in_place=in_place)
+        for chunks in self.parts.cutting.chunks:
+            await self.parts.threads.run(self._step_slice, chunks, state, theta, momentum, squares)
         if not self.is_mix:
             self._usual.merged(squares)
         standing = self.completed(standing, seal)
         return standing.state(state.fragment, theta, momentum)
-
-    async def _stepped(
-        self, state: FragmentState, squares: Float64s, *, in_place: bool
-    ) -> tuple[Float32s, ...]:
-        """Theta and momentum after the round."""
-        memory, arena, threads = self.parts.states, self.parts.arena, self.parts.threads
-        theta, momentum = arena.floats(state.theta.size), state.momentum
-        stays = in_place and memory.holds(momentum, to_write=self.commit.mu != 0)
-        if self.moves_states or not stays:
-            momentum = arena.floats(state.theta.size)
-        for chunks in self.parts.cutting.chunks:
-            await threads.run(self._step_slice, chunks, state, theta, momentum, squares)
-        if memory is arena:
-            return theta, momentum
-        # It writes to a disk: the threads are for work on numbers, which other rounds wait for.
-        return await asyncio.to_thread(memory.kept, (theta, momentum))
 
     def completed(self, standing: Standing, seal: Sequence[int]) -> Standing:
         """The standing after the round, with the merged map that follows from the parents' maps."""

@@ -160,7 +160,7 @@ class FragmentWork:
 
     async def _move(self, entry: ReplayEntry, files: StateFiles) -> None:
         """Move a payload from the buffers of its round to a file."""
-        payload = await asyncio.to_thread(files.kept_bytes, entry.payload)
+        payload = await asyncio.to_thread(files.kept, entry.payload)
         if self.replay is not None:
             self.replay.move(entry, payload)
 

@@ -11,18 +11,13 @@ peer that fetches the state. Letting go is always safe, also of pages that are b
 is lost, and the next access finds them in the page cache. So nobody has to say when he is done.
 
 The files are scratch. They have no name from the beginning, so that nothing is left behind however
-the process ends; a peer's state is recovered from its checkpoint and from other peers. Each is
-allocated, or written, before it is mapped, since to touch a page for which the disk has no room
-ends the process (SIGBUS). Where there is no room, or the machine's owner allows no more, vectors
-are ordinary memory and ``refusal`` says why.
+the process ends; a peer's state is recovered from its checkpoint and from other peers. The space of
+each is allocated before it is mapped, since to touch a page for which the disk has no room ends the
+process (SIGBUS). Where there is no room, or the machine's owner allows no more, vectors are
+ordinary memory and ``refusal`` says why.
 
 A new file is made for each vector. To use an old one again would read its pages from the disk only
 to overwrite them, and a page that was never written back costs no writing when its file goes.
-
-A round computes its vectors in ordinary memory, one round at a time (``turn``), and ``kept`` writes
-them to files, which are only read from then on. To write to mapped pages instead costs a fault for
-each, in which the file system books the page: 30 ms of the processor and not 12 beyond what a step
-of 4 million values takes in memory (``tests.benchmark.state_files``).
 """
 
 from __future__ import annotations
@@ -39,7 +34,6 @@ import tempfile
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -66,19 +60,8 @@ class StateMemory(Protocol):
         """A vector of ``count`` values, uninitialised."""
         ...
 
-    def turn(self) -> AbstractAsyncContextManager[None]:
-        """While it is held, a round may have new vectors of a state in ordinary memory."""
-        ...
-
-    def kept(self, vectors: tuple[Float32s, ...]) -> tuple[Float32s, ...]:
-        """The vectors of a state in a better place, to be read only. Work for a thread."""
-        ...
-
-    def holds(self, vector: Float32s, *, to_write: bool) -> bool:
-        """True if the vector may stay where it is: a new one would be in no better place.
-
-        ``to_write``: it is not only read there.
-        """
+    def holds(self, vector: Float32s) -> bool:
+        """True if the vector may stay where it is: a new one would be in no better place."""
         ...
 
 
@@ -118,7 +101,6 @@ class StateFiles:
         # Vectors may go in any thread; a deque's ends are safe there.
         self._returned: deque[_Mapped] = deque()
         """Files that nobody uses any more."""
-        self._turn = asyncio.Lock()
         self.refusal: str | None = None
         """Reason why the last vector is in memory; ``None``: it is in a file."""
 
@@ -134,29 +116,18 @@ class StateFiles:
         raw = self._mapped(4 * count)
         return uninitialised_floats(count) if raw is None else raw.view(np.float32)
 
-    def holds(self, vector: Float32s, *, to_write: bool) -> bool:
-        if _address(vector) in self._maps:
-            return not to_write
-        return 4 * vector.size < self._least_bytes or self.refusal is not None
+    def holds(self, vector: Float32s) -> bool:
+        small = 4 * vector.size < self._least_bytes
+        return small or self.refusal is not None or _address(vector) in self._maps
 
-    def turn(self) -> AbstractAsyncContextManager[None]:
-        """One round at a time, so that its vectors are all that is not in files."""
-        return self._turn
-
-    def kept(self, vectors: tuple[Float32s, ...]) -> tuple[Float32s, ...]:
-        return tuple(map(self._moved, vectors))
-
-    def _moved(self, vector: Float32s) -> Float32s:
-        if _address(vector) in self._maps:
-            return vector
-        raw = self._mapped(4 * vector.size, vector.view(np.uint8).data)
-        return vector if raw is None else raw.view(np.float32)
-
-    def kept_bytes(self, payload: Buffer) -> Buffer:
+    def kept(self, payload: Buffer) -> Buffer:
         """The bytes in a file of their own. Work for a thread."""
         view = memoryview(payload).cast("B")
-        raw = self._mapped(len(view), view)
-        return payload if raw is None else raw.data
+        raw = self._mapped(len(view))
+        if raw is None:
+            return payload
+        np.copyto(raw, np.frombuffer(view, np.uint8))
+        return raw.data
 
     async def tend(self) -> None:
         """Wait a moment, keep resident pages below their limit, and give back unused files."""
@@ -171,8 +142,7 @@ class StateFiles:
         for mapped in list(self._maps.values()):
             mapped.mapping.madvise(mmap.MADV_DONTNEED)
 
-    def _mapped(self, size: int, content: Buffer | None = None) -> Bytes | None:
-        """A new file with these bytes; ``None`` if it may not be, for the reason in ``refusal``."""
+    def _mapped(self, size: int) -> Bytes | None:
         if size < self._least_bytes:
             return None
         allowed = self._allowed_bytes()
@@ -190,7 +160,7 @@ class StateFiles:
             )
             return None
         try:
-            mapping = self._new_file(size, content)
+            mapping = self._new_file(size)
         except OSError as error:
             self.refusal = (
                 f"{self._folder}: {size / 1e6:.0f} MB cannot be had beside a reserve of "
@@ -205,17 +175,14 @@ class StateFiles:
         weakref.finalize(owner, self._gone, address).atexit = False
         return owner
 
-    def _new_file(self, size: int, content: Buffer | None) -> mmap.mmap:
+    def _new_file(self, size: int) -> mmap.mmap:
         if shutil.disk_usage(self._folder).free < size + self._spare_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         descriptor, path = tempfile.mkstemp(prefix=".state-", dir=self._folder)
         try:
             Path(path).unlink()
-            if content is None:
-                _allocate(descriptor, size)
-                return mmap.mmap(descriptor, size)
-            _write(descriptor, memoryview(content).cast("B"))
-            return mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+            _allocate(descriptor, size)
+            return mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
 
@@ -249,12 +216,6 @@ def _allocate(descriptor: int, size: int) -> None:
     zeros = bytes(SMALL_BYTES)  # macOS has no such call
     for start in range(0, size, len(zeros)):
         os.pwrite(descriptor, zeros[: size - start], start)
-
-
-def _write(descriptor: int, content: memoryview) -> None:
-    written = 0
-    while written < len(content):  # one call writes 2 GB at most
-        written += os.pwrite(descriptor, content[written:], written)
 
 
 def _shared_resident_bytes() -> int | None:

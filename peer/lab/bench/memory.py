@@ -13,7 +13,6 @@ none and saves checkpoints like any peer. Time is that of a round from its commi
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 import tempfile
 import threading
@@ -149,13 +148,6 @@ class Residence:
         )
 
 
-def _processor_s(pid: int) -> float:
-    """Processor time of a process, without that of its children."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    user, system = map(int, fields[11:13])
-    return (user + system) / os.sysconf("SC_CLK_TCK")
-
-
 def _fields(path: Path) -> dict[str, int]:
     """Fields of a file of the kernel that are in kB, in bytes."""
     lines = (line.split() for line in path.read_text().splitlines())
@@ -285,8 +277,6 @@ class Pair:
     second: StandIn
     round_s: list[list[float]] = field(default_factory=list)
     """Times of the rounds of each measured turn."""
-    processor_s: list[float] = field(default_factory=list)
-    """Processor time of the second agent in each of them, whatever it did."""
 
     @classmethod
     def start(cls, bench: MemoryBench, folder: Path, way: str, stack: ExitStack) -> Pair:
@@ -305,8 +295,6 @@ class Pair:
     def turn(self, *, keep: bool) -> None:
         """Make as many rounds as there are fragments. Raises ``AgentsFailed``."""
         agents = [self.first, self.second]
-        assert self.second.agent.pid is not None
-        used_s = _processor_s(self.second.agent.pid)
         begin = len(self.second.round_s)
         end = begin + self.second.memory.fragments
         for agent in agents:
@@ -318,7 +306,6 @@ class Pair:
                 agent.steps.clear()
         if keep:
             self.round_s.append(self.second.round_s[begin:])
-            self.processor_s.append(_processor_s(self.second.agent.pid) - used_s)
 
     def row(self, bench: MemoryBench) -> dict[str, Any]:
         times = [each for turn in self.round_s for each in turn]
@@ -336,7 +323,6 @@ class Pair:
             "round_s": statistics.median(times),
             "round_s_of_turns": [statistics.median(turn) for turn in self.round_s],
             "rounds": len(times),
-            "processor_s": sum(self.processor_s) / len(times),
         }
 
 
@@ -401,11 +387,10 @@ def _bars(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """The rows and bars as text. Memory is in MB, the most of each kind at any time; processor time
-    is that of an agent for each round."""
+    """The rows and bars as text. Memory is in MB, the most of each kind at any time."""
     lines = [
         f"{'state in':<9}{'values':>9}{'codec':>7}{'resident':>10}{'shared in parts':>17}"
-        f"{'anonymous':>11}{'files':>7}{'slots':>7}{'processor s':>13}{'round s':>9}  of turns"
+        f"{'anonymous':>11}{'files':>7}{'slots':>7}{'round s':>9}  of turns"
     ]
     for row in found["rows"]:
         turns = ", ".join(f"{each:.2f}" for each in row["round_s_of_turns"])
@@ -413,8 +398,7 @@ def table(found: Mapping[str, Any]) -> str:
             f"{row['way']:<9}{row['values'] / 1e6:>7.0f} M{row['codec']:>7}"
             f"{row['resident_bytes'] / 1e6:>10.0f}{row['proportional_bytes'] / 1e6:>17.0f}"
             f"{row['anonymous_bytes'] / 1e6:>11.0f}{row['file_bytes'] / 1e6:>7.0f}"
-            f"{row['shared_bytes'] / 1e6:>7.0f}{row['processor_s']:>13.3f}"
-            f"{row['round_s']:>9.2f}  {turns}"
+            f"{row['shared_bytes'] / 1e6:>7.0f}{row['round_s']:>9.2f}  {turns}"
         )
     for bar in found["bars"]:
         lines.append(f"{bar['bar']}: {bar['measured']:.4g}, {'met' if bar['met'] else 'MISSED'}")

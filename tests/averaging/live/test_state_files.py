@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from averaging.live import state_files
@@ -85,8 +84,7 @@ def test_small_vectors_are_ordinary_memory(tmp_path: Path) -> None:
     files = files_in(tmp_path, least_bytes=BYTES)
     small, large = files.floats(VALUES - 1), files.floats(VALUES)
     assert files.used_bytes == BYTES
-    assert files.holds(small, to_write=True)
-    assert files.holds(large, to_write=False) and not files.holds(large, to_write=True)
+    assert files.holds(small) and files.holds(large)
 
 
 def test_a_full_disk_and_a_limit_are_told_and_memory_is_taken(
@@ -98,13 +96,11 @@ def test_a_full_disk_and_a_limit_are_told_and_memory_is_taken(
     assert files.used_bytes == BYTES
     assert files.refusal is not None and "shoal limits --disk" in files.refusal
     second.fill(1.0)
-    assert files.holds(second, to_write=True), "it has no better place"
-    assert not files.holds(first, to_write=True), "memory is a better one"
+    assert files.holds(second), "it has no better place"
 
     allowed[0] = None
     assert files.floats(VALUES) is not None and files.refusal is None
-    assert files.holds(first, to_write=False)
-    assert not files.holds(second, to_write=False), "now it has"
+    assert files.holds(first) and not files.holds(second), "now it has"
 
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(state_files.shutil, "disk_usage", lambda path: usage(0, 0, BYTES - 1))
@@ -158,33 +154,9 @@ def test_the_space_is_counted_while_files_are_closed_in_a_thread(tmp_path: Path)
 def test_a_payload_is_moved_with_its_bytes(tmp_path: Path) -> None:
     files = files_in(tmp_path)
     payload = bytes(range(256)) * 64
-    kept = files.kept_bytes(payload)
+    kept = files.kept(payload)
     assert bytes(kept) == payload
     assert files.used_bytes == len(payload)
-
-
-def test_what_a_round_has_made_is_not_resident_until_it_is_read_and_is_never_written(
-    tmp_path: Path,
-) -> None:
-    files = files_in(tmp_path)
-    vector = np.arange(VALUES, dtype=np.float32)
-    before = resident_bytes()
-    kept = files.kept((vector,) * 8)
-    assert resident_bytes() - before < BYTES
-    assert all((each == vector).all() for each in kept)
-    assert resident_bytes() - before > 7 * BYTES
-    with pytest.raises(ValueError, match="read-only"):
-        kept[0][0] = 1.0
-    assert files.kept(kept)[0] is kept[0], "it is there already"
-
-
-def test_where_there_is_no_room_a_vector_stays_where_it_was_made(tmp_path: Path) -> None:
-    files = StateFiles(tmp_path, allowed_bytes=lambda: BYTES, spare_bytes=0)
-    vector = np.ones(VALUES, np.float32)
-    first, second = files.kept((np.zeros(VALUES, np.float32), vector))
-    assert second is vector
-    assert files.used_bytes == BYTES and files.refusal is not None
-    assert files.holds(first, to_write=False) and files.holds(vector, to_write=True)
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5])
@@ -216,32 +188,12 @@ def test_peers_with_files_and_with_memory_have_equal_bits(tmp_path: Path, mu: fl
                 assert memory is not None
                 for state in peer.averager.states:
                     assert state is not None
-                    assert memory.holds(state.theta, to_write=False)
-                    assert memory.holds(state.momentum, to_write=False) or mu == 0.0
+                    assert memory.holds(state.theta)
+                    assert memory.holds(state.momentum) or mu == 0.0
                 assert not peer.told("state_in_memory")
             log = anna.averager._works[0].replay
             assert log is not None and len(log)
             assert files[0].used_bytes > sum(8 * part.size for part in made.layout.fragments)
-
-    run(main())
-
-
-def test_a_round_makes_its_vectors_when_those_of_the_one_before_are_in_files(
-    tmp_path: Path,
-) -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            files = files_in(tmp_path)
-            anna = await made.add("anna", state_files=files)
-            await made.add("boris")
-            await made.live(10.0)
-            async with files.turn():
-                before = anna.versions()
-                await made.live(20.0)
-                assert anna.versions() == before
-            await made.live(20.0)
-            assert all(now > then for now, then in zip(anna.versions(), before, strict=True))
-            made.check()
 
     run(main())
 
