@@ -153,7 +153,7 @@ class MergedArrived(Struct, frozen=True):
 
 
 Report: TypeAlias = UploadArrived | UploadFailed | SliceMerged | MergedArrived
-"""What became of a part of a round, in answer to ``Upload``, ``Reduce``, ``Merge``, ``Answer``."""
+"""The outcome of a part of a round, in answer to ``Upload``, ``Reduce``, ``Merge``, ``Answer``."""
 
 
 class Applied(Struct, frozen=True):

@@ -156,7 +156,7 @@ class Muon(torch.optim.Optimizer):
         )
 
     def _of_scaler(self, name: str) -> Tensor | None:
-        """What a ``GradScaler`` has set for this step, if there is one."""
+        """A value that a ``GradScaler`` has set for this step; ``None`` without one."""
         value: Tensor | None = getattr(self, name, None)
         return value
 

@@ -40,7 +40,7 @@ the members poisoning within the norm bound it loses least of all rules (``shoal
 --only liars``). Merging takes sixteen times the processor time of a mean, which is still little."""
 
 FOLLOWS_LINES: Final = Outer(smaller_codecs=["int2/int4"], steps_per_cycle_max=120)
-"""With codecs and cycles for lines that do not carry the preferred ones."""
+"""The section with codecs and cycles for lines that do not carry the preferred ones."""
 
 CONTINUED_TOKENS, CONTINUED_LENGTH = 20_000_000, 1024
 

@@ -97,7 +97,7 @@ class Setup:
 
     @property
     def remembered(self) -> Remembered:
-        """What the turns before have measured."""
+        """Measurements of the turns before."""
         return Remembered(Path(self.folder) / "measured.json")
 
 
