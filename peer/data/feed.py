@@ -31,6 +31,21 @@ LOOK_EVERY_S = 0.25
 """Seconds between two checks whether the run is over, while waiting for data."""
 
 
+class Arriving:
+    """The download that is under way.
+
+    Streams hold it and not their feed: the thread of a stream ends when its feed is gone.
+    """
+
+    def __init__(self) -> None:
+        self.now: tuple[str, float] | None = None
+        """Name of the file, and the share of it that is there."""
+
+    def heard(self, place: Place, done: int, whole: int) -> None:
+        """Note progress, in the thread that downloads."""
+        self.now = None if done >= whole else (place.name, done / whole)
+
+
 class Feed:
     """One learner's batches, from the run's data recipe or from the dataset of the program.
 
@@ -51,7 +66,7 @@ class Feed:
         that is being downloaded, and the share of it that is there."""
         self._run = run
         self._fetching = fetching
-        self._arriving: tuple[str, float] | None = None
+        self._arriving = Arriving()
         self._run_id = run.run_id
         self._reader = reader
         self._data_dir = data_dir
@@ -89,12 +104,8 @@ class Feed:
             else:
                 self._tell_waiting()
 
-    def _heard(self, place: Place, done: int, whole: int) -> None:
-        """Note the progress of a download, in its thread."""
-        self._arriving = None if done >= whole else (place.name, done / whole)
-
     def _tell_waiting(self) -> None:
-        if (arriving := self._arriving) is not None:
+        if (arriving := self._arriving.now) is not None:
             self._fetching(*arriving)
 
     def _dataset_batches(self, dataset: Iterable[Batch]) -> Iterator[Batch]:
@@ -142,14 +153,14 @@ class Feed:
     def begin_to_open(self) -> Future[Data]:
         """Open the run's data recipe in the background, once. Errors are raised by ``recipe``."""
         if self._opening is None:
-            cache = data_home(os.environ) / "data"
+            cache, heard = data_home(os.environ) / "data", self._arriving.heard
             self._opening = in_background(
                 lambda: open_data(
                     self._run,
                     peer_id=self._reader,
                     cache_dir=cache,
                     data_dir=self._data_dir,
-                    tell=self._heard,
+                    tell=heard,
                 ),
                 name="open-data",
             )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
@@ -72,6 +74,22 @@ def test_files_continue_at_the_position_of_a_checkpoint(tmp_path: Path) -> None:
     again = files()
     again.restore(state)
     assert [batch.tolist() for batch in islice(again.batches(None, 3), 5)] == whole[7:]
+
+
+def test_the_threads_of_a_feed_end_with_it(tmp_path: Path) -> None:
+    """The data of files tells of downloads: it held the feed that its thread waits to see go."""
+    write(tmp_path, "a.jsonl", texts(300))
+    run = run_of(FileSource(files=["a.jsonl"]))
+    before = set(threading.enumerate())
+    going = Feed(run, PeerId("anna"), data_dir=tmp_path, over=lambda: False)
+    list(islice(going.batches(None, 4), 2))
+    mine = {each for each in threading.enumerate() if each.name == "prefetch"} - before
+    assert mine
+    del going
+    gc.collect()
+    for thread in mine:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in mine)
 
 
 def test_a_restored_position_is_saved_again_without_reading() -> None:
