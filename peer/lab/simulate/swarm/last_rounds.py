@@ -48,7 +48,7 @@ class DateOfEnd:
             return
         for node in peer.nodes:
             if node.fragment.index in missing and not node.is_busy:
-                node.run(node.machine.handle(Due(), peer.now()))
+                node.take(Due())
 
 
 def _versions(peer: SimulatedPeer) -> tuple[int, ...]:
@@ -57,4 +57,4 @@ def _versions(peer: SimulatedPeer) -> tuple[int, ...]:
 
 def _tell(peer: SimulatedPeer, given: Input) -> None:
     for node in peer.nodes:
-        node.run(node.machine.handle(given, peer.now()))
+        node.take(given)

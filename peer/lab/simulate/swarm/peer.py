@@ -139,7 +139,7 @@ class SimulatedPeer:
             return
         self._copied_again.discard(node)
         if node.machine.phase is Phase.WANTED and not self.wants_snapshot(node):
-            node.run(node.machine.handle(Offered(None), self.now()))
+            node.take(Offered(None))
 
     def _is_free(self, node: FragmentNode) -> bool:
         return not node.is_busy and node not in self._wanted and node not in self._copying
