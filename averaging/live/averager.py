@@ -56,6 +56,7 @@ from averaging.round.inputs import Input
 from averaging.round.phase import Phase
 from averaging.round.silence import LastHeard
 from averaging.round.turns import NO_PLACE, Turns, holder_that_gives_way
+from averaging.rules.due import HURRIED_SHARE
 from averaging.rules.line_levels import Level, Need
 from averaging.rules.line_pace import exchanges_at_once, merges_at_once
 from averaging.rules.orders import RoundOrders
@@ -439,7 +440,7 @@ class Averager:
         paces = [work.machine.pace for work in self._works if trains]
         steps = max((pace.level.cycle_steps for pace in paces), default=0)
         step_s = max((pace.median_step_s(now) for pace in paces), default=0.0)
-        return self.terms.policy.due.hurried_share * steps * step_s
+        return HURRIED_SHARE * steps * step_s
 
     def round_bytes(self) -> int:
         """Encoded size of one contribution to every fragment."""

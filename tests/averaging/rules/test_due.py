@@ -119,7 +119,7 @@ def test_a_failed_attempt_is_retried_a_quarter_cycle_later() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("cycle_steps", 0), ("fragments", 0), ("called_share", 0.0), ("retry_share", 1.5)],
+    [("cycle_steps", 0), ("fragments", 0), ("called_share", 0.0), ("called_share", 1.5)],
 )
 def test_a_nonsense_setting_is_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
