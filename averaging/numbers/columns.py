@@ -10,7 +10,7 @@ from averaging.errors import NotFinite
 from averaging.numbers.arrays import Float32s, Float64s, arithmetic
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.codec import Codec, Scratch
-from averaging.numbers.merge import MergeRule, merge_encoded
+from averaging.numbers.merge import MergeRule, Units, merge_encoded
 from averaging.numbers.norm_bounds import squares_at_most
 
 
@@ -120,7 +120,7 @@ class Columns:
         """Merge each column by a rule and weights of its own (``ways``), into ``into``'s codecs."""
         given = [self.units(chunk, payload) for payload in payloads]
         for index, (_, targets) in enumerate(into.units(chunk, out)):
-            sizes, kinds = (chunk.sizes[index],), (chunk.kinds[index],)
+            unit = Units((chunk.sizes[index],), (chunk.kinds[index],))
             for column, (rule, weights) in enumerate(ways):
                 parts = [units[index][1][column] for units in given]
                 merge_encoded(
@@ -128,8 +128,7 @@ class Columns:
                     self._codecs[column],
                     parts,
                     weights,
-                    sizes,
-                    kinds,
+                    unit,
                     targets[column],
                     scratch,
                     into=into._codecs[column],

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from averaging import messages
@@ -462,22 +462,30 @@ def send_standing(averager: Averager, peer: PeerId, state: FragmentState) -> Non
     averager.transport.send(peer, messages.encode(compare))
 
 
+@dataclass(frozen=True, slots=True)
+class TrainerSide:
+    """What an averager asks of this peer's trainer."""
+
+    port: LearnerPort
+    gate: JumpGate | None
+    """Measures the loss before and after a state that others made."""
+    judge: Judge
+    """Judges the contributions of others."""
+
+
 def make_averager(
     online: OnlinePeer,
-    port: LearnerPort | None,
+    trainer: TrainerSide | None,
     *,
     incarnation: int,
     states: Sequence[FragmentState],
     founder: bool = False,
-    gate: JumpGate | None = None,
-    judge: Judge | None = None,
     closed: Callable[[str], str | None] = lambda protocol: None,
     on_fetched: Callable[[FetchProgress], None] = lambda progress: None,
 ) -> Averager:
-    """The averager of this peer. ``port``: its trainer, if it has one; ``gate``: its loss gate;
-    ``judge``: its trainer, as it judges the contributions of others.
+    """The averager of this peer. ``closed(protocol)``: a reason to refuse streams now.
 
-    ``closed(protocol)``: a reason to refuse streams now. ``on_fetched`` hears of downloads.
+    ``on_fetched`` hears of downloads.
     """
     local = online.local
     run, guest = local.run_file, local.guest
@@ -486,7 +494,7 @@ def make_averager(
     throttled = ThrottledHost(online.guarded, up=guest.up, down=guest.down, closed=closed)
     return Averager(
         DiallingHost(throttled, online.addresses_of),
-        port,
+        None if trainer is None else trainer.port,
         me=Participant(
             identity=local.settings.identity,
             incarnation=incarnation,
@@ -506,8 +514,8 @@ def make_averager(
             trusted=online.is_vouched_for,
             begins_from=local.is_followed,
             rollback=local.rollback,
-            gate=gate,
-            judge=judge,
+            gate=None if trainer is None else trainer.gate,
+            judge=None if trainer is None else trainer.judge,
             take_directive=online.take_directive,
             state_files=local.state_files,
             keep_state=None if local.good is None else local.good.keep,

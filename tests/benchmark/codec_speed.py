@@ -16,7 +16,7 @@ import numpy as np
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named, codec_names
 from averaging.numbers.layout import UNIT_MAX_VALUES, Kind
-from averaging.numbers.merge import merge_encoded, rule_named
+from averaging.numbers.merge import Units, merge_encoded, rule_named
 from averaging.numbers.outer import Nesterov, step_encoded
 
 MERGED = 4
@@ -56,7 +56,9 @@ def _measure(name: str, sizes: tuple[int, ...], repetitions: int) -> Iterator[Sp
 
     def merge() -> None:
         payloads, weights = [encoded] * MERGED, [1 / MERGED] * MERGED
-        merge_encoded(rule_named("mean"), codec, payloads, weights, sizes, kinds, out, scratch)
+        merge_encoded(
+            rule_named("mean"), codec, payloads, weights, Units(sizes, kinds), out, scratch
+        )
 
     def outer_step() -> None:
         step_encoded(theta, momentum, codec, encoded, sizes, Nesterov(0.7, 0.9), scratch=scratch)

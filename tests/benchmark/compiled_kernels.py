@@ -18,7 +18,7 @@ from averaging.numbers.block_codecs import PEAK_MIN, Int4
 from averaging.numbers.codec import BLOCK, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import UNIT_MAX_VALUES
-from averaging.numbers.merge import merge_encoded, rule_named
+from averaging.numbers.merge import Units, merge_encoded, rule_named
 from averaging.numbers.outer import Nesterov, step_encoded
 
 UNITS, TURNS = 16, 9
@@ -131,7 +131,7 @@ def main() -> None:
         if way == "numpy":
             mean, kinds = rule_named("mean"), ["matrix"] * UNITS
             both = [sent.data, sent.data]
-            merge_encoded(mean, int4, both, [0.5, 0.5], sizes, kinds, merged.data, scratch)  # type: ignore[arg-type]
+            merge_encoded(mean, int4, both, [0.5, 0.5], Units(sizes, kinds), merged.data, scratch)  # type: ignore[arg-type]
             return
         for (_, given, payload), (_, scales, codes) in zip(units(sent), units(merged), strict=True):
             encode_sum(np.stack([payload] * 2), np.stack([given] * 2), weights, scales, codes)

@@ -20,7 +20,7 @@ from dht.libp2p.lane_connection import Path as LanePath
 from dht.libp2p.observers import RouterView
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
-from dht.presence.events import PresenceEvent
+from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from peer.doctor.findings import Finding, as_record, exit_code
@@ -185,7 +185,7 @@ def test_the_doctor_examines_a_run_without_being_seen_by_members() -> None:
                 identity_of(name),
                 Profile(file.run_id, run_file=file.canonical()),
                 seeds=await seeds(network),
-                on_event=heard.append,
+                events=Events(heard.append),
             )
             await member.start()
             network.presences.append(member)
