@@ -94,10 +94,8 @@ _encoder = msgspec.msgpack.Encoder()
 class FetchFailed(AveragingError):
     """No source could, or would, give what was asked. ``reasons``: one for each source."""
 
-    def __init__(self, fragment: int, reasons: Mapping[PeerId, str]) -> None:
-        super().__init__(fragment, reasons)
-        self.fragment = fragment
-        self.reasons = dict(reasons)
+    fragment: int
+    reasons: Mapping[PeerId, str]
 
     def __str__(self) -> str:
         told = "; ".join(f"{peer}: {reason}" for peer, reason in sorted(self.reasons.items()))
