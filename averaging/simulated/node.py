@@ -46,6 +46,7 @@ from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Fragment
 from averaging.numbers.norm_bounds import norm_at_most
 from averaging.round import effects, inputs, taking_over
+from averaging.round.contributing import contribution
 from averaging.round.effects import Apply, CatchUp, Effect, Fold, Note, Rebase, refusal
 from averaging.round.inputs import Offer
 from averaging.round.machine import FragmentRounds
@@ -458,27 +459,26 @@ class FragmentNode:
             self.wires.heap.call_in(
                 wait_s, self.owner.when_awake, lambda: self._bundle(enter.round)
             )
-        state = self.state
+        offered = None
+        if learner is not None and learner.snapshot is not None:
+            offered = learner.base, learner.snapshot
+        feedback = self.machine.policy_at(commit.version).feedback
+        given = contribution(enter, self.state, offered, feedback=feedback)
+        traffic.gives = given is not None
+        if given is None:
+            assert commit.kind == "mix" or learner is None, "entered without an offer"
+            return
         if isinstance(numbers, MeldNumbers):
-            assert state is not None
-            numbers.carry(state.theta, state.momentum)
-        if traffic.moves_states and state is not None:
-            buffers.own_map = ParentMap(state.merged, state.history)
-        if commit.kind == "mix":
-            if enter.entry not in commit.carriers:
-                return
-            assert state is not None
-            buffers.payload = self._encoded(buffers, state.momentum, state.theta)
-        elif learner is not None:
-            assert learner.snapshot is not None, "entered without an offer"
-            buffers.payload = self._encoded(buffers, learner.base, learner.snapshot)
-            if commit.displacement_codec in self.machine.policy_at(commit.version).feedback:
-                data = memoryview(buffers.payload)
-                for chunk in cutting.all_chunks:
-                    part = data[chunk.data]
-                    numbers.leave_rest(chunk, learner.base, learner.snapshot, part, _scratch)
+            assert given.carried is not None
+            numbers.carry(*given.carried)
+        buffers.own_map = given.own_map
+        buffers.payload = self._encoded(buffers, given.base, given.values)
+        if given.feedback:
+            for chunk in cutting.all_chunks:
+                part = memoryview(buffers.payload)[chunk.data]
+                numbers.leave_rest(chunk, given.base, given.values, part, _scratch)
+        if commit.kind != "mix":
             self.wires.watch.uploaded(self, enter.round, enter.entry, buffers.payload)
-        traffic.gives = buffers.payload is not None
 
     def _encoded(self, buffers: Buffers, base: Float32s, values: Float32s) -> bytes:
         numbers, cutting = buffers.numbers, buffers.cutting
