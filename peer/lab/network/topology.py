@@ -18,7 +18,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -28,7 +27,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from peer.errors import PeerError
-from peer.lab.network.accounting import counted_bytes, counting_rules
 
 _Made = TypeVar("_Made")
 
@@ -260,28 +258,6 @@ class Internet:
             for device, _, counts in rows
             if device.strip() in names
         }
-
-    def segments(self) -> Counter[str]:
-        """TCP segments that all computers have sent, and those of them that were sent again."""
-        found: Counter[str] = Counter()
-        for site in self.sites.values():
-            for index in range(site.computers):
-                shown = must_run_in(self.computer(site.name, index), "cat", "/proc/net/snmp")
-                names, values = (each.split() for each in shown.splitlines() if each[:4] == "Tcp:")
-                told = dict(zip(names, values, strict=True))
-                found.update(sent=int(told["OutSegs"]), again=int(told["RetransSegs"]))
-        return found
-
-    def count_by_port(self, port: int) -> None:
-        """Begin to count what each site sends (``peer.lab.network.accounting``)."""
-        for site in self.sites:
-            must_run_in(self.edge(site), "nft", "-f", "-", text=counting_rules(port))
-
-    def counted(self) -> Counter[str]:
-        """Bytes that all sites have sent since then, by kind."""
-        command = ("nft", "-j", "list", "counters", "table", "ip", "counting")
-        each = (counted_bytes(must_run_in(self.edge(site), *command)) for site in self.sites)
-        return sum(each, Counter())
 
     # --- building ------------------------------------------------------------------------------
 
