@@ -41,7 +41,7 @@ def aligned(size: int) -> Bytes:
 
 
 BROADCAST_VALUES = 1024
-"""Shortest rows that are multiplied by a factor each without copying the factors."""
+"""Shortest rows that are multiplied by one factor each without a copy of the factors."""
 
 
 class arithmetic:  # noqa: N801 # used like a function

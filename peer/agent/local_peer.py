@@ -261,7 +261,7 @@ class LocalPeer:
         self.ended_at = _ended_before(settings)
         """Wall-clock time at which the run ended; ``None`` while it goes on."""
         self.apart = BoundedMapping[PeerId, None](LAST_OFFERS_MAX)
-        """Peers on another founding of the run, that this peer has to be settled with."""
+        """Peers whose history was founded apart from this peer's: one side has to give way."""
         self.foundings: dict[PeerId, str] = {}
         """The names of the foundings that other peers stand on, as they say."""
         self._followed = ""
