@@ -45,7 +45,7 @@ from dht.presence.pausing import pause
 from dht.presence.reachability_checks import ReachabilityChecks
 from dht.presence.run_files import RunFiles
 from dht.presence.seeking import Seeking
-from dht.presence.settings import PresenceSettings, Profile
+from dht.presence.settings import GOODBYE_TIMEOUT_S, PresenceSettings, Profile
 from dht.presence.this_peer import PresenceStats, ThisPeer
 from dht.records import (
     ADDRESS_MAX_BYTES,
@@ -234,7 +234,7 @@ class Presence:
             self._task.result()
 
     async def leave(self) -> None:
-        """Stop, and tell the others within ``goodbye_timeout_s``: they forget this peer at once."""
+        """Stop, and tell the others within ``GOODBYE_TIMEOUT_S``: they forget this peer at once."""
         await self._stop()
         own = self._this.own
         if own.leaving or not self.profile.is_member:
@@ -243,7 +243,7 @@ class Presence:
         sealed = self._announcement.renew()
         # A peer that does not hear it in time notices the silence.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.goodbye_timeout_s):
+            async with asyncio.timeout(GOODBYE_TIMEOUT_S):
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._announcement.publish(sealed))
                     group.create_task(self._greeting.say_goodbye(sealed))
