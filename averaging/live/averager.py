@@ -543,6 +543,7 @@ class Averager:
         return asyncio.get_running_loop().time()
 
     def is_established(self, peer: PeerId) -> bool:
+        """True if a peer has been here for a while and counts."""
         now, seen = self.now(), self.around.view.get(peer)
         if seen is None or not seen.is_established(now):
             return False

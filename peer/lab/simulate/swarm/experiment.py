@@ -107,7 +107,7 @@ class ProblemChoice(_Table, frozen=True, kw_only=True):
 
 
 class Outer(merging.Outer, frozen=True, kw_only=True):
-    """Merging and adoption, as in a run file. Rules and codecs may be registered by a plugin."""
+    """Merging and adoption, as in a run file. The rule and the first codecs may be a plugin's."""
 
     fragments: Count = 4
     merge: str = "mean"  # type: ignore[assignment]
