@@ -58,6 +58,11 @@ def control_protocol(run: RunId) -> str:
     return f"shoal/{run}/control/1"
 
 
+def bulk_protocol(run: RunId) -> str:
+    """The protocol of bulk streams, over which slices travel."""
+    return f"shoal/{run}/bulk/2"
+
+
 @dataclass(slots=True)
 class _Allowance:
     """Token bucket: how many messages one peer may send now."""
@@ -136,7 +141,7 @@ class Transport:
         self._lost = lost
         self._bulk = bulk
         self._control_protocol = control_protocol(run)
-        self._bulk_protocol = f"shoal/{run}/bulk/2"
+        self._bulk_protocol = bulk_protocol(run)
         self._links: dict[PeerId, _Link] = {}
         self._kept: frozenset[PeerId] = frozenset()
         self._prefers = prefers

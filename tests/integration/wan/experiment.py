@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from dht.identity import Identity, PeerId
-from peer.lab.network.topology import Internet, Nat, Site, internet
+from peer.lab.network.topology import Nat, Site
 from peer.views.event_log import read_events
 from tests.integration.swarm_processes import Command, Learner, Swarm, address_of, run_text, until
 from tests.integration.wan import accounting
 from tests.integration.wan.accounting import Used
+from tests.integration.wan.network import HurtInternet, hurt_internet
 from tests.integration.wan.uplinks import Uploading, watched
 from tests.processes import Processes
 
@@ -73,7 +74,7 @@ class Trial:
 
     def __init__(
         self,
-        net: Internet,
+        net: HurtInternet,
         processes: Processes,
         directory: Path,
         text: str,
@@ -430,7 +431,7 @@ def conduct(
     Every fault is followed by a phase ``after ...`` that lasts until all learners merge again, for
     180 s at most. ``changes`` are those of ``run_text``. ``tell`` gets lines about each phase.
     """
-    with internet(where, loss=loss) as net:
+    with hurt_internet(where, loss=loss) as net:
         accounting.count_by_port(net, PORT)
         trial = Trial(net, processes, directory, run_text(**changes), relay, pace_s)
         trial.wait_until_all_merge()
