@@ -514,7 +514,7 @@ class Joining:
         elif not enough:
             reason = "not enough steps"
         elif situation.is_final:
-            reason = "the run has its tokens"
+            reason = "the run has ended"
         else:
             reason = str(situation.phase)
         return [self._pass(leader, reason)]
