@@ -754,9 +754,9 @@ class FragmentRounds:
             return None
         if commit.directive != self._id.book.orders.stamp:
             self._tell_directive(commit.leader, now)
-        # Only the incarnation that is named could have been in it, and a vow keeps it out.
+        # Only the machine that is named could have been in it, and a vow keeps it out.
         index = commit.index(self._id.me)
-        mine = index is not None and commit.members[index].incarnation == self._id.incarnation
+        mine = index is not None and self.joining.has_made(commit.members[index])
         absent = mine and (signed.round not in self.outcomes or signed.round in self._not_entered)
         if absent:
             self.outcomes[signed.round] = None
