@@ -382,8 +382,8 @@ class Declined(_Message, frozen=True):
     round: Digest
     reason: Reason
     absent: bool
-    """True if the incarnation in the roster never was in this round and never will be: it has
-    accepted no seal of it.
+    """True if the sender made the join in the roster, never was in this round and never will be: it
+    has accepted no seal of it. (An agent that was restarted has not made the join.)
     """
 
 

@@ -237,7 +237,7 @@ class Averager:
 
     @property
     def closed_ranks(self) -> bool:
-        """True once a swarm of several groups meets in one, because the run has its tokens."""
+        """True once a swarm of several groups meets in one, because the run ends."""
         return any(work.machine.closed_ranks for work in self._works)
 
     @property

@@ -182,6 +182,8 @@ class CatchingUp:
         of them."""
         self.shows_all = False
         """True if others stand elsewhere: joins show all signatures under the own standing."""
+        self._settles_since: float | None = None
+        """When this peer first showed a final state, with too few signatures, to a lower one."""
         self._refusals = 0
         """Joins that were refused since this peer stands here, ..."""
         self._refused_at = math.inf
@@ -279,13 +281,17 @@ class CatchingUp:
         situation: Situation,
         now: float,
     ) -> Changes:
-        """One of two peers takes the other's state, which is final."""
+        """One of two peers takes the other's state, which is final.
+
+        Nobody can take a state that too few have signed, though it outranks the others.
+        """
         assert situation.end is not None
-        if not situation.end.gives_way(mine, theirs):
+        outranks = not situation.end.gives_way(mine, theirs)
+        if outranks and not self._is_final_in_vain(mine, theirs, now):
             return [Send(source, messages.Compare(self._id.fragment, mine))]
         if not self._may_ask(source, situation, now):
             return []
-        return self._rebase(source, mine, theirs, relation, situation, now)
+        return self._rebase(source, mine, theirs, relation, situation, now, gives_way=outranks)
 
     # Certificates
 
@@ -298,7 +304,7 @@ class CatchingUp:
 
     def stands(self) -> None:
         """This peer stands elsewhere now."""
-        self._uncertified_since = None
+        self._uncertified_since = self._settles_since = None
         self.attempts_failed = self._in_vain = 0
         self._rounds_apart += 1
         self._refusals = 0
@@ -335,6 +341,17 @@ class CatchingUp:
         if self._refusals < REFUSALS_MIN or self._certificates.is_proven(now):
             return False
         return self._certificates.is_certified(link_of(theirs), now)
+
+    def _is_final_in_vain(self, mine: Head, theirs: Head, now: float) -> bool:
+        """True if this peer has shown its final state to the other side for long, too few have
+        signed it, and the other one is certified."""
+        certificates = self._certificates
+        if certificates.is_certifiable(now) or certificates.is_certified(link_of(mine), now):
+            return False
+        if self._settles_since is None:
+            self._settles_since = now
+        waited = now - self._settles_since >= self._policy.doubt_s
+        return waited and certificates.is_certified(link_of(theirs), now)
 
     def _goes_back(self, theirs: Head, now: float) -> bool:
         """True if others have not come to this peer's version in the time that a round may take.

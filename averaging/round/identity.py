@@ -56,7 +56,8 @@ class Identity:
     """The reason why this peer, now, proposes to merge nothing of another one, if it has one."""
     first_number: int = 0
     """Commits and joins are numbered from here. An agent that is restarted is the same incarnation
-    and remembers none of them, so it begins at random: it must not use a number twice."""
+    and remembers none of them, so it begins at random: it must not use a number twice, and knows
+    by it which joins it has made."""
     book: OrderBook = field(default_factory=OrderBook)
     """Orders of the run's owner, which all fragments of this peer share. They change."""
     spacing: Spacing = field(default_factory=Spacing)

@@ -16,7 +16,7 @@ import msgspec
 from averaging import messages
 from averaging.bounded_mapping import BoundedMapping
 from averaging.history.standing import Standing, after_folding
-from averaging.messages import Commit, Join
+from averaging.messages import Commit, Entry, Join
 from averaging.round.effects import Discard, Fold, GiveUp, Note, Send, Silent, TakeSnapshot
 from averaging.round.identity import Identity
 from averaging.round.inputs import Offer
@@ -231,6 +231,12 @@ class Joining:
             return self._give_up_offer("nobody can lead")
         join = self._first_join(offer, standing, situation, stale)
         return self._join(Attempt(join, leader), now)
+
+    def has_made(self, entry: Entry) -> bool:
+        """True if a roster names a join of this machine, and not one that was made before a restart
+        of the peer or of its agent alone."""
+        is_numbered = self._id.first_number < entry.join <= self._joins
+        return is_numbered and entry.incarnation == self._id.incarnation
 
     def _first_join(
         self, offer: Offer, standing: Standing, situation: Situation, stale: int
@@ -514,7 +520,7 @@ class Joining:
         elif not enough:
             reason = "not enough steps"
         elif situation.is_final:
-            reason = "the run has its tokens"
+            reason = "the run has ended"
         else:
             reason = str(situation.phase)
         return [self._pass(leader, reason)]

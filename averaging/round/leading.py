@@ -437,10 +437,10 @@ class Leading:
     def _may_meet_as_they_are(self, theirs: Head, situation: Situation, now: float) -> bool:
         """True if this peer and a joiner of another lineage may be in one round of several groups,
         also in the mix that ends the run: a final state only is taken, not mixed."""
-        tokens_end = situation.tokens_end
-        if not situation.closed_ranks or tokens_end is None:
+        goal = situation.goal
+        if not situation.closed_ranks or goal is None:
             return self.splits_each_round(situation, now)
-        return not situation.is_final and not final_mix.shows_final(theirs, tokens_end)
+        return not situation.is_final and not final_mix.shows_final(theirs, goal)
 
     def tick(self, situation: Situation, now: float) -> Changes:
         gathering = self.gathering
@@ -766,11 +766,9 @@ class Leading:
         """The kind of round for several lineages: of a healed fork, or of groups that change."""
         if not self._peers.has_several_groups(now):
             return "mix"
-        tokens_end = situation.tokens_end
+        goal = situation.goal
         heads = [join.head for join in gathering.joins.values()]
-        if tokens_end is not None and any(
-            final_mix.has_reached(head, tokens_end) for head in heads
-        ):
+        if goal is not None and any(goal.is_reached_by(head) for head in heads):
             return "mix"
         version = 1 + max(head.version for head in heads)
         return "meld" if self._policy.mixing.melds(version, situation.measured) else "merge"

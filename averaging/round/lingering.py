@@ -1,8 +1,8 @@
 """A peer in its final state: it shows the others where it stands, until they have shown the same.
 
-A peer that has the run's tokens joins no round any more, so two sides of a partition that have both
-ended would never hear of each other, and stay on two final states for good. A peer that is told
-compares (``averaging.round.catching_up``): the lighter side takes the state of the other.
+A peer that has come to the run's end joins no round any more, so two sides of a partition that have
+both ended would never hear of each other, and stay on two final states for good. A peer that is
+told compares (``averaging.round.catching_up``): the lighter side takes the state of the other.
 """
 
 from __future__ import annotations

@@ -103,11 +103,12 @@ the cycle and the end are those of the directive at the version that the round m
 machine begins no round, and tells its directive to peers that join or call it: they may know that
 the pause is over. After a rollback the owner of the machine replaces it, under another topic.
 
-**The end.** With the run's tokens in a version of one group, nothing more is offered. Several
-groups close ranks first (all peers form one group), and mix all of their lineages once
-(``averaging.rules.final_mix``). Two sides of a partition may each come to an end: so a peer that
-has ended goes on to show others where it stands (``averaging.round.lingering``). So it is after the
-last round of a run that ends by date (``LastRoundOver``), whatever its tokens.
+**The end.** With a version of one group that has the run's tokens, or that the owner has ordered to
+be the last, nothing more is offered. Several groups close ranks first (all peers form one group),
+and mix all of their lineages once (``averaging.rules.final_mix``). Two sides of a partition may
+each come to an end: so a peer that has ended goes on to show others where it stands
+(``averaging.round.lingering``). So it is after the last round of a run that ends by date
+(``LastRoundOver``), whatever its tokens.
 
 **Every wait has a deadline.** Every phase but IDLE has a timer (``deadline`` is the earliest). All
 deadlines are relative to the own clock; no time of another peer is compared with it.
@@ -233,7 +234,7 @@ class FragmentRounds:
         self._is_over = False
         """The run has reached its date, and this peer has made its last round."""
         self.closed_ranks = False
-        """True if all peers form one group now, because the run has its tokens.
+        """True if all peers form one group now, because the run is at its goal.
 
         See ``averaging.rules.final_mix``.
         """
@@ -259,12 +260,12 @@ class FragmentRounds:
     def handle(self, given: Input, now: float) -> list[Effect]:
         """Take one input. Returns what to do, in order."""
         self.certificates.take_input()
-        if self.standing is not None and self._has_tokens(self.standing):
+        if self.standing is not None and self._has_reached_goal(self.standing):
             self._consider_end(link_of(self.standing.head()), now)
         self._handle(given, now)
         while self._own_messages:
             self._receive(self._id.me, self._own_messages.popleft(), now)
-        self.lingering.stands(self.standing if self._is_done(now) else None, now)
+        self.lingering.stands(self.standing if self.is_final(now) else None, now)
         self.deadline = self._next_at()
         effects, self._effects = self._effects, []
         return effects
@@ -304,43 +305,38 @@ class FragmentRounds:
         return self.doubting.doubt
 
     def is_final(self, now: float) -> bool:
-        """True if the run has its tokens, and nothing more is merged into this standing.
-
-        So it is at the version with which the run's owner has ordered it to end.
-        """
-        last = self._id.book.orders.last_version
-        if self.standing is not None and last is not None and self.standing.version >= last:
-            return True
-        return self._is_done(now)
-
-    def _is_done(self, now: float) -> bool:
-        """True if the run has its tokens, and nothing more is merged into this standing."""
-        standing, tokens_end = self.standing, self.tokens_end
-        if tokens_end is None or standing is None or not self._has_tokens(standing):
+        """True if the run is at its goal, and nothing more is merged into this standing."""
+        standing, goal = self.standing, self.goal
+        if goal is None or standing is None or not self._has_reached_goal(standing):
             return False
         several_lineages = self.closed_ranks or self.peers.has_several_groups(now)
-        return not several_lineages or final_mix.grew_from(standing.chain, tokens_end)
+        return not several_lineages or final_mix.grew_from(standing.chain, goal)
 
     def end(self, now: float) -> final_mix.RunsEnd | None:
         """The end of the run, once this peer may have to settle which state it ends on."""
-        tokens_end = self.tokens_end
-        if tokens_end is None or not (self.closed_ranks or self._is_done(now)):
+        goal = self.goal
+        if goal is None:
             return None
-        return final_mix.RunsEnd(tokens_end, mixes=self.closed_ranks)
+        is_dealt = self.peers.has_several_groups(now) and not self.closed_ranks
+        if is_dealt and not self.is_final(now):
+            return None
+        return final_mix.RunsEnd(goal, mixes=self.closed_ranks)
 
     def policy_at(self, version: int) -> RoundPolicy:
         """The policy of a round that makes this version."""
         return self._id.policy_at(version)
 
     @property
-    def tokens_end(self) -> int | None:
-        """Tokens with which the fragment is done, as of the round that would follow.
+    def goal(self) -> final_mix.Goal | None:
+        """The state with which the fragment is done, as of the round that would follow.
 
-        0 after the last round of a run that ends by date, as any state is final then.
+        Any state is after the last round of a run that ends by date.
         """
         if self._is_over:
-            return 0
-        return self._id.policy_at(self._next_version).tokens_end
+            return final_mix.Goal(tokens=0)
+        tokens = self._id.policy_at(self._next_version).tokens_end
+        version = self._id.book.orders.last_version
+        return None if tokens is None and version is None else final_mix.Goal(tokens, version)
 
     @property
     def _next_version(self) -> int:
@@ -758,9 +754,9 @@ class FragmentRounds:
             return None
         if commit.directive != self._id.book.orders.stamp:
             self._tell_directive(commit.leader, now)
-        # Only the incarnation that is named could have been in it, and a vow keeps it out.
+        # Only the machine that is named could have been in it, and a vow keeps it out.
         index = commit.index(self._id.me)
-        mine = index is not None and commit.members[index].incarnation == self._id.incarnation
+        mine = index is not None and self.joining.has_made(commit.members[index])
         absent = mine and (signed.round not in self.outcomes or signed.round in self._not_entered)
         if absent:
             self.outcomes[signed.round] = None
@@ -934,9 +930,9 @@ class FragmentRounds:
         self._consider_end(link_of(standing.head()), now)
         self._apply(self.doubting.standing_changed(standing), now)
 
-    def _has_tokens(self, standing: Standing) -> bool:
-        tokens_end = self.tokens_end
-        return tokens_end is not None and standing.merged.tokens >= tokens_end
+    def _has_reached_goal(self, standing: Standing) -> bool:
+        goal = self.goal
+        return goal is not None and goal.is_reached(standing.version, standing.merged.tokens)
 
     def _heard_of(self, head: Head | None, now: float) -> None:
         """Another peer stands here; only a certified head can end the run, or count as closed."""
@@ -954,11 +950,11 @@ class FragmentRounds:
             self.peers.closed_version = max(self.peers.closed_version, shown)
 
     def _consider_end(self, link: Link, now: float) -> None:
-        """Close ranks when a peer has the run's tokens on one of several lineages."""
-        tokens_end = self.tokens_end
-        if tokens_end is None or self.closed_ranks:
+        """Close ranks when a peer is at the run's goal on one of several lineages."""
+        goal = self.goal
+        if goal is None or self.closed_ranks:
             return
-        if link.tokens >= tokens_end and self.peers.has_several_groups(now):
+        if goal.is_reached(link.version, link.tokens) and self.peers.has_several_groups(now):
             self.closed_ranks = True
             self.peers.group_size = messages.ROSTER_MAX
             self._is_ending = self.due_time.eager = True
@@ -994,7 +990,7 @@ class FragmentRounds:
             under_way=self._under_way(),
             measured=self.measured,
             in_doubt=self.doubting.doubt is not None,
-            tokens_end=self.tokens_end,
+            goal=self.goal,
             is_final=self.is_final(now),
             closed_ranks=self.closed_ranks,
             end=self.end(now),
@@ -1096,8 +1092,8 @@ class FragmentRounds:
             self._tell_directive(to, now)
         head: Head | None = getattr(message, "head", None)
         if head is not None:
-            tokens_end = self.tokens_end
-            ends = tokens_end is not None and final_mix.has_reached(head, tokens_end)
+            goal = self.goal
+            ends = goal is not None and goal.is_reached_by(head)
             briefly = isinstance(message, messages.Join | messages.Call) and not ends
             signatures_max = self._signatures_in(message, now) if briefly else None
             shown = self.certificates.show(head, now, signatures_max=signatures_max)

@@ -129,9 +129,9 @@ def _wrong_place(
         return "I stand elsewhere now"
     if (parent.version, parent.tokens) != (standing.version, tokens_of(standing.head())):
         return "it gives my lineage another version, or other tokens"
-    tokens_end = situation.tokens_end
-    if tokens_end is not None and situation.closed_ranks and final_mix.goes_on(commit, tokens_end):
-        return "the run has its tokens: all mix now"
+    goal = situation.goal
+    if goal is not None and situation.closed_ranks and final_mix.goes_on(commit, goal):
+        return "the run ends: all mix now"
     return None
 
 

@@ -13,7 +13,7 @@ from averaging.history.standing import Standing
 from averaging.messages import Join
 from averaging.round.phase import Phase
 from averaging.round.signed_commit import SignedCommit
-from averaging.rules.final_mix import RunsEnd
+from averaging.rules.final_mix import Goal, RunsEnd
 from averaging.rules.mixing import Measured
 from dht.identity import PeerId
 
@@ -53,8 +53,8 @@ class Situation(Struct, frozen=True, kw_only=True):
     """The open round that this peer is a member of, else one that it leads for others."""
     measured: Measured | None
     in_doubt: bool
-    tokens_end: int | None
-    """Tokens with which the fragment is done, as of the round that would follow."""
+    goal: Goal | None
+    """The state with which the fragment is done, as of the round that would follow."""
     is_final: bool
     closed_ranks: bool
     end: RunsEnd | None

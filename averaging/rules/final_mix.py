@@ -1,17 +1,18 @@
-"""How a run that ends by tokens ends with one model, however many groups its peers are dealt into.
+"""How a run that ends by tokens or at a version ends with one model, however many its groups are.
 
-A fragment is done when ``merged`` has reached the run's tokens. The end is found in history and not
+A fragment is done when it has reached the run's **goal**: ``merged`` has the run's tokens, or it is
+at the version that the run's owner has ordered to be the last. The end is found in history and not
 negotiated: where all peers fit into one group, the first such version is **final**, every peer that
 follows the lineage finds it, and no absent peer is needed. Peers linger until the others have it.
 
-Several groups reach the tokens each on a lineage of its own. A peer that stands on such a version,
-or hears of one, **closes ranks**: it takes all peers for one group (as far as a roster is long:
-64), comes whenever it is called, and closes no roster while others come. The groups mix, and a
-version that grew out of one with the run's tokens is final. Such lineages do nothing but mix, so
-history still identifies the final version. A majority in the mix is enough: the others take its
-state. Of two final versions (more peers than a roster holds, or a partition, also of a single
-group), every peer takes the heavier; peers that have ended go on to tell one another where they
-stand (``averaging.round.lingering``).
+Several groups reach the goal each on a lineage of its own. A peer that stands on such a version, or
+hears of one, **closes ranks**: it takes all peers for one group (as far as a roster is long: 64),
+comes whenever it is called, and closes no roster while others come. The groups mix, and a version
+that grew out of one at the goal is final. Such lineages do nothing but mix, so history still
+identifies the final version. (Groups that hear of the order when they are beyond its version
+do not mix.) A majority in the mix is enough: the others take its state. Of two final versions (more
+peers than a roster holds, or a partition, also of a single group), every peer takes the heavier;
+peers that have ended go on to tell one another where they stand (``averaging.round.lingering``).
 
 The groups mix as they stand, also where one state grew out of another, as in a meld. No leader sees
 that of two others, and a peer that is a version behind may be unable to catch up: a link has the
@@ -21,8 +22,8 @@ two states has fewer tokens and weighs less.
 Simulated with 90 and 256 peers in groups of 16: one lineage, at most three cycles after the tokens
 are merged, with the quality of the mean of those who mixed (``test_swarm_end.py``, and with
 real peers ``test_ending_in_groups.py``; in experiments ``[end] together = true``). A peer that
-falsely claims to have the run's tokens makes others meet in one group and nothing worse, because
-final is only a version whose tokens they have themselves.
+falsely claims to be at the goal makes others meet in one group and nothing worse, because
+final is only a version that they have themselves.
 
 This module says when a version is final and which side gives way; ``averaging.round.machine``
 closes the ranks.
@@ -38,51 +39,65 @@ from averaging.history.standing import tokens_of
 from averaging.messages import Commit, Head
 
 LINKS_SEARCHED = 1024
-"""Links searched for the run's tokens. A mix of 64 lineages adds some links of each."""
+"""Links searched for one at the goal. A mix of 64 lineages adds some links of each."""
 
 
-def grew_from(chain: Chain, tokens_end: int) -> bool:
-    """Return whether a version behind the newest one already had the run's tokens."""
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """The state with which a fragment is done: one with these tokens, or of this version."""
+
+    tokens: int | None
+    version: int | None = None
+
+    def is_reached(self, version: int, tokens: int) -> bool:
+        return (self.tokens is not None and tokens >= self.tokens) or (
+            self.version is not None and version >= self.version
+        )
+
+    def is_reached_by(self, head: Head) -> bool:
+        return self.is_reached(head.version, tokens_of(head))
+
+
+def grew_from(chain: Chain, goal: Goal) -> bool:
+    """Return whether a version behind the newest one was already at the goal."""
     before = islice(reversed(chain.before_tip()), LINKS_SEARCHED)
-    return any(link.tokens >= tokens_end for link in before)
+    return any(goal.is_reached(link.version, link.tokens) for link in before)
 
 
-def has_reached(head: Head, tokens_end: int) -> bool:
-    """Return whether a peer with this head has the run's tokens."""
-    return tokens_of(head) >= tokens_end
-
-
-def shows_final(head: Head, tokens_end: int) -> bool:
+def shows_final(head: Head, goal: Goal) -> bool:
     """Return whether a head is final where ranks are closed, by the chain that it shows."""
-    return has_reached(head, tokens_end) and any(
-        link.tokens >= tokens_end for link in head.links if link.lineage != head.lineage
+    return goal.is_reached_by(head) and any(
+        goal.is_reached(link.version, link.tokens)
+        for link in head.links
+        if link.lineage != head.lineage
     )
 
 
 @dataclass(frozen=True, slots=True)
 class RunsEnd:
-    """The end of a run, as a peer sees it that has closed ranks or stands on a final state."""
+    """The end of a run, as a peer sees it that is in its only group, has closed ranks, or stands on
+    a final state."""
 
-    tokens: int
+    goal: Goal
     mixes: bool
-    """Ranks are closed: a state with the run's tokens is mixed first. Else it is final."""
+    """Ranks are closed: a state at the goal is mixed first. Else it is final."""
 
     def gives_way(self, mine: Head, theirs: Head) -> bool:
         """Return whether this peer takes the other's state, which is final and outranks its own."""
-        is_final = shows_final if self.mixes else has_reached
-        return is_final(theirs, self.tokens) and self._rank(mine) < self._rank(theirs)
+        is_final = shows_final(theirs, self.goal) if self.mixes else self.goal.is_reached_by(theirs)
+        return is_final and self._rank(mine) < self._rank(theirs)
 
     def settles(self, mine: Head, theirs: Head) -> bool:
         """Return whether one of two peers on different lineages takes the other's state."""
-        if not self.mixes and not has_reached(theirs, self.tokens):
-            return False
         return self.gives_way(mine, theirs) or self.gives_way(theirs, mine)
 
-    def _rank(self, head: Head) -> tuple[bool, int, bytes]:
-        return shows_final(head, self.tokens), tokens_of(head), head.lineage
+    def _rank(self, head: Head) -> tuple[bool, bool, int, bytes]:
+        """A side that has not reached the last version may have merged more tokens."""
+        ended, mixed = self.goal.is_reached_by(head), shows_final(head, self.goal)
+        return mixed, ended, tokens_of(head), head.lineage
 
 
-def goes_on(commit: Commit, tokens_end: int) -> bool:
+def goes_on(commit: Commit, goal: Goal) -> bool:
     """Return whether a round merges or melds finished lineages, which should mix."""
-    reached = any(parent.tokens >= tokens_end for parent in commit.parents)
+    reached = any(goal.is_reached(parent.version, parent.tokens) for parent in commit.parents)
     return reached and len(commit.parents) > 1 and commit.kind != "mix"

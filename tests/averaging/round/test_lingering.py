@@ -8,11 +8,12 @@ import msgspec
 
 from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Standing
-from averaging.messages import Compare
+from averaging.messages import Compare, Stamp
 from averaging.round.effects import Rebase, Send
-from averaging.round.inputs import LastRoundOver, Received, Tick
+from averaging.round.inputs import LastRoundOver, OrdersChanged, Received, Tick
 from averaging.round.lingering import TELL_AGAIN_S, TELL_EVERY_S
 from averaging.round.machine import FragmentRounds
+from averaging.rules.orders import RoundOrders
 from dht.identity import PeerId
 from tests.averaging.round.machines import ANNA, BORIS, POLICY, certified, machine, standing
 
@@ -102,3 +103,58 @@ def test_after_the_last_round_of_a_run_with_a_date_the_lighter_state_gives_way()
     assert told(rounds, until=10.0 + TELL_EVERY_S) == [(10.0 + TELL_EVERY_S, ANNA)]
     (rebase,) = [each for each in rounds.handle(heavier, 12.0) if isinstance(each, Rebase)]
     assert rebase.lineage == HEAVIER.lineage
+
+
+def ordered_to_end_at(version: int, rounds: FragmentRounds) -> FragmentRounds:
+    orders = RoundOrders(stamp=Stamp(1, bytes(16)), encoded=b"first", last_version=version)
+    rounds._id.book.orders = orders
+    rounds.handle(OrdersChanged(), 0.5)
+    return rounds
+
+
+def test_who_has_come_to_the_version_that_the_owner_ends_the_run_at_tells_the_others() -> None:
+    before = ordered_to_end_at(2, machine(MINE))
+    assert told(before, until=20.0) == [] and not before.is_final(20.0)
+    at = ordered_to_end_at(1, machine(MINE))
+    assert told(at, until=0.5 + TELL_EVERY_S) == [(0.5 + TELL_EVERY_S, ANNA)]
+
+
+def test_of_two_sides_at_the_last_version_the_lighter_takes_the_state_of_the_other() -> None:
+    light = ordered_to_end_at(1, machine(MINE))
+    effects = light.handle(Received(ANNA, Compare(0, certified(HEAVIER))), 1.0)
+    (rebase,) = [each for each in effects if isinstance(each, Rebase)]
+    assert rebase.lineage == HEAVIER.lineage
+
+
+def test_who_is_not_at_the_last_version_takes_a_state_that_is_whatever_its_tokens() -> None:
+    """Its side may have too few peers for a quorum, and nobody at the end joins its rounds."""
+    ended = merged("start", "theirs", "last", tokens=50)
+    early = ordered_to_end_at(2, machine(MINE))
+    effects = early.handle(Received(ANNA, Compare(0, certified(ended))), 1.0)
+    (rebase,) = [each for each in effects if isinstance(each, Rebase)]
+    assert rebase.lineage == ended.lineage
+
+    late = ordered_to_end_at(2, machine(ended))
+    assert not [
+        each
+        for each in late.handle(Received(ANNA, Compare(0, certified(MINE))), 1.0)
+        if isinstance(each, Rebase)
+    ]
+
+
+def test_a_final_state_that_too_few_have_signed_gives_way_after_a_while_though_it_outranks() -> (
+    None
+):
+    """Nobody can take it, so that its holder would stay alone with it for good."""
+    shown = Received(ANNA, Compare(0, certified(MINE)))
+    for others_sign in (False, True):
+        rounds = machine(HEAVIER, policy=ENDS)
+        if others_sign:
+            rounds.handle(Received(ANNA, Compare(0, certified(HEAVIER))), 0.5)
+        rebases = {
+            at: [each for each in rounds.handle(shown, at) if isinstance(each, Rebase)]
+            for at in (1.0, 0.9 + ENDS.doubt_s, 1.0 + ENDS.doubt_s)
+        }
+        assert not rebases[1.0] and not rebases[0.9 + ENDS.doubt_s]
+        gave_way = [each.gives_way for each in rebases[1.0 + ENDS.doubt_s]]
+        assert gave_way == ([] if others_sign else [True])

@@ -68,6 +68,7 @@ from tests.averaging.round.machines import (
     behind,
     certified,
     committed,
+    identity,
     join,
     joined,
     leading,
@@ -1081,6 +1082,27 @@ def test_a_member_that_declined_tells_a_later_coordinator_that_it_never_was_in_t
     (answer,) = sent(rounds.handle(Received(other, said.Prepare(0, round_id, 2)), 3.0), other)
 
     assert isinstance(answer, said.Declined) and answer.absent
+
+
+def test_a_restarted_agent_does_not_say_that_it_was_absent_where_it_may_have_voted() -> None:
+    """Its incarnation is that of the learner, which goes on: a voter of a chosen seal counted as
+    absent from the start, and a later coordinator could end the round as void.
+    """
+    before, leader = waiting()
+    message = committed(before, leader)
+    round_id = said.digest(message.commit)
+    before.handle(Received(leader, message), 2.0)
+    vote = said.Propose(0, round_id, 0, (0, 1), sign(leader, said.vote(round_id, 0, (0, 1))))
+    (accepted,) = sent(before.handle(Received(leader, vote), 2.5), leader)
+    assert isinstance(accepted, said.Accepted)
+
+    numbered = replace(identity(ME), first_number=10**9)
+    rounds = FragmentRounds(numbered, view=before.peers.view, standing=standing("start"), now=3.0)
+    joined(rounds, 3.0)
+    (answer,) = sent(rounds.handle(Received(leader, message), 3.0), leader)
+    assert isinstance(answer, said.Declined) and not answer.absent
+    (again,) = sent(rounds.handle(Received(leader, said.Prepare(0, round_id, 2)), 4.0), leader)
+    assert isinstance(again, said.Declined) and not again.absent
 
 
 def test_of_a_roster_that_it_has_not_seen_a_peer_does_not_say_that_it_was_absent() -> None:

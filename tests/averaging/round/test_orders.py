@@ -18,6 +18,7 @@ from averaging.round.inputs import Due, OrdersChanged, Received, Tick
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.rules.due import DuePolicy
+from averaging.rules.final_mix import Goal
 from averaging.rules.orders import OrderBook, RoundOrders
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
@@ -144,9 +145,9 @@ def test_a_fragment_is_final_at_the_version_with_which_the_owner_ends_the_run() 
 def test_amended_tokens_end_the_run_from_their_version_on() -> None:
     where = standing("a", "b", tokens=100)  # the merged map is empty: no tokens count
     rounds = following(machine(where), amending(3, tokens_end=50))
-    assert rounds.tokens_end is None, "the next version is 2"
+    assert rounds.goal is None, "the next version is 2"
     rounds = following(machine(where), amending(2, tokens_end=50))
-    assert rounds.tokens_end == 50
+    assert rounds.goal == Goal(50)
 
 
 def test_an_amended_cycle_holds_from_the_next_one_on() -> None:

@@ -10,13 +10,15 @@ import pytest
 from averaging.history.chain import Chain, ChainLink
 from averaging.history.standing import LINKS_SHOWN
 from averaging.messages import Head, Link
-from averaging.rules.final_mix import RunsEnd, goes_on, grew_from, shows_final
+from averaging.rules.final_mix import Goal, RunsEnd, goes_on, grew_from, shows_final
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import POLICY, lineages, swarm
 from tests.averaging.message_examples import COMMIT
 from tests.averaging.simulated.several_groups import SEVERAL_GROUPS
 from tests.averaging.simulated.swarm import Storm, storm
+
+GOAL = Goal(tokens=100)
 
 
 def chain(*tokens: int, side: int = 0) -> Chain:
@@ -33,17 +35,17 @@ def head(of: Chain) -> Head:
 
 
 def test_a_version_is_final_when_it_grew_from_one_with_the_runs_tokens() -> None:
-    assert not grew_from(chain(0, 50, 99, 120), 100)
-    assert grew_from(chain(0, 50, 100, 120), 100)
-    assert not shows_final(head(chain(0, 50, 99, 120)), 100)
-    assert shows_final(head(chain(0, 50, 100, 120)), 100)
+    assert not grew_from(chain(0, 50, 99, 120), GOAL)
+    assert grew_from(chain(0, 50, 100, 120), GOAL)
+    assert not shows_final(head(chain(0, 50, 99, 120)), GOAL)
+    assert shows_final(head(chain(0, 50, 100, 120)), GOAL)
 
 
 def test_a_peer_gives_way_to_a_final_state_and_to_a_heavier_final_one() -> None:
     early, final = head(chain(0, 90, 110)), head(chain(0, 100, 120, side=1))
     heavier, twin = head(chain(0, 100, 121, side=2)), head(chain(0, 100, 120, side=3))
 
-    end = RunsEnd(100, mixes=True)
+    end = RunsEnd(GOAL, mixes=True)
     assert end.gives_way(early, final) and not end.gives_way(final, early)
     assert end.gives_way(final, heavier) and not end.gives_way(heavier, final)
     assert end.gives_way(final, twin) != end.gives_way(twin, final), "one of them does"
@@ -56,12 +58,24 @@ def test_of_two_sides_of_one_group_that_have_ended_the_lighter_gives_way() -> No
     mine, heavier = head(chain(0, 90, 110)), head(chain(0, 90, 130, side=1))
     twin, late = head(chain(0, 90, 110, side=2)), head(chain(0, 50, 99, side=3))
     mixed = head(chain(0, 100, 105, side=4))
-    end = RunsEnd(100, mixes=False)
+    end = RunsEnd(GOAL, mixes=False)
 
     assert end.gives_way(mine, heavier) and not end.gives_way(heavier, mine)
     assert end.gives_way(mine, twin) != end.gives_way(twin, mine)
     assert end.gives_way(heavier, mixed), "also for a peer that sees several groups this is final"
-    assert not end.settles(mine, late), "it has not ended"
+    assert end.settles(mine, late) and end.gives_way(late, mine), "it has not ended"
+    assert not end.settles(late, head(chain(0, 50, 99, side=5))), "neither has ended: they mix"
+
+
+def test_a_run_ends_at_its_last_version_whatever_its_tokens() -> None:
+    goal = Goal(tokens=None, version=2)
+    before, at, after = chain(0, 500), chain(0, 10, 20, side=1), chain(0, 10, 20, 30, side=2)
+    assert [goal.is_reached_by(head(each)) for each in (before, at, after)] == [False, True, True]
+    assert not grew_from(at, goal) and grew_from(after, goal)
+    end = RunsEnd(goal, mixes=False)
+    assert end.gives_way(head(before), head(at)), "though it is the heavier one"
+    assert not end.gives_way(head(at), head(before))
+    assert Goal(tokens=20, version=3).is_reached(2, 20), "whichever comes first"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +93,7 @@ def test_from_the_runs_tokens_on_lineages_only_mix(
 ) -> None:
     links = tuple(Link(7, bytes([side]) * 32, tokens) for side in range(parents))
     commit = msgspec.structs.replace(COMMIT, kind=kind, parents=links)
-    assert goes_on(commit, 100) == objected
+    assert goes_on(commit, GOAL) == objected
 
 
 def test_groups_that_reach_the_runs_tokens_end_on_one_lineage_and_merge_no_more() -> None:

@@ -12,6 +12,7 @@ from averaging.round.effects import Apply, Effect, Enter
 from averaging.rules.orders import RoundOrders
 from averaging.rules.policy import RoundPolicy
 from averaging.simulated.node import FragmentNode
+from tests.averaging.simulated.several_groups import SEVERAL_GROUPS
 from tests.averaging.simulated.swarm import Broken, Node, PeerPlan, Storm, Swarm, storm
 from tests.averaging.simulated.swarm import weather_out as survive
 
@@ -155,6 +156,51 @@ def test_a_run_that_is_ended_at_a_version_ends_there_everywhere() -> None:
     assert set(swarm.versions()) == {last}
     assert all(node.machine.is_final(node.now()) for node in swarm.alive)
     assert len(swarm.lineages()) == 1
+
+
+def pass_orders_on(swarm: Swarm) -> None:
+    """Peers that are connected show each other the newest directive, now and every few seconds."""
+    up = [node for node in swarm.alive if not swarm.network.is_paused(node.name)]
+    for node in up:
+        for other in up:
+            known = swarm.network.connected(node.name, other.name)
+            if known and node.book.orders.stamp is not None:
+                other.follow(node.book.orders)
+    swarm.heap.call_in(swarm.heartbeat_s, pass_orders_on, swarm)
+
+
+def ends_on_one_lineage(seed: int, how: Storm) -> None:
+    """The owner ends the run while the storm is on, and one peer hears of it first."""
+    swarm = storm(seed, how)
+
+    def order() -> None:
+        tell_one(swarm, issue(swarm, 1, last_version=max(swarm.versions()) + 2))()
+        pass_orders_on(swarm)
+
+    swarm.heap.call_at(60.0, order)
+    swarm.run(how.rough_s)
+    while swarm.heap.now < how.rough_s + 180.0:
+        swarm.run(swarm.heap.now + 2.0)
+        there = [node for node in swarm.alive if node.state is not None]
+        if all(node.machine.is_final(node.now()) for node in there) and (
+            len(swarm.lineages()) == 1
+        ):
+            return
+    raise AssertionError(f"seed {seed}: {swarm.lineages()} three minutes after the storm")
+
+
+@pytest.mark.parametrize("seed", [6, 35, 51])
+def test_the_sides_of_a_partition_that_end_at_a_version_end_on_one_lineage(seed: int) -> None:
+    """There were two final states for good; with seed 35 one side had no quorum to end, and with 51
+    too few peers for the others to believe them.
+    """
+    ends_on_one_lineage(seed, Storm(peers=(4, 8), accidents=(2, 5)))
+
+
+@pytest.mark.parametrize("seed", [0, 5, 33])
+def test_several_groups_that_end_at_a_version_end_on_one_lineage(seed: int) -> None:
+    """Each group ended on its own; with seed 33 some heard of the order after that version."""
+    ends_on_one_lineage(seed, SEVERAL_GROUPS[seed % 2])
 
 
 def test_a_peer_that_invents_a_directive_stops_nobody() -> None:
