@@ -173,6 +173,7 @@ class Averager:
             threads=self.threads,
             prefers=self.is_established,
             state_bytes=8 * sum(fragment.size for fragment in terms.layout.fragments),
+            line=self.transport.up,
         )
         self.fetcher = Fetcher(
             host,

@@ -5,9 +5,9 @@ Uploads are timed from the first byte to the word that all is there, or of an an
 because what the kernel takes at once says nothing about the line. A transfer is as slow as the
 slower of its two ends, or as its source, so its rate is a lower bound. Transfers at the same time
 share the line, so a transfer's rate is that of all bytes which the line carried meanwhile, those of
-small transfers included: of two slices that an upload consists of, one may be small. One of the
-faster of the last twelve counts, transfers that were cut included with the bytes that had passed.
-The owner's limits cap the result. A line of unknown speed counts as 5 Mbit/s.
+what is no measurement by itself included: small slices, and what others fetch. One of the faster of
+the last twelve counts, transfers that were cut included with the bytes that had passed. The owner's
+limits cap the result. A line of unknown speed counts as 5 Mbit/s.
 
 A peer on a slow line takes part in few rounds, so it uploads little, while it downloads every
 version. When the line recovers, its downloads show it and its uploads do not. So what is known of
@@ -38,7 +38,8 @@ by themselves. It is half of the smallest slice that is worth a reducer of its o
 TRANSFERS_KEPT = 12
 """Few, so that a line that has become slow is soon known for it: deadlines depend on it."""
 
-SMALL_KEPT = 4 * TRANSFERS_KEPT
+LOAD_KEPT = 64
+"""Enough for what passes beside that many transfers."""
 
 FASTEST_IGNORED = 0.25
 """Share of the fastest transfers that is ignored: a busy machine finds bytes in its buffers."""
@@ -80,11 +81,12 @@ class _Transfer:
 class LineSpeed:
     """The speed of one direction. Times are those of the caller's clock."""
 
-    __slots__ = ("_measured", "_other", "_other_then", "_small", "_transfers")
+    __slots__ = ("_load", "_measured", "_other", "_other_then", "_transfers")
 
     def __init__(self) -> None:
         self._transfers: deque[_Transfer] = deque(maxlen=TRANSFERS_KEPT)
-        self._small: deque[_Transfer] = deque(maxlen=SMALL_KEPT)
+        self._load: deque[_Transfer] = deque(maxlen=LOAD_KEPT)
+        """What passed besides."""
         self._measured: float | None = None
         self._other: LineSpeed | None = None
         self._other_then: float | None = None
@@ -99,17 +101,23 @@ class LineSpeed:
         For a transfer that was cut, pass the bytes that had passed: otherwise a peer that is too
         slow for its rounds' deadlines would never find out.
         """
-        if ended <= began:
+        if count < TRANSFER_MIN_BYTES or ended <= began:
+            self.carried(count, began=began, ended=ended)
             return
-        given = _Transfer(count, began, ended)
-        if count < TRANSFER_MIN_BYTES:
-            self._small.append(given)
-        else:
-            if self._is_outdated:
-                self._transfers.clear()
-            self._transfers.append(given)
-            self._other_then = None if self._other is None else self._other._measured
+        if self._is_outdated:
+            self._transfers.clear()
+        self._transfers.append(_Transfer(count, began, ended))
+        self._other_then = None if self._other is None else self._other._measured
         self._measure()
+
+    def carried(self, count: int, *, began: float, ended: float) -> None:
+        """Record bytes that were handed to the line between these times.
+
+        When they arrived is not known, so they are no measurement, but load beside those that are.
+        """
+        if ended > began:
+            self._load.append(_Transfer(count, began, ended))
+            self._measure()
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -125,7 +133,7 @@ class LineSpeed:
     def _measure(self) -> None:
         if not self._transfers:
             return
-        load = (*self._transfers, *self._small)
+        load = (*self._transfers, *self._load)
         rates = sorted(
             sum(other.within(each) for other in load) / (each.ended - each.began)
             for each in self._transfers

@@ -56,6 +56,16 @@ def test_a_small_transfer_says_nothing_itself_and_is_load_beside_a_larger_one() 
     assert line.bytes_per_s == pytest.approx(rate)
 
 
+def test_what_others_fetch_is_load_beside_a_transfer_and_no_measurement() -> None:
+    line, rate = LineSpeed(), 143_000.0
+    line.carried(2 * MB, began=0.0, ended=0.001)
+    assert line.bytes_per_s is None
+
+    line.carried(MB, began=10.0, ended=10.0 + 2 * MB / rate)
+    line.transferred(MB, began=10.0, ended=10.0 + 2 * MB / rate)
+    assert line.bytes_per_s == pytest.approx(rate)
+
+
 def test_what_passed_at_once_through_a_buffer_adds_no_more_than_its_bytes() -> None:
     line = LineSpeed()
     for number in range(12):
