@@ -750,6 +750,41 @@ def test_a_join_from_ahead_is_dropped_when_the_leader_cannot_catch_up() -> None:
     assert first not in rounds.gathering.joins
 
 
+def test_those_that_passed_are_called_again_when_one_of_them_comes_all_the_same() -> None:
+    rounds = leading()
+    assert rounds.standing is not None
+    where = rounds.standing
+    first, second = sorted(rounds.peers.view)
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(where)), 1.0)
+    for peer in (first, second):
+        rounds.handle(Received(peer, said.Pass(0, "my line carries one version of 2")), 2.0)
+
+    effects = rounds.handle(asks(first, where), 3.0)
+    assert [type(message) for message in sent(effects, second)] == [said.Call]
+    assert not of(effects, Enter)
+
+    effects = rounds.handle(asks(second, where), 4.0)
+    (entered,) = of(effects, Enter)
+    assert isinstance(entered, Enter) and len(entered.commit.members) == 3
+
+
+def test_a_peer_that_passes_once_more_is_not_waited_for() -> None:
+    rounds = leading()
+    assert rounds.standing is not None
+    where = rounds.standing
+    first, second = sorted(rounds.peers.view)
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(where)), 1.0)
+    no = said.Pass(0, "my line carries one version of 2")
+    for peer in (first, second):
+        rounds.handle(Received(peer, no), 2.0)
+    rounds.handle(asks(first, where), 3.0)
+
+    (entered,) = of(rounds.handle(Received(second, no), 3.1), Enter)
+    assert isinstance(entered, Enter) and len(entered.commit.members) == 2
+
+
 def test_without_a_quorum_all_joiners_are_told_and_keep_their_work() -> None:
     rounds = leading()
     joined_as_leader(rounds)
