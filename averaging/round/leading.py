@@ -609,7 +609,9 @@ class Leading:
         gathering = self.gathering
         if gathering is None:
             return []
+        # It says next whether it comes. The joins that waited may fill the roster before that.
         gathering.passed.discard(self._id.me)
+        gathering.coming[self._id.me] = now + self._policy.suspect_s
         changes: Changes = []
         for peer, join in sorted(gathering.joins.items()):
             if peer != self._id.me:
