@@ -44,6 +44,10 @@ LOAD_KEPT = 64
 FASTEST_IGNORED = 0.25
 """Share of the fastest transfers that is ignored: a busy machine finds bytes in its buffers."""
 
+FASTEST_IGNORED_DOWN = 0.1
+"""The same of downloads. Most are as slow as the uplinks of their sources: homes that had nobody
+but each other took their downlinks of 50 Mbit/s for slower than their uplinks of 1 Mbit/s."""
+
 CHANGED_RATIO = 3.0
 """A direction that has become this many times faster is on another line than before."""
 
@@ -81,9 +85,10 @@ class _Transfer:
 class LineSpeed:
     """The speed of one direction. Times are those of the caller's clock."""
 
-    __slots__ = ("_load", "_measured", "_other", "_other_then", "_transfers")
+    __slots__ = ("_ignored", "_load", "_measured", "_other", "_other_then", "_transfers")
 
-    def __init__(self) -> None:
+    def __init__(self, *, fastest_ignored: float = FASTEST_IGNORED) -> None:
+        self._ignored = fastest_ignored
         self._transfers: deque[_Transfer] = deque(maxlen=TRANSFERS_KEPT)
         self._load: deque[_Transfer] = deque(maxlen=LOAD_KEPT)
         """What passed besides."""
@@ -138,11 +143,11 @@ class LineSpeed:
             sum(other.within(each) for other in load) / (each.ended - each.began)
             for each in self._transfers
         )
-        self._measured = rates[-1 - int(FASTEST_IGNORED * len(rates))]
+        self._measured = rates[-1 - int(self._ignored * len(rates))]
 
 
 def paired() -> tuple[LineSpeed, LineSpeed]:
     """The speeds of the two directions of one line: up and down."""
-    up, down = LineSpeed(), LineSpeed()
+    up, down = LineSpeed(), LineSpeed(fastest_ignored=FASTEST_IGNORED_DOWN)
     up._other, down._other = down, up
     return up, down

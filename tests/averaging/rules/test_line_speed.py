@@ -85,6 +85,17 @@ def test_slow_partners_do_not_lower_the_speed_and_an_outlier_does_not_raise_it()
     assert line.bytes_per_s == pytest.approx(10 * MB)
 
 
+def test_downloads_are_mostly_as_slow_as_their_sources() -> None:
+    up, down = paired()
+    for number in range(24):
+        seconds = 1.0 if number % 6 == 0 else 4.0
+        up.transferred(MB, began=10.0 * number, ended=10.0 * number + 2.0)
+        down.transferred(MB, began=10.0 * number, ended=10.0 * number + seconds)
+
+    assert up.bytes_per_s == pytest.approx(MB / 2)
+    assert down.bytes_per_s == pytest.approx(MB)
+
+
 def test_old_transfers_are_forgotten() -> None:
     line = LineSpeed()
     for number in range(100):
