@@ -112,7 +112,11 @@ class Services(Protocol):
     spot_checks: SpotChecking | None
 
     def catching_up(self) -> AbstractAsyncContextManager[None]:
-        """A turn to fetch a fragment: few are fetched at once, and one on a slow line."""
+        """A turn to catch up with a fragment: few are fetched at once."""
+        ...
+
+    def fetching_state(self) -> AbstractAsyncContextManager[None]:
+        """A turn to fetch a whole state: one at a time on a slow line."""
         ...
 
     @property
