@@ -304,9 +304,9 @@ class Averager:
     async def fetching_state(self) -> AsyncIterator[None]:
         """Wait for a turn to fetch a whole state: on a slow line one is fetched after the other.
 
-        Replays wait for nothing. Those of homes come as slowly as the full uplinks of their sources
-        send them, and one after the other each took a cycle: a home that had missed a round was
-        behind again as soon as it had caught up.
+        Replays do not wait for each other. Those of homes come as slowly as the full uplinks of
+        their sources send them, and one after the other each took a cycle: a home that had missed a
+        round was behind again as soon as it had caught up.
         """
         if 0.0 < self.bytes_per_s < self.terms.policy.slow_link_bytes_s:
             async with self._fetching_slowly:
