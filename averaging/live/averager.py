@@ -174,6 +174,7 @@ class Averager:
             threads=self.threads,
             prefers=self.is_established,
             state_bytes=8 * sum(fragment.size for fragment in terms.layout.fragments),
+            line=self.transport.up,
         )
         self.fetcher = Fetcher(
             host,
@@ -194,7 +195,7 @@ class Averager:
         self._works = self._fragments(states)
         self._turns = Turns()
         self._catching = asyncio.Semaphore(CATCHING_MAX)
-        self._catching_slowly = asyncio.Lock()
+        self._fetching_slowly = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
@@ -296,13 +297,23 @@ class Averager:
 
     @asynccontextmanager
     async def catching_up(self) -> AsyncIterator[None]:
-        """Wait for a turn to fetch a fragment: on a slow line one is fetched after the other."""
+        """Wait for a turn to catch up with a fragment."""
         async with self._catching:
-            if 0.0 < self.bytes_per_s < self.terms.policy.slow_link_bytes_s:
-                async with self._catching_slowly:
-                    yield
-            else:
+            yield
+
+    @asynccontextmanager
+    async def fetching_state(self) -> AsyncIterator[None]:
+        """Wait for a turn to fetch a whole state: on a slow line one is fetched after the other.
+
+        Replays do not wait for each other. Those of homes come as slowly as the full uplinks of
+        their sources send them, and one after the other each took a cycle: a home that had missed a
+        round was behind again as soon as it had caught up.
+        """
+        if 0.0 < self.bytes_per_s < self.terms.policy.slow_link_bytes_s:
+            async with self._fetching_slowly:
                 yield
+        else:
+            yield
 
     def tell_line_speed(self) -> None:
         """Tell the line speed to the machines, which state it when they join."""

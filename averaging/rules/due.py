@@ -103,12 +103,16 @@ class DueTime:
         self._last_version, self._last_step = version, step
         self._took_part_at.append(step)
 
-    def sits_out(self, version: int, step: int, interval: int) -> bool:
-        """Return whether this peer takes no part in the next version, which is ``version``."""
+    def sits_out(self, version: int, step: int, interval: int, *, called: bool = False) -> bool:
+        """Return whether this peer takes no part in the next version, which is ``version``.
+
+        ``called``: others are due, and it comes a little earlier then, as in ``answers_call``.
+        """
         if self.every == 1 or self.eager or self._last_version is None:
             return False
         passed = version - self._last_version
-        return passed < self.every and step - self._last_step < self.every * interval
+        cycles = self.every - (1.0 - self.policy.called_share if called else 0.0)
+        return passed < self.every and step - self._last_step < cycles * interval
 
     def is_due(self, step: int) -> bool:
         """Return whether to ask the learner now, whose next safe point is one step from here."""

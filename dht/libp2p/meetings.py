@@ -41,7 +41,7 @@ from dht.libp2p.lane_wire import (
 )
 from dht.libp2p.observers import Observers, Outside
 from dht.libp2p.punching import Opening
-from dht.libp2p.relaying import reach_through
+from dht.libp2p.relaying import NO_BULK, reach_through
 from dht.libp2p.sealing import NUMBER_BYTES, Ticket
 
 _logger = logging.getLogger("dht.libp2p.meetings")
@@ -198,9 +198,12 @@ class Meetings:
                 leg = decode(
                     Leg, await self._outside.call(relay, CIRCUIT_PROTOCOL, encode(circuit))
                 )
-            except (ValueError, PeerUnreachable, CallRefused) as error:
-                if isinstance(error, CallRefused):
-                    self._no_relays[relay, peer] = self._now + NO_RELAY_S
+            except CallRefused as error:
+                self._no_relays[relay, peer] = self._now + NO_RELAY_S
+                if error.reason != NO_BULK:
+                    refusals.append(f"{relay} refused: {error.reason}")
+                continue
+            except (ValueError, PeerUnreachable) as error:
                 refusals.append(str(error))
                 continue
             try:

@@ -181,7 +181,18 @@ class ActivePeer:
                 break
             await asyncio.sleep(OFFER_EVERY_S)
         if told or pending:
-            local.event("last_offers", merged=not pending, tokens=pending, seconds=spent_s)
+            local.event(
+                "last_offers",
+                merged=not pending,
+                alone=self._has_folded,
+                tokens=pending,
+                seconds=spent_s,
+            )
+
+    @property
+    def _has_folded(self) -> bool:
+        """True if what was pending became this peer's own state, as nobody else trained."""
+        return self._averager.stats.folds > self._folds_before
 
     # --- files ----------------------------------------------------------------------------------
 
@@ -427,9 +438,8 @@ class ActivePeer:
         """Stay until a keeper, or without one another learner, has every version of this peer."""
         loop, local, online = asyncio.get_running_loop(), self._local, self._online
         averager, began = self._averager, loop.time()
-        folded = averager.stats.folds > self._folds_before
         # A fold is fetched as a state of 8 bytes for each value, a round by its payload.
-        size = 8 * local.layout.size if folded else averager.round_bytes()
+        size = 8 * local.layout.size if self._has_folded else averager.round_bytes()
         left = LastOffers(encoded_bytes=size, bytes_per_s=averager.bytes_per_s)
         stays_s = left.patience_s(least_s=HAND_OVER_SHARE * timeout_s, most_s=patience_s)
         while local.versions() and loop.time() < began + stays_s:

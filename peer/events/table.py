@@ -560,7 +560,7 @@ _THIS_PEER = (
             "resumed": ("text", sentences.resumed),
             "trainer_steps_again": ("silent_s", "its trainer steps again"),
             "handing_over": ("tokens, seconds", sentences.handing_over),
-            "last_offers": ("merged, tokens, seconds", sentences.last_offers),
+            "last_offers": ("merged, alone:bool, tokens, seconds", sentences.last_offers),
             "state_place": ("text", "{text}"),
             "drain_cut_short": ("in_flight", "left with rounds under way: {in_flight}"),
             "exported": ("path, versions, model", "wrote {path}, model {model}"),

@@ -160,6 +160,16 @@ def test_where_no_roster_closes_without_it_a_peer_takes_part_after_as_many_cycle
     assert not time.sits_out(8, 30 + 72, 24)
 
 
+def test_a_peer_that_sits_versions_out_comes_half_a_cycle_earlier_when_it_is_called() -> None:
+    time = DueTime(POLICY, fragment=0, step=0)
+    time.every = 2
+    time.took_part(7, 30)
+
+    assert time.sits_out(8, 30 + 35, 24, called=True)
+    assert not time.sits_out(8, 30 + 36, 24, called=True)
+    assert time.sits_out(8, 30 + 47, 24)
+
+
 def test_at_the_end_nobody_sits_a_version_out() -> None:
     time = DueTime(POLICY, fragment=0, step=0)
     time.every = 3

@@ -24,7 +24,7 @@ from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from peer.doctor.findings import Finding, as_record, exit_code
-from peer.doctor.network import TryLane, describe_router, examine_network
+from peer.doctor.network import TryLane, describe_meetings, describe_router, examine_network
 from peer.doctor.targets import Plan, TargetError, plan_of
 from peer.doctor.this_machine import check_disk, check_memory, check_port, check_torch
 from peer.run_file.sections import RunFile
@@ -265,6 +265,15 @@ def test_peers_behind_routers_to_which_no_direct_connection_opens_are_named() ->
     assert found.text == (
         "direct connections open to 0 of 1 peers behind routers; not to anna: nothing answers at "
         "its address; it may be gone, or behind a router or firewall"
+    )
+
+
+def test_peers_that_cannot_be_met_for_one_reason_are_told_together() -> None:
+    apart = "both are behind routers"
+    paths = [("anna", apart), ("boris", LanePath.PUNCHED), ("clara", apart), ("dora", "gone")]
+    assert describe_meetings(paths).text == (
+        "direct connections open to 1 of 4 peers behind routers; "
+        "not to anna, clara: both are behind routers; not to dora: gone"
     )
 
 
