@@ -1,0 +1,176 @@
+"""The codecs with compiled kernels in place of numpy's passes: the same bytes in less time.
+
+A class here is a codec of ``block_codecs`` or ``two_level_codec`` and takes from it everything that
+is not worth a kernel. ``averaging.live.fast_codecs`` puts them into the table of codecs when they
+have been compared with numpy on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from averaging.errors import NotFinite
+from averaging.numbers import kernels
+from averaging.numbers.arrays import Buffer, Bytes, Float32s, Float64s
+from averaging.numbers.block_codecs import Float16, Int3, Int4, Int8, ScaledCodec
+from averaging.numbers.codec import Codec, Scratch, as_bytes, checked_bytes, require_size
+from averaging.numbers.outer import Nesterov, StepsFused
+from averaging.numbers.tiles import BlockSizes, plan_of
+from averaging.numbers.two_level_codec import Int2
+
+_NOTHING = np.empty(0, np.float32)
+
+
+class _Compiled(ScaledCodec, StepsFused):
+    """Base of the compiled codecs. Scratch memory is not used: a kernel needs 16 kB of its own."""
+
+    number: ClassVar[int]
+
+    def encode(self, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch) -> None:
+        self._encode_all(_NOTHING, values, sizes, out)
+
+    def encode_difference(
+        self, base: Float32s, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch
+    ) -> None:
+        require_size(base, sizes)
+        self._encode_all(base, values, sizes, out)
+
+    def _encode_all(
+        self, base: Float32s, values: Float32s, sizes: Sequence[int], out: Buffer
+    ) -> None:
+        target = self._target(out, sizes, values.size)
+        _refuse(kernels.encode(self.number, _tiles_of(self, tuple(sizes)), base, values, target))
+
+    def encode_sum(
+        self,
+        source: Codec,
+        payloads: Sequence[Buffer],
+        weights: Sequence[float],
+        sizes: Sequence[int],
+        out: Buffer,
+        scratch: Scratch,
+    ) -> None:
+        if not isinstance(source, _Compiled):
+            super().encode_sum(source, payloads, weights, sizes, out, scratch)
+            return
+        target = self._target(out, sizes, sum(sizes))
+        length = source.encoded_size(sizes)
+        given = [checked_bytes(source.name, payload, length) for payload in payloads]
+        factors = np.array(weights, np.float32)
+        if len(factors) != len(given):
+            raise ValueError(f"{len(factors)} weights for {len(given)} payloads")
+        addresses = np.array([data.ctypes.data for data in given], np.uint64)
+        tiles, made = _tiles_of(source, tuple(sizes)), _tiles_of(self, tuple(sizes))
+        _refuse(
+            kernels.merge(
+                source.number, self.number, tiles, made, addresses, length, factors, target
+            )
+        )
+
+    def decode(self, data: Buffer, sizes: Sequence[int], out: Float32s, scratch: Scratch) -> None:
+        self._decode(data, sizes, 1.0, kernels.SET, out)
+
+    def decode_add(
+        self,
+        data: Buffer,
+        sizes: Sequence[int],
+        weight: float | Float64s,
+        accumulator: Float32s,
+        scratch: Scratch,
+    ) -> None:
+        self._decode(data, sizes, weight, kernels.ADD, accumulator)
+
+    def _decode(
+        self,
+        data: Buffer,
+        sizes: Sequence[int],
+        weight: float | Float64s,
+        action: int,
+        out: Float32s,
+    ) -> None:
+        octets = self._source(data, sizes, out)
+        weights = np.ascontiguousarray(np.broadcast_to(np.float32(weight), len(sizes)))
+        kernels.decode(self.number, _tiles_of(self, tuple(sizes)), octets, weights, action, out)
+
+    def step_fused(
+        self,
+        theta: Float32s,
+        momentum: Float32s,
+        payload: Buffer,
+        sizes: Sequence[int],
+        optimizer: Nesterov,
+        into: Float32s,
+    ) -> None:
+        octets = self._source(payload, sizes, theta)
+        kernels.step(
+            self.number,
+            _tiles_of(self, tuple(sizes)),
+            octets,
+            theta,
+            momentum,
+            np.float32(optimizer.eta),
+            np.float32(optimizer.mu),
+            into,
+        )
+
+    def _target(self, out: Buffer, sizes: Sequence[int], count: int) -> Bytes:
+        target = as_bytes(out)
+        plan = plan_of(self, tuple(sizes))
+        if target.size != plan.bytes or count != plan.values:
+            raise ValueError(
+                f"{count} values into {target.size} bytes; the units hold {plan.values} values, "
+                f"which are {plan.bytes} bytes in {self.name}"
+            )
+        return target
+
+    def _source(self, data: Buffer, sizes: Sequence[int], vector: Float32s) -> Bytes:
+        octets = checked_bytes(self.name, data, plan_of(self, tuple(sizes)).bytes)
+        require_size(vector, sizes)
+        return octets
+
+
+class _Float16(_Compiled, Float16):
+    number = kernels.F16
+
+
+class _Int8(_Compiled, Int8):
+    number = kernels.INT8
+
+
+class _Int4(_Compiled, Int4):
+    number = kernels.INT4
+
+
+class _Int3(_Compiled, Int3):
+    number = kernels.INT3
+
+
+class _Int2(_Compiled, Int2):
+    number = kernels.INT2
+
+
+COMPILED: tuple[Codec, ...] = (_Float16(), _Int8(), _Int4(), _Int3(), _Int2())
+
+
+@lru_cache(maxsize=256)
+def _tiles_of(codec: BlockSizes, sizes: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return the tiles of these units as kernels take them, a row for each."""
+    rows = []
+    for tile in plan_of(codec, sizes).tiles:
+        size = codec.code_bytes(tile.columns)
+        steps = (tile.record, tile.record, 1) if tile.record else (4, size, 0)
+        scale_step, code_step, unit_step = steps
+        place = tile.unit, tile.start, tile.rows, tile.columns
+        rows.append((*place, tile.scales_at, scale_step, tile.codes_at, code_step, size, unit_step))
+    return np.array(rows, np.int64).reshape(len(rows), kernels.UNIT_STEP + 1)
+
+
+def _refuse(unit: int) -> None:
+    """Raise ``NotFinite`` for what ``kernels.encode`` returns, unless that is -1."""
+    if unit >= 0:
+        raise NotFinite(unit)
