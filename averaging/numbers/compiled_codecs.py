@@ -1,7 +1,7 @@
 """The codecs with compiled kernels in place of numpy's passes: the same bytes in less time.
 
 A class here is a codec of ``block_codecs`` or ``two_level_codec`` and takes from it everything that
-is not worth a kernel. ``averaging.live.fast_codecs`` puts them into the table of codecs when they
+is not worth a kernel. ``averaging.live.compiling`` puts them into the table of codecs when they
 have been compared with numpy on this machine.
 """
 
@@ -14,13 +14,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from averaging.errors import NotFinite
+from averaging.errors import CodecsDiffer, NotFinite
 from averaging.numbers import kernels
 from averaging.numbers.arrays import Buffer, Bytes, Float32s, Float64s
 from averaging.numbers.block_codecs import Float16, Int3, Int4, Int8, ScaledCodec
 from averaging.numbers.codec import Codec, Scratch, as_bytes, checked_bytes, require_size
-from averaging.numbers.outer import Nesterov, StepsFused
-from averaging.numbers.tiles import BlockSizes, plan_of
+from averaging.numbers.outer import Nesterov, StepsFused, step_encoded
+from averaging.numbers.tiles import plan_of
 from averaging.numbers.two_level_codec import Int2
 
 _NOTHING = np.empty(0, np.float32)
@@ -107,16 +107,10 @@ class _Compiled(ScaledCodec, StepsFused):
         into: Float32s,
     ) -> None:
         octets = self._source(payload, sizes, theta)
-        kernels.step(
-            self.number,
-            _tiles_of(self, tuple(sizes)),
-            octets,
-            theta,
-            momentum,
-            np.float32(optimizer.eta),
-            np.float32(optimizer.mu),
-            into,
-        )
+        eta, mu = np.float32(optimizer.eta), np.float32(optimizer.mu)
+        held = momentum if mu else _NOTHING
+        tiles = _tiles_of(self, tuple(sizes))
+        kernels.step(self.number, tiles, octets, theta, held, eta, mu, into)
 
     def _target(self, out: Buffer, sizes: Sequence[int], count: int) -> Bytes:
         target = as_bytes(out)
@@ -154,11 +148,60 @@ class _Int2(_Compiled, Int2):
     number = kernels.INT2
 
 
-COMPILED: tuple[Codec, ...] = (_Float16(), _Int8(), _Int4(), _Int3(), _Int2())
+PAIRS: tuple[tuple[ScaledCodec, _Compiled], ...] = (
+    (Float16(), _Float16()),
+    (Int8(), _Int8()),
+    (Int4(), _Int4()),
+    (Int3(), _Int3()),
+    (Int2(), _Int2()),
+)
+"""The codecs of numpy, each with its compiled one."""
+
+
+def check() -> None:
+    """Compare all kernels with numpy on a few blocks. Raises ``CodecsDiffer``."""
+    rng = np.random.default_rng(0)
+    sizes = (1, 7, 7, 1024, 2500)
+    values = rng.standard_normal((2, sum(sizes)), dtype=np.float32)
+    values[:, rng.integers(0, values.shape[1], 99)] = -0.0
+    for size in (1.0, 1e-42, 1e-20, 1e37):
+        for pair in PAIRS:
+            compare(pair, values * np.float32(size), sizes, (0.3, 0.6), Nesterov(0.7, 0.9))
+
+
+def compare(
+    pair: tuple[ScaledCodec, ScaledCodec],
+    values: NDArray[np.float32],
+    sizes: Sequence[int],
+    weights: tuple[float, float],
+    optimizer: Nesterov,
+) -> None:
+    """Raise ``CodecsDiffer`` unless both codecs do the same with two vectors, to the last bit."""
+    first, second = values
+    results = []
+    for codec in pair:
+        scratch = Scratch()
+        encoded, other, merged = (bytearray(codec.encoded_size(sizes)) for _ in range(3))
+        codec.encode_difference(first, second, sizes, encoded, scratch)
+        codec.encode(second, sizes, other, scratch)
+        codec.encode_sum(codec, [encoded, other], weights, sizes, merged, scratch)
+        decoded, theta, momentum, plain = (second.copy() for _ in range(4))
+        codec.decode(other, sizes, decoded, scratch)
+        spread = np.linspace(*weights, len(sizes))
+        codec.decode_add(encoded, sizes, spread, decoded, scratch)
+        step_encoded(theta, momentum, codec, merged, sizes, optimizer, scratch=scratch)
+        plainly = Nesterov(1.0, 0.0)
+        step_encoded(first, momentum, codec, encoded, sizes, plainly, scratch=scratch, into=plain)
+        vectors = (each.tobytes() for each in (decoded, theta, momentum, plain))
+        results.append((bytes(encoded), bytes(other), bytes(merged), *vectors))
+    names = "a difference", "values", "a sum", "decoding", "theta", "momentum", "subtraction"
+    for name, expected, found in zip(names, *results, strict=True):
+        if found != expected:
+            raise CodecsDiffer(pair[0].name, name)
 
 
 @lru_cache(maxsize=256)
-def _tiles_of(codec: BlockSizes, sizes: tuple[int, ...]) -> NDArray[np.int64]:
+def _tiles_of(codec: ScaledCodec, sizes: tuple[int, ...]) -> NDArray[np.int64]:
     """Return the tiles of these units as kernels take them, a row for each."""
     rows = []
     for tile in plan_of(codec, sizes).tiles:

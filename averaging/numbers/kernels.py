@@ -173,17 +173,19 @@ def _write_int2(work, bits, size, peak, spare, codes):
     _gather(flags, codes[:plane])
     _round(work, size, _F32(127) / peak)
     for i in range(size):
-        sizes[i] = _U8(abs(np.int8(bits[i])))
+        sizes[i] = _U8(bits[i])
+    for i in range(size):
+        sizes[i] = min(sizes[i], _U8(-sizes[i]))  # the magnitude of a signed byte
     total = _I32(0)
     for i in range(size):
         total += _I32(sizes[i])
     limit = _U8(min(3 * total // (2 * size), 127))
     above, count = _I32(0), _I32(0)
     for i in range(size):
-        large = _U8(sizes[i] > limit)
-        flags[i] = large
-        count += _I32(large)
-        above += _I32(sizes[i]) * _I32(large)
+        flags[i] = _U8(sizes[i] > limit)
+    for i in range(size):
+        count += _I32(flags[i])
+        above += _I32(_U8(sizes[i] * flags[i]))
     _gather(flags, codes[plane:])
     low = _F64(total - above) / _F64(max(size - count, 1))
     high = _F64(above) / _F64(max(count, 1)) if count else (low if low != 0 else _F64(127))

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from averaging.errors import CodecsNotCompiled
+from averaging.live.compiling import can_compile, use_compiled_codecs
 from peer.doctor.findings import Finding
 from peer.hosting.service import (
     INSTALL_FOR_ALL,
@@ -159,6 +161,18 @@ def _judge_torch(found: dict[str, object]) -> Finding:
         )
         return Finding("torch", "warning", text, remedy)
     return Finding("torch", "ok", text)
+
+
+async def check_codecs() -> Finding:
+    """The codecs that a peer on this machine would use; the first time they are compiled."""
+    if not can_compile():
+        return Finding("codecs", "ok", "of numpy; `pip install 'shoal[fast]'` has faster ones")
+    try:
+        await use_compiled_codecs()
+    except CodecsNotCompiled as error:
+        remedy = "rounds take longer; NUMBA_CACHE_DIR names a folder for compiled code"
+        return Finding("codecs", "warning", str(error), remedy)
+    return Finding("codecs", "ok", "compiled for this processor, with the bits of numpy's")
 
 
 def check_port(port: int) -> Finding:
