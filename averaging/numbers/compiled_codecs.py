@@ -109,6 +109,8 @@ class _Compiled(ScaledCodec, StepsFused):
         octets = self._source(payload, sizes, theta)
         eta, mu = np.float32(optimizer.eta), np.float32(optimizer.mu)
         held = momentum if mu else _NOTHING
+        require_size(into, sizes)
+        require_size(held, sizes if mu else ())
         tiles = _tiles_of(self, tuple(sizes))
         kernels.step(self.number, tiles, octets, theta, held, eta, mu, into)
 

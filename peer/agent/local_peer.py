@@ -21,7 +21,7 @@ from averaging.errors import CodecsNotCompiled
 from averaging.history.attested import grew_from
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
-from averaging.live.compiling import can_compile, use_compiled_codecs
+from averaging.live.compiling import COMPILE_FROM_VALUES, can_compile, use_compiled_codecs
 from averaging.live.settings import AveragerStats
 from averaging.live.state_files import StateFiles
 from averaging.numbers.arrays import Float32s, uninitialised_floats
@@ -294,8 +294,9 @@ class LocalPeer:
             self.event("state_place", text=self._state_place)
 
     async def compile_codecs(self) -> None:
-        """Take compiled codecs into use if the compiler is installed."""
-        if not can_compile():
+        """Take compiled codecs into use if the compiler is installed and the model is large."""
+        values = sum(fragment.size for fragment in self.layout.fragments)
+        if values < COMPILE_FROM_VALUES or not can_compile():
             return
         began = asyncio.get_running_loop().time()
         try:

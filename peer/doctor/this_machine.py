@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from averaging.errors import CodecsNotCompiled
-from averaging.live.compiling import can_compile, use_compiled_codecs
+from averaging.live.compiling import COMPILE_FROM_VALUES, can_compile, try_compiler
 from peer.doctor.findings import Finding
 from peer.hosting.service import (
     INSTALL_FOR_ALL,
@@ -164,15 +164,15 @@ def _judge_torch(found: dict[str, object]) -> Finding:
 
 
 async def check_codecs() -> Finding:
-    """The codecs that a peer on this machine would use; the first time they are compiled."""
+    """Whether a peer on this machine would compile its codecs. They are not compiled here."""
     if not can_compile():
         return Finding("codecs", "ok", "of numpy; `pip install 'shoal[fast]'` has faster ones")
     try:
-        await use_compiled_codecs()
+        await try_compiler()
     except CodecsNotCompiled as error:
-        remedy = "rounds take longer; NUMBA_CACHE_DIR names a folder for compiled code"
-        return Finding("codecs", "warning", str(error), remedy)
-    return Finding("codecs", "ok", "compiled for this processor, with the bits of numpy's")
+        return Finding("codecs", "warning", str(error), "`pip install --upgrade numba numpy`")
+    models = f"models of {COMPILE_FROM_VALUES // 10**6} million parameters or more"
+    return Finding("codecs", "ok", f"compiled as a peer joins a run, for {models}")
 
 
 def check_port(port: int) -> Finding:

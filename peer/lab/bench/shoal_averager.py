@@ -111,7 +111,7 @@ class ShoalParticipant(Participant):
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True, name="loop").start()
         if compiled and can_compile():
-            self._wait(use_compiled_codecs())
+            self._wait(use_compiled_codecs(niceness=0))
         self._peer = self._wait(_Peer.open(setup, meeting_point, direct=direct))
 
     def _wait(self, work: Coroutine[Any, Any, _R]) -> _R:
