@@ -55,7 +55,8 @@ async def use_compiled_codecs(
 ) -> None:
     """Compile the codecs, or load them, and put them into the table of codecs.
 
-    ``niceness`` is added to that of this process for the one that compiles. Raises ``CodecsNotCompiled`` and changes nothing if that fails, whatever the reason is.
+    ``niceness`` is added to this process's for the one that compiles. Raises
+    ``CodecsNotCompiled`` and changes nothing if that fails, whatever the reason is.
     """
     await _run(COMPILE.format(niceness=niceness), timeout_s=timeout_s)
     try:
