@@ -16,8 +16,6 @@ import importlib.util
 import sys
 
 from averaging.errors import CodecsNotCompiled
-from averaging.numbers import codecs
-from averaging.numbers.codec import Codec
 
 COMPILE_FROM_VALUES = 10_000_000
 """Smallest model for which it pays. Compiled codecs save 1.5 ns for each value and round, and cost
@@ -60,11 +58,9 @@ async def use_compiled_codecs(
     """
     await _run(COMPILE.format(niceness=niceness), timeout_s=timeout_s)
     try:
-        compiled = await asyncio.to_thread(_load)
+        await asyncio.to_thread(_load)
     except Exception as error:  # numba's errors have no base in common
         raise CodecsNotCompiled(f"{type(error).__name__}: {error}") from error
-    for codec in compiled:
-        codecs.replace(codec)
 
 
 async def _run(script: str, *, timeout_s: float) -> None:
@@ -91,8 +87,8 @@ async def _run(script: str, *, timeout_s: float) -> None:
         raise CodecsNotCompiled(lines[-1] if lines else end)
 
 
-def _load() -> list[Codec]:
+def _load() -> None:
     from averaging.numbers import compiled_codecs
 
     compiled_codecs.check()
-    return [compiled for _, compiled in compiled_codecs.PAIRS]
+    compiled_codecs.take()

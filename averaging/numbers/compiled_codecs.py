@@ -16,9 +16,17 @@ from numpy.typing import NDArray
 
 from averaging.errors import CodecsDiffer, NotFinite
 from averaging.numbers import kernels
-from averaging.numbers.arrays import Buffer, Bytes, Float32s, Float64s
+from averaging.numbers.arrays import (
+    Buffer,
+    Bytes,
+    Float32s,
+    Float64s,
+    sum_of_squares,
+    sum_squares_with,
+)
 from averaging.numbers.block_codecs import Float16, Int3, Int4, Int8, ScaledCodec
 from averaging.numbers.codec import Codec, Scratch, as_bytes, checked_bytes, require_size
+from averaging.numbers.codecs import replace
 from averaging.numbers.outer import Nesterov, StepsFused, step_encoded
 from averaging.numbers.tiles import plan_of
 from averaging.numbers.two_level_codec import Int2
@@ -160,6 +168,20 @@ PAIRS: tuple[tuple[ScaledCodec, _Compiled], ...] = (
 """The codecs of numpy, each with its compiled one."""
 
 
+def take() -> None:
+    """Put the compiled codecs, and the sum of squares of norms, in the place of numpy's."""
+    for _, codec in PAIRS:
+        replace(codec)
+    sum_squares_with(kernels.sum_of_squares)
+
+
+def give_back() -> None:
+    """Undo ``take``."""
+    for codec, _ in PAIRS:
+        replace(codec)
+    sum_squares_with(sum_of_squares)
+
+
 def check() -> None:
     """Compare all kernels with numpy on a few blocks. Raises ``CodecsDiffer``."""
     rng = np.random.default_rng(0)
@@ -169,6 +191,16 @@ def check() -> None:
     for size in (1.0, 1e-42, 1e-20, 1e37):
         for pair in PAIRS:
             compare(pair, values * np.float32(size), sizes, (0.3, 0.6), Nesterov(0.7, 0.9))
+        compare_sums(values[0] * np.float32(size))
+
+
+def compare_sums(values: Float32s) -> None:
+    """Raise ``CodecsDiffer`` unless squares of the first values have the same sum as in numpy."""
+    work = np.empty(values.size, np.float64)
+    for count in (0, 1, 2, 3, values.size):
+        tile = values[:count]
+        if sum_of_squares(tile, work) != kernels.sum_of_squares(tile, work):
+            raise CodecsDiffer("f32", f"the squared norm of {count} values")
 
 
 def compare(

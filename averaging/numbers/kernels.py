@@ -62,13 +62,13 @@ _tiles = types.Array(types.int64, 2, "C", readonly=True)
 _given = types.Array(types.float32, 1, "C", readonly=True)
 _payload = types.Array(types.uint8, 1, "C", readonly=True)
 _addresses = types.Array(types.uint64, 1, "C", readonly=True)
-_vector, _bytes = types.float32[::1], types.uint8[::1]
+_vector, _bytes, _work = types.float32[::1], types.uint8[::1], types.float64[::1]
 
 _part = njit(nogil=True, error_model="numpy")
 
 
-def _kernel(*arguments: Any) -> Any:
-    return njit(types.int64(*arguments), nogil=True, error_model="numpy", cache=True)
+def _kernel(*arguments: Any, returns: Any = types.int64) -> Any:
+    return njit(returns(*arguments), nogil=True, error_model="numpy", cache=True)
 
 
 @intrinsic
@@ -387,3 +387,21 @@ def step(codec, tiles, data, theta, momentum, eta, mu, out):
             for i in range(size):  # apart from the line above: theta and out may be the same
                 after[i] = work[i]
     return 0
+
+
+@_kernel(_given, _work, returns=types.float64)
+def sum_of_squares(tile, work):
+    """Do what ``averaging.numbers.arrays.sum_of_squares`` does, in the same order."""
+    count = (tile.size + 1) // 2
+    upper = tile[count:]
+    for i in range(upper.size):
+        work[i] = _F64(tile[i]) * _F64(tile[i]) + _F64(upper[i]) * _F64(upper[i])
+    if upper.size < count:
+        work[count - 1] = _F64(tile[count - 1]) * _F64(tile[count - 1])
+    while count > 1:
+        half = (count + 1) // 2
+        more = work[half:count]
+        for i in range(more.size):
+            work[i] = work[i] + more[i]
+        count = half
+    return work[0] if tile.size else 0.0

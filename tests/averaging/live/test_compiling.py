@@ -16,7 +16,7 @@ from averaging.errors import CodecsNotCompiled
 from averaging.history import replay
 from averaging.live import compiling
 from averaging.live.compiling import can_compile, try_compiler, use_compiled_codecs
-from averaging.numbers import arithmetic, codecs, compiled_codecs
+from averaging.numbers import arithmetic, compiled_codecs
 from averaging.numbers.codec import Codec
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.compiled_codecs import PAIRS
@@ -32,8 +32,7 @@ COMPILED = {codec.name: codec for _, codec in PAIRS}
 def table() -> Iterator[None]:
     """The table of codecs is as before when a test ends."""
     yield
-    for codec, _ in PAIRS:
-        codecs.replace(codec)
+    compiled_codecs.give_back()
 
 
 def are_compiled() -> set[bool]:

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 pytest.importorskip("numba", reason="compiled codecs need the extra 'fast'")
 
 from averaging.errors import BadPayload, CodecsDiffer, NotFinite
-from averaging.numbers import codecs, compiled_codecs, kernels
+from averaging.numbers import compiled_codecs, kernels
+from averaging.numbers.arrays import SUM_TILE
 from averaging.numbers.block_codecs import ScaledCodec
 from averaging.numbers.codec import Codec, Scratch
-from averaging.numbers.compiled_codecs import PAIRS, compare
+from averaging.numbers.compiled_codecs import PAIRS, compare, compare_sums
 from averaging.numbers.float32_codec import Float32
 from averaging.numbers.merge import merge_encoded, rule_named
 from averaging.numbers.outer import Nesterov, step_encoded
@@ -208,6 +209,12 @@ def test_no_kernel_gets_a_payload_or_a_vector_of_another_length(
             step_encoded(theta, momentum, codec, data, SIZES, OPTIMIZER, scratch=scratch, into=into)
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 1000, 1023, 4097, SUM_TILE - 1, SUM_TILE])
+def test_squares_are_added_in_the_order_of_numpy(count: int) -> None:
+    compare_sums(some_values(1, (SUM_TILE,), 1e10)[0][:count])
+    compare_sums(some_values(1, (SUM_TILE,), 1e-30)[0][:count])
+
+
 def test_a_kernel_with_another_bit_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled_codecs.check()
     kernel = kernels.step
@@ -234,8 +241,7 @@ def test_no_call_compiles_anything(name: str) -> None:
 
 
 if __name__ == "__main__":
-    for _, compiled in PAIRS:
-        codecs.replace(compiled)
+    compiled_codecs.take()
     sys.exit(
         pytest.main(["-q", "-p", "no:cacheprovider", "-k", "not f32", *IGNORED, *map(str, TESTS)])
     )
