@@ -1,7 +1,7 @@
 """Compiled codecs have the bits of numpy's, whatever the values and the shapes are.
 
 ``python -m tests.averaging.numbers.test_compiled_codecs`` puts them into the table of codecs of its
-own process and runs the tests of codecs and outer steps on them, golden files included.
+own process and runs tests of codecs and outer steps on them, those of golden files among them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from averaging.numbers.outer import Nesterov, step_encoded
 
 HERE = Path(__file__).parent
 TESTS = [HERE / f"test_{name}.py" for name in ("codec", "outer")]
+KEPT = "not f32 and (golden or group or alignment or threads or refused or encoded)"
+"""The other tests hold for any codec with the same bits."""
 IGNORED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
 """This module has imported hypothesis before pytest looks for its plugins."""
 
@@ -57,7 +59,7 @@ def test_the_table_with_compiled_codecs_passes_the_tests_of_codecs() -> None:
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     passed = re.search(r"(\d+) passed", ran.stdout)
-    assert passed is not None and int(passed[1]) > 400, ran.stdout
+    assert passed is not None and int(passed[1]) > 100, ran.stdout
 
 
 numbers = st.one_of(
@@ -242,6 +244,4 @@ def test_no_call_compiles_anything(name: str) -> None:
 
 if __name__ == "__main__":
     compiled_codecs.take()
-    sys.exit(
-        pytest.main(["-q", "-p", "no:cacheprovider", "-k", "not f32", *IGNORED, *map(str, TESTS)])
-    )
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", KEPT, *IGNORED, *map(str, TESTS)]))
