@@ -57,6 +57,7 @@ _SPREAD = np.unpackbits(np.arange(256, dtype=np.uint8)).view(np.uint64)
 """Eight bytes of 0 or 1, by the byte that ``_GATHER`` makes of them."""
 _REBIAS, _UNBIAS, _LARGEST_HALF = Float16.REBIAS, Float16.UNBIAS, Float16.LARGEST
 _K_BITS = np.uint32(127)
+_EVERY_OTHER = np.uint64(0x00FF00FF00FF00FF)
 
 _tiles = types.Array(types.int64, 2, "C", readonly=True)
 _given = types.Array(types.float32, 1, "C", readonly=True)
@@ -163,30 +164,40 @@ def _write_int3(work, bits, size, peak, spare, codes):
 
 
 @_part
+def _sum_bytes(words):
+    """Sum of the bytes of up to 128 words, none of which is above 127."""
+    total = _U64(0)
+    for i in range(words.size):
+        total += (words[i] & _EVERY_OTHER) + ((words[i] >> _U64(8)) & _EVERY_OTHER)
+    total = (total & _U64(0x0000FFFF0000FFFF)) + ((total >> _U64(16)) & _U64(0x0000FFFF0000FFFF))
+    return _I32((total & _U64(0xFFFFFFFF)) + (total >> _U64(32)))
+
+
+@_part
 def _write_int2(work, bits, size, peak, spare, codes):
     flags, sizes = spare[0], spare[1]
     plane = (size + 7) // 8
-    for i in range(size):
-        flags[i] = _U8(_U32(bits[i]) >> _U32(31))
     for i in range(size, 8 * plane):
         flags[i] = 0
+        sizes[i] = 0
+    for i in range(size):
+        flags[i] = _U8(_U32(bits[i]) >> _U32(31))
     _gather(flags, codes[:plane])
     _round(work, size, _F32(127) / peak)
     for i in range(size):
         sizes[i] = _U8(bits[i])
     for i in range(size):
         sizes[i] = min(sizes[i], _U8(-sizes[i]))  # the magnitude of a signed byte
-    total = _I32(0)
-    for i in range(size):
-        total += _I32(sizes[i])
+    size_words, flag_words = sizes.view(np.uint64)[:plane], flags.view(np.uint64)[:plane]
+    total = _sum_bytes(size_words)
     limit = _U8(min(3 * total // (2 * size), 127))
-    above, count = _I32(0), _I32(0)
     for i in range(size):
         flags[i] = _U8(sizes[i] > limit)
-    for i in range(size):
-        count += _I32(flags[i])
-        above += _I32(_U8(sizes[i] * flags[i]))
     _gather(flags, codes[plane:])
+    count = _sum_bytes(flag_words)
+    for i in range(plane):
+        size_words[i] &= flag_words[i] * _U64(255)
+    above = _sum_bytes(size_words)
     low = _F64(total - above) / _F64(max(size - count, 1))
     high = _F64(above) / _F64(max(count, 1)) if count else (low if low != 0 else _F64(127))
     scale = min(_F32(_F64(peak) * (high / _F64(127 * 127))), SCALE_MAX)
