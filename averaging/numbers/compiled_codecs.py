@@ -188,6 +188,12 @@ def check() -> None:
     sizes = (1, 7, 7, 1024, 2500)
     values = rng.standard_normal((2, sum(sizes)), dtype=np.float32)
     values[:, rng.integers(0, values.shape[1], 99)] = -0.0
+    # Halves of a step: a multiply fused with the add that rounds would not see them as such.
+    ties = [(np.arange(steps) + 0.5) / steps for steps in (127, 7, 3)]
+    halves = np.concatenate([[1.0], *ties]).astype(np.float32)
+    for pair in PAIRS:
+        both = np.stack([halves, np.zeros_like(halves)])
+        compare(pair, both, (halves.size,), (0.3, 0.6), Nesterov(1.0, 0.0))
     for size in (1.0, 1e-42, 1e-20, 1e37):
         for pair in PAIRS:
             compare(pair, values * np.float32(size), sizes, (0.3, 0.6), Nesterov(0.7, 0.9))
