@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 pytest.importorskip("numba", reason="compiled codecs need the extra 'fast'")
@@ -64,6 +69,34 @@ def test_a_compiler_that_fails_leaves_the_codecs_of_numpy(
     monkeypatch.setattr(compiling, "COMPILE_WITHIN_S", timeout_s)
     with pytest.raises(CodecsNotCompiled, match=reason):
         asyncio.run(try_compiler())
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_the_process_that_compiles_ends_with_the_peer(tmp_path: Path) -> None:
+    """A peer that is killed says nothing to it."""
+    at = tmp_path / "pid"
+    compiles = f"open({str(at)!r}, 'w').write(str(os.getpid())); import time; time.sleep(60)"
+    killed = f"""
+import asyncio
+from averaging.live import compiling
+compiling.COMPILE = {compiles!r}
+asyncio.run(compiling.use_compiled_codecs())
+"""
+    peer = subprocess.Popen([sys.executable, "-c", killed])
+    deadline = time.monotonic() + 60.0
+    while not (at.exists() and at.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    peer.kill()
+    peer.wait()
+    while runs(int(at.read_text())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not runs(int(at.read_text()))
 
 
 def test_codecs_that_differ_from_numpy_in_this_process_are_not_used(
