@@ -50,6 +50,29 @@ class SubnormalsFlushed(AveragingError):
         )
 
 
+class CodecsDiffer(AveragingError):
+    """A compiled codec and numpy's disagree on this machine."""
+
+    def __init__(self, codec: str, what: str) -> None:
+        super().__init__(codec, what)
+        self.codec = codec
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"compiled {self.codec} has other bits than numpy's in {self.what}"
+
+
+class CodecsNotCompiled(AveragingError):
+    """Codecs could not be compiled, so numpy's are used: the same bits in more time."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"codecs are not compiled: {self.reason}"
+
+
 class LineageBroken(AveragingError):
     """A replay entry that does not follow from the state that it was to be applied to."""
 

@@ -195,6 +195,7 @@ class Agent(Delegate):
                 helpers = [
                     tasks.create_task(self._line.beat(), name="beat"),
                     tasks.create_task(self._listen(messages), name="listen"),
+                    tasks.create_task(local.compile_codecs(), name="compile codecs"),
                     tasks.create_task(
                         local.leave_when_asked(LEAVE_WITHIN_S, patience_s=LEAVE_PATIENCE_S),
                         name="leave",

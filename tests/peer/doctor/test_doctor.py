@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from multiaddr import Multiaddr
 
+from averaging.live import compiling
 from dht.identity import PeerId, RunId
 from dht.libp2p.lane_connection import Path as LanePath
 from dht.libp2p.observers import RouterView
@@ -23,10 +24,17 @@ from dht.memory.virtual_loop import run
 from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
+from peer.doctor import this_machine
 from peer.doctor.findings import Finding, as_record, exit_code
 from peer.doctor.network import TryLane, describe_meetings, describe_router, examine_network
 from peer.doctor.targets import Plan, TargetError, plan_of
-from peer.doctor.this_machine import check_disk, check_memory, check_port, check_torch
+from peer.doctor.this_machine import (
+    check_codecs,
+    check_disk,
+    check_memory,
+    check_port,
+    check_torch,
+)
 from peer.run_file.sections import RunFile
 from tests.processes import Processes, descendants, described, still_running
 
@@ -349,6 +357,19 @@ def test_torch_is_asked_in_a_process_of_its_own_that_may_crash() -> None:
     assert finding.state == "failed"
     finding = asyncio.run(check_torch("raise ImportError('libcudart.so.13')"))
     assert "libcudart.so.13" in finding.text
+
+
+def test_the_doctor_says_which_codecs_a_peer_would_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(this_machine, "can_compile", lambda: True)
+    monkeypatch.setattr(compiling, "IMPORT", "")
+    finding = asyncio.run(check_codecs())
+    assert (finding.state, finding.text[:8]) == ("ok", "compiled")
+    monkeypatch.setattr(compiling, "IMPORT", "raise ImportError('Numba needs NumPy 2.4 or less')")
+    finding = asyncio.run(check_codecs())
+    assert finding.state == "warning" and "Numba needs NumPy 2.4 or less" in finding.text
+    monkeypatch.setattr(this_machine, "can_compile", lambda: False)
+    finding = asyncio.run(check_codecs())
+    assert finding.state == "ok" and "shoal[fast]" in finding.text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills children with a parent")
