@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy as np
+import psutil
 
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named, codec_names
@@ -100,8 +101,13 @@ def table(speeds: list[Speed]) -> str:
 
 
 def main() -> None:
+    process, began = psutil.Process(), time.process_time()
+    before = process.memory_full_info().pss
     from averaging.numbers import compiled_codecs
 
+    compiled_codecs.check()
+    more = process.memory_full_info().pss - before
+    print(f"loading takes {time.process_time() - began:.1f} CPU s and {more / 1e6:.0f} MB")
     rows: dict[tuple[str, str], list[float]] = {}
     for _ in range(2):
         for change in (compiled_codecs.give_back, compiled_codecs.take):
