@@ -10,6 +10,7 @@ import pytest
 
 from averaging.live.exchange import Exchange
 from averaging.numbers.chunks import Chunk
+from averaging.round.contributing import Contribution
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
