@@ -24,9 +24,9 @@ from averaging.live.links import Transport, bulk_protocol, control_protocol
 from averaging.live.reducing import Reducing
 from averaging.live.threads import Threads
 from averaging.live.uploading import Uploading
-from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.layout import Layout, TensorSpec
+from averaging.round.contributing import Contribution
 from dht.errors import StreamBroken
 from dht.guarded_host import GuardedHost
 from dht.identity import PeerId
@@ -297,12 +297,11 @@ def test_a_thousandfold_poison_is_kept_out_from_the_first_round_on(
     """Before anything is usual it is measured by theta, in whatever codec."""
     encode = Exchange._encode_chunk
 
-    def spoilt(
-        self: Exchange, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview
-    ) -> None:
+    def spoilt(self: Exchange, chunk: Chunk, given: Contribution, out: memoryview) -> None:
         if self._me == MALLORY:
-            values = base - 1000 * (base - values)
-        encode(self, chunk, base, values, out)
+            far = given.base - 1000 * (given.base - given.values)
+            given = replace(given, values=far)
+        encode(self, chunk, given, out)
 
     monkeypatch.setattr(Exchange, "_encode_chunk", spoilt)
 

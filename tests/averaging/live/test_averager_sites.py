@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from averaging.live.exchange import Exchange
-from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk
+from averaging.round.contributing import Contribution
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
@@ -55,12 +55,11 @@ def exaggerate(monkeypatch: pytest.MonkeyPatch, absurd: PeerId) -> None:
     """This peer's displacements are a million times what they should be."""
     encode = Exchange._encode_chunk
 
-    def spoilt(
-        self: Exchange, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview
-    ) -> None:
+    def spoilt(self: Exchange, chunk: Chunk, given: Contribution, out: memoryview) -> None:
         if self._me == absurd:
-            values = base - np.float32(1e6) * (base - values)
-        encode(self, chunk, base, values, out)
+            far = given.base - np.float32(1e6) * (given.base - given.values)
+            given = replace(given, values=far)
+        encode(self, chunk, given, out)
 
     monkeypatch.setattr(Exchange, "_encode_chunk", spoilt)
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 from unittest.mock import patch
 
 from averaging.live.exchange import Exchange
 from averaging.live.settings import AveragerSettings
-from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk
+from averaging.round.contributing import Contribution
 from averaging.round.reducer import Reducer
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
@@ -62,12 +62,11 @@ def experiment(prepare: Callable[[Swarm], Any], *, poison: float = 1.0) -> tuple
 
     keep: list[Reducer] = []  # so that no other one gets its id
 
-    def spoilt(
-        self: Exchange, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview
-    ) -> None:
+    def spoilt(self: Exchange, chunk: Chunk, given: Contribution, out: memoryview) -> None:
         if self._me == MALLORY and poison != 1.0:
-            values = base - poison * (base - values)
-        encode(self, chunk, base, values, out)
+            far = given.base - poison * (given.base - given.values)
+            given = replace(given, values=far)
+        encode(self, chunk, given, out)
 
     rounds: dict[str, bool] = {}
 
