@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dht.errors import ExpectedError
 
-class AveragingError(Exception):
+
+class AveragingError(ExpectedError):
     """The world misbehaved: a peer's bytes, a learner's numbers or this machine's arithmetic."""
 
 
@@ -13,10 +15,8 @@ class NotFinite(AveragingError):
     A codec knows no names; its caller adds them: ``error.in_tensor(name)``.
     """
 
-    def __init__(self, unit: int, tensor: str | None = None) -> None:
-        super().__init__(unit, tensor)  # args == parameters, so it survives pickling
-        self.unit = unit
-        self.tensor = tensor
+    unit: int
+    tensor: str | None = None
 
     def in_tensor(self, name: str) -> NotFinite:
         """Return the same error with the name of the tensor that ``unit`` belongs to."""
@@ -30,10 +30,8 @@ class NotFinite(AveragingError):
 class BadPayload(AveragingError):
     """Encoded bytes that no honest peer would send: a wrong length or an impossible scale."""
 
-    def __init__(self, codec: str, reason: str) -> None:
-        super().__init__(codec, reason)
-        self.codec = codec
-        self.reason = reason
+    codec: str
+    reason: str
 
     def __str__(self) -> str:
         return f"payload in {self.codec} refused: {self.reason}"
@@ -42,9 +40,7 @@ class BadPayload(AveragingError):
 class SubnormalsFlushed(AveragingError):
     """This thread's arithmetic flushes subnormals, so its bits would differ from other peers'."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
+    what: str
 
     def __str__(self) -> str:
         return (
@@ -54,14 +50,35 @@ class SubnormalsFlushed(AveragingError):
         )
 
 
+class CodecsDiffer(AveragingError):
+    """A compiled codec and numpy's disagree on this machine."""
+
+    def __init__(self, codec: str, what: str) -> None:
+        super().__init__(codec, what)
+        self.codec = codec
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"compiled {self.codec} has other bits than numpy's in {self.what}"
+
+
+class CodecsNotCompiled(AveragingError):
+    """Codecs could not be compiled, so numpy's are used: the same bits in more time."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"codecs are not compiled: {self.reason}"
+
+
 class LineageBroken(AveragingError):
     """A replay entry that does not follow from the state that it was to be applied to."""
 
-    def __init__(self, fragment: int, version: int, reason: str) -> None:
-        super().__init__(fragment, version, reason)
-        self.fragment = fragment
-        self.version = version
-        self.reason = reason
+    fragment: int
+    version: int
+    reason: str
 
     def __str__(self) -> str:
         return f"fragment {self.fragment}: version {self.version} does not follow: {self.reason}"
@@ -70,10 +87,8 @@ class LineageBroken(AveragingError):
 class BulkRefused(AveragingError):
     """A peer refused to take or to give a slice, or the connection to it carries no bulk data."""
 
-    def __init__(self, peer: str, reason: str) -> None:
-        super().__init__(peer, reason)
-        self.peer = peer
-        self.reason = reason
+    peer: str
+    reason: str
 
     def __str__(self) -> str:
         return f"peer {self.peer} refused bulk data: {self.reason}"

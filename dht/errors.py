@@ -5,21 +5,40 @@ Callers read the fields of an error, never its text.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar, dataclass_transform
+
 ANSWERS_SHOWN = 3
 """Number of peers' answers shown in an error; the rest are counted."""
 
 
-class DhtError(Exception):
+@dataclass_transform(eq_default=False)
+class ExpectedError(Exception):
+    """Base class of errors that are no bugs: what a caller reads of them are fields.
+
+    A subclass declares its fields as a dataclass does, and is made a dataclass. The fields are its
+    ``args``, so that it survives pickling.
+    """
+
+    __match_args__: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        if "__annotations__" in cls.__dict__:
+            dataclass(eq=False, repr=False)(cls)
+
+    def __post_init__(self) -> None:
+        self.args = tuple(getattr(self, name) for name in self.__match_args__)
+
+
+class DhtError(ExpectedError):
     """A peer, a daemon or a file did not behave as it should."""
 
 
 class PeerUnreachable(DhtError):
     """A peer did not answer: unknown address, refused, or silent for too long."""
 
-    def __init__(self, peer: str, reason: str) -> None:
-        super().__init__(peer, reason)  # args == parameters, so it survives pickling
-        self.peer = peer
-        self.reason = reason
+    peer: str
+    reason: str
 
     def __str__(self) -> str:
         return f"peer {self.peer} cannot be reached: {self.reason}"
@@ -28,11 +47,9 @@ class PeerUnreachable(DhtError):
 class CallRefused(DhtError):
     """A peer answered, and the answer was an error or broke a limit."""
 
-    def __init__(self, peer: str, protocol: str, reason: str) -> None:
-        super().__init__(peer, protocol, reason)
-        self.peer = peer
-        self.protocol = protocol
-        self.reason = reason
+    peer: str
+    protocol: str
+    reason: str
 
     def __str__(self) -> str:
         return f"peer {self.peer} refused {self.protocol}: {self.reason}"
@@ -41,10 +58,8 @@ class CallRefused(DhtError):
 class StreamBroken(DhtError):
     """A stream ended before the END frame and its acknowledgement, or broke a limit."""
 
-    def __init__(self, peer: str, reason: str) -> None:
-        super().__init__(peer, reason)
-        self.peer = peer
-        self.reason = reason
+    peer: str
+    reason: str
 
     def __str__(self) -> str:
         return f"stream with {self.peer} broke: {self.reason}"
@@ -53,9 +68,7 @@ class StreamBroken(DhtError):
 class HostClosed(DhtError):
     """The host is closing or its daemon is being restarted; try again later."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    reason: str
 
     def __str__(self) -> str:
         return f"the host is not up: {self.reason}"
@@ -67,11 +80,9 @@ class KeyFileError(DhtError):
     ``problem`` is ``exposed``, ``damaged``, ``unreadable`` or ``unwritable``.
     """
 
-    def __init__(self, path: str, reason: str, problem: str) -> None:
-        super().__init__(path, reason, problem)
-        self.path = path
-        self.reason = reason
-        self.problem = problem
+    path: str
+    reason: str
+    problem: str
 
     def __str__(self) -> str:
         if self.problem == "exposed":
@@ -91,11 +102,9 @@ class KeyFileError(DhtError):
 class AddressError(DhtError, ValueError):
     """An address is not valid here. ``component`` is the part that is wrong."""
 
-    def __init__(self, text: str, component: str, reason: str) -> None:
-        super().__init__(text, component, reason)
-        self.text = text
-        self.component = component
-        self.reason = reason
+    text: str
+    component: str
+    reason: str
 
     def __str__(self) -> str:
         where = f" {self.component!r}" if self.component else ""
@@ -105,11 +114,9 @@ class AddressError(DhtError, ValueError):
 class RunFileUnavailable(DhtError):
     """No peer had the run file that belongs to this run id."""
 
-    def __init__(self, run: str, answers: tuple[tuple[str, str], ...], timeout_s: float) -> None:
-        super().__init__(run, answers, timeout_s)
-        self.run = run
-        self.answers = answers
-        self.timeout_s = timeout_s
+    run: str
+    answers: tuple[tuple[str, str], ...]
+    timeout_s: float
 
     def __str__(self) -> str:
         if not self.answers:

@@ -8,30 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, dataclass_transform
+from typing import Any, ClassVar
 
+from dht.errors import ExpectedError
 from dht.protocol import UPGRADE
 
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C or SIGTERM has ended, as in shells."""
 
 
-@dataclass_transform(eq_default=False)
-class PeerError(Exception):
-    """Base class: a file, a run or a machine is not as it should be.
+class PeerError(ExpectedError):
+    """Base class: a file, a run or a machine is not as it should be."""
 
-    A subclass declares its fields as a dataclass does, and is made a dataclass. The fields are its
-    ``args``, so that it survives pickling.
-    """
-
-    exit_code: ClassVar[int] = 1
-    __match_args__: ClassVar[tuple[str, ...]] = ()
-
-    def __init_subclass__(cls) -> None:
-        dataclass(eq=False, repr=False)(cls)
-
-    def __post_init__(self) -> None:
-        self.args = tuple(getattr(self, name) for name in self.__match_args__)
+    exit_code = 1
 
 
 class PathError(PeerError):
@@ -63,11 +52,8 @@ class RunFileError(PeerError):
     """A run file breaks a rule. ``faults`` has every fault that was found, in file order."""
 
     exit_code = 2
-
-    def __init__(self, source: str, faults: Sequence[Fault]) -> None:
-        super().__init__(source, tuple(faults))  # args == parameters, so it survives pickling
-        self.source = source
-        self.faults = tuple(faults)
+    source: str
+    faults: Sequence[Fault]
 
     def __str__(self) -> str:
         more = len(self.faults) - 1
@@ -368,7 +354,7 @@ class LeftEarly(PeerError):
 
     run: str
     circumstance: str
-    exit_code: int = INTERRUPTED  # type: ignore[misc]
+    exit_code: int = INTERRUPTED
 
     def __str__(self) -> str:
         return f"left the run {self.run!r} before it trained in it: {self.circumstance}"
@@ -379,7 +365,7 @@ class RunUnreachable(PeerError):
 
     run: str
     reason: str
-    exit_code: int = 3  # type: ignore[misc]
+    exit_code: int = 3
 
     def __str__(self) -> str:
         return f"could not join the run {self.run!r}: {self.reason}"

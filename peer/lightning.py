@@ -13,7 +13,6 @@ learning rate, and the end; ``max_steps`` and ``max_epochs`` also end this peer'
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,8 +34,6 @@ try:
     from lightning.pytorch import Callback
 except ImportError as missing:
     raise ExtraMissing("peer.lightning", missing.name or "lightning", "lightning") from missing
-
-logger = logging.getLogger(__name__)
 
 
 def tokens_of(batch: Any) -> int:

@@ -482,6 +482,27 @@ def _attributes_of(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> s
     return found
 
 
+ARGUMENTS_MAX = 8
+
+
+def long_argument_lists(modules: Modules) -> list[str]:
+    """Functions with more arguments than ``ARGUMENTS_MAX``: what belongs together is one value.
+
+    The options of a command are its arguments, and a command has as many as users need.
+    """
+    wrong = []
+    for module in ours(modules):
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            count = sum(each.arg not in {"self", "cls"} for each in given)
+            is_command = any(".command(" in ast.unparse(each) for each in node.decorator_list)
+            if count > ARGUMENTS_MAX and not is_command:
+                wrong.append(f"{module.name}:{node.lineno} {node.name} has {count} arguments")
+    return wrong
+
+
 def modules_without_a_subject(modules: Modules) -> list[str]:
     nothing = {"utils", "util", "common", "helpers", "misc"}
     return [name for name in modules if name.rpartition(".")[2] in nothing]
@@ -520,6 +541,10 @@ RULES: dict[Rule, Modules] = {
         "    def __init__(self): self.a = self.b()\n"
         "    def b(self): self.c = 1\n"
         "    def run(self): self.a = self.c = self.d = 1"
+    ),
+    long_argument_lists: planted(
+        peer__agent__station="class Station:\n"
+        "    def run(self, a, b, c, d, /, e, *, f, g, h, i): ...\n"
     ),
     modules_without_a_subject: planted(peer__data__utils=""),
     rooms_without_a_map: {"peer.data": Module("peer.data", "import peer", is_package=True)},

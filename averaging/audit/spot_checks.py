@@ -103,18 +103,6 @@ def steps_between(*, cycle_steps: float, per_cycle: float) -> int:
 class SpotChecks:
     """The checks of one peer. Times are on its own clock."""
 
-    __slots__ = (
-        "_drawn_at",
-        "_every_steps",
-        "_falls",
-        "_false_alarms",
-        "_named",
-        "_named_drawn_at",
-        "_names_again_at",
-        "_random",
-        "_strikes",
-    )
-
     def __init__(self, strikes: Strikes, *, every_steps: int, random: Callable[[], float]) -> None:
         """``every_steps``: own steps between two checks. ``random``: a number below 1 that others
         cannot foresee."""

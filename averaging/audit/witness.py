@@ -144,7 +144,7 @@ class Witness:
         return proof
 
     def _first_vote(self, key: tuple[PeerId, bytes, int], new: Vote) -> list[Proof]:
-        """Keep a vote, or one in the place of another for its seal: one of the two is forged."""
+        """Keep a vote. A genuine one replaces another for the same seal, which is forged then."""
         peer, round_id, ballot = key
         said = messages.vote(round_id, ballot, new.seal)
         if key in self._votes and not self._court.verify(peer, said, new.signature):

@@ -13,6 +13,7 @@ Start reading at ``averager`` (one per run and peer: timers, turns, incoming mes
 - ``loss_gate``: jumps that raised the learner's loss are undone
 - ``links``, ``bulk``: small messages, and streams of slices
 - ``buffers``, ``threads``: memory that is used again, and processor time beside the event loop
+- ``compiling``: compiled codecs, where numba is installed
 - ``settings``, ``services``, ``learner_port``: the values and protocols between the modules
 
 Decisions do not belong here. Whether a round begins, who is in it and how it ends is

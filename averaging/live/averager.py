@@ -56,6 +56,7 @@ from averaging.round.inputs import Input
 from averaging.round.phase import Phase
 from averaging.round.silence import LastHeard
 from averaging.round.turns import NO_PLACE, Turns, holder_that_gives_way
+from averaging.rules.due import HURRIED_SHARE
 from averaging.rules.line_levels import Level, Need
 from averaging.rules.line_pace import exchanges_at_once, merges_at_once
 from averaging.rules.orders import RoundOrders
@@ -173,6 +174,7 @@ class Averager:
             threads=self.threads,
             prefers=self.is_established,
             state_bytes=8 * sum(fragment.size for fragment in terms.layout.fragments),
+            line=self.transport.up,
         )
         self.fetcher = Fetcher(
             host,
@@ -193,7 +195,7 @@ class Averager:
         self._works = self._fragments(states)
         self._turns = Turns()
         self._catching = asyncio.Semaphore(CATCHING_MAX)
-        self._catching_slowly = asyncio.Lock()
+        self._fetching_slowly = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
@@ -295,13 +297,23 @@ class Averager:
 
     @asynccontextmanager
     async def catching_up(self) -> AsyncIterator[None]:
-        """Wait for a turn to fetch a fragment: on a slow line one is fetched after the other."""
+        """Wait for a turn to catch up with a fragment."""
         async with self._catching:
-            if 0.0 < self.bytes_per_s < self.terms.policy.slow_link_bytes_s:
-                async with self._catching_slowly:
-                    yield
-            else:
+            yield
+
+    @asynccontextmanager
+    async def fetching_state(self) -> AsyncIterator[None]:
+        """Wait for a turn to fetch a whole state: on a slow line one is fetched after the other.
+
+        Replays do not wait for each other. Those of homes come as slowly as the full uplinks of
+        their sources send them, and one after the other each took a cycle: a home that had missed a
+        round was behind again as soon as it had caught up.
+        """
+        if 0.0 < self.bytes_per_s < self.terms.policy.slow_link_bytes_s:
+            async with self._fetching_slowly:
                 yield
+        else:
+            yield
 
     def tell_line_speed(self) -> None:
         """Tell the line speed to the machines, which state it when they join."""
@@ -439,7 +451,7 @@ class Averager:
         paces = [work.machine.pace for work in self._works if trains]
         steps = max((pace.level.cycle_steps for pace in paces), default=0)
         step_s = max((pace.median_step_s(now) for pace in paces), default=0.0)
-        return self.terms.policy.due.hurried_share * steps * step_s
+        return HURRIED_SHARE * steps * step_s
 
     def round_bytes(self) -> int:
         """Encoded size of one contribution to every fragment."""
@@ -542,6 +554,7 @@ class Averager:
         return asyncio.get_running_loop().time()
 
     def is_established(self, peer: PeerId) -> bool:
+        """True if a peer has been here for a while and counts."""
         now, seen = self.now(), self.around.view.get(peer)
         if seen is None or not seen.is_established(now):
             return False

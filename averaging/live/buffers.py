@@ -91,9 +91,7 @@ def _rounded(size: int) -> int:
 class Abandoned(AveragingError):
     """The bytes will never be complete, for this reason."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    reason: str
 
     def __str__(self) -> str:
         return f"abandoned: {self.reason}"

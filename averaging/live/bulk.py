@@ -31,10 +31,8 @@ REASON_MAX_BYTES = 512
 class TransportSettings:
     """Limits of links and bulk streams. Every one is per peer unless it says otherwise."""
 
-    message_max_bytes: int = 64 << 10
     queue_max_messages: int = 256
     queue_max_bytes: int = 2 << 20
-    open_timeout_s: float = 10.0
     heartbeat_s: float = 5.0
     """A link on which nothing was said for so long says that it is alive."""
     silence_max_s: float = 16.0
@@ -43,15 +41,11 @@ class TransportSettings:
     """A link opened by this peer that is unused for so long is closed, unless it is kept."""
     streams_max: int = 4
     """Links opened by both sides at the same moment coexist; more than this is abuse."""
-    links_max: int = 512
-    """Peers with a link, in all. The longest unused one gives way, established peers last."""
     received_per_s: float = 500.0
     received_burst: float = 1000.0
     """A peer that sends faster is read more slowly. It delays only itself."""
     bulk_streams_max: int = 16
     """Bulk streams that one peer may have open towards me."""
-    bulk_places_max: int = 256
-    """Bulk streams open towards me, in all. Then an established peer takes the place of another."""
     piece_bytes: int = 512 << 10
     stall_max_s: float = 20.0
     """A bulk stream on which no piece moved for so long is broken."""

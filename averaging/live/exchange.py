@@ -18,7 +18,7 @@ import blake3
 import numpy as np
 
 from averaging.errors import NotFinite
-from averaging.history.parent_maps import ParentMap, united
+from averaging.history.parent_maps import united
 from averaging.history.standing import Standing, merged_after, with_merged_map
 from averaging.history.state import FragmentState
 from averaging.live.buffers import Abandoned, Growing
@@ -29,6 +29,7 @@ from averaging.live.uploading import Uploading
 from averaging.numbers.arithmetic import MeldNumbers
 from averaging.numbers.arrays import Float32s, Float64s
 from averaging.numbers.chunks import Chunk
+from averaging.round.contributing import Contribution
 from averaging.round.effects import Enter
 from averaging.rules.jumps import is_unusual
 from averaging.rules.sites import SITE_SHARE
@@ -53,7 +54,6 @@ class Exchange:
         self._me = workshop.me
         self._usual = facts.usual
         self._encoding: asyncio.Task[None] | None = None
-        self._feedback = False
         riders = self.parts.traffic.riders
         self._bundling = (
             Bundling(self.parts, riders, norm_ratio_max=workshop.norm_ratio_max) if riders else None
@@ -89,36 +89,22 @@ class Exchange:
 
     # The own contribution
 
-    def contribute(
-        self,
-        base: Float32s,
-        values: Float32s,
-        own_map: ParentMap | None,
-        *,
-        carried: tuple[Float32s, Float32s] | None = None,
-        feedback: bool = False,
-    ) -> None:
-        """Begin to encode the contribution: base - values; in a mix, momentum and theta.
-
-        ``own_map``: the own merged map, where states travel. ``carried``: theta and momentum, which
-        a meld moves besides. ``feedback``: ``values`` become those that the encoded contribution
-        stands for.
-        """
+    def contribute(self, given: Contribution) -> None:
+        """Begin to encode the contribution."""
         parts = self.parts
         if isinstance(parts.numbers, MeldNumbers):
-            assert carried is not None
-            parts.numbers.carry(*carried)
+            assert given.carried is not None
+            parts.numbers.carry(*given.carried)
         own = self._room()
         parts.gives(own)
-        if own_map is not None and parts.entry is not None:
-            parts.own_maps = {self.commit.members[parts.entry].parent: own_map}
+        if given.own_map is not None and parts.entry is not None:
+            parts.own_maps = {self.commit.members[parts.entry].parent: given.own_map}
         into = own
         if self._bundling is not None:
             # The own contribution is encoded for the bundle, and the bundle is what is sent.
             into = parts.alone = self._room()
             parts.start(self._bundle(self._bundling, into), "bundle")
-        self._feedback = feedback
-        self._encoding = parts.start(self._encode(base, values, into, own), "encode")
+        self._encoding = parts.start(self._encode(given, into, own), "encode")
         self.reducing.begin_ahead()
 
     def _room(self) -> list[Growing]:
@@ -150,15 +136,13 @@ class Exchange:
             for growing in parts.own:
                 growing.abandon(str(error))
 
-    async def _encode(
-        self, base: Float32s, values: Float32s, into: list[Growing], own: list[Growing]
-    ) -> None:
+    async def _encode(self, given: Contribution, into: list[Growing], own: list[Growing]) -> None:
         # Slices for others first: those that this peer reduces have no way to travel.
         reduces = self.parts.traffic.reduces
         order = sorted(range(len(into)), key=lambda index: index in reduces)
         for index in order:
             growing = into[index]
-            work = partial(self._encode_slice, index, base, values, growing, own[index])
+            work = partial(self._encode_slice, index, given, growing, own[index])
             try:
                 await self.parts.threads.run_telling(work, tell=growing.grow)
             except NotFinite as error:
@@ -175,8 +159,7 @@ class Exchange:
     def _encode_slice(
         self,
         index: int,
-        base: Float32s,
-        values: Float32s,
+        given: Contribution,
         into: Growing,
         own: Growing,
         say: Callable[[int], None],
@@ -188,20 +171,18 @@ class Exchange:
             if into.lost is not None or own.lost is not None:
                 return
             try:
-                self._encode_chunk(chunk, base, values, into.data[place])
+                self._encode_chunk(chunk, given, into.data[place])
             except NotFinite as error:
                 tensor = self.parts.cutting.tensor_at(chunk.first_unit + error.unit)
                 raise error.in_tensor(tensor) from None
             leaves.append(blake3.blake3(into.data[place]).digest())
             say(place.stop)
 
-    def _encode_chunk(
-        self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview
-    ) -> None:
+    def _encode_chunk(self, chunk: Chunk, given: Contribution, out: memoryview) -> None:
         numbers, scratch = self.parts.numbers, self.parts.threads.scratch()
-        numbers.encode(chunk, base, values, out, scratch)
-        if self._feedback:
-            numbers.leave_rest(chunk, base, values, out, scratch)
+        numbers.encode(chunk, given.base, given.values, out, scratch)
+        if given.feedback:
+            numbers.leave_rest(chunk, given.base, given.values, out, scratch)
 
     # The outer step
 

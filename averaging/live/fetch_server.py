@@ -30,6 +30,7 @@ from averaging.history.state import FragmentState
 from averaging.live.fair_shares import Place, Places, Shares
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage, Count, Digest, Signatures, encode_signatures, unpacked
+from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, StreamBroken
 from dht.guarded_host import refuse
 from dht.host import Host, Stream
@@ -147,15 +148,18 @@ class _Reader:
     stream: Stream
     place: Place
     places: Places
-    stall_max_s: float
+    line: LineSpeed | None
     reading: list[_Frozen] = field(default_factory=list)
     """States that it asked for."""
 
     async def tell(self, *parts: bytes | memoryview) -> None:
         """Send a frame of an answer."""
-        await self.stream.send(DATA, *parts, timeout_s=self.stall_max_s)
-        size = sum(len(part) for part in parts)
-        self.places.served(self.place, size, asyncio.get_running_loop().time())
+        began = asyncio.get_running_loop().time()
+        await self.stream.send(DATA, *parts, timeout_s=STALL_MAX_S)
+        size, now = sum(len(part) for part in parts), asyncio.get_running_loop().time()
+        self.places.served(self.place, size, now)
+        if self.line is not None:
+            self.line.carried(size, began=began, ended=now)
 
     def begins(self, frozen: _Frozen) -> None:
         """Note that it reads this state from now on, until it ends."""
@@ -176,16 +180,18 @@ class FetchServer:
         threads: Threads,
         prefers: Callable[[PeerId], bool] = lambda peer: False,
         state_bytes: float = math.inf,
+        line: LineSpeed | None = None,
     ) -> None:
         """``prefers``: whether this peer is served even when all others would have to wait.
 
-        ``state_bytes``: size of the states of all fragments.
+        ``state_bytes``: size of the states of all fragments. ``line``: hears what is sent.
         """
         self.counters: Counter[str] = Counter()
         self._host = host
         self._protocol = fetch_protocol(run)
         self._library = library
         self._threads = threads
+        self._line = line
         self._frozen: OrderedDict[tuple[int, Lineage], _Frozen] = OrderedDict()
         self._served = Places(
             SERVED_MAX,
@@ -230,7 +236,7 @@ class FetchServer:
                 timeout_s=REFUSE_WITHIN_S,
             )
             return
-        reader = _Reader(stream, place, self._served, STALL_MAX_S)
+        reader = _Reader(stream, place, self._served, self._line)
         try:
             while True:
                 frame = await stream.receive(timeout_s=STALL_MAX_S)

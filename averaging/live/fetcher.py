@@ -52,6 +52,7 @@ from averaging.live.partial_state import Partial
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage, Signatures, decode_signatures
 from averaging.numbers.arrays import Float32s, uninitialised, uninitialised_floats
+from averaging.round.taking_over import is_outvoted
 from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.guarded_host import REASON_MAX_BYTES, REFUSED
@@ -94,10 +95,8 @@ _encoder = msgspec.msgpack.Encoder()
 class FetchFailed(AveragingError):
     """No source could, or would, give what was asked. ``reasons``: one for each source."""
 
-    def __init__(self, fragment: int, reasons: Mapping[PeerId, str]) -> None:
-        super().__init__(fragment, reasons)
-        self.fragment = fragment
-        self.reasons = dict(reasons)
+    fragment: int
+    reasons: Mapping[PeerId, str]
 
     def __str__(self) -> str:
         told = "; ".join(f"{peer}: {reason}" for peer, reason in sorted(self.reasons.items()))
@@ -380,8 +379,7 @@ class Fetcher:
     def _blame(self, fetched: Manifest, told: _Told, trust: Trust) -> None:
         """Name the sources that are outvoted about the lineage of a state that was fetched.
 
-        Of two that contradict each other the honest one may be either. And a state that cannot be
-        had accuses nobody.
+        A state that cannot be had accuses nobody.
         """
 
         def votes(manifest: Manifest) -> int:
@@ -389,7 +387,7 @@ class Fetcher:
 
         for peer, theirs in sorted(told.manifests.items()):
             differs = theirs.lineage == fetched.lineage and theirs.identity() != fetched.identity()
-            if differs and votes(fetched) > max(1, votes(theirs)):
+            if differs and is_outvoted(votes(theirs), by=votes(fetched)):
                 self.on_wrong_bits(peer, fetched.fragment, "it serves other bits than most")
 
     async def _ask_all(

@@ -94,7 +94,9 @@ class Following:
                     sources = self._sources(effect.source)
                     is_wanted = partial(self._is_newer, effect=effect)
                     trust = _Trust(self._work, is_wanted)
-                    state = await self._fetch_state(sources, trust, effect.source)
+                    async with averager.fetching_state():
+                        asked_at = averager.now()
+                        state = await self._fetch_state(sources, trust, effect.source)
         except FetchFailed as error:
             if self._work.machine is not machine:
                 return
@@ -332,7 +334,7 @@ class Following:
             try:
                 if not sources:
                     raise FetchFailed(self._work.index, {})
-                async with averager.catching_up():
+                async with averager.catching_up(), averager.fetching_state():
                     state = await averager.fetcher.state(
                         self._work.index,
                         self._work.fragment.size,

@@ -16,7 +16,6 @@ import numpy as np
 from averaging.bounded_mapping import BoundedMapping
 from averaging.history.adoption import Parting
 from averaging.history.lineage import Lineage
-from averaging.history.parent_maps import ParentMap
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog
 from averaging.history.standing import Standing, sealed_parents
 from averaging.history.state import FragmentState
@@ -32,6 +31,7 @@ from averaging.messages import Commit
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codecs import codec_names
 from averaging.round import effects
+from averaging.round.contributing import contribution
 from averaging.round.effects import Apply, Effect
 from averaging.round.identity import Circumstances, Identity
 from averaging.round.inputs import (
@@ -498,25 +498,11 @@ class FragmentWork:
         if effect.entry is None:
             return
         self._mine = effect.round
-        if exchange.is_mix:
-            if effect.entry in effect.commit.carriers:
-                assert self.state is not None
-                own_map = ParentMap(self.state.merged, self.state.history)
-                exchange.contribute(self.state.momentum, self.state.theta, own_map)
-        elif self.snapshot is not None:
-            carried, own_map = None, None
-            if exchange.moves_states:
-                assert self.state is not None
-                carried = self.state.theta, self.state.momentum
-                own_map = ParentMap(self.state.merged, self.state.history)
-            exchange.contribute(
-                self.snapshot.base,
-                self.snapshot.values,
-                own_map,
-                carried=carried,
-                feedback=effect.commit.displacement_codec
-                in self.machine.policy_at(effect.commit.version).feedback,
-            )
+        snapshot, policy = self.snapshot, self.machine.policy_at(effect.commit.version)
+        offered = None if snapshot is None else (snapshot.base, snapshot.values)
+        given = contribution(effect, self.state, offered, feedback=policy.feedback)
+        if given is not None:
+            exchange.contribute(given)
 
     def _forget(self, round_id: bytes) -> None:
         exchange = self.exchanges.pop(round_id, None)

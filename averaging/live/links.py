@@ -40,6 +40,14 @@ _MESSAGE = 1
 _PING_FRAME = bytes([_PING])
 _MESSAGE_PREFIX = bytes([_MESSAGE])
 
+MESSAGE_MAX_BYTES = 64 << 10
+OPEN_TIMEOUT_S = 10.0
+LINKS_MAX = 512
+"""Peers with a link, in all. The longest unused one gives way, established peers last."""
+
+BULK_PLACES_MAX = 256
+"""Bulk streams open towards this peer, in all. Then an established peer takes another's place."""
+
 MessageHandler = Callable[[PeerId, bytes], None]
 LostHandler = Callable[[PeerId, str], None]
 BulkHandler = Callable[[Bulk, bytes], Awaitable[None]]
@@ -48,6 +56,11 @@ BulkHandler = Callable[[Bulk, bytes], Awaitable[None]]
 def control_protocol(run: RunId) -> str:
     """The protocol of links, over which all small messages travel."""
     return f"shoal/{run}/control/1"
+
+
+def bulk_protocol(run: RunId) -> str:
+    """The protocol of bulk streams, over which slices travel."""
+    return f"shoal/{run}/bulk/2"
 
 
 @dataclass(slots=True)
@@ -128,13 +141,13 @@ class Transport:
         self._lost = lost
         self._bulk = bulk
         self._control_protocol = control_protocol(run)
-        self._bulk_protocol = f"shoal/{run}/bulk/2"
+        self._bulk_protocol = bulk_protocol(run)
         self._links: dict[PeerId, _Link] = {}
         self._kept: frozenset[PeerId] = frozenset()
         self._prefers = prefers
         # A stream that waits for a seal is idle for long, so none is too slow to keep its place.
         self._bulk_open = Places(
-            self.settings.bulk_places_max,
+            BULK_PLACES_MAX,
             self.settings.bulk_streams_max,
             grace_s=math.inf,
             slow_bytes_s=0.0,
@@ -186,10 +199,9 @@ class Transport:
 
     def send(self, peer: PeerId, message: bytes) -> None:
         """Queue ``message`` for ``peer``; it arrives at most once. Never waits."""
-        if len(message) > self.settings.message_max_bytes:
+        if len(message) > MESSAGE_MAX_BYTES:
             raise ValueError(
-                f"a message of {len(message)} bytes to {peer}; the limit is"
-                f" {self.settings.message_max_bytes}"
+                f"a message of {len(message)} bytes to {peer}; the limit is {MESSAGE_MAX_BYTES}"
             )
         if self._closing:
             return
@@ -234,7 +246,7 @@ class Transport:
                 now,
             )
             link = self._links[peer] = _Link(peer, allowance, used_at=now)
-            if len(self._links) > self.settings.links_max:
+            if len(self._links) > LINKS_MAX:
                 self._evict(besides=peer)
         return link
 
@@ -253,7 +265,7 @@ class Transport:
             held.stream.abort()
         del self._links[idle.peer]
         if unsaid:
-            self._lost(idle.peer, f"more than {self.settings.links_max} links")
+            self._lost(idle.peer, f"more than {LINKS_MAX} links")
 
     def _dial_if_needed(self, link: _Link) -> None:
         wanted = bool(link.waiting) or link.peer in self._kept
@@ -277,7 +289,7 @@ class Transport:
         await self._hold(link, _LinkStream(stream, True, self._now))
 
     async def _open(self, peer: PeerId, protocol: str, *, bulk: bool = False) -> Stream:
-        timeout_s = self.settings.open_timeout_s
+        timeout_s = OPEN_TIMEOUT_S
         return await self.host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
 
     async def _serve_link(self, stream: Stream) -> None:
@@ -366,7 +378,7 @@ class Transport:
                 continue
             if frame[:1] == REFUSED and len(frame) <= 1 + REASON_MAX_BYTES:
                 raise StreamBroken(link.peer, frame[1:].decode("utf-8", "replace"))
-            if len(frame) > self.settings.message_max_bytes + 1 or frame[:1] != _MESSAGE_PREFIX:
+            if len(frame) > MESSAGE_MAX_BYTES + 1 or frame[:1] != _MESSAGE_PREFIX:
                 self.counters["frames_refused"] += 1
                 raise StreamBroken(link.peer, f"a link frame of {len(frame)} bytes, unknown kind")
             now = self._now
@@ -426,9 +438,7 @@ class Transport:
         place = self._bulk_open.take(peer, now=self._now, end=stream.abort)
         if place is None:
             self.counters["bulk_refused"] += 1
-            most = (
-                f"{self.settings.bulk_streams_max} of yours, {self.settings.bulk_places_max} in all"
-            )
+            most = f"{self.settings.bulk_streams_max} of yours, {BULK_PLACES_MAX} in all"
             await bulk.refuse(f"too many bulk streams at once: at most {most}")
             return
         try:

@@ -22,7 +22,7 @@ from averaging.numbers.chunks import Chunk
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.columns import Columns, Displacements, shares_by_heads
-from averaging.numbers.merge import merge_encoded, rule_named
+from averaging.numbers.merge import Units, merge_encoded, rule_named
 from averaging.numbers.merge_estimate import can_estimate, is_like
 from averaging.numbers.outer import Nesterov, step_encoded
 
@@ -142,8 +142,7 @@ class MergeNumbers:
             self.up.codec,
             payloads,
             weights,
-            chunk.sizes,
-            chunk.kinds,
+            Units(chunk.sizes, chunk.kinds),
             out,
             scratch,
             into=(self.up if again else self.down).codec,

@@ -9,6 +9,7 @@ have a fixed order.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import TracebackType
 from typing import TypeAlias
 
@@ -41,7 +42,7 @@ def aligned(size: int) -> Bytes:
 
 
 BROADCAST_VALUES = 1024
-"""Shortest rows that are multiplied by a factor each without copying the factors."""
+"""Shortest rows that are multiplied by one factor each without a copy of the factors."""
 
 
 class arithmetic:  # noqa: N801 # used like a function
@@ -77,12 +78,25 @@ def squared_norm(values: Float32s, work: Float64s | None = None) -> float:
         work = np.empty(min(SUM_TILE, max(1, values.size)), np.float64)
     total = 0.0
     for start in range(0, values.size, SUM_TILE):
-        tile = values[start : start + SUM_TILE]
-        squares = work[: tile.size]
-        np.copyto(squares, tile)
-        np.multiply(squares, squares, out=squares)
-        total += _fold(squares)
+        total += _sum_of_squares(values[start : start + SUM_TILE], work)
     return total
+
+
+def sum_of_squares(tile: Float32s, work: Float64s) -> float:
+    """Return ``squared_norm`` of up to ``SUM_TILE`` values."""
+    squares = work[: tile.size]
+    np.copyto(squares, tile)
+    np.multiply(squares, squares, out=squares)
+    return _fold(squares)
+
+
+_sum_of_squares: Callable[[Float32s, Float64s], float] = sum_of_squares
+
+
+def sum_squares_with(function: Callable[[Float32s, Float64s], float]) -> None:
+    """Use another function with the bits of ``sum_of_squares`` in its place."""
+    global _sum_of_squares  # noqa: PLW0603
+    _sum_of_squares = function
 
 
 def norm(values: Float32s, work: Float64s | None = None) -> float:

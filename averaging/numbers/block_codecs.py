@@ -35,7 +35,7 @@ FLOAT_MAX = np.finfo(np.float32).max
 
 _ZERO = np.float32(0)
 
-_UNITS_LAST = np.float32(3 << 22)
+UNITS_LAST = np.float32(3 << 22)
 """Added to a far smaller value, it leaves the value, rounded half to even, in the lowest bits. That
 is faster than ``rint``, and integers are narrowed faster than floats.
 """
@@ -313,7 +313,7 @@ def whole_numbers(
     """Return values * steps / peak, rounded, each in its lowest byte, in ``scratch.first``."""
     scaled: Float32s = scratch.first[: tile.size].reshape(tile.shape)
     np.multiply(tile, (np.float32(steps) / peaks)[:, None], out=scaled)
-    np.add(scaled, _UNITS_LAST, out=scaled)
+    np.add(scaled, UNITS_LAST, out=scaled)
     return scaled.view(np.int32)
 
 
@@ -417,10 +417,10 @@ class Float16(BlockCodec):
     scale_safe = 2.0**110
     signed_zero = True
 
-    _REBIAS = np.float32(2.0**-112)
+    REBIAS = np.float32(2.0**-112)
     """Shifts a float's exponent to a half's: the bits, shifted right by 13, are then the half's."""
-    _UNBIAS = np.float32(2.0**112)
-    _LARGEST = np.float32((2 - 2.0**-10) * 2.0**127)
+    UNBIAS = np.float32(2.0**112)
+    LARGEST = np.float32((2 - 2.0**-10) * 2.0**127)
     """Larger floats would be rounded up to infinity."""
 
     def code_bytes(self, columns: int) -> int:
@@ -439,12 +439,12 @@ class Float16(BlockCodec):
         # Multiplying by powers of two is exact, in one step or in two.
         inverse: Float32s = np.divide(1, self.scales_for(peaks), dtype=np.float32)
         if peaks.max() < 2.0**26:
-            np.multiply(inverse, self._REBIAS, out=inverse)
+            np.multiply(inverse, self.REBIAS, out=inverse)
             np.multiply(tile, inverse[:, None], out=scaled)
         else:
-            np.clip(tile, -self._LARGEST, self._LARGEST, out=scaled)
+            np.clip(tile, -self.LARGEST, self.LARGEST, out=scaled)
             np.multiply(scaled, inverse[:, None], out=scaled)
-            np.multiply(scaled, self._REBIAS, out=scaled)
+            np.multiply(scaled, self.REBIAS, out=scaled)
         bits = scaled.view(np.uint32)
         negative = scratch.bytes[: scaled.size].reshape(scaled.shape)
         signs = scratch.second[: scaled.size].view(np.uint16)[: scaled.size].reshape(scaled.shape)
@@ -463,7 +463,7 @@ class Float16(BlockCodec):
         np.left_shift(bits, np.int32(13), out=bits)
         np.bitwise_and(bits, np.int32(-0x70002000), out=bits)  # the sign once, not four times
         if factors.max() < 2.0**15:
-            np.multiply(out, (factors * self._UNBIAS)[:, None], out=out)
+            np.multiply(out, (factors * self.UNBIAS)[:, None], out=out)
         else:
-            np.multiply(out, self._UNBIAS, out=out)
+            np.multiply(out, self.UNBIAS, out=out)
             np.multiply(out, factors[:, None], out=out)

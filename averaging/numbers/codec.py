@@ -11,10 +11,9 @@ A new codec derives from ``averaging.numbers.block_codecs.BlockCodec``, because
 Work is done on tiles of 512 blocks, which stay in the processor's cache. numpy releases the GIL for
 each tile, so callers divide units among threads, each with a ``Scratch`` of its own.
 
-Compiled kernels that replace a pass over a tile, such as the one that packs its codes, save next to
-nothing, because tiles then travel through the caches as often. Kernels that take a block through
-all passes in the first cache have the same bits in 0.3 to 0.7 of the time
-(``python -m tests.benchmark.compiled_kernels``). They are not used yet.
+``averaging.numbers.compiled_codecs`` has the same codecs with kernels that take a block through all
+passes in the first cache. (Kernels for single passes over a tile, such as the one that packs its
+codes, save next to nothing, because tiles then travel through the caches as often.)
 """
 
 from __future__ import annotations

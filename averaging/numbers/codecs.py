@@ -24,6 +24,12 @@ def register(codec: Codec) -> None:
     _codecs[codec.name] = codec
 
 
+def replace(codec: Codec) -> None:
+    """Put a codec into the table in place of the one of its name, which gives the same bits."""
+    assert codec.name in _codecs
+    _codecs[codec.name] = codec
+
+
 def codec_named(name: str) -> Codec:
     """Return the codec of this name. Raises ``ValueError`` if there is none."""
     try:

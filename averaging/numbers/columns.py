@@ -7,11 +7,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from averaging.errors import NotFinite
-from averaging.numbers.arrays import Float32s, Float64s, arithmetic
+from averaging.numbers.arrays import Float32s, Float64s
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.codec import Codec, Scratch
-from averaging.numbers.merge import MergeRule, merge_encoded
+from averaging.numbers.merge import MergeRule, Units, merge_encoded
 from averaging.numbers.norm_bounds import squares_at_most
+from averaging.numbers.outer import Nesterov, step_encoded
+
+_FULL_STEP = Nesterov(eta=1.0, mu=0.0)
+"""The outer step that subtracts a displacement, and does nothing to the momentum."""
+_NO_MOMENTUM = np.empty(0, np.float32)
 
 
 class Displacements:
@@ -120,7 +125,7 @@ class Columns:
         """Merge each column by a rule and weights of its own (``ways``), into ``into``'s codecs."""
         given = [self.units(chunk, payload) for payload in payloads]
         for index, (_, targets) in enumerate(into.units(chunk, out)):
-            sizes, kinds = (chunk.sizes[index],), (chunk.kinds[index],)
+            unit = Units((chunk.sizes[index],), (chunk.kinds[index],))
             for column, (rule, weights) in enumerate(ways):
                 parts = [units[index][1][column] for units in given]
                 merge_encoded(
@@ -128,8 +133,7 @@ class Columns:
                     self._codecs[column],
                     parts,
                     weights,
-                    sizes,
-                    kinds,
+                    unit,
                     targets[column],
                     scratch,
                     into=into._codecs[column],
@@ -144,9 +148,7 @@ def _subtract(
     out: Float32s,
     scratch: Scratch,
 ) -> None:
-    with arithmetic():
-        for part, moved in codec.pieces(data, sizes, 1.0, scratch):
-            np.subtract(base[part], moved, out=out[part])
+    step_encoded(base, _NO_MOMENTUM, codec, data, sizes, _FULL_STEP, scratch=scratch, into=out)
 
 
 def shares_by_heads(payloads: Sequence[memoryview], members: Sequence[int] | None) -> list[float]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,13 +170,19 @@ def rule_names() -> tuple[str, ...]:
     return tuple(_rules)
 
 
+class Units(NamedTuple):
+    """A range of units, in order."""
+
+    sizes: Sequence[int]
+    kinds: Sequence[Kind]
+
+
 def merge_encoded(
     rule: MergeRule,
     codec: Codec,
     payloads: Sequence[Buffer],
     weights: Sequence[float],
-    sizes: Sequence[int],
-    kinds: Sequence[Kind],
+    units: Units,
     out: Buffer,
     scratch: Scratch,
     *,
@@ -190,6 +196,7 @@ def merge_encoded(
     """
     if not payloads or len(payloads) != len(weights):
         raise ValueError(f"{len(weights)} weights for {len(payloads)} contributions")
+    sizes, kinds = units
     views = [memoryview(payload).cast("B") for payload in payloads]
     target = memoryview(out).cast("B")
     coder = into or codec

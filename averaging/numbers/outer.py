@@ -15,6 +15,7 @@ set ``outer.momentum = 0.7``.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -78,6 +79,22 @@ def _step_tile(
     np.subtract(theta, moved, out=target)
 
 
+class StepsFused(ABC):
+    """Base of a codec that decodes a displacement and takes the outer step in one pass."""
+
+    @abstractmethod
+    def step_fused(
+        self,
+        theta: Float32s,
+        momentum: Float32s,
+        payload: Buffer,
+        sizes: Sequence[int],
+        optimizer: Nesterov,
+        into: Float32s,
+    ) -> None:
+        """Do what ``step_encoded`` does. ``into`` may be ``theta``."""
+
+
 def step_encoded(
     theta: Float32s,
     momentum: Float32s,
@@ -95,6 +112,9 @@ def step_encoded(
     bits do not depend on how the work is divided, so threads may share it.
     """
     target = theta if into is None else into
+    if isinstance(codec, StepsFused):
+        codec.step_fused(theta, momentum, payload, sizes, optimizer, target)
+        return
     with arithmetic():
         for part, delta in codec.pieces(payload, sizes, 1.0, scratch):
             _step_tile(theta[part], momentum[part], delta, target[part], optimizer, scratch.second)

@@ -29,7 +29,7 @@ _STEPS: Final = 127
 
 _K_BITS = np.uint32(_STEPS)
 
-_SCALE_MAX = np.float32((1 - 2.0**-15) * float(FLOAT_MAX) / _STEPS)
+SCALE_MAX = np.float32((1 - 2.0**-15) * float(FLOAT_MAX) / _STEPS)
 """Times 127 it is finite, whatever its lowest bits are."""
 
 _SIGNS = 1 - 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.int8)
@@ -102,7 +102,7 @@ class Int2(ScaledCodec):
 def _heads(peaks: Float32s, low: Float64s, high: Float64s) -> NDArray[np.uint32]:
     """Return the bits of the scales with ``k`` in them, for means in units of peak / 127."""
     scales = (peaks * (high / _STEPS**2)).astype(np.float32)
-    np.minimum(scales, _SCALE_MAX, out=scales)
+    np.minimum(scales, SCALE_MAX, out=scales)
     heads: NDArray[np.uint32] = scales.view(np.uint32) & ~_K_BITS
     return heads | np.rint(_STEPS * low / high).astype(np.uint32)
 

@@ -20,8 +20,10 @@ A part gets an ``identity`` for good and a ``situation`` for each call, both fro
 own state only and returns effects and ``transitions``. No part imports another one or the machine,
 except that ``leading`` shares one rule with ``catching_up``.
 
-``turns`` and ``silence`` are for owners of several machines: which fragment goes first, and which
-peer is silent about all of them.
+``contributing``, ``traffic`` and ``taking_over`` are for the owners of a machine: what it gives to
+a round, which slice goes to whom, and which states of others it takes. ``turns`` and ``silence``
+are for owners of several machines: which fragment goes first, and which peer is silent about all of
+them.
 
 Not allowed here: clocks, randomness, sockets, threads, files, numbers of the model. The time is an
 argument; what comes from a set or a dict is sorted before its order can matter. A rule that needs

@@ -122,10 +122,11 @@ class Joining:
             and self._id.book.orders.paused is None
         )
 
-    def _sits_out(self, situation: Situation, now: float) -> bool:
+    def _sits_out(self, situation: Situation, now: float, *, called: bool = False) -> bool:
         """True if the line does not carry the next version (``averaging.rules.line_pace``)."""
         stands_on = situation.standing.version if situation.standing is not None else 0
-        return self._pace.sits_out(1 + max(stands_on, self._peers.closed_version), now)
+        version = 1 + max(stands_on, self._peers.closed_version)
+        return self._pace.sits_out(version, now, called=called or self.is_called(now))
 
     def is_called(self, now: float) -> bool:
         """True if a leader waits for this peer's join."""
@@ -497,7 +498,7 @@ class Joining:
             self.call = called
             return self._come_to(leader, situation, now)
         enough = self._pace.answers_call(now, hurried=called.hurried)
-        sits_out = self._sits_out(situation, now) and not called.hurried
+        sits_out = self._sits_out(situation, now, called=True) and not called.hurried
         if self._may_join(situation) and enough and not sits_out:
             self.call = called
             self._folds = False

@@ -327,9 +327,11 @@ class Leading:
             gathering.joins[sender] = join
             gathering.joined_at = now
             gathering.held.pop(sender, None)
-            gathering.passed.discard(sender)
             self._did_not_come.pop(sender, None)
-            changes += self._hurry(sender, join, gathering, situation, now)
+            hurries = not gathering.is_hurried and self._is_in_a_hurry(sender, join, now)
+            gathering.is_hurried |= hurries
+            if hurries or sender in gathering.passed:
+                changes += self._ask_again(gathering, situation, now)
         noted = self._noted(sender, join, now)
         is_first = gathering.quorum_at is None and len(gathering.joins) >= 2
         if is_first and self._policy.quorum.is_reached(self._turnout(gathering, now)):
@@ -396,14 +398,14 @@ class Leading:
         """True if the others are to come at once, as a peer that counts is about to leave."""
         return join.leaves and (sender == self._id.me or self._peers.is_established(sender, now))
 
-    def _hurry(
-        self, sender: PeerId, join: Join, gathering: Gathering, situation: Situation, now: float
-    ) -> Changes:
-        """Call those that have passed once more, for a member that is about to leave."""
-        if gathering.is_hurried or not self._is_in_a_hurry(sender, join, now):
-            return []
-        gathering.is_hurried = True
-        gathering.passed.difference_update(peer for peer in gathering.group if peer != self._id.me)
+    def _ask_again(self, gathering: Gathering, situation: Situation, now: float) -> Changes:
+        """Call those that have passed once more: a member is about to leave, or one that had passed
+        has come all the same.
+
+        Homes whose lines carry every second version pass until the same moment. The first of them
+        that came closed the roster, and each round was of two of three.
+        """
+        gathering.passed.intersection_update({self._id.me} - gathering.joins.keys())
         return self._call_missing(gathering, situation, now)
 
     def _call_missing(self, gathering: Gathering, situation: Situation, now: float) -> Changes:
@@ -607,7 +609,9 @@ class Leading:
         gathering = self.gathering
         if gathering is None:
             return []
+        # It says next whether it comes. The joins that waited may fill the roster before that.
         gathering.passed.discard(self._id.me)
+        gathering.coming[self._id.me] = now + self._policy.suspect_s
         changes: Changes = []
         for peer, join in sorted(gathering.joins.items()):
             if peer != self._id.me:

@@ -184,7 +184,6 @@ class Neighbourhood:
             steps,
             seen_s=now - since,
             median_step_s=median_step_s,
-            ratio_max=self._policy.step_ratio_max,
             slack=slack,
         )
 

@@ -58,9 +58,9 @@ class Pace:
         """True if there are enough steps to join a leader that calls."""
         return self.due_time.answers_call(self.step, self._cycle(now), hurried=hurried)
 
-    def sits_out(self, version: int, now: float) -> bool:
+    def sits_out(self, version: int, now: float, *, called: bool) -> bool:
         """True if this peer takes no part in the next version, because of its line."""
-        return self.due_time.sits_out(version, self.step, self._cycle(now))
+        return self.due_time.sits_out(version, self.step, self._cycle(now), called=called)
 
     def took_part(self, version: int) -> None:
         self.due_time.took_part(version, self.step)

@@ -78,43 +78,6 @@ RoundInput: TypeAlias = Received | LinkLost | Tick | Report
 class Participation:
     """One peer's part in one round."""
 
-    __slots__ = (
-        "_certificate",
-        "_changes",
-        "_claimed",
-        "_deserted_at",
-        "_id",
-        "_last_timers",
-        "_left_ballot",
-        "_map_parents",
-        "_others_finished",
-        "_outlying",
-        "_peers",
-        "_policy",
-        "_retry",
-        "_standing",
-        "_timers",
-        "_void_said_by",
-        "_voided",
-        "acceptor",
-        "applied",
-        "ballot",
-        "commit",
-        "digests",
-        "end_at",
-        "entered_at",
-        "entry",
-        "head",
-        "id",
-        "lead",
-        "reducer",
-        "reducers",
-        "seal",
-        "signed",
-        "stage",
-        "tries",
-    )
-
     def __init__(
         self,
         identity: Identity,

@@ -125,39 +125,6 @@ class Coordinator:
     its author lied when it promises another coordinator later to have accepted nothing.
     """
 
-    __slots__ = (
-        "_acceptor",
-        "_changes",
-        "_is_down",
-        "_keys",
-        "_newcomers_until",
-        "_patient_until",
-        "_policy",
-        "_refuses",
-        "absent",
-        "accepted",
-        "ballot",
-        "began_at",
-        "commit",
-        "complete",
-        "deadline",
-        "expected",
-        "finished",
-        "forsworn",
-        "gone",
-        "phase",
-        "promises",
-        "reassigned",
-        "reducers",
-        "refused",
-        "resend_at",
-        "round",
-        "sealed_at",
-        "stuck",
-        "value",
-        "why",
-    )
-
     def __init__(
         self,
         signed: SignedCommit,

@@ -173,7 +173,6 @@ def compose(
     counted = credited(
         [(join.tokens, join.steps) for _, join in sorted(joins)],
         batch_tokens_max=batch_tokens_max,
-        ratio_max=policy.credit_ratio_max,
         on_probation=[place for place, peer in enumerate(sorted(by_peer)) if peer in newcomers],
     )
     tokens_of_peer = dict(zip(sorted(by_peer), counted, strict=True))

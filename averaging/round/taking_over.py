@@ -5,7 +5,7 @@ other peers and then asks here. Live and simulated peers differ only in how the 
 
 1. ``prefers_replay``: whether replaying the missed rounds is cheaper than a whole state.
 2. ``is_newer``: whether the state that arrived is worth taking at all; ``unfit``: whether its
-   numbers may be taken.
+   numbers may be taken; ``is_outvoted``: whether a source showed other bits than it should have.
 3. ``shared_version``: where the two sides of a fork parted, if the work since then can be offered
    again. The caller computes theta of that version (``averaging.history.rewind``).
 4. ``hand_over``: gives the state to the learner and says what became of the own work.
@@ -143,6 +143,14 @@ def is_newer(
             return False
     # Of two that are not final the round machine lets the lighter side rebase until the end.
     return theirs.merged.tokens > mine.merged.tokens
+
+
+def is_outvoted(votes: int, *, by: int) -> bool:
+    """True if bits of a lineage that so many peers hold are wrong, as others hold different ones.
+
+    Only peers that count vote. Of two that contradict each other the honest one may be either.
+    """
+    return by > max(1, votes)
 
 
 def unfit(

@@ -60,25 +60,6 @@ class Payloads:
 class Traffic:
     """One peer's streams of one round: decides, and remembers what it decided."""
 
-    __slots__ = (
-        "_bundles",
-        "_by_delegate",
-        "_delegate",
-        "_me",
-        "_problems",
-        "_wanted",
-        "answerable",
-        "arrived",
-        "commit",
-        "enter",
-        "entry",
-        "gives",
-        "inside",
-        "merged",
-        "reduces",
-        "rides",
-    )
-
     def __init__(self, enter: Enter, *, me: PeerId) -> None:
         self.enter = enter
         self.commit: Commit = enter.commit

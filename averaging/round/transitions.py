@@ -75,7 +75,7 @@ class Stand(Struct, frozen=True):
 
 
 class AnswerCall(Struct, frozen=True):
-    """Join the leader that called, change to it, or pass; after ``Compare`` with its head."""
+    """Join the leader that called, or pass. The own standing has been compared with its head."""
 
     leader: PeerId
     head: Head | None

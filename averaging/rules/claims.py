@@ -3,8 +3,7 @@
 A join says how many steps its sender made since its last merged contribution. Nobody can look into
 another's machine, but steps take time. A claim is **credible** for this peer if so many steps fit
 into the time since it saw the sender's work merged last, or, before that, since it saw the sender
-at all. Each may be ``step_ratio_max`` (a policy's) times as short as the median step of the peers
-in sight.
+at all. Each may be ``STEP_RATIO_MAX`` times as short as the median step of the peers in sight.
 
 **Nobody who is honest is hurt**, because the ratio is large and a refusal is a delay. Optimizer
 steps of a small laptop and of a rack differ by a few hundred times: an island of many devices makes
@@ -24,12 +23,15 @@ from typing import Final
 SIGHT_S: Final = 10.0
 """A peer may have been there for so long before this one saw it: two heartbeats cross."""
 
+STEP_RATIO_MAX: Final = 1000.0
+"""The median step over the shortest one that is credible."""
+
 SLACK: Final = 8.0
 """Multiple of what a leader takes at which the other members decline."""
 
 
 def overstated(
-    steps: int, *, seen_s: float, median_step_s: float, ratio_max: float, slack: float = 1.0
+    steps: int, *, seen_s: float, median_step_s: float, slack: float = 1.0
 ) -> str | None:
     """Return why nobody made so many steps in the time; ``None`` if a peer can have made them.
 
@@ -37,7 +39,7 @@ def overstated(
     """
     if median_step_s <= 0.0:
         return None
-    most = slack * ratio_max * (SIGHT_S + max(0.0, seen_s)) / median_step_s
+    most = slack * STEP_RATIO_MAX * (SIGHT_S + max(0.0, seen_s)) / median_step_s
     if steps <= most:
         return None
     return f"{steps} steps in {seen_s:.0f} s; {int(most)} are the most that I believe"

@@ -19,6 +19,15 @@ ROUNDS_COUNTED: Final = 8
 """Own rounds by which a peer judges whether it was hurried too often: four peers that leave within
 one cycle are all answered at once."""
 
+HURRIED_SHARE: Final = 0.125
+"""``called_share`` where a member is about to leave, of the steps of all versions that a peer sits
+out. It is not one step, and it is ``called_share`` again for a peer whose last ``ROUNDS_COUNTED``
+rounds came faster than that: one that says again and again that it leaves would have the others
+exchange without end."""
+
+RETRY_SHARE: Final = 0.25
+"""After an attempt that failed a fragment is due again this share of a cycle later."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuePolicy:
@@ -31,13 +40,6 @@ class DuePolicy:
     called_share: float = 0.5
     """A peer that is called joins at once if it has made at least this share of its steps since the
     last round that it was in."""
-    hurried_share: float = 0.125
-    """The same where a member is about to leave, of the steps of all versions that it sits out. It
-    is not one step, and it is ``called_share`` again for a peer whose last ``ROUNDS_COUNTED``
-    rounds came faster than that: one that says again and again that it leaves would have the others
-    exchange without end."""
-    retry_share: float = 0.25
-    """After an attempt that failed a fragment is due again this share of a cycle later."""
     scale_by_speed: bool = True
     """Slow peers take fewer steps between two merges. False: all take H (for comparison)."""
 
@@ -46,10 +48,9 @@ class DuePolicy:
             raise ValueError(f"cycle_steps is {self.cycle_steps}; it must be at least 1")
         if self.fragments < 1:
             raise ValueError(f"fragments is {self.fragments}; it must be at least 1")
-        for name in ("called_share", "hurried_share", "retry_share"):
-            share = getattr(self, name)
-            if not 0.0 < share <= 1.0:
-                raise ValueError(f"{name} is {share}; it must be above 0 and at most 1")
+        share = self.called_share
+        if not 0.0 < share <= 1.0:
+            raise ValueError(f"called_share is {share}; it must be above 0 and at most 1")
 
 
 class DueTime:
@@ -95,19 +96,23 @@ class DueTime:
 
     def attempt_failed(self, step: int, interval: int) -> None:
         """Retry after a share of the interval: this peer's attempt ended without a version."""
-        self._due = max(step + 1, step + round(interval * self.policy.retry_share))
+        self._due = max(step + 1, step + round(interval * RETRY_SHARE))
 
     def took_part(self, version: int, step: int) -> None:
         """Note that this peer is in the roster of this version."""
         self._last_version, self._last_step = version, step
         self._took_part_at.append(step)
 
-    def sits_out(self, version: int, step: int, interval: int) -> bool:
-        """Return whether this peer takes no part in the next version, which is ``version``."""
+    def sits_out(self, version: int, step: int, interval: int, *, called: bool = False) -> bool:
+        """Return whether this peer takes no part in the next version, which is ``version``.
+
+        ``called``: others are due, and it comes a little earlier then, as in ``answers_call``.
+        """
         if self.every == 1 or self.eager or self._last_version is None:
             return False
         passed = version - self._last_version
-        return passed < self.every and step - self._last_step < self.every * interval
+        cycles = self.every - (1.0 - self.policy.called_share if called else 0.0)
+        return passed < self.every and step - self._last_step < cycles * interval
 
     def is_due(self, step: int) -> bool:
         """Return whether to ask the learner now, whose next safe point is one step from here."""
@@ -123,7 +128,7 @@ class DueTime:
         if hurried:
             usual = self.every * share
             often = self._was_hurried_often(step, ROUNDS_COUNTED * usual * interval)
-            share = usual if often else self.every * self.policy.hurried_share
+            share = usual if often else self.every * HURRIED_SHARE
         least = 1.0 if self.eager else max(1.0, interval * share)
         return step - self._last_step >= least
 

@@ -4,9 +4,10 @@ Nothing is sent to find out. Downloads are timed from the header, or the grant, 
 Uploads are timed from the first byte to the word that all is there, or of an answer to its ACK,
 because what the kernel takes at once says nothing about the line. A transfer is as slow as the
 slower of its two ends, or as its source, so its rate is a lower bound. Transfers at the same time
-share the line, so their rates are added. One of the faster of the last twelve counts, transfers
-that were cut included with the bytes that had passed. The owner's limits cap the result. A line of
-unknown speed counts as 5 Mbit/s.
+share the line, so a transfer's rate is that of all bytes which the line carried meanwhile, those of
+what is no measurement by itself included: small slices, and what others fetch. One of the faster of
+the last twelve counts, transfers that were cut included with the bytes that had passed. The owner's
+limits cap the result. A line of unknown speed counts as 5 Mbit/s.
 
 A peer on a slow line takes part in few rounds, so it uploads little, while it downloads every
 version. When the line recovers, its downloads show it and its uploads do not. So what is known of
@@ -30,15 +31,22 @@ from statistics import median_low
 from dht.identity import PeerId
 
 TRANSFER_MIN_BYTES = 128 << 10
-"""Smaller transfers may pass through buffers without having been on the line. It is half of the
-smallest slice that is worth a reducer of its own.
+"""Smaller transfers may pass through buffers without having been on the line, so they say nothing
+by themselves. It is half of the smallest slice that is worth a reducer of its own.
 """
 
 TRANSFERS_KEPT = 12
 """Few, so that a line that has become slow is soon known for it: deadlines depend on it."""
 
+LOAD_KEPT = 64
+"""Enough for what passes beside that many transfers."""
+
 FASTEST_IGNORED = 0.25
 """Share of the fastest transfers that is ignored: a busy machine finds bytes in its buffers."""
+
+FASTEST_IGNORED_DOWN = 0.1
+"""The same of downloads. Most are as slow as the uplinks of their sources: homes that had nobody
+but each other took their downlinks of 50 Mbit/s for slower than their uplinks of 1 Mbit/s."""
 
 CHANGED_RATIO = 3.0
 """A direction that has become this many times faster is on another line than before."""
@@ -64,18 +72,27 @@ def slow_lines(speeds: Mapping[PeerId, float | None]) -> frozenset[PeerId]:
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
-    rate: float
+    count: int
     began: float
     ended: float
+
+    def within(self, other: _Transfer) -> float:
+        """Bytes that passed while ``other`` lasted, as if they had passed at an even rate."""
+        seconds = min(self.ended, other.ended) - max(self.began, other.began)
+        return self.count * max(0.0, seconds) / (self.ended - self.began)
 
 
 class LineSpeed:
     """The speed of one direction. Times are those of the caller's clock."""
 
-    __slots__ = ("_other", "_other_then", "_transfers")
+    __slots__ = ("_ignored", "_load", "_measured", "_other", "_other_then", "_transfers")
 
-    def __init__(self) -> None:
+    def __init__(self, *, fastest_ignored: float = FASTEST_IGNORED) -> None:
+        self._ignored = fastest_ignored
         self._transfers: deque[_Transfer] = deque(maxlen=TRANSFERS_KEPT)
+        self._load: deque[_Transfer] = deque(maxlen=LOAD_KEPT)
+        """What passed besides."""
+        self._measured: float | None = None
         self._other: LineSpeed | None = None
         self._other_then: float | None = None
         """Speed of the other direction at the last transfer."""
@@ -89,11 +106,23 @@ class LineSpeed:
         For a transfer that was cut, pass the bytes that had passed: otherwise a peer that is too
         slow for its rounds' deadlines would never find out.
         """
-        if count >= TRANSFER_MIN_BYTES and ended > began:
-            if self._is_outdated:
-                self._transfers.clear()
-            self._transfers.append(_Transfer(count / (ended - began), began, ended))
-            self._other_then = None if self._other is None else self._other._measured
+        if count < TRANSFER_MIN_BYTES or ended <= began:
+            self.carried(count, began=began, ended=ended)
+            return
+        if self._is_outdated:
+            self._transfers.clear()
+        self._transfers.append(_Transfer(count, began, ended))
+        self._other_then = None if self._other is None else self._other._measured
+        self._measure()
+
+    def carried(self, count: int, *, began: float, ended: float) -> None:
+        """Record bytes that were handed to the line between these times.
+
+        When they arrived is not known, so they are no measurement, but load beside those that are.
+        """
+        if ended > began:
+            self._load.append(_Transfer(count, began, ended))
+            self._measure()
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -106,19 +135,19 @@ class LineSpeed:
         then = self._other_then
         return now is not None and then is not None and now > CHANGED_RATIO * then
 
-    @property
-    def _measured(self) -> float | None:
+    def _measure(self) -> None:
         if not self._transfers:
-            return None
+            return
+        load = (*self._transfers, *self._load)
         rates = sorted(
-            sum(other.rate for other in self._transfers if other.began <= middle <= other.ended)
-            for middle in ((each.began + each.ended) / 2 for each in self._transfers)
+            sum(other.within(each) for other in load) / (each.ended - each.began)
+            for each in self._transfers
         )
-        return rates[-1 - int(FASTEST_IGNORED * len(rates))]
+        self._measured = rates[-1 - int(self._ignored * len(rates))]
 
 
 def paired() -> tuple[LineSpeed, LineSpeed]:
     """The speeds of the two directions of one line: up and down."""
-    up, down = LineSpeed(), LineSpeed()
+    up, down = LineSpeed(), LineSpeed(fastest_ignored=FASTEST_IGNORED_DOWN)
     up._other, down._other = down, up
     return up, down

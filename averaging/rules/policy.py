@@ -58,11 +58,6 @@ class RoundPolicy:
     mu: float = 0.5
     batch_tokens_max: int | None = None
     """The run's largest batch: tokens beyond steps times this do not count. ``None``: all do."""
-    step_ratio_max: float = 1000.0
-    """The median step over the shortest one that is credible (``averaging.rules.claims``)."""
-    credit_ratio_max: int = 1024
-    """Largest number of tokens that count of one contribution, as a multiple of the median
-    (``averaging.rules.weights.credited``)."""
     tokens_end: int | None = None
     """Tokens with which a fragment is done (``averaging.rules.final_mix``); ``None``: never."""
     audit_rate: float = 0.0
@@ -118,10 +113,6 @@ class RoundPolicy:
             raise ValueError(
                 f"group_size is {self.group_size}; a group has 2 to {ROSTER_MAX} peers"
             )
-        if self.credit_ratio_max < 1:
-            raise ValueError(f"credit_ratio_max is {self.credit_ratio_max}; it must be at least 1")
-        if not self.step_ratio_max >= 1.0:
-            raise ValueError(f"step_ratio_max is {self.step_ratio_max}; it must be at least 1")
         if self.tokens_end is not None and self.tokens_end < 1:
             raise ValueError(f"tokens_end is {self.tokens_end}; it must be at least 1")
         for name in _WAITS:

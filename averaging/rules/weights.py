@@ -24,9 +24,10 @@ STALENESS_DAMPING = Fraction(1, 4)
 SHARE_CAP_MIN = Fraction(1, 4)
 NEWCOMERS_SHARE_MAX = Fraction(1, 4)
 """The share of all contributors on probation together."""
+CREDIT_RATIO_MAX = 1024
+"""Largest number of tokens that count of one contribution, as a multiple of the round's median."""
 NEWCOMER_CREDIT_RATIO_MAX = 64
-"""Largest number of tokens that count of one contribution of a member on probation, as a multiple
-of the round's median."""
+"""The same for a member on probation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +101,15 @@ def credited(
     claims: Sequence[tuple[int, int]],
     *,
     batch_tokens_max: int,
-    ratio_max: int,
     on_probation: Collection[int] = (),
 ) -> tuple[int, ...]:
     """Return the tokens that count of each claim (tokens, steps), in order.
 
-    No claim counts for more than its steps can have processed, nor for more than ``ratio_max``
-    times the median: a run's schedule and its end follow the tokens, and must not follow one
-    member's word. Of two claims the larger one is the median, and claims of members on probation
-    (their indices) do not move it; of theirs, at most ``NEWCOMER_CREDIT_RATIO_MAX`` times as much
-    counts.
+    No claim counts for more than its steps can have processed, nor for more than
+    ``CREDIT_RATIO_MAX`` times the median: a run's schedule and its end follow the tokens, and must
+    not follow one member's word. Of two claims the larger one is the median, and claims of members
+    on probation (their indices) do not move it; of theirs, at most ``NEWCOMER_CREDIT_RATIO_MAX``
+    times as much counts.
 
     A small multiple would be a tighter bound, and would hurt: tokens that do not count are lost in
     their owner's ledger. A rack of eight large devices does the work of three hundred laptops with
@@ -122,11 +122,11 @@ def credited(
     middle = median_high(
         [tokens for index, tokens in enumerate(clamps) if index not in on_probation]
     )
-    newcomers = min(ratio_max, NEWCOMER_CREDIT_RATIO_MAX)
-    return tuple(
-        min(tokens, middle * (newcomers if index in on_probation else ratio_max))
-        for index, tokens in enumerate(clamps)
+    ratios = (
+        NEWCOMER_CREDIT_RATIO_MAX if index in on_probation else CREDIT_RATIO_MAX
+        for index in range(len(clamps))
     )
+    return tuple(min(tokens, middle * ratio) for tokens, ratio in zip(clamps, ratios, strict=True))
 
 
 def clamped(tokens: int, *, steps: int, batch_tokens_max: int) -> int:

@@ -5,9 +5,10 @@ clock and safe points) and a ``Watch``, which sees everything and may let things
 states at the learner, and what the watch recorded. Thousands of peers run in one thread from one
 seed, and the same seed gives the same bits.
 
-Start reading at ``node``: ``FragmentNode`` does what ``averaging.live.fragment`` and
-``averaging.live.exchange`` do, without sockets and threads. ``wires`` is the network between nodes
-and holds results that come out the same at several of them. ``auditing`` audits what others merge.
+Start reading at ``node``: ``FragmentNode`` does what ``averaging.live.fragment`` does, without
+sockets and threads, and ``exchange`` has the bytes of one round. ``wires`` is the network between
+nodes and holds results that come out the same at several of them. ``auditing`` audits what others
+merge.
 
 Nothing may be decided here that a live peer decides elsewhere: routes come from
 ``averaging.round.traffic``, whether a state is taken from ``averaging.round.taking_over``, the

@@ -25,7 +25,7 @@ from averaging.numbers.codec import Scratch
 from averaging.round.catching_up import fetch_timeout_s
 from averaging.round.effects import CatchUp, Rebase
 from averaging.round.machine import FragmentRounds
-from averaging.round.taking_over import prefers_replay
+from averaging.round.taking_over import is_outvoted, prefers_replay
 from averaging.simulated.auditing import NodeAudits
 from averaging.simulated.wires import MARK_BYTES, STREAM_OVERHEAD_BYTES, WiredNode, Wires
 from dht.identity import PeerId
@@ -241,8 +241,8 @@ class Fetching:
         audits = self._node.audits
         _, mine = self._digests[self._source]
         for peer, (their_lineage, digest) in sorted(self._digests.items()):
-            outvoted = camps[mine] > max(1, camps[digest])
-            if audits is not None and their_lineage == lineage and digest != mine and outvoted:
+            differs = their_lineage == lineage and digest != mine
+            if audits is not None and differs and is_outvoted(camps[digest], by=camps[mine]):
                 audits.wrong_bits(peer)
 
     def _decide(self) -> None:

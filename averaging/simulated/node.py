@@ -1,33 +1,24 @@
 """One fragment at one simulated peer: carries out the effects of its round machine in virtual time.
 
-It does the work of ``averaging.live.fragment`` and ``averaging.live.exchange`` without sockets and
-threads: the machine, the routes, the codecs, the merge, the outer step and the replay are the same
-code, only the bytes travel over ``dht.memory.network``. A simulator gives each node a machine, a
-state and a learner, watches it through a ``Watch``, and owns the peer that the node belongs to.
+It does the work of ``averaging.live.fragment`` without sockets and threads: the machine, the outer
+step and the replay are the same code. The bytes of a round are an ``Exchange``. A simulator gives
+each node a machine, a state and a learner, watches it through a ``Watch``, and owns the peer that
+the node belongs to.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
-
 from averaging.audit.proofs import Guilty
-from averaging.errors import BadPayload
 from averaging.history.adoption import Parting
 from averaging.history.lineage import Lineage
-from averaging.history.parent_maps import ParentMap, parents_of, problem_of
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance
 from averaging.history.rewind import rewound
 from averaging.history.standing import Standing, with_merged_map
 from averaging.history.state import FragmentState
 from averaging.messages import (
-    MERGED,
-    OWN,
-    Commit,
     Directed,
     Head,
     Link,
@@ -37,19 +28,15 @@ from averaging.messages import (
 )
 from averaging.numbers.arithmetic import (
     MeldNumbers,
-    Numbers,
-    numbers_of,
 )
-from averaging.numbers.arrays import Float32s, Float64s
-from averaging.numbers.chunks import Cutting
+from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Fragment
-from averaging.numbers.norm_bounds import norm_at_most
 from averaging.round import effects, inputs, taking_over
+from averaging.round.contributing import contribution
 from averaging.round.effects import Apply, CatchUp, Effect, Fold, Note, Rebase, refusal
 from averaging.round.inputs import Offer
 from averaging.round.machine import FragmentRounds
-from averaging.round.reducer import Length, too_long
 from averaging.round.taking_over import (
     Life,
     hand_over,
@@ -58,17 +45,9 @@ from averaging.round.taking_over import (
     shared_version,
     unfit,
 )
-from averaging.round.traffic import (
-    NOTHING_TO_GIVE,
-    BundleRoster,
-    Incoming,
-    Route,
-    Traffic,
-)
-from averaging.rules.sites import SITE_SHARE, riders_of
 from averaging.rules.usual_norms import UsualNorms
-from averaging.rules.weights import weights_of
 from averaging.simulated.auditing import NodeAudits
+from averaging.simulated.exchange import Exchange
 from averaging.simulated.fetching import Fetching
 from averaging.simulated.wires import Part, Wires
 from dht.identity import PeerId
@@ -209,43 +188,6 @@ class Watch:
         return None
 
 
-@dataclass(slots=True)
-class Buffers:
-    """The bytes that a node keeps of a round until ``Forget``."""
-
-    traffic: Traffic
-    numbers: Numbers
-    cutting: Cutting
-    roster: BundleRoster | None
-    """The members of the bundle, if this peer is a delegate."""
-    payload: bytes | None = None
-    """The own contribution."""
-    own_map: ParentMap | None = None
-    uploads: dict[tuple[int, int], Part] = field(default_factory=dict)
-    """Uploads by slice and roster index; at a delegate also those of its riders."""
-    merged: dict[int, Part] = field(default_factory=dict)
-    waiters: dict[int, dict[PeerId, int]] = field(default_factory=dict)
-    """Streams that wait for the merged slice, by slice and peer."""
-    streams: dict[int, tuple[int, Route]] = field(default_factory=dict)
-    """The newest stream that was opened for each slice, and its route."""
-    held: dict[int, Route] = field(default_factory=dict)
-    """Uploads that wait for the bundle."""
-    bundle: list[Part] | None = None
-    alone: dict[int, Part] = field(default_factory=dict)
-    """The own contribution by slice, with the claim about it."""
-
-    @property
-    def commit(self) -> Commit:
-        return self.traffic.commit
-
-    def own_part(self, index: int) -> Part:
-        assert self.payload is not None
-        maps, entry = None, self.traffic.entry
-        if self.traffic.has_maps(index) and self.own_map is not None and entry is not None:
-            maps = {self.commit.members[entry].parent: self.own_map}
-        return Part(self.payload[self.cutting.data_of(index)], maps)
-
-
 class FragmentNode:
     """One incarnation of one peer, for one fragment."""
 
@@ -269,12 +211,12 @@ class FragmentNode:
         self.state: FragmentState | None = None
         self.learner = learner
         self.audits = audits
-        self.buffers: dict[bytes, Buffers] = {}
+        self.exchanges: dict[bytes, Exchange] = {}
         self.replay: ReplayLog | None = None
         self.fetched_bytes = 0
         """Bytes fetched for catching up."""
         self._replay_bytes_max = replay_bytes_max
-        self._usual = UsualNorms()
+        self.usual = UsualNorms()
         self._life = Life(owner.name, owner.incarnation)
         self._stream = 0
         self._timer: Timer | None = None
@@ -402,14 +344,16 @@ class FragmentNode:
             case effects.Reduce():
                 pass
             case effects.Upload():
-                self._upload(effect)
+                if (exchange := self.exchanges.get(effect.round)) is not None:
+                    exchange.upload(effect)
             case effects.Merge():
-                self._later(lambda: self._merge(effect))
+                self.later(lambda: self._merge(effect))
             case effects.Answer():
-                self._answer(effect)
+                if (exchange := self.exchanges.get(effect.round)) is not None:
+                    exchange.answer(effect.slice)
             case Apply():
                 wires.watch.applies(self, effect)
-                self._later(lambda: self._apply(effect))
+                self.later(lambda: self._apply(effect))
             case effects.GiveUp(round_id, _, in_doubt):
                 if round_id is not None:
                     wires.watch.vowed(self, round_id)
@@ -426,171 +370,56 @@ class FragmentNode:
                 wires.watch.discarded(self, reason)
                 learner.discard(self.state)
             case effects.Forget(round_id):
-                self.buffers.pop(round_id, None)
+                if (exchange := self.exchanges.pop(round_id, None)) is not None:
+                    exchange.close()
             case CatchUp() | Rebase():
                 self._catch_up(effect)
             case Fold():
-                self._later(lambda: self._fold(effect))
+                self.later(lambda: self._fold(effect))
         return []
 
-    def _later(self, action: Callable[[], None]) -> None:
+    def later(self, action: Callable[[], None]) -> None:
         self.wires.heap.call_in(self.wires.merge_s, self.owner.when_awake, action)
+
+    def next_stream(self) -> int:
+        self._stream += 1
+        return self._stream
 
     def _enter(self, enter: effects.Enter) -> None:
         commit, learner = enter.commit, self.learner
-        numbers = numbers_of(commit)
-        cutting = self.wires.cutting(self.fragment, numbers, commit)
-        traffic = Traffic(enter, me=self.name)
-        buffers = self.buffers[enter.round] = Buffers(traffic, numbers, cutting, None)
+        exchange = self.exchanges[enter.round] = Exchange(enter, self)
         if self.audits is not None:
-            self.audits.begin(enter.encoded, enter.round, commit, cutting)
+            self.audits.begin(enter.encoded, enter.round, commit, exchange.cutting)
             self.audits.sees_commit(enter.encoded, enter.signature)
         if enter.entry is None:
             return
-        if traffic.riders:
-            buffers.roster = BundleRoster(
-                enter.entry,
-                traffic.riders,
-                len(cutting.slices),
-                norm_ratio_max=self.wires.norm_ratio_max,
-            )
-            wait_s = SITE_SHARE * commit.upload_s
-            self.wires.heap.call_in(
-                wait_s, self.owner.when_awake, lambda: self._bundle(enter.round)
-            )
-        state = self.state
-        if isinstance(numbers, MeldNumbers):
-            assert state is not None
-            numbers.carry(state.theta, state.momentum)
-        if traffic.moves_states and state is not None:
-            buffers.own_map = ParentMap(state.merged, state.history)
-        if commit.kind == "mix":
-            if enter.entry not in commit.carriers:
-                return
-            assert state is not None
-            buffers.payload = self._encoded(buffers, state.momentum, state.theta)
-        elif learner is not None:
-            assert learner.snapshot is not None, "entered without an offer"
-            buffers.payload = self._encoded(buffers, learner.base, learner.snapshot)
-            if commit.displacement_codec in self.machine.policy_at(commit.version).feedback:
-                data = memoryview(buffers.payload)
-                for chunk in cutting.all_chunks:
-                    part = data[chunk.data]
-                    numbers.leave_rest(chunk, learner.base, learner.snapshot, part, _scratch)
-            self.wires.watch.uploaded(self, enter.round, enter.entry, buffers.payload)
-        traffic.gives = buffers.payload is not None
-
-    def _encoded(self, buffers: Buffers, base: Float32s, values: Float32s) -> bytes:
-        numbers, cutting = buffers.numbers, buffers.cutting
-        if self.wires.shortcuts and isinstance(numbers, MeldNumbers):
-            assert self.state is not None
-            codec = buffers.commit.codec
-            out = bytearray(self.wires.carried(self.state, codec, numbers, cutting))
-            encode = numbers.encode_moved
-        else:
-            out = bytearray(cutting.data_size)
-            encode = numbers.encode
-        view = memoryview(out)
-        for chunk in cutting.all_chunks:
-            encode(chunk, base, values, view[chunk.data], _scratch)
-        return bytes(out)
-
-    def _upload(self, upload: effects.Upload) -> None:
-        buffers = self.buffers.get(upload.round)
-        if buffers is not None:
-            route = buffers.traffic.upload(upload.slice, upload.to, upload.what)
-            if route is not None:
-                self._go(buffers, route)
-
-    def _go(self, buffers: Buffers, route: Route) -> None:
-        buffers.held.pop(route.slice, None)
-        if route.to == self.name and route.what != OWN:
-            buffers.streams.pop(route.slice, None)
+        offered = None
+        if learner is not None and learner.snapshot is not None:
+            offered = learner.base, learner.snapshot
+        feedback = self.machine.policy_at(commit.version).feedback
+        given = contribution(enter, self.state, offered, feedback=feedback)
+        if given is None:
+            assert commit.kind == "mix" or learner is None, "entered without an offer"
             return
-        part: Part | None = None
-        if route.what == MERGED:
-            part = buffers.merged[route.slice]
-        elif route.what == OWN and buffers.roster is None:
-            part = self._signed(buffers, route.slice)
-        elif route.what == OWN and buffers.bundle is None:
-            buffers.held[route.slice] = route
-            return
-        elif route.what == OWN:
-            assert buffers.bundle is not None
-            part = buffers.bundle[route.slice]
-        self._stream += 1
-        buffers.streams[route.slice] = self._stream, route
-        opening = buffers.traffic.opening(route)
-        self.wires.open_upload(self, route.to, opening, part, self._stream)
+        exchange.contribute(given)
+        if commit.kind != "mix":
+            assert exchange.payload is not None
+            self.wires.watch.uploaded(self, enter.round, enter.entry, exchange.payload)
 
-    # A site's delegate
-
-    def _bundle(self, round_id: bytes) -> None:
-        """Decide who of the site is in the bundle, once; make it and send it."""
-        buffers = self.buffers.get(round_id)
-        if buffers is None or buffers.bundle is not None:
-            return
-        roster, me = buffers.roster, buffers.traffic.entry
-        assert roster is not None and me is not None
-        slices = range(len(buffers.cutting.slices))
-        own = [self._signed(buffers, index, alone=True) for index in slices]
-        for index, part in enumerate(own):
-            roster.measured(me, index, self._length(buffers, index, part))
-        buffers.traffic.inside = roster.decide()
-        inside = sorted([me, *buffers.traffic.inside])
-        parts = {**buffers.uploads, **{(index, me): part for index, part in enumerate(own)}}
-        if inside[1:]:
-            weights = weights_of(buffers.commit, inside)
-            own = [
-                self._merged(
-                    buffers,
-                    index,
-                    [parts[index, who] for who in inside],
-                    weights,
-                    inside,
-                    again=True,
-                )
-                for index in slices
-            ]
-        if self.audits is not None:
-            riders = buffers.traffic.inside
-            own = [
-                self.audits.signed_upload(
-                    round_id, index, replace(part, claim=None), riders,
-                    [said for who in inside if (said := parts[index, who].claim)] if riders else (),
-                )
-                for index, part in enumerate(own)
-            ]  # fmt: skip
-        buffers.bundle = own
-        for _, route in sorted(buffers.held.items()):
-            self._go(buffers, route)
-
-    def _signed(self, buffers: Buffers, index: int, *, alone: bool = False) -> Part:
-        """The own contribution to a slice, with the claim about it."""
-        part = buffers.own_part(index)
-        if self.audits is None:
-            return part
-        return self.audits.signed_upload(buffers.traffic.enter.round, index, part, alone=alone)
+    def _merge(self, merge: effects.Merge) -> None:
+        exchange = self.exchanges.get(merge.round)
+        if exchange is not None:
+            exchange.merge(merge)
 
     def stream_broke(self, round_id: bytes, index: int, stream: int, reason: str) -> None:
-        buffers = self.buffers.get(round_id)
-        if not self.owner.alive or buffers is None or index in buffers.merged:
-            return
-        newest, route = buffers.streams.get(index, (None, None))
-        if newest != stream or route is None:
-            return
-        instead = buffers.traffic.broke(route)
-        if instead is None:
-            self.take(inputs.UploadFailed(round_id, index, reason))
-            return
-        for each in instead:
-            self._go(buffers, each)
+        exchange = self.exchanges.get(round_id)
+        if self.owner.alive and exchange is not None:
+            exchange.stream_broke(index, stream, reason)
 
     def lost_reducer(self, dead: PeerId) -> None:
-        for round_id, buffers in list(self.buffers.items()):
-            for index, (stream, route) in list(buffers.streams.items()):
-                if route.to == dead:
-                    self.stream_broke(round_id, index, stream, "its host is gone")
+        if self.owner.alive:
+            for exchange in list(self.exchanges.values()):
+                exchange.lost_reducer(dead)
 
     def take_upload(self, sender: PeerId, opening: Opening, part: Part | None, stream: int) -> None:
         """A stream has opened and brought all that it brings."""
@@ -601,264 +430,44 @@ class FragmentNode:
             wanted = self.machine.handle(inputs.StreamOpened(sender, opening), self.owner.now())
             problem = refusal(wanted)
             self.run(wanted)
-        buffers = self.buffers.get(opening.round)
-        if problem is not None or buffers is None:
+        exchange = self.exchanges.get(opening.round)
+        if problem is not None or exchange is None:
             self.wires.refuse_upload(self, sender, opening, stream, problem or "no buffers")
             return
-        traffic, index = buffers.traffic, opening.slice
-        entry = traffic.commit.index(sender)
-        assert entry is not None
-        if sender == self.name:
-            assert part is not None
-            self._own_upload(buffers, index, entry, part, traffic.handed_over(index))
-            return
-        buffers.waiters.setdefault(index, {})[sender] = stream
-        match traffic.arriving(opening, entry):
-            case Incoming.MERGED:
-                assert part is not None
-                self._have_merged(opening.round, buffers, index, part)
-            case Incoming.RIDER | Incoming.EMPTY_RIDER as incoming:
-                self._rider(buffers, index, entry, part if incoming is Incoming.RIDER else None)
-            case Incoming.OWN:
-                assert part is not None
-                self._own_upload(buffers, index, entry, part, opening.riders)
-            case Incoming.EMPTY:
-                riders = riders_of(traffic.commit, entry)
-                self._arrived(buffers, index, entry, NOTHING_TO_GIVE, riders)
-        if traffic.may_answer(index, entry):
-            self._answer_one(opening.round, buffers, index, sender, stream)
-
-    def _rider(self, buffers: Buffers, index: int, entry: int, part: Part | None) -> None:
-        roster = buffers.roster
-        assert roster is not None
-        if part is None or self._problem_of_claim(buffers, index, part, [entry]):
-            roster.leave_out(entry)
-        elif roster.wants(entry, index):
-            buffers.uploads[index, entry] = part
-            roster.take(entry, index, self._length(buffers, index, part))
-        if roster.is_settled:
-            self._later(lambda: self._bundle(buffers.traffic.enter.round))
-
-    def _own_upload(
-        self, buffers: Buffers, index: int, entry: int, part: Part, riders: tuple[int, ...]
-    ) -> None:
-        fault = self.wires.watch.fault_of(self, buffers.commit.members[entry].peer)
-        fault = fault or self._malformed(buffers, index, part)
-        if fault is None and part.maps is not None:
-            fault = problem_of(part.maps, buffers.commit, [entry, *riders])
-        fault = fault or self._problem_of_claim(buffers, index, part, [entry, *riders])
-        length: Length | None = None
-        if fault is None:
-            buffers.uploads[index, entry] = part
-            length = self._length(buffers, index, part)
-        else:
-            buffers.traffic.left_out(index, entry, fault)
-        self._arrived(buffers, index, entry, fault, riders, length)
-
-    def _problem_of_claim(
-        self, buffers: Buffers, index: int, part: Part, members: Sequence[int]
-    ) -> str | None:
-        if self.audits is None:
-            return None
-        round_id = buffers.traffic.enter.round
-        return self.audits.problem_of_upload(round_id, index, part, members)
-
-    def _arrived(
-        self,
-        buffers: Buffers,
-        index: int,
-        entry: int,
-        problem: str | None,
-        riders: tuple[int, ...],
-        length: Length | None = None,
-    ) -> None:
-        round_id, sender = buffers.traffic.enter.round, buffers.commit.members[entry].peer
-        self.take(inputs.UploadArrived(round_id, index, sender, problem, length, riders))
-
-    def _malformed(
-        self, buffers: Buffers, index: int, part: Part, *, merged: bool = False
-    ) -> str | None:
-        """The reason why these bytes are no slice of this round; ``None``: they are."""
-        if self.wires.shortcuts:
-            return None
-        pieces = buffers.cutting.pieces(index, merged=merged)
-        size = pieces[-1][1].stop if pieces else 0
-        if len(part.data) != size:
-            return f"a slice of {len(part.data)} bytes; it has {size}"
-        numbers = buffers.numbers.down if merged else buffers.numbers.up
-        try:
-            for chunk, place in pieces:
-                numbers.check(chunk, memoryview(part.data)[place], _scratch)
-        except BadPayload as error:
-            return str(error)
-        return None
-
-    def _length(self, buffers: Buffers, index: int, part: Part) -> Length | None:
-        """The length of a displacement, where somebody may be refused for it."""
-        if buffers.commit.kind == "mix" or math.isinf(self.wires.norm_ratio_max):
-            return None
-        cutting, data = buffers.cutting, memoryview(part.data)
-        piece = cutting.slices[index]
-        squares = sum(
-            float(buffers.numbers.up.squares(chunk, data[place]).sum())
-            for chunk, place in cutting.pieces(index)
-        )
-        usual, harmless = self._usual.norm(piece.units), 0.0
-        if usual is None and self.state is not None:
-            sizes = cutting.fragment.unit_sizes[piece.units]
-            harmless = norm_at_most(self.state.theta[piece.values], sizes)
-        return Length(math.sqrt(squares), usual, harmless)
-
-    def _merge(self, merge: effects.Merge) -> None:
-        buffers = self.buffers.get(merge.round)
-        if buffers is None:
-            return
-        taken = buffers.traffic.merge(merge.slice, merge.contributors, merge.weights)
-        merged = self._merged(
-            buffers,
-            merge.slice,
-            [buffers.uploads[merge.slice, carrier] for carrier in taken.carriers],
-            taken.weights,
-            merge.contributors,
-            taken.members,
-        )
-        if self.audits is not None:
-            uploads = [buffers.uploads[merge.slice, carrier] for carrier in taken.carriers]
-            members = merge.contributors
-            merged = self.audits.signed_merge(merge.round, merge.slice, merged, members, uploads)
-        buffers.merged[merge.slice] = merged
-        buffers.traffic.merged.add(merge.slice)
-        self.take(inputs.SliceMerged(merge.round, merge.slice, merged.digest))
-
-    def _merged(
-        self,
-        buffers: Buffers,
-        index: int,
-        parts: Sequence[Part],
-        weights: Sequence[float],
-        inside: Sequence[int],
-        members: Sequence[int] | None = None,
-        *,
-        again: bool = False,
-    ) -> Part:
-        """``inside``: the roster indices of all whose work is in the parts. ``again``: the result
-        is a contribution, which other reducers merge.
-        """
-        cutting = buffers.cutting
-        given = cutting.pieces(index)
-        made = given if again else cutting.pieces(index, merged=True)
-        out = bytearray(made[-1][1].stop if made else 0)
-        for (chunk, piece), (_, place) in zip(given, made, strict=True):
-            buffers.numbers.merge(
-                chunk,
-                [memoryview(part.data)[piece] for part in parts],
-                weights,
-                memoryview(out)[place],
-                _scratch,
-                members=members,
-                again=again,
-            )
-        if not buffers.traffic.has_maps(index):
-            return Part(bytes(out), None)
-        there = {parent: each for part in parts for parent, each in (part.maps or {}).items()}
-        return Part(
-            bytes(out), {parent: there[parent] for parent in parents_of(buffers.commit, inside)}
-        )
-
-    def _answer(self, answer: effects.Answer) -> None:
-        buffers = self.buffers.get(answer.round)
-        if buffers is None:
-            return
-        buffers.traffic.answerable.add(answer.slice)
-        self._answer_waiters(answer.round, buffers, answer.slice)
-
-    def _answer_waiters(self, round_id: bytes, buffers: Buffers, index: int) -> None:
-        for peer, stream in sorted(buffers.waiters.get(index, {}).items()):
-            if buffers.traffic.may_answer(index, buffers.commit.index(peer)):
-                self._answer_one(round_id, buffers, index, peer, stream)
-
-    def _answer_one(
-        self, round_id: bytes, buffers: Buffers, index: int, peer: PeerId, stream: int
-    ) -> None:
-        buffers.waiters.get(index, {}).pop(peer, None)
-        self.wires.answer(self, peer, round_id, index, buffers.merged[index], stream)
+        exchange.take_upload(sender, opening, part, stream)
 
     def take_merged(self, round_id: bytes, index: int, part: Part) -> None:
-        buffers = self.buffers.get(round_id)
-        if buffers is not None:
-            self._have_merged(round_id, buffers, index, part)
-
-    def _have_merged(self, round_id: bytes, buffers: Buffers, index: int, part: Part) -> None:
-        problem = self._malformed(buffers, index, part, merged=True)
-        if problem is None and part.maps is not None:
-            problem = problem_of(part.maps, buffers.commit)
-        problem = problem or self._too_long(buffers, index, part)
-        if problem is None and self.audits is not None:
-            problem = self.audits.problem_of_merge(round_id, index, part)
-        if problem is not None:
-            self.take(inputs.UploadFailed(round_id, index, problem))
-        elif index not in buffers.merged:
-            buffers.merged[index] = part
-            buffers.traffic.merged.add(index)
-            self._answer_waiters(round_id, buffers, index)
-            members = None if part.claim is None else part.claim.members
-            self.take(inputs.MergedArrived(round_id, index, part.digest, part.parents, members))
-
-    def _too_long(self, buffers: Buffers, index: int, part: Part) -> str | None:
-        """The reason not to take a slice that another peer merged."""
-        ratio = self.wires.norm_ratio_max
-        if buffers.commit.kind == "mix" or math.isinf(ratio) or self.state is None:
-            return None
-        piece, data = buffers.cutting.slices[index], memoryview(part.data)
-        squares = sum(
-            float(buffers.numbers.down.squares(chunk, data[place]).sum())
-            for chunk, place in buffers.cutting.pieces(index, merged=True)
-        )
-        usual = self._usual.norm(piece.units)
-        own = 0.0
-        if buffers.payload is not None:
-            length = self._length(buffers, index, buffers.own_part(index))
-            own = 0.0 if length is None else length.norm
-        theta, sizes = self.state.theta, buffers.cutting.fragment.unit_sizes
-        if usual is None:
-            theta_norm = norm_at_most(theta, sizes)
-        else:
-            theta_norm = norm_at_most(theta[piece.values], sizes[piece.units])
-        norm = math.sqrt(squares)
-        return too_long(norm, usual=usual, own=own, theta=theta_norm, norm_ratio_max=ratio)
-
-    def merged_parts(self, round_id: bytes) -> list[Part]:
-        """All merged slices, in order. Complete once the machine says ``Apply``."""
-        buffers = self.buffers[round_id]
-        return [buffers.merged[index] for index in range(len(buffers.cutting.slices))]
+        exchange = self.exchanges.get(round_id)
+        if exchange is not None:
+            exchange.take_merged(index, part)
 
     def _apply(self, apply: Apply) -> None:
         state, learner, commit = self.state, self.learner, apply.commit
         assert state is not None and learner is not None
-        buffers = self.buffers[apply.round]
-        parts = self.merged_parts(apply.round)
+        exchange = self.exchanges[apply.round]
+        numbers, parts = exchange.numbers, exchange.merged_parts()
         data = memoryview(b"".join(part.data for part in parts))
-        chunks = buffers.cutting.all_chunks
-        if self.wires.shortcuts and isinstance(buffers.numbers, MeldNumbers):
-            stepped = self.wires.stepped(apply.round, data, buffers.numbers, buffers.cutting)
+        chunks = exchange.cutting.all_chunks
+        if self.wires.shortcuts and isinstance(numbers, MeldNumbers):
+            stepped = self.wires.stepped(apply.round, data, numbers, exchange.cutting)
             theta, momentum = stepped.theta, stepped.momentum
-            buffers.numbers.norm = stepped.norm
+            numbers.norm = stepped.norm
             for chunk in chunks:
-                buffers.numbers.measure(chunk, state.theta, stepped.mean)
+                numbers.measure(chunk, state.theta, stepped.mean)
         else:
             theta, momentum = state.theta.copy(), state.momentum.copy()
             for chunk in chunks:
                 part = data[chunk.merged]
-                buffers.numbers.step(chunk, part, state.theta, theta, momentum, _scratch)
-        if commit.kind != "mix" and not math.isinf(self.wires.norm_ratio_max):
-            self._usual.merged(_squares(buffers, data))
+                numbers.step(chunk, part, state.theta, theta, momentum, _scratch)
+        if (squares := exchange.merged_squares(data)) is not None:
+            self.usual.merged(squares)
         standing = apply.standing
         merged = None
         if parts[0].maps is not None:
             merged = self.wires.merged_after(apply.round, parts[0], commit, apply.seal)
         dispersion: float | None = None
-        if isinstance(buffers.numbers, MeldNumbers):
-            dispersion = buffers.numbers.dispersion
+        if isinstance(numbers, MeldNumbers):
+            dispersion = numbers.dispersion
         if merged is not None:
             standing = with_merged_map(standing, commit, merged)
         after = standing.state(self.fragment.index, theta, momentum)
@@ -868,7 +477,7 @@ class FragmentNode:
             if commit.kind != "merge":
                 self.replay.restart(after.version, after.lineage)
             else:
-                head = ReplayHead(buffers.traffic.enter.encoded, apply.seal, apply.digests)
+                head = ReplayHead(exchange.traffic.enter.encoded, apply.seal, apply.digests)
                 self.replay.append(ReplayEntry(head, data), after.lineage)
         contained = self._life.contained_by(apply, after.merged, state.merged)
         learner.adopt(after, contained=contained)
@@ -945,7 +554,7 @@ class FragmentNode:
         assert before is not None
         link, now = Link(*state.chain.tip), self.owner.now()
         machine.certificates.hear(link, signatures, now)
-        usual = self._usual.norm(slice(None))
+        usual = self.usual.norm(slice(None))
         ratio = self.wires.norm_ratio_max
         newer = is_newer(
             Standing.of(before), Standing.of(state), end=machine.end(now), effect=effect
@@ -991,14 +600,3 @@ class FragmentNode:
                 earlier=earlier,
             ).since
         self.take(inputs.CaughtUp(Standing.of(state), since))
-
-
-def _squares(buffers: Buffers, data: memoryview) -> Float64s:
-    """The squared norm of the merged displacement of each unit."""
-    cutting = buffers.cutting
-    squares = np.zeros(len(cutting.fragment.units))
-    for chunk in cutting.all_chunks:
-        squares[chunk.first_unit : chunk.end_unit] = buffers.numbers.down.squares(
-            chunk, data[chunk.merged]
-        )
-    return squares

@@ -50,6 +50,7 @@ from dht.libp2p.hivemind_patches import (
 
 _logger = logging.getLogger("dht.p2pd")
 
+START_TIMEOUT_S = 30.0
 CONTROL_MESSAGE_MAX_BYTES = 4 << 20
 """Limit of an answer of our own daemon; a list of a thousand connections is 200 kB."""
 
@@ -79,7 +80,6 @@ class DaemonSettings:
     port_mapping: bool = True
     connections_low: int = 512
     connections_high: int = 768
-    start_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         for address in (*self.listen, *self.announce):
@@ -243,11 +243,11 @@ class Daemon(StrictP2P):
         self._daemon_listen_maddr = HivemindMultiaddr(f"/unix{self.control_path}")
         self._client_listen_maddr = HivemindMultiaddr(f"/unix{self.streams_path}")
         try:
-            async with asyncio.timeout(settings.start_timeout_s):
+            async with asyncio.timeout(START_TIMEOUT_S):
                 await self._start(settings, key_file, on_stream)
         except (TimeoutError, OSError, P2PDaemonError, asyncio.IncompleteReadError) as error:
             await self.stop()
-            reason = str(error) or f"it did not start within {settings.start_timeout_s:g} s"
+            reason = str(error) or f"it did not start within {START_TIMEOUT_S:g} s"
             said = f"; it said: {self.last_lines[-1]}" if self.last_lines else ""
             raise HostClosed(f"libp2p daemon: {reason}{said}") from error
         except BaseException:

@@ -27,6 +27,7 @@ from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, Directory, Stream
 from dht.identity import Identity, PeerId
 from dht.libp2p.frame_stream import FrameStream
 from dht.libp2p.hivemind_daemon import (
+    START_TIMEOUT_S,
     Daemon,
     DaemonSettings,
     Reachability,
@@ -87,6 +88,8 @@ KNOCKS_MAX = 8
 KNOWN_PEERS_MAX = 256
 DIALLED_PEERS_MAX = 1024
 DIALLED_ADDRESSES_MAX = 16
+CALL_ANSWER_S = 60.0
+"""Time limit for a handler of a unary call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +109,6 @@ class HostSettings:
 
     lane: LaneSettings | None = None
     """The direct lane for bulk streams. ``None``: they go through the daemon."""
-
-    call_answer_s: float = 60.0
-    """Time limit for a handler of a unary call."""
 
     def __post_init__(self) -> None:
         if not 0 < self.streams_per_peer_max <= self.streams_max:
@@ -545,8 +545,7 @@ class HivemindHost:
             up_again = asyncio.Event()
             self.on_restart.append(up_again.set)
             try:
-                start_s = self._settings.daemon.start_timeout_s
-                async with asyncio.timeout(start_s + DAEMON_TIMEOUT_S):
+                async with asyncio.timeout(START_TIMEOUT_S + DAEMON_TIMEOUT_S):
                     await up_again.wait()
             except TimeoutError as error:
                 raise HostClosed(self._down_reason) from error
@@ -602,7 +601,7 @@ class HivemindHost:
                 f"the request has {len(request)} bytes; at most {server.request_max_bytes}"
             )
         try:
-            async with asyncio.timeout(self._settings.call_answer_s):
+            async with asyncio.timeout(CALL_ANSWER_S):
                 reply = await server.handler(peer, request)
         except ValueError as error:
             raise RefusedByHandler(str(error)) from error

@@ -40,7 +40,15 @@ from dht.errors import DhtError, HostClosed
 from dht.identity import PeerId
 from dht.libp2p.frame_stream import FrameStream
 from dht.libp2p.lane_connection import Connection, Partner, Path, ticket_of
-from dht.libp2p.lane_settings import LaneSettings
+from dht.libp2p.lane_settings import (
+    CONNECT_S,
+    CONNECTIONS_MAX,
+    MEET_AGAIN_FIRST_S,
+    MEET_AGAIN_MAX_S,
+    RETRY_MAX_S,
+    TICKET_LIFE_S,
+    LaneSettings,
+)
 from dht.libp2p.lane_wire import (
     REASON_MAX,
     Answer,
@@ -101,9 +109,9 @@ class Lane:
         self._where = where
         self._serve = serve
         self._tickets = Tickets(
-            life_s=settings.ticket_life_s,
+            life_s=TICKET_LIFE_S,
             per_peer_max=settings.per_peer_max,
-            tickets_max=4 * settings.connections_max,
+            tickets_max=4 * CONNECTIONS_MAX,
         )
         self._listeners: list[socket.socket] = []
         self._mapped_port: int | None = None
@@ -269,10 +277,7 @@ class Lane:
     def admit(self, dialled: socket.socket, path: Path) -> Connection | None:
         """Make room for a connection of a peer that is not known yet; ``None``: closed."""
         strangers = sum(peer is None for peer in self._served.values())
-        if (
-            strangers >= self.settings.strangers_max
-            or len(self._served) >= self.settings.connections_max
-        ):
+        if strangers >= self.settings.strangers_max or len(self._served) >= CONNECTIONS_MAX:
             self.counters["refused"] += 1
             dialled.close()
             return None
@@ -497,7 +502,7 @@ class Lane:
             return False
         offer = decode(Offer, await self._ask(peer))
         try:
-            async with asyncio.timeout(self.settings.connect_s):
+            async with asyncio.timeout(CONNECT_S):
                 dialled = await connected(host, offer.port)
         except (OSError, TimeoutError):
             if self._meetings is None:
@@ -559,9 +564,9 @@ class Lane:
         _logger.debug("lane_not_open peer=%s reason=%r", peer, reason)
         known.reason = reason
         self.counters["dials_failed"] += 1
-        first_s, most_s = self.settings.retry_first_s, self.settings.retry_max_s
+        first_s, most_s = self.settings.retry_first_s, RETRY_MAX_S
         if known.must_meet:  # there is no other path for its bulk data
-            first_s, most_s = self.settings.meet_again_first_s, self.settings.meet_again_max_s
+            first_s, most_s = MEET_AGAIN_FIRST_S, MEET_AGAIN_MAX_S
         pause_s = min(first_s * 2**known.failures, most_s)
         known.failures = min(known.failures + 1, 16)
         known.not_before = self._now + pause_s

@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CONNECT_S = 3.0
+"""Time for a TCP connection, before the peer counts as one behind a router and is met. It suffices
+for a SYN that is sent twice."""
+
+RETRY_MAX_S = 1800.0
+MEET_AGAIN_FIRST_S = 2.0
+MEET_AGAIN_MAX_S = 60.0
+"""``retry_first_s`` and ``RETRY_MAX_S`` for a peer that can only be met, with which nothing goes
+through the daemon."""
+
+CONNECTIONS_MAX = 256
+"""Limit of connections that other peers have dialled."""
+
+TICKET_LIFE_S = 30.0
+RELAY_S = 8.0
+"""Time to get a connection through a relay."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneSettings:
@@ -21,10 +38,6 @@ class LaneSettings:
     fills the queue, before which the paced connections withdraw to their floor."""
 
     dial_timeout_s: float = 10.0
-    connect_s: float = 3.0
-    """Time for a TCP connection, before the peer counts as one behind a router and is met. It
-    suffices for a SYN that is sent twice."""
-
     answer_timeout_s: float = 2.0
     """Time after which a kept connection is dropped if the other side does not answer on it."""
 
@@ -33,24 +46,15 @@ class LaneSettings:
     after twice as long, in case the dialling side is gone."""
 
     retry_first_s: float = 30.0
-    retry_max_s: float = 1800.0
-    """A peer that could not be dialled is dialled again after ``retry_first_s``, then after twice
-    as long each time, up to this."""
-
-    meet_again_first_s: float = 2.0
-    meet_again_max_s: float = 60.0
-    """The same for a peer that can only be met, with which nothing goes through the daemon."""
+    """A peer that could not be dialled is dialled again after this, then after twice as long each
+    time, up to ``RETRY_MAX_S``."""
 
     per_peer_max: int = 8
     """Limit of connections with one peer, in each direction."""
 
-    connections_max: int = 256
-    """Limit of connections that other peers have dialled."""
-
     strangers_max: int = 32
     """Limit of those whose peer has not yet proved that it has a ticket's keys."""
     greet_timeout_s: float = 5.0
-    ticket_life_s: float = 30.0
     meeting_s: float = 4.0
     """Time for two peers behind routers to meet, once they know each other's outer addresses. It
     is spent in vain before a relay is tried."""
@@ -64,18 +68,14 @@ class LaneSettings:
     standing_max: int = 64
     """Limit of unused connections with peers behind routers; the longest unused one is closed."""
 
-    relay_s: float = 8.0
-    """Time to get a connection through a relay."""
-
     def __post_init__(self) -> None:
         for name in ("port", "told_port"):
             port = getattr(self, name)
             if port is not None and not 0 <= port <= 65535:
                 raise ValueError(f"{name} is {port}; a port is between 0 and 65535")
-        if not 0 < self.per_peer_max <= self.connections_max:
+        if not 0 < self.per_peer_max <= CONNECTIONS_MAX:
             raise ValueError(
-                f"per_peer_max is {self.per_peer_max} and connections_max is "
-                f"{self.connections_max}; 0 < per peer <= all"
+                f"per_peer_max is {self.per_peer_max}; it is from 1 to {CONNECTIONS_MAX}"
             )
 
 

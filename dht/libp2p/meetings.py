@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from dht.errors import CallRefused, DhtError, PeerUnreachable
 from dht.identity import PeerId
 from dht.libp2p.lane_connection import Connection, Holder, Partner, Path, ticket_of
-from dht.libp2p.lane_settings import LaneSettings
+from dht.libp2p.lane_settings import RELAY_S, RETRY_MAX_S, LaneSettings
 from dht.libp2p.lane_wire import (
     CIRCUIT_PROTOCOL,
     PUNCH_PROTOCOL,
@@ -41,7 +41,7 @@ from dht.libp2p.lane_wire import (
 )
 from dht.libp2p.observers import Observers, Outside
 from dht.libp2p.punching import Opening
-from dht.libp2p.relaying import reach_through
+from dht.libp2p.relaying import NO_BULK, reach_through
 from dht.libp2p.sealing import NUMBER_BYTES, Ticket
 
 _logger = logging.getLogger("dht.libp2p.meetings")
@@ -145,15 +145,15 @@ class Meetings:
                 return
         known.meet_after = 0.0
         try:
-            async with asyncio.timeout(self._settings.relay_s):
+            async with asyncio.timeout(RELAY_S):
                 await self._go_through_a_relay(peer, known)
         except TimeoutError:
-            raise OSError(f"{apart}; no relay within {self._settings.relay_s:g} s") from None
+            raise OSError(f"{apart}; no relay within {RELAY_S:g} s") from None
         except OSError as error:
             raise OSError(f"{apart}; {error}") from error
         # There is a path now: a better one is looked for later, and not for each connection.
         pause_s = self._settings.retry_first_s * 2 ** max(0, known.apart - 1)
-        known.meet_after = self._now + min(pause_s, self._settings.retry_max_s)
+        known.meet_after = self._now + min(pause_s, RETRY_MAX_S)
 
     async def _meet(self, peer: PeerId, known: Partner) -> None:
         """Dial a peer while it dials this one."""
@@ -198,9 +198,12 @@ class Meetings:
                 leg = decode(
                     Leg, await self._outside.call(relay, CIRCUIT_PROTOCOL, encode(circuit))
                 )
-            except (ValueError, PeerUnreachable, CallRefused) as error:
-                if isinstance(error, CallRefused):
-                    self._no_relays[relay, peer] = self._now + NO_RELAY_S
+            except CallRefused as error:
+                self._no_relays[relay, peer] = self._now + NO_RELAY_S
+                if error.reason != NO_BULK:
+                    refusals.append(f"{relay} refused: {error.reason}")
+                continue
+            except (ValueError, PeerUnreachable) as error:
                 refusals.append(str(error))
                 continue
             try:
@@ -319,7 +322,7 @@ class Meetings:
     async def _come_to(self, ip: str, leg: Leg) -> None:
         """Take a connection that another peer makes through a relay."""
         try:
-            async with asyncio.timeout(self._settings.relay_s):
+            async with asyncio.timeout(RELAY_S):
                 dialled = await reach_through(ip, leg.port, leg.number)
         except (OSError, TimeoutError) as error:
             _logger.debug("lane_relay_left reason=%r", str(error))

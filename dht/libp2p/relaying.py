@@ -38,6 +38,9 @@ UNSENT_BYTES = 2 * CHUNK_BYTES
 TCP_WINDOW_CLAMP = 10
 """Socket option of Linux that the ``socket`` module lacks."""
 
+NO_BULK = "this peer does not relay bulk data"
+"""Refusal of a peer whose owner does not let it relay."""
+
 T = TypeVar("T")
 Pair = tuple[PeerId, PeerId]
 
@@ -167,7 +170,7 @@ class Relay:
         """Number of the leg of ``peer`` to a circuit. Raises ``ValueError`` to refuse."""
         try:
             if not self._is_on:
-                raise ValueError("this peer does not relay bulk data")
+                raise ValueError(NO_BULK)
             if peer == other:
                 raise ValueError("a circuit has two different ends")
             if (reason := await self.judge(peer, other)) is not None:

@@ -23,27 +23,27 @@ from dht.membership.peer_cache import CACHED_PEERS_MAX
 SEEDS_MAX = 64
 REASON_MAX = 120
 
+CONNECT_TIMEOUT_S = 5.0
+RETRY_MAX_S = 15.0
+"""Longest pause. With jitter and the attempt's timeout, a returning seed is met within 30 s."""
+
+CROWD_PEERS = 256
+"""Swarm size above which each peer retries less often in proportion, so that a returning seed is
+dialled by some peers at once but not by all."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedSettings:
     """How often seeds are dialled."""
 
-    connect_timeout_s: float = 5.0
     retry_first_s: float = 1.0
-    retry_max_s: float = 15.0
-    """Longest pause. With jitter and the attempt's timeout, a returning seed is met within 30 s."""
-
     jitter: float = 0.25
     attempts_at_once: int = 8
-    crowd_peers: int = 256
-    """Swarm size above which each peer retries less often in proportion, so that a returning seed
-    is dialled by some peers at once but not by all."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.retry_first_s <= self.retry_max_s:
+        if not 0 < self.retry_first_s <= RETRY_MAX_S:
             raise ValueError(
-                f"retry_first_s is {self.retry_first_s}; it is positive and at most "
-                f"retry_max_s ({self.retry_max_s:g})"
+                f"retry_first_s is {self.retry_first_s}; it is positive and at most {RETRY_MAX_S:g}"
             )
         if not 0 <= self.jitter < 1:
             raise ValueError(f"jitter is {self.jitter}; it is at least 0 and below 1")
@@ -186,7 +186,7 @@ class SeedPlanner:
         entry.failures = 0
         entry.reason = ""
         # The next attempt, unless ``met`` reports the peer as connected.
-        entry.due_at = now + self.settings.retry_max_s
+        entry.due_at = now + RETRY_MAX_S
         self._connected |= {attempt.peer}
 
     def failed(self, attempt: Attempt, reason: str, *, now: float) -> None:
@@ -197,7 +197,7 @@ class SeedPlanner:
         entry.reason = " ".join(reason.split())[:REASON_MAX] or "no reason given"
         doubled = self.settings.retry_first_s * 2.0 ** min(entry.failures - 1, 30)
         spread = 1 + self.settings.jitter * (2 * self.rng.random() - 1)
-        pause_s = min(self.settings.retry_max_s, doubled) * spread
+        pause_s = min(RETRY_MAX_S, doubled) * spread
         entry.due_at = now + pause_s * self._crowding(self._swarm_peers)
 
     def report(self) -> NobodyAnswered | None:
@@ -244,4 +244,4 @@ class SeedPlanner:
         ]
 
     def _crowding(self, swarm_peers: int) -> float:
-        return max(1.0, swarm_peers / self.settings.crowd_peers)
+        return max(1.0, swarm_peers / CROWD_PEERS)

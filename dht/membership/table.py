@@ -30,6 +30,9 @@ PROBE_DEPTH_MAX = 10
 """Depth to which a peer that knows no other reads along its own prefix: 2^10 buckets are enough
 for 65 000 peers."""
 
+ESTABLISHED_AFTER_S = 30.0
+"""Time for which a peer has to be known before it may have a role in a round."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipSettings:
@@ -40,9 +43,6 @@ class MembershipSettings:
 
     expiry_s: float = 30.0
     """Silence after which a peer is no longer live."""
-
-    established_after_s: float = 30.0
-    """Time for which a peer has to be known before it may have a role in a round."""
 
     bucket_peers: int = 64
     look_ups_max: int = 32
@@ -266,7 +266,7 @@ class PeerTable:
             member
             for member in self.live(now)
             if member.reachable
-            and now - member.first_seen >= self.settings.established_after_s
+            and now - member.first_seen >= ESTABLISHED_AFTER_S
             and (
                 member.failed_at is None
                 or (member.heard_at is not None and member.heard_at > member.failed_at)

@@ -8,6 +8,7 @@ import math
 from dht.errors import DhtError
 from dht.membership.reachability import Reachability
 from dht.membership.table import bucket_key
+from dht.presence.settings import DIRECTORY_TIMEOUT_S
 from dht.presence.this_peer import ThisPeer
 
 
@@ -59,7 +60,7 @@ class Announcement:
                 self._key,
                 sealed,
                 ttl_s=this.settings.membership.expiry_s,
-                timeout_s=this.settings.directory_timeout_s,
+                timeout_s=DIRECTORY_TIMEOUT_S,
             )
         except DhtError:
             this.stats.stored_on = 0

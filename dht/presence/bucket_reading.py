@@ -15,7 +15,10 @@ from dht.identity import RunId
 from dht.membership.table import bucket_key
 from dht.presence.intake import Intake
 from dht.presence.run_files import RunFiles
+from dht.presence.settings import DIRECTORY_TIMEOUT_S
 from dht.presence.this_peer import ThisPeer
+
+LOOK_UPS_AT_ONCE = 8
 
 
 class BucketReading:
@@ -36,7 +39,7 @@ class BucketReading:
     async def read(self, run: RunId) -> None:
         """Read the buckets that are due."""
         this = self._this
-        at_once = asyncio.Semaphore(this.settings.look_ups_at_once)
+        at_once = asyncio.Semaphore(LOOK_UPS_AT_ONCE)
         table, now = this.table, this.now()
         settled = now >= self._unsettled_until and bool(table.live(now))
 
@@ -61,9 +64,7 @@ class BucketReading:
         """Take the records under a key. Returns the number of peers that were not known before."""
         this = self._this
         this.stats.look_ups += 1
-        found = await this.host.directory.look_up(
-            key, timeout_s=this.settings.directory_timeout_s, quick=quick
-        )
+        found = await this.host.directory.look_up(key, timeout_s=DIRECTORY_TIMEOUT_S, quick=quick)
         newcomers = sum(peer != this.id and this.table.get(peer) is None for peer in found)
         news = [self._intake.take(found[peer], peer=peer, key=key) for peer in sorted(found)]
         if any(news):

@@ -50,7 +50,7 @@ from dht.membership.reachability import was_tried
 from dht.presence.dialler import Dialler
 
 THIRD_PEERS_MAX = 3
-"""Number of third peers that may take until their time-out."""
+"""Number of third peers that are waited for until their time-out."""
 
 THIRD_PEERS_ASKED_MAX = 8
 """Number of third peers asked: many refuse at once, being connected to the asking peer already."""

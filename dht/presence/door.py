@@ -27,6 +27,7 @@ from dht.membership.admission import Admission, Taken, role_of, told
 from dht.membership.call_budget import CallBudget
 from dht.membership.credentials import Refused
 from dht.presence.kept_peers import write_whole
+from dht.presence.settings import DIRECTORY_TIMEOUT_S
 from dht.presence.this_peer import ThisPeer
 from dht.records import DirectivesRecord, Sealed, check, directives_key
 
@@ -322,7 +323,7 @@ class Door:
         if now < self._directory_at and not has_news:
             return
         self._directory_at = now + DIRECTORY_EVERY_S
-        key, timeout_s = directives_key(this.profile.run), this.settings.directory_timeout_s
+        key, timeout_s = directives_key(this.profile.run), DIRECTORY_TIMEOUT_S
         with contextlib.suppress(DhtError):
             found = await this.host.directory.look_up(key, timeout_s=timeout_s)
             published = []

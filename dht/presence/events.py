@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 _logger = logging.getLogger("dht.presence")
@@ -29,7 +29,9 @@ class PresenceEvent:
 class Events:
     """Reports the events of one presence to its owner and to the log."""
 
-    on_event: Callable[[PresenceEvent], None] | None
+    on_event: Callable[[PresenceEvent], None] | None = None
+    on_reachable: Callable[[bool], Awaitable[None]] | None = None
+    """Told ``True`` when others can dial this peer, ``False`` when not, or no longer known."""
 
     def tell(self, event: str, text: str, **fields: Fact) -> None:
         """Log an event and pass it to the owner."""

@@ -20,9 +20,13 @@ from dht.presence.announcement import Announcement
 from dht.presence.dialler import Dialler
 from dht.presence.intake import Intake, Misfit
 from dht.presence.run_files import RunFiles
+from dht.presence.settings import GOODBYE_TIMEOUT_S
 from dht.presence.this_peer import ThisPeer
 
 GOODBYES_MAX = 64
+CLOCK_WARNING_S = 2.0
+"""Difference to the swarm's clocks from which on it is reported."""
+
 SPARED_BEATS = 0.75
 """A peer that said hello so many heartbeats ago is not greeted: it has this peer's record."""
 
@@ -186,7 +190,7 @@ class Greeting:
                 peer,
                 wire.GOODBYE_PROTOCOL,
                 sealed,
-                timeout_s=self._this.settings.goodbye_timeout_s,
+                timeout_s=GOODBYE_TIMEOUT_S,
             )
 
     async def _exchange(self, peer: PeerId, hello: bytes) -> tuple[bytes, float, float]:
@@ -255,7 +259,7 @@ class Greeting:
         estimate = self.clock
         if estimate is None:
             return
-        limit_s = self._this.settings.clock_warning_s + estimate.error_s
+        limit_s = CLOCK_WARNING_S + estimate.error_s
         is_off = abs(estimate.offset_s) > limit_s
         if is_off and not self._clock_is_off:
             side = "behind" if estimate.offset_s > 0 else "ahead of"

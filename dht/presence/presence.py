@@ -37,15 +37,15 @@ from dht.presence.bucket_reading import BucketReading
 from dht.presence.dial_back import DialBacks
 from dht.presence.dialler import Dialler
 from dht.presence.door import Door
-from dht.presence.events import Events, PresenceEvent
+from dht.presence.events import Events
 from dht.presence.greeting import Greeting
 from dht.presence.intake import Intake, Misfit
 from dht.presence.kept_peers import KeptPeers
 from dht.presence.pausing import pause
-from dht.presence.reachability_checks import OnReachable, ReachabilityChecks
+from dht.presence.reachability_checks import ReachabilityChecks
 from dht.presence.run_files import RunFiles
 from dht.presence.seeking import Seeking
-from dht.presence.settings import PresenceSettings, Profile
+from dht.presence.settings import GOODBYE_TIMEOUT_S, PresenceSettings, Profile
 from dht.presence.this_peer import PresenceStats, ThisPeer
 from dht.records import (
     ADDRESS_MAX_BYTES,
@@ -72,11 +72,12 @@ class Presence:
         *,
         seeds: Sequence[Multiaddr] = (),
         rng: np.random.Generator | None = None,
-        on_event: Callable[[PresenceEvent], None] | None = None,
-        on_reachable: OnReachable | None = None,
+        events: Events | None = None,
         admission: Admission | None = None,
     ) -> None:
-        """``admission``: who may take part in the run; unset: everybody."""
+        """``events``: what its owner is told; ``admission``: who may take part in the run; unset:
+        everybody.
+        """
         if host.peer_id != identity.peer_id:
             raise ValueError(f"identity is {identity.peer_id}; the host is {host.peer_id}")
         self.profile = profile
@@ -95,7 +96,7 @@ class Presence:
             release=profile.release,
         )
         runs = KnownRuns(identity.peer_id, profile.run, settings.membership)
-        events = Events(on_event)
+        events = events or Events()
         self._this = this = ThisPeer(host, profile, settings, rng, own, runs, events)
         self._kept = KeptPeers(
             settings.cache_path, profile.run, every_s=settings.cache_every_s, events=events
@@ -112,7 +113,7 @@ class Presence:
             call_timeout_s=settings.call_timeout_s,
         )
         self._checks = ReachabilityChecks(
-            this, reachability, self._dialler, self._dial_backs, self._announcement, on_reachable
+            this, reachability, self._dialler, self._dial_backs, self._announcement
         )
         self._intake = Intake(this, self._announcement, self._checks)
         budget = CallBudget(settings.calls_per_minute)
@@ -233,7 +234,7 @@ class Presence:
             self._task.result()
 
     async def leave(self) -> None:
-        """Stop, and tell the others within ``goodbye_timeout_s``: they forget this peer at once."""
+        """Stop, and tell the others within ``GOODBYE_TIMEOUT_S``: they forget this peer at once."""
         await self._stop()
         own = self._this.own
         if own.leaving or not self.profile.is_member:
@@ -242,7 +243,7 @@ class Presence:
         sealed = self._announcement.renew()
         # A peer that does not hear it in time notices the silence.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.goodbye_timeout_s):
+            async with asyncio.timeout(GOODBYE_TIMEOUT_S):
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._announcement.publish(sealed))
                     group.create_task(self._greeting.say_goodbye(sealed))

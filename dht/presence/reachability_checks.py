@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from multiaddr import Multiaddr
 
@@ -25,9 +25,6 @@ from dht.presence.this_peer import ThisPeer
 REPORT_AGAIN_S = 1.0
 """Pause before a verdict is reported again to an owner whose daemon was being restarted."""
 
-OnReachable = Callable[[bool], Awaitable[None]]
-"""Told ``True`` when others can dial this peer, ``False`` when not, or no longer known."""
-
 
 class ReachabilityChecks:
     """Dial-backs when there is a reason for one, and the verdict that follows from all evidence."""
@@ -39,7 +36,6 @@ class ReachabilityChecks:
         dialler: Dialler,
         dial_backs: DialBacks,
         announcement: Announcement,
-        on_reachable: OnReachable | None,
     ) -> None:
         self.wanted = asyncio.Event()
         """Set when a check may have become due."""
@@ -49,7 +45,7 @@ class ReachabilityChecks:
         self._dialler = dialler
         self._dial_backs = dial_backs
         self._announcement = announcement
-        self._on_reachable = on_reachable
+        self._on_reachable = this.events.on_reachable
         self._proximity = Proximity()
         self._reported: bool | None = None
         self._noticed: bool | None = None

@@ -17,6 +17,7 @@ from dht.identity import PeerId
 from dht.membership import hello as wire
 from dht.membership.call_budget import CallBudget
 from dht.presence.dialler import Dialler
+from dht.presence.settings import DIRECTORY_TIMEOUT_S
 from dht.presence.this_peer import ThisPeer
 from dht.records import RUN_FILE_MAX_BYTES, RunRecord, Sealed, check, file_key
 
@@ -66,7 +67,7 @@ class RunFiles:
         )
         try:
             stored_on = await self._host.directory.publish(
-                key, sealed, ttl_s=ttl_s, timeout_s=self._settings.directory_timeout_s
+                key, sealed, ttl_s=ttl_s, timeout_s=DIRECTORY_TIMEOUT_S
             )
         except DhtError:
             stored_on = 0
@@ -169,9 +170,7 @@ class RunFiles:
         assert self._run is not None
         key = file_key(self._run)
         try:
-            found = await self._host.directory.look_up(
-                key, timeout_s=self._settings.directory_timeout_s
-            )
+            found = await self._host.directory.look_up(key, timeout_s=DIRECTORY_TIMEOUT_S)
         except DhtError:
             return {}
         contents: dict[PeerId, bytes] = {}

@@ -13,7 +13,7 @@ from multiaddr import Multiaddr
 
 from dht.errors import HostClosed, PeerUnreachable
 from dht.membership.contacts import is_lonely
-from dht.membership.seeds import Attempt, Outcome, SeedPlanner
+from dht.membership.seeds import CONNECT_TIMEOUT_S, Attempt, Outcome, SeedPlanner
 from dht.presence.dialler import Dialler
 from dht.presence.greeting import Greeting
 from dht.presence.pausing import pause
@@ -74,7 +74,7 @@ class Seeking:
 
     async def _attempt(self, attempt: Attempt) -> None:
         this, planner = self._this, self._planner
-        timeout_s = this.settings.seeds.connect_timeout_s
+        timeout_s = CONNECT_TIMEOUT_S
         try:
             await self._dialler.dial(attempt.peer, [attempt.address], timeout_s=timeout_s)
         except (PeerUnreachable, HostClosed) as error:

@@ -12,6 +12,12 @@ from dht.membership.table import MembershipSettings
 from dht.protocol import RELEASE, SPOKEN, Range
 from dht.records import RUN_FILE_MAX_BYTES, Role
 
+DIRECTORY_TIMEOUT_S = 8.0
+"""Time for one look-up in the directory, or one record stored in it."""
+
+GOODBYE_TIMEOUT_S = 3.0
+"""Time for telling all others that this peer leaves."""
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -59,9 +65,6 @@ class PresenceSettings:
     contacts: ContactSettings = field(default_factory=ContactSettings)
     protocol_versions: Range = SPOKEN
     call_timeout_s: float = 5.0
-    directory_timeout_s: float = 8.0
-    look_ups_at_once: int = 8
-    goodbye_timeout_s: float = 3.0
     cache_path: Path | None = None
     """File that keeps the peers met for the next session; ``None``: they are not kept."""
 
@@ -69,14 +72,11 @@ class PresenceSettings:
     """File that keeps the directives of the run's owner; ``None``: they are not kept."""
 
     cache_every_s: float = 60.0
-    clock_warning_s: float = 2.0
     calls_per_minute: int = 120
     """Limit on the calls of one other peer to this one; a tenth of it for dial-backs."""
 
     def __post_init__(self) -> None:
-        for name in ("look_ups_at_once", "calls_per_minute"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it is at least 1")
-        for name in ("call_timeout_s", "directory_timeout_s", "goodbye_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it is positive")
+        if self.calls_per_minute < 1:
+            raise ValueError(f"calls_per_minute is {self.calls_per_minute}; it is at least 1")
+        if self.call_timeout_s <= 0:
+            raise ValueError(f"call_timeout_s is {self.call_timeout_s}; it is positive")

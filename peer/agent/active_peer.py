@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from averaging import messages
@@ -181,7 +181,18 @@ class ActivePeer:
                 break
             await asyncio.sleep(OFFER_EVERY_S)
         if told or pending:
-            local.event("last_offers", merged=not pending, tokens=pending, seconds=spent_s)
+            local.event(
+                "last_offers",
+                merged=not pending,
+                alone=self._has_folded,
+                tokens=pending,
+                seconds=spent_s,
+            )
+
+    @property
+    def _has_folded(self) -> bool:
+        """True if what was pending became this peer's own state, as nobody else trained."""
+        return self._averager.stats.folds > self._folds_before
 
     # --- files ----------------------------------------------------------------------------------
 
@@ -427,9 +438,8 @@ class ActivePeer:
         """Stay until a keeper, or without one another learner, has every version of this peer."""
         loop, local, online = asyncio.get_running_loop(), self._local, self._online
         averager, began = self._averager, loop.time()
-        folded = averager.stats.folds > self._folds_before
         # A fold is fetched as a state of 8 bytes for each value, a round by its payload.
-        size = 8 * local.layout.size if folded else averager.round_bytes()
+        size = 8 * local.layout.size if self._has_folded else averager.round_bytes()
         left = LastOffers(encoded_bytes=size, bytes_per_s=averager.bytes_per_s)
         stays_s = left.patience_s(least_s=HAND_OVER_SHARE * timeout_s, most_s=patience_s)
         while local.versions() and loop.time() < began + stays_s:
@@ -462,22 +472,30 @@ def send_standing(averager: Averager, peer: PeerId, state: FragmentState) -> Non
     averager.transport.send(peer, messages.encode(compare))
 
 
+@dataclass(frozen=True, slots=True)
+class TrainerSide:
+    """What an averager asks of this peer's trainer."""
+
+    port: LearnerPort
+    gate: JumpGate | None
+    """Measures the loss before and after a state that others made."""
+    judge: Judge
+    """Judges the contributions of others."""
+
+
 def make_averager(
     online: OnlinePeer,
-    port: LearnerPort | None,
+    trainer: TrainerSide | None,
     *,
     incarnation: int,
     states: Sequence[FragmentState],
     founder: bool = False,
-    gate: JumpGate | None = None,
-    judge: Judge | None = None,
     closed: Callable[[str], str | None] = lambda protocol: None,
     on_fetched: Callable[[FetchProgress], None] = lambda progress: None,
 ) -> Averager:
-    """The averager of this peer. ``port``: its trainer, if it has one; ``gate``: its loss gate;
-    ``judge``: its trainer, as it judges the contributions of others.
+    """The averager of this peer. ``closed(protocol)``: a reason to refuse streams now.
 
-    ``closed(protocol)``: a reason to refuse streams now. ``on_fetched`` hears of downloads.
+    ``on_fetched`` hears of downloads.
     """
     local = online.local
     run, guest = local.run_file, local.guest
@@ -486,7 +504,7 @@ def make_averager(
     throttled = ThrottledHost(online.guarded, up=guest.up, down=guest.down, closed=closed)
     return Averager(
         DiallingHost(throttled, online.addresses_of),
-        port,
+        None if trainer is None else trainer.port,
         me=Participant(
             identity=local.settings.identity,
             incarnation=incarnation,
@@ -506,8 +524,8 @@ def make_averager(
             trusted=online.is_vouched_for,
             begins_from=local.is_followed,
             rollback=local.rollback,
-            gate=gate,
-            judge=judge,
+            gate=None if trainer is None else trainer.gate,
+            judge=None if trainer is None else trainer.judge,
             take_directive=online.take_directive,
             state_files=local.state_files,
             keep_state=None if local.good is None else local.good.keep,

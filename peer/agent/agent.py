@@ -38,7 +38,7 @@ from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable, Strea
 from dht.identity import Identity, RunId
 from peer import signals
 from peer.agent.account import Account, fates
-from peer.agent.active_peer import ActivePeer, make_averager
+from peer.agent.active_peer import ActivePeer, TrainerSide, make_averager
 from peer.agent.entrance import Entrance
 from peer.agent.facts import event_value, facts_of
 from peer.agent.idleness import IdleTrainer, OwnersRest
@@ -195,6 +195,7 @@ class Agent(Delegate):
                 helpers = [
                     tasks.create_task(self._line.beat(), name="beat"),
                     tasks.create_task(self._listen(messages), name="listen"),
+                    tasks.create_task(local.compile_codecs(), name="compile codecs"),
                     tasks.create_task(
                         local.leave_when_asked(LEAVE_WITHIN_S, patience_s=LEAVE_PATIENCE_S),
                         name="leave",
@@ -218,9 +219,7 @@ class Agent(Delegate):
         gate = open_gate(local, self.port, self._loss)
         averager = make_averager(
             online,
-            self.port,
-            gate=gate,
-            judge=self._trials,
+            TrainerSide(self.port, gate, self._trials),
             incarnation=self._memory.incarnation,
             states=first.states,
             founder=first.founded,

@@ -175,6 +175,7 @@ class Keeper(Delegate):
                     tasks.create_task(self._stop_when(stop), name="stop"),
                     tasks.create_task(local.leave_when_asked(DRAIN_S), name="leave"),
                     tasks.create_task(self._rest_when_told(), name="rest"),
+                    tasks.create_task(local.compile_codecs(), name="compile codecs"),
                 ]
                 try:
                     await local.unless_ending(self._meet(online))

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from averaging.bounded_mapping import BoundedMapping
+from averaging.errors import CodecsNotCompiled
 from averaging.history.attested import grew_from
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
+from averaging.live.compiling import COMPILE_FROM_VALUES, can_compile, use_compiled_codecs
 from averaging.live.settings import AveragerStats
 from averaging.live.state_files import StateFiles
 from averaging.numbers.arrays import Float32s, uninitialised_floats
@@ -261,7 +263,7 @@ class LocalPeer:
         self.ended_at = _ended_before(settings)
         """Wall-clock time at which the run ended; ``None`` while it goes on."""
         self.apart = BoundedMapping[PeerId, None](LAST_OFFERS_MAX)
-        """Peers on another founding of the run, that this peer has to be settled with."""
+        """Peers whose history was founded apart from this peer's: one side has to give way."""
         self.foundings: dict[PeerId, str] = {}
         """The names of the foundings that other peers stand on, as they say."""
         self._followed = ""
@@ -290,6 +292,20 @@ class LocalPeer:
         """Report where the state is kept, if that is not the usual place."""
         if self._state_place:
             self.event("state_place", text=self._state_place)
+
+    async def compile_codecs(self) -> None:
+        """Take compiled codecs into use if the compiler is installed and the model is large."""
+        values = sum(fragment.size for fragment in self.layout.fragments)
+        if values < COMPILE_FROM_VALUES or not can_compile():
+            return
+        began = asyncio.get_running_loop().time()
+        try:
+            await use_compiled_codecs()
+        except CodecsNotCompiled as error:
+            self.event("codecs_not_compiled", reason=error.reason)
+        else:
+            took_s = asyncio.get_running_loop().time() - began
+            self.event("codecs_compiled", took_s=took_s)
 
     # --- the end --------------------------------------------------------------------------------
 

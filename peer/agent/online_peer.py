@@ -31,7 +31,7 @@ from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane_settings import parse_lane
 from dht.membership.orders import words
 from dht.membership.table import Member
-from dht.presence.events import PresenceEvent
+from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from dht.record_keeper import KeeperLimits, RecordKeeper
@@ -137,8 +137,7 @@ async def go_online(local: LocalPeer) -> AsyncIterator[OnlinePeer]:
                 directives_path=local.directory / DIRECTIVES_FILE,
             ),
             seeds=[Multiaddr(seed) for seed in settings.seeds],
-            on_event=presence_event,
-            on_reachable=reachable_changed,
+            events=Events(presence_event, reachable_changed),
             admission=admission,
         )
         host.keeper.judge = presence.door.judge

@@ -37,7 +37,7 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
     upload_s = min(RoundPolicy().upload_s, rounds.round_deadline_s / 3)
     return RoundPolicy(
         quorum=QuorumPolicy(
-            required=_required(rounds.quorum),
+            required=required(rounds.quorum),
             wait_s=rounds.quorum_deadline_s,
             gamma=rounds.grace,
             tau=float(outer.overlap_steps),
@@ -51,14 +51,14 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
             # It must answer every call, or two would wait for each other at two fragments.
             called_share=1 / outer.steps_per_cycle if run.synchronous else DuePolicy().called_share,
         ),
-        mixing=_mixing_policy(run.mixing),
+        mixing=mixing_policy(run.mixing),
         probation=_probation_policy(run.policy),
         audit_rate=run.policy.audit_rate,
         spot_checks=run.policy.spot_checks,
         group_size=rounds.group_size,
         codec=outer.codecs[0],
         codec_down=outer.codecs[1],
-        smaller_levels=_smaller_levels(outer),
+        smaller_levels=smaller_levels(outer),
         embedding_codecs=outer.embedding_pair,
         line_share=outer.line_share,
         feedback=outer.fed_back,
@@ -108,7 +108,8 @@ def _attested(orders: Orders) -> dict[Place, bytes]:
     return found
 
 
-def _smaller_levels(outer: Outer) -> tuple[Level, ...]:
+def smaller_levels(outer: Outer) -> tuple[Level, ...]:
+    """Codecs and cycles for lines that do not carry the preferred ones."""
     up, down = outer.codecs
     first = Level(codec=up, codec_down=down, cycle_steps=outer.steps_per_cycle)
     cycle_max = outer.steps_per_cycle_max or outer.steps_per_cycle
@@ -165,7 +166,8 @@ def _rounds_at_once(run: RunFile, layout: Layout) -> int:
     return max(1, min(len(layout.fragments), int(share_bytes / round_bytes)))
 
 
-def _required(quorum: Quorum) -> Required:
+def required(quorum: Quorum) -> Required:
+    """The quorum as the rules of rounds have it."""
     if quorum == "all":
         return ALL
     if quorum == "majority":
@@ -173,7 +175,7 @@ def _required(quorum: Quorum) -> Required:
     return quorum
 
 
-def _mixing_policy(mixing: Mixing) -> MixingPolicy:
+def mixing_policy(mixing: Mixing) -> MixingPolicy:
     bound = mixing.dispersion_max
     return MixingPolicy(
         every=mixing.every,

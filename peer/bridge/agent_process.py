@@ -44,6 +44,9 @@ from peer.bridge.shared_memory import SharedTensors
 
 logger = logging.getLogger(__name__)
 
+HEALTHY_AFTER_S = 60.0
+"""Lifetime of an agent after which the pause before a restart begins at its least again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineSettings:
@@ -57,8 +60,6 @@ class LineSettings:
     """Longest pause before a restart; the pause doubles from one to the next."""
     end_patience_s: float = 10.0
     """Time for an agent to save and say goodbye after the line is closed; then it is killed."""
-    healthy_after_s: float = 60.0
-    """Lifetime after which the pause begins at ``restart_first_s`` again."""
 
     def __post_init__(self) -> None:
         if self.silence_max_s < 3 * self.beat_s:
@@ -230,7 +231,7 @@ class AgentProcess:
                 code = self._run_once()
                 if self.over is not None or self._leaving_until is not None:
                     break
-                if time.monotonic() - since > self._settings.healthy_after_s:
+                if time.monotonic() - since > HEALTHY_AFTER_S:
                     pause_s = self._settings.restart_first_s
                 logger.warning("agent_died code=%s restart_in_s=%.1f", code, pause_s)
                 self._died(code, pause_s)

@@ -96,8 +96,8 @@ def bench_averaging(
     vs: Annotated[
         str,
         Option(
-            help="Systems to compare with: hivemind, gloo, and daemon (shoal without direct "
-            "connections); may be empty."
+            help="Systems to compare with: hivemind, gloo, daemon (shoal without direct "
+            "connections) and numpy (shoal without compiled codecs); may be empty."
         ),
     ] = "hivemind,gloo",
     rounds: Annotated[int, Option(help="Measured rounds of each system.", min=1)] = 7,

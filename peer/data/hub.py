@@ -304,10 +304,6 @@ def save_hub_tokenizer(name: str, folder: Path) -> int:
     return int(tokenizer.eos_token_id)
 
 
-def hub_tokenizer(name: str, *, vocabulary: int | None) -> Tokenizer:
-    return _tokenize_with(_loaded_tokenizer(name), name, vocabulary=vocabulary)
-
-
 def _digest(tokenizer: Any) -> str | None:
     """A hash of all that decides the tokens; ``None`` for one that has no ``tokenizer.json``."""
     if not tokenizer.is_fast:

@@ -1,7 +1,7 @@
 """``shoal doctor``: checks of this machine and of the network around it.
 
     examination   all checks in order, with the hosts that they need. Start here
-    this_machine  disk, memory, torch, port
+    this_machine  disk, memory, torch, codecs, port
     network       seeds, DHT, run, direct lane, reachability, relay, clock, over a ``Host``
     targets       the links and addresses of the command line, as a ``Plan``
     findings      ``Finding``: state, text, remedy; the exit code

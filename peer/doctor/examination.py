@@ -18,6 +18,7 @@ from peer.doctor.findings import Finding
 from peer.doctor.network import examine_network
 from peer.doctor.targets import Plan
 from peer.doctor.this_machine import (
+    check_codecs,
     check_disk,
     check_memory,
     check_port,
@@ -44,6 +45,7 @@ async def _all_checks(plan: Plan) -> AsyncIterator[Finding]:
     yield check_disk(plan.data_directory)
     yield check_memory()
     yield await check_torch()
+    yield await check_codecs()
     if shutil.which("systemctl") is not None:
         yield check_service()
     listening = check_port(plan.port)

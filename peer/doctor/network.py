@@ -224,15 +224,27 @@ async def check_meetings(presence: Presence, try_lane: TryLane) -> Finding:
     hidden = sorted((m for m in live if m.reachable is False), key=lambda m: m.peer)[:LANE_TRIES]
     if not hidden:
         return Finding("meeting", "skipped", "no live peer of the run is behind a router")
-    paths = [(member, await _try(presence, member, try_lane, reachable=None)) for member in hidden]
+    return describe_meetings(
+        [
+            (
+                member.record.name or str(member.peer),
+                await _try(presence, member, try_lane, reachable=None),
+            )
+            for member in hidden
+        ]
+    )
+
+
+def describe_meetings(paths: Sequence[tuple[str, Path | str]]) -> Finding:
+    """Say to how many peers a direct connection opened. ``paths``: names, each with the path or
+    the reason why there is none."""
     relayed = sum(path is Path.RELAYED for _, path in paths)
-    failed = [
-        f"not to {member.record.name or member.peer}: {path}"
-        for member, path in paths
-        if isinstance(path, str)
-    ]
-    opened = len(hidden) - len(failed) - relayed
-    text = f"direct connections open to {opened} of {len(hidden)} peers behind routers"
+    failed: dict[str, list[str]] = {}
+    for name, path in paths:
+        if isinstance(path, str):
+            failed.setdefault(path, []).append(name)
+    opened = len(paths) - sum(map(len, failed.values())) - relayed
+    text = f"direct connections open to {opened} of {len(paths)} peers behind routers"
     if relayed:
         text += f", and to {relayed} through a relay, which is slower"
     if not failed:
@@ -240,7 +252,7 @@ async def check_meetings(presence: Presence, try_lane: TryLane) -> Finding:
     return Finding(
         "meeting",
         "warning",
-        "; ".join([text, *failed]),
+        "; ".join([text, *(f"not to {', '.join(names)}: {why}" for why, names in failed.items())]),
         "nothing to do while somebody in the run can be dialled; otherwise forward a TCP port, run "
         "`shoal keep` on a machine that others can dial, or ask the host of the bootstrap peer for "
         "`--relay-bulk`",

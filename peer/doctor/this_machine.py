@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from averaging.errors import CodecsNotCompiled
+from averaging.live.compiling import COMPILE_FROM_VALUES, can_compile, try_compiler
 from peer.doctor.findings import Finding
 from peer.hosting.service import (
     INSTALL_FOR_ALL,
@@ -159,6 +161,18 @@ def _judge_torch(found: dict[str, object]) -> Finding:
         )
         return Finding("torch", "warning", text, remedy)
     return Finding("torch", "ok", text)
+
+
+async def check_codecs() -> Finding:
+    """Whether a peer on this machine would compile its codecs. They are not compiled here."""
+    if not can_compile():
+        return Finding("codecs", "ok", "of numpy; `pip install 'shoal[fast]'` has faster ones")
+    try:
+        await try_compiler()
+    except CodecsNotCompiled as error:
+        return Finding("codecs", "warning", str(error), "`pip install --upgrade numba numpy`")
+    models = f"models of {COMPILE_FROM_VALUES // 10**6} million parameters or more"
+    return Finding("codecs", "ok", f"compiled as a peer joins a run, for {models}")
 
 
 def check_port(port: int) -> Finding:

@@ -81,6 +81,8 @@ def phase_on_screen(event: Event) -> str:
 
 def last_offers(event: Event) -> str:
     """Say whether the pending tokens of a peer were merged before it left, or how many were not."""
+    if event["merged"] and event.get("alone"):
+        return "all that was pending is in this peer's own state: no other trained here to merge it"
     if event["merged"]:
         return "handed over: all that was pending is merged"
     return f"{count_text(float(event['tokens']))} tokens could not be merged before it left"

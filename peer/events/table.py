@@ -548,6 +548,7 @@ _THIS_PEER = (
         {
             "agent_started": ("pid, restarts", "started"),
             "agent_ended": ("reason, finished", "ended: {reason}"),
+            "codecs_compiled": ("took_s", "uses compiled codecs, ready after {took_s:.1f} s"),
             "founded": ("fragments:int", "began the run"),
             "ended_here": ("reason", "stays and serves the run's final state: {reason}"),
             "last_round": ("versions, peers", "makes the last rounds with {peers} other peers"),
@@ -560,7 +561,7 @@ _THIS_PEER = (
             "resumed": ("text", sentences.resumed),
             "trainer_steps_again": ("silent_s", "its trainer steps again"),
             "handing_over": ("tokens, seconds", sentences.handing_over),
-            "last_offers": ("merged, tokens, seconds", sentences.last_offers),
+            "last_offers": ("merged, alone:bool, tokens, seconds", sentences.last_offers),
             "state_place": ("text", "{text}"),
             "drain_cut_short": ("in_flight", "left with rounds under way: {in_flight}"),
             "exported": ("path, versions, model", "wrote {path}, model {model}"),
@@ -572,6 +573,10 @@ _THIS_PEER = (
             "publish_failed": ("text", "could not publish the model: {text}"),
             "pushed": ("url", "uploaded the model: {url}"),
             "page_not_served": ("text", "{text}"),
+            "codecs_not_compiled": (
+                "reason",
+                "uses the slower codecs, which are as exact: {reason}",
+            ),
             "loop_mistake": ("kind, text", "{text}"),
             "port_taken": (
                 "port",

@@ -33,7 +33,7 @@ from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane_settings import LaneSettings
 from dht.libp2p.relaying import Relay
-from dht.presence.events import PresenceEvent
+from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import PresenceSettings, Profile
 from peer.errors import PathError
@@ -374,7 +374,7 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
             Profile(None, role="bootstrap"),
             PresenceSettings(cache_path=settings.data_directory / PEERS),
             seeds=settings.seeds,
-            on_event=tell,
+            events=Events(tell),
         )
         await presence.start()
         if host.lane is not None:

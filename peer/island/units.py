@@ -148,5 +148,5 @@ def _box(parameter: Any) -> Box:
 
 
 def _is_distributed(parameter: Any) -> bool:
-    """Say whether a parameter is a DTensor, without the import of it, which takes a second."""
+    """Say whether a parameter is a DTensor. Importing that class to ask would take a second."""
     return hasattr(parameter, "to_local")

@@ -22,7 +22,7 @@ from dht.errors import DhtError, RunFileUnavailable
 from dht.identity import Identity, PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
-from dht.presence.events import PresenceEvent
+from dht.presence.events import Events, PresenceEvent
 from dht.presence.intake import Misfit
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
@@ -61,7 +61,7 @@ async def observer(
             identity,
             Profile(link.run_id, observes=True),
             seeds=link.seeds,
-            on_event=failures.on_event,
+            events=Events(failures.on_event),
         )
         await presence.start()
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -20,8 +19,6 @@ from peer.publishing.shelf import Shelf
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
-
-logger = logging.getLogger(__name__)
 
 WITHIN_S = 3600.0
 """An export that takes longer is ended."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from peer.run_file.declaring import fields_of
 from peer.run_file.presets import starting
 from peer.run_file.sections import RunFile
 from peer.run_file.setting_rules import description_of, rule_of, section_in_list, sections_of
@@ -69,13 +70,13 @@ def to_toml(run: RunFile, *, notes: Sequence[str] = (), every_recipe: bool = Fal
         *(f"# {note}" for note in notes),
     ]
     sections = []
-    for field in msgspec.structs.fields(RunFile):
+    for field in fields_of(RunFile):
         if sections_of(field.type):
             sections.append(field)
         else:
             out += _setting_lines(field, plain[field.name])
     for field in sections:
-        section = getattr(run, field.name)
+        section: msgspec.Struct = getattr(run, field.name)
         out += ["", f"[{field.name}]"]
         recipes = sections_of(field.type)
         tag_field = recipes[0].__struct_config__.tag_field
@@ -87,7 +88,7 @@ def to_toml(run: RunFile, *, notes: Sequence[str] = (), every_recipe: bool = Fal
             for recipe in recipes:
                 out += _comment(f"  {_tag(recipe)}: {_first_line(recipe)}")
             out.append(f'{tag_field} = "{_tag(type(section))}"')
-        settings = msgspec.structs.fields(section)
+        settings = fields_of(type(section))
         for inner in settings:
             if section_in_list(inner.type) is None and not sections_of(inner.type):
                 out += _setting_lines(inner, plain[field.name][inner.name])
@@ -113,7 +114,7 @@ def _recipe_lines(
     config = recipe.__struct_config__
     out = ["", f'# With {config.tag_field} = "{config.tag}":']
     known = {field.name: field.default for field in shown}
-    for field in msgspec.structs.fields(recipe):
+    for field in fields_of(recipe):
         if known.get(field.name, ...) == field.default:
             continue
         listed = section_in_list(field.type)
@@ -122,7 +123,7 @@ def _recipe_lines(
         if part is not None:
             head = f"{section}.{field.name}"
             out.append(f"#   [[{head}]]" if listed else f"#   [{head}]")
-            for inner in msgspec.structs.fields(part):
+            for inner in fields_of(part):
                 out += _comment(f"  {description_of(inner.type)} ({rule_of(inner.type)})")
                 out.append(f"#   {_default_line(inner)}")
         else:
@@ -167,7 +168,7 @@ def _list_lines(
     lines = ["", *_comment(f"{description_of(field.type)} ({rule_of(field.type)})")]
     for table in tables:
         lines += ["", f"[[{name}]]"]
-        for inner in msgspec.structs.fields(listed):
+        for inner in fields_of(listed):
             lines += _setting_lines(inner, table[inner.name])
     return lines
 
@@ -182,12 +183,12 @@ def _part_lines(
     lines = ["", *_comment(f"{description_of(field.type)} (a table)")]
     if values is None:
         lines.append(f"# [{name}]")
-        for inner in msgspec.structs.fields(part):
+        for inner in fields_of(part):
             lines += _comment(f"{description_of(inner.type)} ({rule_of(inner.type)})")
             lines.append(f"# {_default_line(inner)}")
         return lines
     lines.append(f"[{name}]")
-    for inner in msgspec.structs.fields(part):
+    for inner in fields_of(part):
         lines += _setting_lines(inner, values[inner.name])
     return lines
 

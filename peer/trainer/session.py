@@ -20,7 +20,6 @@ is an optimizer step. A step that a ``GradScaler`` skips does not count.
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 import warnings
@@ -50,8 +49,6 @@ from peer.trainer.rank import Agreed, Plan, Rank, check_finished, entered
 from peer.trainer.settings import JoinSettings, settings_from
 from peer.trainer.speed import first_merges, steps_to_merge, time_left_s
 from peer.trainer.trials import Trials
-
-logger = logging.getLogger(__name__)
 
 REST_LOOK_S = 0.02
 STILL_HERE_S = 10.0

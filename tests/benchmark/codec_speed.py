@@ -2,6 +2,8 @@
 
 CPU time leaves out other processes, but these still share the memory bandwidth. A plain copy of the
 values is therefore measured in between: ratios to it compare best across machines.
+
+``python -m tests.benchmark.codec_speed`` compares the compiled codecs with numpy's.
 """
 
 from __future__ import annotations
@@ -10,17 +12,20 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named, codec_names
 from averaging.numbers.layout import UNIT_MAX_VALUES, Kind
-from averaging.numbers.merge import merge_encoded, rule_named
+from averaging.numbers.merge import Units, merge_encoded, rule_named
 from averaging.numbers.outer import Nesterov, step_encoded
 
 MERGED = 4
-"""Number of contributions in the measured merge."""
+"""Number of contributions in the measured merges."""
+
+RULES = ("mean", "clip", "centered_clip")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +59,10 @@ def _measure(name: str, sizes: tuple[int, ...], repetitions: int) -> Iterator[Sp
     out = bytearray(len(encoded))
     codec.encode(delta, sizes, encoded, scratch)
 
-    def merge() -> None:
+    def merge(rule: str) -> None:
         payloads, weights = [encoded] * MERGED, [1 / MERGED] * MERGED
-        merge_encoded(rule_named("mean"), codec, payloads, weights, sizes, kinds, out, scratch)
+        units = Units(sizes, kinds)
+        merge_encoded(rule_named(rule), codec, payloads, weights, units, out, scratch)
 
     def outer_step() -> None:
         step_encoded(theta, momentum, codec, encoded, sizes, Nesterov(0.7, 0.9), scratch=scratch)
@@ -68,11 +74,11 @@ def _measure(name: str, sizes: tuple[int, ...], repetitions: int) -> Iterator[Sp
         "decode": lambda: codec.decode(encoded, sizes, sink, scratch),
         "decode and add": lambda: codec.decode_add(encoded, sizes, 0.3, sink, scratch),
         "outer step": outer_step,
-        f"merge {MERGED}": merge,
+        **{f"{rule} of {MERGED}": partial(merge, rule) for rule in RULES},
     }
     for what, work in works.items():
         # The size of a merge is that of all its inputs.
-        handled = base.nbytes * (MERGED if work is merge else 1)
+        handled = base.nbytes * (MERGED if isinstance(work, partial) else 1)
         copy_s = work_s = float("inf")
         for _ in range(repetitions):
             copy_s = min(copy_s, _seconds(lambda: np.copyto(sink, base)))
@@ -93,5 +99,24 @@ def table(speeds: list[Speed]) -> str:
     return "\n".join(lines)
 
 
+def main() -> None:
+    from averaging.numbers import compiled_codecs
+
+    rows: dict[tuple[str, str], list[float]] = {}
+    for _ in range(2):
+        for change in (compiled_codecs.give_back, compiled_codecs.take):
+            change()
+            for speed in measure(values=8 * UNIT_MAX_VALUES, repetitions=5):
+                rows.setdefault((speed.codec, speed.what), []).append(speed.gb_per_s)
+    print(f"{'codec':6} {'what':18} {'numpy':>6} {'compiled':>8}  GB/s of fp32")
+    for (codec, what), speeds in rows.items():
+        numpys, compiled = max(speeds[::2]), max(speeds[1::2])
+        print(f"{codec:6} {what:18} {numpys:6.1f} {compiled:8.1f}  {compiled / numpys:4.1f} x")
+
+
 def as_json(speeds: list[Speed]) -> str:
     return json.dumps({"rows": [asdict(speed) for speed in speeds]})
+
+
+if __name__ == "__main__":
+    main()

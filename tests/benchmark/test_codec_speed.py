@@ -15,5 +15,5 @@ def test_print_the_speed_of_the_codecs() -> None:
 def test_the_benchmark_measures_every_codec() -> None:
     speeds = measure(values=1, repetitions=1)
 
-    assert len(speeds) == len(codec_names()) * 7
+    assert len(speeds) == len(codec_names()) * 9
     assert all(speed.gb_per_s > 0 for speed in speeds)

@@ -40,7 +40,7 @@ from dht.membership.table import MembershipSettings
 from dht.memory.host import EPOCH, MemoryHost, MemoryNetwork, identity_of
 from dht.memory.network import CALM
 from dht.presence import door
-from dht.presence.events import PresenceEvent
+from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import PresenceSettings, Profile
 from peer.agent.online_peer import peer_view
@@ -351,7 +351,7 @@ class LastingSwarm:
                 for address in await self.peers[seed].host.addresses()
             ],
             rng=np.random.default_rng([self.seed, self.lives[name], *name.encode()]),
-            on_event=on_presence,
+            events=Events(on_presence),
             admission=admission(),
         )
         host.directory.keeper.judge = presence.door.judge

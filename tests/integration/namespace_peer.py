@@ -23,6 +23,7 @@ from dht.identity import PeerId, RunId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane_settings import LaneSettings
+from dht.presence.events import Events
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 from tests.integration.loopback import identity
@@ -92,8 +93,7 @@ async def hidden(number: int, other_number: int, relay_address: str) -> None:
         identity(number),
         Profile(RUN),
         seeds=relays,
-        on_event=lambda event: say(event.name, event.text),
-        on_reachable=host.set_reachable,
+        events=Events(lambda event: say(event.name, event.text), host.set_reachable),
     )
     await presence.start()
     await eventually("dial-out only", lambda: presence.reachable is False, timeout_s=60)

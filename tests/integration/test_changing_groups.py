@@ -31,8 +31,14 @@ def trained(**settings: Any) -> list[SwarmResult]:
     return results
 
 
+def loss_at(result: SwarmResult, merged_tokens: float) -> float:
+    """Loss of the mean model, interpolated: compares runs at equal merged tokens."""
+    tokens = [point.merged_tokens for point in result.points]
+    return float(np.interp(merged_tokens, tokens, [point.loss for point in result.points]))
+
+
 def loss(results: list[SwarmResult], merged_tokens: float) -> float:
-    losses = [result.loss_at(merged_tokens) for result in results]
+    losses = [loss_at(result, merged_tokens) for result in results]
     print(f"at {merged_tokens:.0f} tokens: {losses}")  # noqa: T201
     return float(np.mean(losses))
 

@@ -151,7 +151,7 @@ def attack(tmp_path: Path, requests: int, *, seconds: float = math.inf, seed: in
                 arguments = [at, str(page_port), str(requests // ATTACKERS), seeded, str(seconds)]
                 attackers.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "peer.lab.chaos.hostile_requests", *arguments],
+                        [sys.executable, "-m", "tests.integration.hostile_attack", *arguments],
                         stdout=subprocess.PIPE,
                         text=True,
                     )

@@ -29,8 +29,9 @@ ANSWER_TIMEOUT_S = 180.0
 WARM_UPS = 2
 """Unmeasured rounds of each system, after which all of its memory has been touched."""
 
-SHOAL = ("shoal", "daemon")
-"""``daemon`` is shoal without direct connections: all traffic goes through the libp2p daemon."""
+SHOAL = ("shoal", "daemon", "numpy")
+"""``daemon`` is shoal without direct connections: all traffic goes through the libp2p daemon.
+``numpy`` is shoal without compiled codecs."""
 
 HIVEMIND_CODECS = ("f32", "f16")
 """hivemind's 8-bit codecs raise with numpy 2.4 although the step returns, so they are left out."""
@@ -66,9 +67,9 @@ class AveragingBench:
         strange = {name for codec in self.codecs for name in codec.split("/")} - set(codec_names())
         if strange or not self.codecs:
             raise ValueError(f"codec is {sorted(strange)}; known: {', '.join(codec_names())}")
-        unknown = set(self.against) - {"hivemind", "gloo", "daemon"}
+        unknown = set(self.against) - {"hivemind", "gloo", "daemon", "numpy"}
         if unknown:
-            raise ValueError(f"vs is {sorted(unknown)}; known: daemon, gloo, hivemind")
+            raise ValueError(f"vs is {sorted(unknown)}; known: daemon, gloo, hivemind, numpy")
         if self.rounds < 1:
             raise ValueError(f"rounds is {self.rounds}; it must be at least 1")
 
@@ -232,8 +233,9 @@ class _Contestant:
 def contestants(bench: AveragingBench) -> list[tuple[str, str]]:
     """System and codec of every contestant, in the order of their turns."""
     found = [("shoal", codec) for codec in bench.codecs]
-    if "daemon" in bench.against:
-        found += [("daemon", codec) for codec in bench.codecs]
+    for system in ("daemon", "numpy"):
+        if system in bench.against:
+            found += [(system, codec) for codec in bench.codecs]
     if "hivemind" in bench.against:
         wanted = [codec for codec in HIVEMIND_CODECS if codec in bench.codecs]
         # Quantised rounds are compared with hivemind's fastest working codec.
@@ -261,7 +263,7 @@ def run_averaging_bench(
                     processes.append(process)
                 contestant = _Contestant(system, codec, peers, processes)
                 if system in SHOAL:
-                    ways = ("daemon", "lane") if system == "shoal" else ("daemon",)
+                    ways = ("daemon",) if system == "daemon" else ("daemon", "lane")
                     contestant.floor_seconds = {way: [] for way in ways}
                 _guarded(contestant, contestant.open)
                 for _ in range(WARM_UPS):

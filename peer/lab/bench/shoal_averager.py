@@ -17,6 +17,7 @@ from averaging.history.adoption import Parting
 from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from averaging.live.bulk import TransportSettings
+from averaging.live.compiling import can_compile, use_compiled_codecs
 from averaging.live.learner_port import Progress, Snapshot
 from averaging.live.settings import AveragerSettings, RunTerms, Surroundings
 from averaging.live.settings import Participant as RunParticipant
@@ -101,12 +102,16 @@ class _ConstantPort:
 class ShoalParticipant(Participant):
     """An ``Averager`` with one fragment, on an event loop in a thread of its own."""
 
-    def __init__(self, setup: Setup, meeting_point: str | None, *, direct: bool) -> None:
+    def __init__(
+        self, setup: Setup, meeting_point: str | None, *, direct: bool, compiled: bool
+    ) -> None:
         """``direct``: with direct connections for bulk data; otherwise all traffic goes through
-        the libp2p daemon."""
+        the libp2p daemon. ``compiled``: with compiled codecs, if numba is installed."""
         super().__init__(setup)
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True, name="loop").start()
+        if compiled and can_compile():
+            self._wait(use_compiled_codecs(niceness=0))
         self._peer = self._wait(_Peer.open(setup, meeting_point, direct=direct))
 
     def _wait(self, work: Coroutine[Any, Any, _R]) -> _R:

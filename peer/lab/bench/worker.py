@@ -29,11 +29,13 @@ def open_participant(system: str, setup: Setup, meeting_point: str | None) -> Pa
         from peer.lab.bench.hivemind_averager import HivemindParticipant
 
         return HivemindParticipant(setup, meeting_point)
-    if system in ("shoal", "daemon"):
+    if system in ("shoal", "daemon", "numpy"):
         from peer.lab.bench.shoal_averager import ShoalParticipant
 
-        return ShoalParticipant(setup, meeting_point, direct=system == "shoal")
-    raise ValueError(f"system is {system!r}; known: daemon, gloo, hivemind, shoal")
+        return ShoalParticipant(
+            setup, meeting_point, direct=system != "daemon", compiled=system != "numpy"
+        )
+    raise ValueError(f"system is {system!r}; known: daemon, gloo, hivemind, numpy, shoal")
 
 
 class CommandLoop:

@@ -20,7 +20,7 @@ from peer.lab.chaos.judging.evidence import (
     RoundReport,
 )
 from peer.lab.chaos.judging.liars import CONVICTED, STRIKE
-from peer.lab.chaos.judging.lies import Act, Lie
+from peer.lab.chaos.judging.lies import Lie
 from peer.lab.chaos.members import Learner
 from peer.lab.chaos.process_swarm import ProcessSwarm
 from peer.rules.ledger import Fate, Ledger
@@ -49,11 +49,8 @@ def collect(
     ready_s: float,
     quiet_s: float,
     ended_s: float,
-    others_share: float = 0.0,
-    acts: Iterable[Act] = (),
-    sizes: Iterable[tuple[float, int]] = (),
 ) -> Evidence:
-    """The evidence of a swarm. To be called after ``swarm.end()``."""
+    """What the swarm itself has left behind. To be called after ``swarm.end()``."""
     assert swarm.run is not None and swarm.leaks is not None, "call swarm.end() first"
     settings, rounds = swarm.settings, swarm.run.rounds
     uploads: list[HostileUpload] = []
@@ -73,10 +70,7 @@ def collect(
         pace_s=settings.pace_s,
         quorum_deadline_s=rounds.quorum_deadline_s,
         round_deadline_s=rounds.round_deadline_s,
-        others_share=others_share,
         hostile_uploads=tuple(uploads),
-        acts=tuple(acts),
-        sizes=tuple(sizes),
         lies=tuple(sorted(_lies(swarm), key=lambda told: told.at_s)),
         bootstraps={each.name: tuple(each.samples) for each in swarm.bootstraps},
         leaks=swarm.leaks,

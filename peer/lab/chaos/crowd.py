@@ -25,7 +25,7 @@ from multiaddr import Multiaddr
 
 from averaging import messages as said
 from averaging.live.fetch_server import AskManifest, fetch_protocol
-from averaging.live.links import control_protocol
+from averaging.live.links import bulk_protocol, control_protocol
 from averaging.messages import Head, Join, Link, Message
 from dht import addresses as address_rules
 from dht.errors import DhtError
@@ -115,7 +115,7 @@ class Intruder(Attacker):
     async def send_large_uploads(self) -> None:
         """Use up bandwidth, on the stream of an upload."""
         stream = await self.host.open_stream(
-            self.target, f"shoal/{self.run}/bulk/1", timeout_s=TIMEOUT_S
+            self.target, bulk_protocol(self.run), timeout_s=TIMEOUT_S
         )
         try:
             for _ in range(4):

@@ -1,24 +1,10 @@
-"""Hostile requests of nineteen kinds that any peer can send to any other one, and a twentieth.
-
-``python -m peer.lab.chaos.hostile_requests ADDRESS PAGE_PORT REQUESTS SEED SECONDS`` sends so many
-to a bootstrap peer, or as many as it can in this time, from several identities of one process, and
-prints one JSON object with the number of requests of each kind. The twentieth are bare TCP
-connections to its daemon and its page.
-"""
+"""Hostile requests of nineteen kinds that any peer can send to any other one."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import math
-import os
 import random
-import sys
-import time
-from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
-from typing import Any
+from contextlib import suppress
 
 import msgspec
 from blake3 import blake3
@@ -46,10 +32,6 @@ from dht.records import (
 HOST = HostSettings(
     daemon=DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),), port_mapping=False)
 )
-IDENTITIES = 3
-AT_ONCE = 16
-"""Requests of one identity under way at once."""
-
 TIMEOUT_S = 10.0
 LATER = 4e9
 CROWDED = RunId("cd" * 32)
@@ -202,17 +184,6 @@ class Attacker:
         stream.abort()
 
 
-async def knock(port: int, data: bytes) -> None:
-    """Open a TCP connection, send bytes, and close it."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(data)
-        async with asyncio.timeout(1.0):
-            await reader.read(4096)
-    finally:
-        writer.transport.abort()
-
-
 _VERBS = ("ping_", "find_", "store_", "renew_", "greet_", "ask_", "call_", "open_", "send_")
 
 
@@ -222,64 +193,3 @@ def kinds_of(attacker: type[Attacker]) -> list[str]:
 
 
 KINDS = kinds_of(Attacker)
-KNOCK_EVERY = 50
-"""Every so many requests, the kind is a TCP connection to the daemon or to the page instead."""
-
-
-async def attack(
-    at: str, page_port: int, requests: int, seed: int, *, seconds: float
-) -> Counter[str]:
-    """Send so many requests, or as many as possible within a time.
-
-    Returns the number of each kind, and of answers to refuse them.
-    """
-    address = addresses.parse_seed(at)
-    target = addresses.peer_of(address)
-    assert target is not None, "a seed names its peer"
-    port = int(str(address).split("/")[4])
-    done: Counter[str] = Counter()
-    left, until = requests, time.monotonic() + seconds
-
-    async def one(kind: str, act: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await act()
-            done["answered"] += 1
-        except (DhtError, OSError, TimeoutError):
-            done["refused"] += 1
-        done[kind] += 1
-
-    async def work(attacker: Attacker) -> None:
-        nonlocal left
-        rng = attacker.rng
-        while left > 0 and time.monotonic() < until:
-            left -= 1
-            if left % KNOCK_EVERY:
-                kind = rng.choice(KINDS)
-                await one(kind, getattr(attacker, kind))
-            else:
-                where = rng.choice((port, page_port))
-                await one("knock", lambda where=where: knock(where, rng.randbytes(300)))  # type: ignore[misc]
-
-    async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
-        for number in range(IDENTITIES):
-            rng = random.Random(f"{seed} {number}")
-            identity = Identity.from_seed(rng.randbytes(32))
-            host = await stack.enter_async_context(await HivemindHost.open(identity, HOST))
-            await host.connect(target, [address], timeout_s=30.0)
-            attacker = Attacker(identity, host, target, rng)
-            for _ in range(AT_ONCE):
-                group.create_task(work(attacker))
-    return done
-
-
-def main(arguments: list[str]) -> None:
-    os.nice(19)
-    at, page_port, requests, seed, seconds = arguments
-    began = time.monotonic()
-    attacking = attack(at, int(page_port), int(requests), int(seed), seconds=float(seconds))
-    done: dict[str, Any] = dict(asyncio.run(attacking))
-    sys.stdout.write(json.dumps({**done, "seconds": time.monotonic() - began}) + "\n")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

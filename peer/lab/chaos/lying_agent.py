@@ -34,6 +34,7 @@ from averaging.live.exchange import Exchange
 from averaging.live.fragment import FragmentWork
 from averaging.live.learner_port import Snapshot
 from averaging.live.reducing import Making, Reducing
+from averaging.round.contributing import Contribution
 from averaging.round.effects import Effect, Enter, Send
 from dht.identity import PeerId
 from peer.agent import agent
@@ -145,19 +146,18 @@ def _contribute(orders: Orders) -> None:
     """Poison, and invented marks."""
     contribute = Exchange.contribute
 
-    def contributed(
-        self: Exchange, base: Any, values: Any, own_map: ParentMap | None, **more: Any
-    ) -> None:
-        me = self.parts.me
+    def contributed(self: Exchange, given: Contribution) -> None:
+        me, own_map = self.parts.me, given.own_map
         lie = orders.now(me)
         if lie is Lie.POISON and not self.is_mix:
             orders.told(me, lie, self.parts.round)
-            values = base + (base - values)  # a copy: the learner keeps its own
+            # A copy: the learner keeps its own.
+            given = replace(given, values=given.base + (given.base - given.values))
         elif lie is Lie.MARKS and own_map is not None:
             orders.told(me, lie, self.parts.round)
             merged = own_map.merged.with_work(me, 1, 10**6, INVENTED_TOKENS)
-            own_map = ParentMap(merged, own_map.history)
-        contribute(self, base, values, own_map, **more)
+            given = replace(given, own_map=ParentMap(merged, own_map.history))
+        contribute(self, given)
 
     Exchange.contribute = contributed  # type: ignore[method-assign]
 
@@ -201,7 +201,7 @@ def _censor(orders: Orders) -> None:
     """Leave the victim out, as a reducer and as a leader."""
     contribute, heard = Exchange.contribute, Averager._heard
 
-    def contributed(self: Exchange, *given: Any, **more: Any) -> None:
+    def contributed(self: Exchange, given: Contribution) -> None:
         parts, tell = self.parts, self.parts.tell_upload
 
         def censored(
@@ -214,7 +214,7 @@ def _censor(orders: Orders) -> None:
             tell(index, sender, problem, *rest, **more)
 
         parts.tell_upload = censored  # type: ignore[method-assign]
-        contribute(self, *given, **more)
+        contribute(self, given)
 
     def ignored(self: Averager, peer: Any, data: bytes) -> None:
         me = self.life.peer

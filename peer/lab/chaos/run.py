@@ -8,7 +8,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -218,16 +218,19 @@ def run_scenario(
         others_share = _others_share(used_before_s, swarm.used_s(), ended_s - ready_s)
         swarm.leave()
         swarm.end()
-        return collect(
+        evidence = collect(
             swarm,
             scenario=scenario.name,
             faults=injector.done,
             ready_s=ready_s,
             quiet_s=quiet_s,
             ended_s=ended_s,
+        )
+        return replace(
+            evidence,
             others_share=others_share,
-            acts=director.until(ended_s) if scenario.lies else (),
-            sizes=() if resizer is None else resizer.done,
+            acts=tuple(director.until(ended_s)) if scenario.lies else (),
+            sizes=() if resizer is None else tuple(resizer.done),
         )
 
 

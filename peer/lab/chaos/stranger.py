@@ -22,6 +22,7 @@ import numpy as np
 from multiaddr import Multiaddr
 
 from averaging.live.fetch_server import fetch_protocol
+from averaging.live.links import bulk_protocol, control_protocol
 from dht import addresses as address_rules
 from dht.errors import DhtError
 from dht.host import FRAME_MAX_BYTES, Stream
@@ -66,7 +67,7 @@ HOST = HostSettings(
 
 
 def streams_of(run: RunId) -> tuple[str, ...]:
-    return (f"shoal/{run}/control/1", f"shoal/{run}/bulk/2", fetch_protocol(run))
+    return control_protocol(run), bulk_protocol(run), fetch_protocol(run)
 
 
 async def garbage(

@@ -1,4 +1,4 @@
-"""Builds an internet of network namespaces, and hurts it.
+"""Builds an internet of network namespaces.
 
 In the middle is one namespace that stands for everything between the sites. A site is a public
 machine, or a home: a router that translates addresses, and one or more computers behind it. Site
@@ -11,14 +11,10 @@ Rates are made by a token bucket (tbf) in each direction of a site's line.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -28,9 +24,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from peer.errors import PeerError
-from peer.lab.network.accounting import counted_bytes, counting_rules
 
-_Made = TypeVar("_Made")
+AnyInternet = TypeVar("AnyInternet", bound="Internet")
 
 NEEDED = ("ip", "nft", "sysctl", "tc")
 BUFFER_MS = 200
@@ -41,7 +36,6 @@ BURST_MS = 1.0
 """Least length of a burst, as a time at the line's rate: fast lines are not limited by timers."""
 
 USUAL_MTU = 1500
-CLONE_NEWNET = 0x40000000
 
 
 class Nat(StrEnum):
@@ -114,27 +108,6 @@ def ip(*arguments: str) -> None:
 def inside(namespace: str) -> list[str]:
     """Beginning of a command that runs inside a namespace."""
     return ["ip", "netns", "exec", namespace]
-
-
-def socket_in(namespace: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
-    """An IPv4 socket of a namespace, for this process: it stays in the namespace it was made in."""
-    return _made_in(namespace, lambda: socket.socket(socket.AF_INET, kind))
-
-
-def _made_in(namespace: str, make: Callable[[], _Made]) -> _Made:
-    """Call ``make`` inside a namespace, and return its result."""
-    made: list[_Made] = []
-
-    def enter() -> None:
-        with Path("/run/netns", namespace).open("rb") as file:
-            if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace}")
-        made.append(make())
-
-    thread = threading.Thread(target=enter)  # its namespace ends with it
-    thread.start()
-    thread.join()
-    return made[0]
 
 
 def run_in(namespace: str, *command: str, text: str = "") -> subprocess.CompletedProcess[str]:
@@ -216,9 +189,6 @@ class Internet:
         self.lines = dict(self.sites)
         """The sites with the rates that their lines have now."""
 
-        self._drops: dict[str, str] = {}
-        """Rules of the faults that are under way, by the name of the fault."""
-
     @property
     def middle(self) -> str:
         return f"{self._tag}m"
@@ -249,39 +219,6 @@ class Internet:
         """Bytes that the site has sent into its line, with all headers."""
         path = "/sys/class/net/outer/statistics/tx_bytes"
         return int(must_run_in(self.edge(site), "cat", path))
-
-    def arrived_bytes(self) -> dict[str, int]:
-        """Bytes that have come out of each site's line, with all headers. Starts no process."""
-        shown = _made_in(self.middle, Path("/proc/thread-self/net/dev").read_text)
-        names = {f"to{number}": site for site, number in self._numbers.items()}
-        rows = (line.partition(":") for line in shown.splitlines())
-        return {
-            names[device.strip()]: int(counts.split()[0])
-            for device, _, counts in rows
-            if device.strip() in names
-        }
-
-    def segments(self) -> Counter[str]:
-        """TCP segments that all computers have sent, and those of them that were sent again."""
-        found: Counter[str] = Counter()
-        for site in self.sites.values():
-            for index in range(site.computers):
-                shown = must_run_in(self.computer(site.name, index), "cat", "/proc/net/snmp")
-                names, values = (each.split() for each in shown.splitlines() if each[:4] == "Tcp:")
-                told = dict(zip(names, values, strict=True))
-                found.update(sent=int(told["OutSegs"]), again=int(told["RetransSegs"]))
-        return found
-
-    def count_by_port(self, port: int) -> None:
-        """Begin to count what each site sends (``peer.lab.network.accounting``)."""
-        for site in self.sites:
-            must_run_in(self.edge(site), "nft", "-f", "-", text=counting_rules(port))
-
-    def counted(self) -> Counter[str]:
-        """Bytes that all sites have sent since then, by kind."""
-        command = ("nft", "-j", "list", "counters", "table", "ip", "counting")
-        each = (counted_bytes(must_run_in(self.edge(site), *command)) for site in self.sites)
-        return sum(each, Counter())
 
     # --- building ------------------------------------------------------------------------------
 
@@ -352,63 +289,13 @@ class Internet:
         program = [sys.executable, "-m", "peer.lab.network.delay_line"]
         return [*inside(self.middle), *program, "delay", str(loss), *distances]
 
-    # --- faults --------------------------------------------------------------------------------
-
-    def cut(self, site: str) -> Callable[[], None]:
-        """Drop everything from and to a site. Returns what ends it."""
-        network = f"{self._network(site)}.0/24"
-        return self._drop(f"cut {site}", f"ip saddr {network} drop; ip daddr {network} drop")
-
-    def split(self, some: Sequence[str]) -> Callable[[], None]:
-        """Drop everything between these sites and the others. Returns what ends it."""
-        near = ", ".join(f"{self._network(site)}.0/24" for site in some)
-        there = [site for site in self.sites if site not in some]
-        far = ", ".join(f"{self._network(site)}.0/24" for site in there)
-        one, other = f"ip saddr {{ {near} }} ip daddr", f"ip saddr {{ {far} }} ip daddr"
-        return self._drop(f"split {near}", f"{one} {{ {far} }} drop; {other} {{ {near} }} drop")
+    # --- changes -------------------------------------------------------------------------------
 
     def slow_down(self, site: str, mbit: float, *, only_up: bool = False) -> Callable[[], None]:
         """Make a site's line this slow in both directions, or outwards. Returns what ends it."""
         down_mbit = self.sites[site].down_mbit if only_up else mbit
         self._shape(replace(self.sites[site], up_mbit=mbit, down_mbit=down_mbit))
         return lambda: self._shape(self.sites[site])
-
-    def readdress(self, site: str) -> None:
-        """Give a site another public address, and let its router forget its connections."""
-        old = self.address(site)
-        self._hosts[site] += 1
-        self._restart(site, old)
-
-    def forget(self, site: str) -> None:
-        """Let a site's router forget its connections, as one does that was restarted."""
-        self._restart(site, self.address(site))
-
-    def _restart(self, site: str, old: str) -> None:
-        edge, nat = self.edge(site), self.sites[site].nat
-        if nat is not None:
-            must_run_in(edge, "nft", "delete", "table", "ip", "router")
-        # The kernel forgets what it translated to an address that is removed.
-        ip("-n", edge, "addr", "del", f"{old}/24", "dev", "outer")
-        ip("-n", edge, "addr", "add", f"{self.address(site)}/24", "dev", "outer")
-        ip("-n", edge, "route", "replace", "default", "via", f"{self._network(site)}.1")
-        if nat is not None:
-            must_run_in(edge, "nft", "-f", "-", text=router_rules(nat))
-
-    def _drop(self, name: str, rules: str) -> Callable[[], None]:
-        self._drops[name] = rules
-
-        def end() -> None:
-            del self._drops[name]
-            self._write_drops()
-
-        self._write_drops()
-        return end
-
-    def _write_drops(self) -> None:
-        rules = "\n".join(self._drops.values()).replace("; ", "\n")
-        lines = [f"add rule ip middle through {rule}" for rule in rules.splitlines()]
-        text = "\n".join(["flush chain ip middle through", *lines]) + "\n"
-        must_run_in(self.middle, "nft", "-f", "-", text=text)
 
 
 @contextmanager
@@ -419,11 +306,22 @@ def internet(
 
     ``mtu``: bytes of the largest packet.
     """
-    built = Internet(f"w{os.getpid() % 100_000}", sites, mtu)
+    with raised(Internet(own_tag(), sites, mtu), loss=loss) as built:
+        yield built
+
+
+def own_tag() -> str:
+    """What the names of this process's namespaces begin with."""
+    return f"w{os.getpid() % 100_000}"
+
+
+@contextmanager
+def raised(built: AnyInternet, *, loss: float) -> Iterator[AnyInternet]:
+    """Build an internet, and remove it after the block."""
     with ExitStack() as stack:
         stack.callback(built.remove)
         built.build()
-        if loss or any(site.one_way_ms for site in sites):
+        if loss or any(site.one_way_ms for site in built.sites.values()):
             stack.enter_context(_running(built.delay_command(loss)))
         yield built
 

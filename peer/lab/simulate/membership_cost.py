@@ -35,7 +35,7 @@ class MembershipCost:
     hellos_per_beat: float
     """Hellos that a peer sends in one heartbeat."""
     wrong_s: float
-    """Time in which some peer saw others than those that were there."""
+    """Time in which the table of at least one peer was not that of the peers present."""
 
 
 @dataclass(slots=True)

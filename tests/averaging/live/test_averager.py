@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -786,5 +787,23 @@ def test_groups_that_change_meld_and_everybody_leaves_with_the_reducers_bytes(
             for peer in peers:
                 assert peer.learner is not None
                 assert peer.learner.distance(optimum) < 0.7
+
+    run(main())
+
+
+def test_on_a_slow_line_states_are_fetched_one_after_the_other_and_replays_together() -> None:
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            averager = (await made.add("anna")).averager
+            averager.around = replace(averager.around, line_max=lambda: 1000.0)
+
+            async def fetch(turn: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+                async with turn():
+                    await asyncio.sleep(10.0)
+
+            for turn, seconds in ((averager.catching_up, 10.0), (averager.fetching_state, 20.0)):
+                began = averager.now()
+                await asyncio.gather(fetch(turn), fetch(turn))
+                assert averager.now() - began == pytest.approx(seconds)
 
     run(main())

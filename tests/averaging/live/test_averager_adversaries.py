@@ -20,7 +20,7 @@ from averaging.live.buffers import Growing
 from averaging.live.bulk import Bulk
 from averaging.live.exchange import Exchange
 from averaging.live.fetcher import Fetcher, FetchFailed
-from averaging.live.links import Transport
+from averaging.live.links import Transport, bulk_protocol, control_protocol
 from averaging.live.reducing import Reducing
 from averaging.live.threads import Threads
 from averaging.live.uploading import Uploading
@@ -370,7 +370,7 @@ def test_garbage_other_versions_and_unknown_fragments_are_counted_and_change_not
             host = made.network.host("mallory")
             await host.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
             rng = np.random.default_rng(7)
-            control, bulk = f"shoal/{RUN}/control/1", f"shoal/{RUN}/bulk/2"
+            control, bulk = control_protocol(RUN), bulk_protocol(RUN)
             link = await host.open_stream(anna.id, control, timeout_s=5.0)
             future = said.encode(said.Ask(0, bytes(32)))
             stranger = said.encode(said.Ask(999, bytes(32)))
@@ -577,7 +577,7 @@ def test_commits_of_strangers_that_name_a_peer_as_reducer_do_not_fill_its_memory
                     commit=commit,
                     signature=leader.sign(commit),
                 )
-                stream = await host.open_stream(anna.id, f"shoal/{RUN}/bulk/2", timeout_s=5.0)
+                stream = await host.open_stream(anna.id, bulk_protocol(RUN), timeout_s=5.0)
                 with suppress(StreamBroken):
                     await stream.send(said.encode_opening(opening), timeout_s=5.0)
                     await stream.send(np.ones(layout.size, np.float32).tobytes(), timeout_s=20.0)

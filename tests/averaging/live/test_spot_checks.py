@@ -20,6 +20,7 @@ from averaging.live.evidence import Evidence
 from averaging.live.exchange import Exchange
 from averaging.live.spot_checking import Losses, OtherData, Trial
 from averaging.messages import Suspected
+from averaging.round.contributing import Contribution
 from averaging.rules.mixing import MixingPolicy
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
@@ -96,14 +97,14 @@ def poison(monkeypatch: pytest.MonkeyPatch, *, direction: str = "reverse") -> No
     honestly = Exchange.contribute
     rng = np.random.default_rng(5)
 
-    def contribute(self: Exchange, base: Any, values: Any, *rest: Any, **more: Any) -> None:
+    def contribute(self: Exchange, given: Contribution) -> None:
         if self.parts.me == MALLORY and not self.is_mix:
-            moved = values - base
+            moved = given.values - given.base
             if direction == "noise":
                 noise = rng.standard_normal(moved.size, dtype=np.float32)
                 moved = -noise * np.float32(np.linalg.norm(moved) / np.linalg.norm(noise))
-            values = base - moved
-        honestly(self, base, values, *rest, **more)
+            given = replace(given, values=given.base - moved)
+        honestly(self, given)
 
     monkeypatch.setattr(Exchange, "contribute", contribute)
 

@@ -16,7 +16,7 @@ from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
-from averaging.numbers.merge import merge_encoded, rule_named, rule_names
+from averaging.numbers.merge import Units, merge_encoded, rule_named, rule_names
 
 LAYOUT = Layout.build([TensorSpec("block.weight", (70, 50)), TensorSpec("block.bias", (50,))], 1)
 FRAGMENT = LAYOUT.fragments[0]
@@ -53,8 +53,7 @@ def test_a_merge_into_another_codec_loses_only_what_that_codec_loses(
             codec_named(up),
             payloads,
             weights,
-            SIZES,
-            KINDS,
+            Units(SIZES, KINDS),
             out,
             scratch,
             into=codec_named(into),

@@ -17,6 +17,7 @@ from averaging.numbers.layout import Kind
 from averaging.numbers.merge import (
     Contributions,
     MergesMany,
+    Units,
     medians,
     merge_encoded,
     register,
@@ -56,7 +57,7 @@ def merged(
     chosen = codec_named(codec)
     payloads = [encode(chosen, vector, sizes) for vector in vectors]
     out = bytearray(chosen.encoded_size(sizes))
-    merge_encoded(rule_named(rule), chosen, payloads, weights, sizes, kinds, out, Scratch())
+    merge_encoded(rule_named(rule), chosen, payloads, weights, Units(sizes, kinds), out, Scratch())
     result = np.empty(sum(sizes), np.float32)
     chosen.decode(out, sizes, result, Scratch())
     return result
@@ -162,7 +163,9 @@ def test_the_bytes_do_not_depend_on_how_units_are_grouped(rule: str, codec: str)
     chosen = codec_named(codec)
     payloads = [encode(chosen, vector, SIZES) for vector in vectors]
     whole = bytearray(chosen.encoded_size(SIZES))
-    merge_encoded(rule_named(rule), chosen, payloads, weights, SIZES, KINDS, whole, Scratch())
+    merge_encoded(
+        rule_named(rule), chosen, payloads, weights, Units(SIZES, KINDS), whole, Scratch()
+    )
 
     parts = bytearray(len(whole))
     at = 0
@@ -171,7 +174,7 @@ def test_the_bytes_do_not_depend_on_how_units_are_grouped(rule: str, codec: str)
         pieces = [payload[at:end] for payload in payloads]
         target = memoryview(parts)[at:end]
         merge_encoded(
-            rule_named(rule), chosen, pieces, weights, (size,), (kind,), target, Scratch()
+            rule_named(rule), chosen, pieces, weights, Units((size,), (kind,)), target, Scratch()
         )
         at = end
     assert parts == whole
@@ -188,7 +191,9 @@ def test_scratch_that_was_used_before_does_not_change_the_bytes(rule: str, codec
         for index in range(4):
             scratch.vector(index, max(SIZES)).fill(fill)
         out = bytearray(chosen.encoded_size(SIZES))
-        merge_encoded(rule_named(rule), chosen, payloads, [0.25] * 4, SIZES, KINDS, out, scratch)
+        merge_encoded(
+            rule_named(rule), chosen, payloads, [0.25] * 4, Units(SIZES, KINDS), out, scratch
+        )
         results.add(bytes(out))
     assert len(results) == 1
 
@@ -298,7 +303,7 @@ def test_only_units_whose_norm_is_that_of_one_tile_are_merged_together() -> None
     payload = encode(chosen, contributions(1, sizes=sizes)[0], sizes)
     out = bytearray(len(payload))
     kinds: list[Kind] = ["matrix"] * len(sizes)
-    merge_encoded(Noting(), chosen, [payload], [1.0], sizes, kinds, out, Scratch())
+    merge_encoded(Noting(), chosen, [payload], [1.0], Units(sizes, kinds), out, Scratch())
 
     assert asked == [(24, 24), (7,), (4096, 4096), (5000,), (5000,), (0,), (0,)]
 

@@ -7,7 +7,7 @@ import pytest
 
 from averaging.numbers.codec import TILE, Scratch
 from averaging.numbers.codecs import codec_named
-from averaging.numbers.merge import Contributions, merge_encoded, rule_named
+from averaging.numbers.merge import Contributions, Units, merge_encoded, rule_named
 from averaging.numbers.merge_estimate import (
     DIFFERENCE_MAX,
     MEMORY_MAX,
@@ -49,8 +49,7 @@ class Round:
             self.up,
             self.payloads,
             self.weights,
-            self.sizes,
-            ("matrix",) * len(self.sizes),
+            Units(self.sizes, ("matrix",) * len(self.sizes)),
             out,
             SCRATCH,
             into=self.down,

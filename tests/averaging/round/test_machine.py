@@ -724,6 +724,25 @@ def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> Non
     assert sorted(rounds.gathering.joins) == [first, second] and not rounds.gathering.held
 
 
+def test_a_leader_that_has_caught_up_waits_for_its_own_snapshot() -> None:
+    """It led the round that it had missed the last one of, and closed it without itself."""
+    rounds = leading_at(standing("start"), standing("start", "one"))
+    first, second = sorted(rounds.peers.view)
+    ahead = standing("start", "one")
+    head = certified(ahead, (first, second))
+    rounds.leading.timings.sync_took(1e3)  # rounds take long: there is no grace window
+    rounds.handle(Progressed(24, 1.0), 0.5)
+    for peer in (first, second):
+        rounds.handle(asks(peer, ahead, head=head), 1.0)
+
+    effects = rounds.handle(CaughtUp(ahead), 1.0 + POLICY.quorum.wait_s / 2)
+    assert of(effects, TakeSnapshot) and not of(effects, Enter)
+
+    (entered,) = of(rounds.handle(Offered(offer(ahead)), 2.0 + POLICY.quorum.wait_s / 2), Enter)
+    assert isinstance(entered, Enter)
+    assert {entry.peer for entry in entered.commit.members} == {ME, first, second}
+
+
 def test_a_leader_that_has_been_catching_up_for_long_refuses_a_join_from_ahead_at_once() -> None:
     rounds = leading_at(standing("start"), standing("start", "one"))
     first, second = sorted(rounds.peers.view)
@@ -749,6 +768,39 @@ def test_a_join_from_ahead_is_dropped_when_the_leader_cannot_catch_up() -> None:
 
     assert rounds.gathering is not None
     assert first not in rounds.gathering.joins
+
+
+def test_those_that_passed_are_called_again_when_one_of_them_comes_all_the_same() -> None:
+    rounds = leading()
+    assert rounds.standing is not None
+    where = rounds.standing
+    first, second = sorted(rounds.peers.view)
+    assert joined_as_leader(rounds)
+    for peer in (first, second):
+        rounds.handle(Received(peer, said.Pass(0, "my line carries one version of 2")), 2.0)
+
+    effects = rounds.handle(asks(first, where), 3.0)
+    assert [type(message) for message in sent(effects, second)] == [said.Call]
+    assert not of(effects, Enter)
+
+    effects = rounds.handle(asks(second, where), 4.0)
+    (entered,) = of(effects, Enter)
+    assert isinstance(entered, Enter) and len(entered.commit.members) == 3
+
+
+def test_a_peer_that_passes_once_more_is_not_waited_for() -> None:
+    rounds = leading()
+    assert rounds.standing is not None
+    where = rounds.standing
+    first, second = sorted(rounds.peers.view)
+    assert joined_as_leader(rounds)
+    no = said.Pass(0, "my line carries one version of 2")
+    for peer in (first, second):
+        rounds.handle(Received(peer, no), 2.0)
+    rounds.handle(asks(first, where), 3.0)
+
+    (entered,) = of(rounds.handle(Received(second, no), 3.1), Enter)
+    assert isinstance(entered, Enter) and len(entered.commit.members) == 2
 
 
 def test_without_a_quorum_all_joiners_are_told_and_keep_their_work() -> None:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from averaging.rules.claims import SIGHT_S, SLACK, overstated
-from averaging.rules.policy import RoundPolicy
+from averaging.rules.claims import SIGHT_S, SLACK, STEP_RATIO_MAX, overstated
 
-RATIO = RoundPolicy().step_ratio_max
 DAY_S = 86_400.0
 
 
 def refused(steps: float, seen_s: float, median_step_s: float = 1.0, slack: float = 1.0) -> bool:
-    reason = overstated(
-        int(steps), seen_s=seen_s, median_step_s=median_step_s, ratio_max=RATIO, slack=slack
-    )
+    reason = overstated(int(steps), seen_s=seen_s, median_step_s=median_step_s, slack=slack)
     return reason is not None
 
 
 def test_steps_fit_into_the_time_up_to_a_bound() -> None:
-    most = RATIO * (SIGHT_S + 50.0) / 2.0
+    most = STEP_RATIO_MAX * (SIGHT_S + 50.0) / 2.0
 
     assert not refused(most, 50.0, 2.0)
     assert refused(most + 1, 50.0, 2.0)

@@ -119,7 +119,7 @@ def test_a_failed_attempt_is_retried_a_quarter_cycle_later() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("cycle_steps", 0), ("fragments", 0), ("called_share", 0.0), ("retry_share", 1.5)],
+    [("cycle_steps", 0), ("fragments", 0), ("called_share", 0.0), ("called_share", 1.5)],
 )
 def test_a_nonsense_setting_is_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
@@ -158,6 +158,16 @@ def test_where_no_roster_closes_without_it_a_peer_takes_part_after_as_many_cycle
 
     assert time.sits_out(8, 30 + 71, 24)
     assert not time.sits_out(8, 30 + 72, 24)
+
+
+def test_a_peer_that_sits_versions_out_comes_half_a_cycle_earlier_when_it_is_called() -> None:
+    time = DueTime(POLICY, fragment=0, step=0)
+    time.every = 2
+    time.took_part(7, 30)
+
+    assert time.sits_out(8, 30 + 35, 24, called=True)
+    assert not time.sits_out(8, 30 + 36, 24, called=True)
+    assert time.sits_out(8, 30 + 47, 24)
 
 
 def test_at_the_end_nobody_sits_a_version_out() -> None:

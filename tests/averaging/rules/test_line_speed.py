@@ -45,6 +45,36 @@ def test_transfers_at_the_same_time_share_the_line_and_those_after_each_other_do
     assert in_turn.bytes_per_s == pytest.approx(MB / 0.99)
 
 
+def test_a_small_transfer_says_nothing_itself_and_is_load_beside_a_larger_one() -> None:
+    """An upload to two reducers, in slices of 182 and 124 KB: without the smaller one the line
+    would be known for 60% of its speed."""
+    line, rate = LineSpeed(), 143_000.0
+    for number in range(12):
+        line.transferred(124_000, began=10.0 * number, ended=10.0 * number + 2 * 124_000 / rate)
+        line.transferred(182_000, began=10.0 * number, ended=10.0 * number + 306_000 / rate)
+
+    assert line.bytes_per_s == pytest.approx(rate)
+
+
+def test_what_others_fetch_is_load_beside_a_transfer_and_no_measurement() -> None:
+    line, rate = LineSpeed(), 143_000.0
+    line.carried(2 * MB, began=0.0, ended=0.001)
+    assert line.bytes_per_s is None
+
+    line.carried(MB, began=10.0, ended=10.0 + 2 * MB / rate)
+    line.transferred(MB, began=10.0, ended=10.0 + 2 * MB / rate)
+    assert line.bytes_per_s == pytest.approx(rate)
+
+
+def test_what_passed_at_once_through_a_buffer_adds_no_more_than_its_bytes() -> None:
+    line = LineSpeed()
+    for number in range(12):
+        line.transferred(MB, began=number, ended=number + 0.99)
+        line.transferred(50_000, began=number + 0.5, ended=number + 0.500001)
+
+    assert line.bytes_per_s == pytest.approx(1.05 * MB / 0.99)
+
+
 def test_slow_partners_do_not_lower_the_speed_and_an_outlier_does_not_raise_it() -> None:
     line = LineSpeed()
     for number in range(30):
@@ -53,6 +83,17 @@ def test_slow_partners_do_not_lower_the_speed_and_an_outlier_does_not_raise_it()
     line.transferred(MB, began=40.0, ended=40.000001)
 
     assert line.bytes_per_s == pytest.approx(10 * MB)
+
+
+def test_downloads_are_mostly_as_slow_as_their_sources() -> None:
+    up, down = paired()
+    for number in range(24):
+        seconds = 1.0 if number % 6 == 0 else 4.0
+        up.transferred(MB, began=10.0 * number, ended=10.0 * number + 2.0)
+        down.transferred(MB, began=10.0 * number, ended=10.0 * number + seconds)
+
+    assert up.bytes_per_s == pytest.approx(MB / 2)
+    assert down.bytes_per_s == pytest.approx(MB)
 
 
 def test_old_transfers_are_forgotten() -> None:

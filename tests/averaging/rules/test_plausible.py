@@ -6,8 +6,7 @@ import pytest
 
 from averaging.messages import COUNT_MAX, Head, Link
 from averaging.rules.plausible import RATE_RATIO_MAX, VERSIONS_AHEAD_MAX, leap
-from averaging.rules.policy import RoundPolicy
-from averaging.rules.weights import NEWCOMER_CREDIT_RATIO_MAX, credited
+from averaging.rules.weights import CREDIT_RATIO_MAX, NEWCOMER_CREDIT_RATIO_MAX, credited
 
 
 def head(version: int, tokens: int) -> Head:
@@ -42,20 +41,17 @@ def test_the_tokens_that_count_are_bounded_by_the_median_of_a_round() -> None:
 
     claims = [*honest, (10**12, 10**10)]
 
-    assert credited(claims, batch_tokens_max=10**6, ratio_max=100)[3] == 100 * 800
-    counted = credited(claims, batch_tokens_max=10**6, ratio_max=100, on_probation=[3])
+    assert credited(claims, batch_tokens_max=10**6)[3] == CREDIT_RATIO_MAX * 800
+    counted = credited(claims, batch_tokens_max=10**6, on_probation=[3])
     assert counted == (800, 800, 800, NEWCOMER_CREDIT_RATIO_MAX * 800)
-    assert credited([(100, 1), (6400, 64)], batch_tokens_max=100, ratio_max=64) == (100, 6400)
-    assert credited([(10**6, 2)], batch_tokens_max=100, ratio_max=64) == (200,)
+    assert credited([(100, 1), (6400, 64)], batch_tokens_max=100) == (100, 6400)
+    assert credited([(10**6, 2)], batch_tokens_max=100) == (200,)
 
 
 def test_all_tokens_of_a_rack_beside_laptops_count() -> None:
     laptops = [(100 * 2048, 100)] * 5
     rack = (100 * 300 * 2048, 100)
 
-    policy = RoundPolicy()
-    counted = credited(
-        [*laptops, rack], batch_tokens_max=1 << 30, ratio_max=policy.credit_ratio_max
-    )
+    counted = credited([*laptops, rack], batch_tokens_max=1 << 30)
 
     assert counted == tuple(tokens for tokens, _ in [*laptops, rack])

@@ -160,7 +160,7 @@ def test_contributors_on_probation_have_a_quarter_together(count: int) -> None:
 
 def test_claims_on_probation_do_not_move_the_median() -> None:
     claims = [(100, 1)] * 3 + [(10**9, 10**7)] * 5
-    assert credited(claims, batch_tokens_max=100, ratio_max=64, on_probation=range(3, 8)) == (
+    assert credited(claims, batch_tokens_max=100, on_probation=range(3, 8)) == (
         *(100, 100, 100),
         *(6400,) * 5,
     )

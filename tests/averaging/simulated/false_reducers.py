@@ -12,10 +12,11 @@ import msgspec
 from averaging import messages as said
 from averaging.audit.claims import Subject, claim, digest_of_pieces
 from averaging.messages import Message
-from averaging.simulated.node import Buffers, FragmentNode
+from averaging.simulated.exchange import Exchange
+from averaging.simulated.node import FragmentNode
 from averaging.simulated.wires import Part
 from dht.identity import PeerId
-from tests.averaging.simulated.liars import Behaviour, SwarmWithLiars, on_start
+from tests.averaging.simulated.liars import Behaviour, SwarmWithLiars, on_enter, on_start
 from tests.averaging.simulated.strangers import Chatterers
 from tests.averaging.simulated.swarm import Node
 
@@ -36,26 +37,25 @@ def first_for_all(swarm: SwarmWithLiars) -> None:
 
 
 def _merge_falsely(swarm: SwarmWithLiars, node: FragmentNode) -> None:
-    honest = node._merged
+    def lie(exchange: Exchange) -> None:
+        honest = exchange._merged
 
-    def merged(
-        buffers: Buffers,
-        index: int,
-        parts: Sequence[Part],
-        weights: Sequence[float],
-        *rest: Any,
-        **more: Any,
-    ) -> Part:
-        right = honest(buffers, index, parts, weights, *rest, **more)
-        false = honest(buffers, index, parts, [1.0, *[0.0] * (len(parts) - 1)], *rest, **more)
-        if false.data != right.data:
-            swarm.truth.lies.add(buffers.traffic.enter.round)
-            swarm.truth.coverage["bundled falsely" if more.get("again") else "merged falsely"] += 1
-            swarm.lies[node.name] += 1
-            swarm.rounds_of_lies[node.name].add(buffers.traffic.enter.round)
-        return false
+        def merged(
+            index: int, parts: Sequence[Part], weights: Sequence[float], *rest: Any, **more: Any
+        ) -> Part:
+            right = honest(index, parts, weights, *rest, **more)
+            false = honest(index, parts, [1.0, *[0.0] * (len(parts) - 1)], *rest, **more)
+            if false.data != right.data:
+                what = "bundled falsely" if more.get("again") else "merged falsely"
+                swarm.truth.lies.add(exchange.round)
+                swarm.truth.coverage[what] += 1
+                swarm.lies[node.name] += 1
+                swarm.rounds_of_lies[node.name].add(exchange.round)
+            return false
 
-    node._merged = merged  # type: ignore[method-assign]
+        exchange._merged = merged  # type: ignore[method-assign]
+
+    on_enter(node, lie)
 
 
 def forge_sources(swarm: SwarmWithLiars) -> None:

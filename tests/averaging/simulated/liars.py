@@ -23,7 +23,8 @@ from averaging.messages import OWN, Head, Link, Message, decode_commit, digest
 from averaging.round.effects import Apply, Enter, Fold
 from averaging.round.phase import Phase
 from averaging.round.traffic import Route
-from averaging.simulated.node import Buffers, FragmentNode
+from averaging.simulated.exchange import Exchange
+from averaging.simulated.node import FragmentNode
 from dht.identity import PeerId
 from tests.averaging.simulated.strangers import Chatterers
 from tests.averaging.simulated.swarm import Node, PeerPlan, Swarm
@@ -179,25 +180,31 @@ def overstate_steps(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
     on_start(swarm, lie)
 
 
+def on_enter(node: FragmentNode, act: Callable[[Exchange], None]) -> None:
+    """Have ``act`` change each exchange of a node, once its contribution is made."""
+    enter = node._enter
+
+    def entered(effect: Enter) -> None:
+        enter(effect)
+        act(node.exchanges[effect.round])
+
+    node._enter = entered  # type: ignore[method-assign]
+
+
 def invent_marks(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
     """What they bring into a mix or a meld says that work of others is merged, which is not."""
 
     def lie(node: Node) -> None:
         if node.name not in swarm.liars:
             return
-        part = node.part
-        enter = part._enter
+        on_enter(node.part, invent)
 
-        def entered(effect: Enter) -> None:
-            enter(effect)
-            buffers = part.buffers.get(effect.round)
-            if buffers is not None and buffers.own_map is not None:
-                own, victim = buffers.own_map, swarm.names[0]
-                merged = own.merged.with_work(victim, 1, 10**6, INVENTED_TOKENS)
-                buffers.own_map = ParentMap(merged, own.history)
-                swarm.truth.coverage["invented a mark"] += 1
-
-        part._enter = entered  # type: ignore[method-assign]
+    def invent(exchange: Exchange) -> None:
+        if exchange.own_map is not None:
+            own, victim = exchange.own_map, swarm.names[0]
+            merged = own.merged.with_work(victim, 1, 10**6, INVENTED_TOKENS)
+            exchange.own_map = ParentMap(merged, own.history)
+            swarm.truth.coverage["invented a mark"] += 1
 
     on_start(swarm, lie)
 
@@ -297,29 +304,28 @@ def forge_slices(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
         swarm.truth.coverage["forged a slice"] += 1
         return data[: len(data) // 2] if chatter.rng.random() < 0.5 else b"\xff" * len(data)
 
-    def lie(node: Node) -> None:
-        part = node.part
-        if node.name not in swarm.liars:
-            return
-        go, answer = part._go, part._answer_one
+    def forge(exchange: Exchange) -> None:
+        go, answer = exchange.go, exchange.answer_one
 
-        def goes(buffers: Buffers, route: Route) -> None:
-            true = buffers.payload
+        def goes(route: Route) -> None:
+            true = exchange.payload
             if true is not None and route.what == OWN and chatter.rng.random() < 0.5:
-                buffers.payload = spoilt(true)
-            go(buffers, route)
-            buffers.payload = true
+                exchange.payload = spoilt(true)
+            go(route)
+            exchange.payload = true
 
-        def answers(
-            round_id: bytes, buffers: Buffers, index: int, peer: PeerId, stream: int
-        ) -> None:
-            true = buffers.merged[index]
+        def answers(index: int, peer: PeerId, stream: int) -> None:
+            true = exchange.merged[index]
             if chatter.rng.random() < 0.5:
-                buffers.merged[index] = replace(true, data=spoilt(true.data))
-            answer(round_id, buffers, index, peer, stream)
-            buffers.merged[index] = true
+                exchange.merged[index] = replace(true, data=spoilt(true.data))
+            answer(index, peer, stream)
+            exchange.merged[index] = true
 
-        part._go, part._answer_one = goes, answers  # type: ignore[method-assign]
+        exchange.go, exchange.answer_one = goes, answers  # type: ignore[method-assign]
+
+    def lie(node: Node) -> None:
+        if node.name in swarm.liars:
+            on_enter(node.part, forge)
 
     on_start(swarm, lie)
 
@@ -337,21 +343,21 @@ def censor(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
 
     swarm.on_send = lose
 
-    def lie(node: Node) -> None:
-        if node.name not in swarm.liars:
-            return
-        part, arrived = node.part, node.part._arrived
+    def censor_uploads(exchange: Exchange) -> None:
+        arrived = exchange._arrived
 
-        def refuses(
-            buffers: Buffers, index: int, entry: int, problem: str | None, *rest: Any
-        ) -> None:
-            if problem is None and buffers.commit.members[entry].peer == victim:
+        def refuses(index: int, entry: int, problem: str | None, *rest: Any) -> None:
+            if problem is None and exchange.commit.members[entry].peer == victim:
                 problem = "I do not like it"
-                buffers.traffic.left_out(index, entry, problem)
+                exchange.traffic.left_out(index, entry, problem)
                 swarm.truth.coverage["refused an upload"] += 1
-            arrived(buffers, index, entry, problem, *rest)
+            arrived(index, entry, problem, *rest)
 
-        part._arrived = refuses  # type: ignore[method-assign]
+        exchange._arrived = refuses  # type: ignore[method-assign]
+
+    def lie(node: Node) -> None:
+        if node.name in swarm.liars:
+            on_enter(node.part, censor_uploads)
 
     on_start(swarm, lie)
 

@@ -470,7 +470,7 @@ class Swarm(Watch):
         self.truth.vowed(self._owner(node).life, round_id)
 
     def applies(self, node: FragmentNode, apply: Apply) -> None:
-        parts = node.merged_parts(apply.round)
+        parts = node.exchanges[apply.round].merged_parts()
         data = b"".join(part.data for part in parts)
         self.truth.applies(self._owner(node).life, apply, data, parts[0].maps)
         if self.on_apply is not None:

@@ -20,7 +20,7 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Codec, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Fragment
-from averaging.numbers.merge import merge_encoded, rule_named
+from averaging.numbers.merge import Units, merge_encoded, rule_named
 from averaging.numbers.slices import Slice
 from averaging.rules.weights import Contribution, shares_of
 from dht.identity import PeerId
@@ -80,8 +80,7 @@ class Group:
             self.codec,
             [uploads[member] for member in range(MEMBERS)],
             weights,
-            sizes,
-            FRAGMENT.kinds[piece.units],
+            Units(sizes, FRAGMENT.kinds[piece.units]),
             out,
             Scratch(),
         )

@@ -21,7 +21,7 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Codec, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
-from averaging.numbers.merge import merge_encoded, rule_named
+from averaging.numbers.merge import Units, merge_encoded, rule_named
 from averaging.round.effects import Apply, Note
 from averaging.round.inputs import Offer
 from averaging.round.taking_over import Life
@@ -126,8 +126,7 @@ class Truth:
                 up,
                 payloads,
                 weights,
-                FRAGMENT.unit_sizes,
-                FRAGMENT.kinds,
+                Units(FRAGMENT.unit_sizes, FRAGMENT.kinds),
                 out,
                 _scratch,
                 into=into,

@@ -17,7 +17,7 @@ from dht.membership.admission import Admission
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.network import CALM, Weather
 from dht.memory.virtual_loop import run
-from dht.presence.events import PresenceEvent
+from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import PresenceSettings, Profile
 from dht.records import Role
@@ -104,8 +104,7 @@ class Swarm:
             replace(settings or PresenceSettings(), cache_path=cache_path),
             seeds=seeds,
             rng=np.random.default_rng([self.seed, len(self.peers), *name.encode()]),
-            on_event=on_event or events.append,
-            on_reachable=on_reachable,
+            events=Events(on_event or events.append, on_reachable),
             admission=admission,
         )
         await presence.start()

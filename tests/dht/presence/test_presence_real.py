@@ -8,7 +8,7 @@ from multiaddr import Multiaddr
 
 from dht.addresses import parse
 from dht.identity import Identity, RunId
-from dht.presence.events import PresenceEvent
+from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
 
@@ -55,7 +55,7 @@ def test_real_peers_meet_are_dialled_back_lose_their_seed_and_find_it_again() ->
                 run_file=RUN_FILE if name == "anna" else None,
             ),
             seeds=seeds,
-            on_event=lambda event: events.append((name, event)),
+            events=Events(lambda event: events.append((name, event))),
         )
         await presence.start()
         open_presences.append(presence)

@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from dht.identity import Identity, PeerId
-from peer.lab.network.accounting import Used
-from peer.lab.network.topology import Internet, Nat, Site, internet
+from peer.lab.network.topology import Nat, Site
 from peer.views.event_log import read_events
 from tests.integration.swarm_processes import Command, Learner, Swarm, address_of, run_text, until
+from tests.integration.wan import accounting
+from tests.integration.wan.accounting import Used
+from tests.integration.wan.network import HurtInternet, hurt_internet
 from tests.integration.wan.uplinks import Uploading, watched
 from tests.processes import Processes
 
@@ -72,7 +74,7 @@ class Trial:
 
     def __init__(
         self,
-        net: Internet,
+        net: HurtInternet,
         processes: Processes,
         directory: Path,
         text: str,
@@ -380,14 +382,14 @@ class _Course:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         began, before, used, counted = time.time(), self._sent_bytes(), Used.now(), self._counted()
-        segments = self.trial.net.segments()
+        segments = accounting.segments(self.trial.net)
         with watched(self.trial.net) as seen:
             yield
         ended, after = time.time(), self._sent_bytes()
         self.tell(f"{name}: processors in use: {Used.now().since(used)}")
         by_kind = (self._counted() - counted).items()
         sent = ", ".join(f"{kind} {count / 1e6:.2f} MB" for kind, count in by_kind)
-        segments = self.trial.net.segments() - segments
+        segments = accounting.segments(self.trial.net) - segments
         self.tell(f"{name}: sent: {sent}; {segments['again']} of {segments['sent']} segments again")
         self.phases.append(Phase(name, began, ended, sum(before.values()), sum(after.values())))
         uplinks = [
@@ -406,7 +408,7 @@ class _Course:
                 yield f"{found.line_share:.0%} of {name} in {found.time_share:.0%} of the time"
 
     def _counted(self) -> Counter[str]:
-        return self.trial.net.counted()
+        return accounting.counted(self.trial.net)
 
     def _sent_bytes(self) -> dict[str, int]:
         return {site: self.trial.net.sent_bytes(site) for site in self.trial.net.sites}
@@ -429,8 +431,8 @@ def conduct(
     Every fault is followed by a phase ``after ...`` that lasts until all learners merge again, for
     180 s at most. ``changes`` are those of ``run_text``. ``tell`` gets lines about each phase.
     """
-    with internet(where, loss=loss) as net:
-        net.count_by_port(PORT)
+    with hurt_internet(where, loss=loss) as net:
+        accounting.count_by_port(net, PORT)
         trial = Trial(net, processes, directory, run_text(**changes), relay, pace_s)
         trial.wait_until_all_merge()
         course = _Course(trial, tell)

@@ -15,8 +15,10 @@ import threading
 from contextlib import ExitStack
 from itertools import combinations
 
-from peer.lab.network.topology import Internet, Nat, Site, cannot_build, internet, socket_in
+from peer.lab.network.topology import Internet, Nat, Site, cannot_build, internet
+from tests.integration.wan import accounting
 from tests.integration.wan.experiment import BOOTSTRAP, PORT, sites
+from tests.integration.wan.network import socket_in
 
 PIECE_BYTES = 512 * 1024
 """Frame of the lane."""
@@ -84,11 +86,12 @@ def main() -> int:
         sys.stderr.write(f"wide-area networks cannot be made here: {reason}\n")
         return 2
     with internet(sites(3, [Nat.PORT_RESTRICTED] * 2)) as net:
-        net.count_by_port(PORT)
-        before, segments = net.counted(), net.segments()
+        accounting.count_by_port(net, PORT)
+        before, segments = accounting.counted(net), accounting.segments(net)
         sent = sum(net.sent_bytes(site) for site in net.sites)
         payload = exchange(net, int(options.megabytes * 1e6))
-        counted, segments = net.counted() - before, net.segments() - segments
+        counted = accounting.counted(net) - before
+        segments = accounting.segments(net) - segments
         sent = sum(net.sent_bytes(site) for site in net.sites) - sent
     sys.stdout.write(
         f"{payload / 1e6:.1f} MB over plain TCP: {sent / payload - 1:.2%} extra, of which packets "

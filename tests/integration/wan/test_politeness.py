@@ -11,8 +11,9 @@ import time
 
 import pytest
 
-from peer.lab.network.topology import Nat, Site, internet, socket_in
+from peer.lab.network.topology import Nat, Site, internet
 from tests.integration.swarm_processes import load, tell
+from tests.integration.wan.network import socket_in
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
-from peer.lab.network.topology import Internet
+from tests.integration.wan.network import HurtInternet
 
 EVERY_S = 0.25
 USED_SHARE = 0.1
@@ -61,7 +61,7 @@ def _close_pauses(used: list[bool], seconds: Sequence[float]) -> None:
 
 
 @contextmanager
-def watched(net: Internet) -> Iterator[list[tuple[float, Mapping[str, int]]]]:
+def watched(net: HurtInternet) -> Iterator[list[tuple[float, Mapping[str, int]]]]:
     """Times, and the bytes that had arrived from each site, as long as the block runs."""
     seen: list[tuple[float, Mapping[str, int]]] = []
     over = threading.Event()

@@ -12,12 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from averaging.errors import CodecsNotCompiled
 from averaging.history.merged_map import MergedMap
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
 from dht.memory.virtual_loop import run as virtual_run
+from peer.agent import local_peer
 from peer.agent.idleness import OwnersRest
 from peer.agent.local_peer import (
     Delegate,
@@ -356,3 +358,33 @@ def test_who_rests_because_its_volume_is_used_or_the_run_is_paused_offers_nothin
         assert rest.is_away()
 
     virtual_run(live())
+
+
+@pytest.mark.parametrize("error", [None, CodecsNotCompiled("no room for the cache")])
+def test_a_peer_of_a_large_model_compiles_codecs_and_says_so_once(
+    made: tuple[LocalPeer, Hearing],
+    monkeypatch: pytest.MonkeyPatch,
+    error: CodecsNotCompiled | None,
+) -> None:
+    local, hearing = made
+    tries = []
+
+    async def use() -> None:
+        tries.append(1)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(local_peer, "use_compiled_codecs", use)
+    monkeypatch.setattr(local_peer, "can_compile", lambda: True)
+    virtual_run(local.compile_codecs())
+    assert not tries, "a small model gains nothing"
+    values = sum(fragment.size for fragment in local.layout.fragments)
+    monkeypatch.setattr(local_peer, "COMPILE_FROM_VALUES", values)
+    virtual_run(local.compile_codecs())
+    name = "codecs_compiled" if error is None else "codecs_not_compiled"
+    ((told, fields),) = hearing.heard
+    assert told == name and len(tries) == 1
+    assert error is None or fields["reason"] == "no room for the cache"
+    monkeypatch.setattr(local_peer, "can_compile", lambda: False)
+    virtual_run(local.compile_codecs())
+    assert len(tries) == 1

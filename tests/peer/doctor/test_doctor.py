@@ -15,18 +15,26 @@ from typing import Any
 import pytest
 from multiaddr import Multiaddr
 
+from averaging.live import compiling
 from dht.identity import PeerId, RunId
 from dht.libp2p.lane_connection import Path as LanePath
 from dht.libp2p.observers import RouterView
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
-from dht.presence.events import PresenceEvent
+from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import Profile
+from peer.doctor import this_machine
 from peer.doctor.findings import Finding, as_record, exit_code
-from peer.doctor.network import TryLane, describe_router, examine_network
+from peer.doctor.network import TryLane, describe_meetings, describe_router, examine_network
 from peer.doctor.targets import Plan, TargetError, plan_of
-from peer.doctor.this_machine import check_disk, check_memory, check_port, check_torch
+from peer.doctor.this_machine import (
+    check_codecs,
+    check_disk,
+    check_memory,
+    check_port,
+    check_torch,
+)
 from peer.run_file.sections import RunFile
 from tests.processes import Processes, descendants, described, still_running
 
@@ -185,7 +193,7 @@ def test_the_doctor_examines_a_run_without_being_seen_by_members() -> None:
                 identity_of(name),
                 Profile(file.run_id, run_file=file.canonical()),
                 seeds=await seeds(network),
-                on_event=heard.append,
+                events=Events(heard.append),
             )
             await member.start()
             network.presences.append(member)
@@ -268,6 +276,15 @@ def test_peers_behind_routers_to_which_no_direct_connection_opens_are_named() ->
     )
 
 
+def test_peers_that_cannot_be_met_for_one_reason_are_told_together() -> None:
+    apart = "both are behind routers"
+    paths = [("anna", apart), ("boris", LanePath.PUNCHED), ("clara", apart), ("dora", "gone")]
+    assert describe_meetings(paths).text == (
+        "direct connections open to 1 of 4 peers behind routers; "
+        "not to anna, clara: both are behind routers; not to dora: gone"
+    )
+
+
 def test_a_wrong_clock_is_a_warning_with_the_offset() -> None:
     found = network_findings(with_seed, wall_offset_s=-90.0)
     assert found["clock"].state == "warning"
@@ -340,6 +357,19 @@ def test_torch_is_asked_in_a_process_of_its_own_that_may_crash() -> None:
     assert finding.state == "failed"
     finding = asyncio.run(check_torch("raise ImportError('libcudart.so.13')"))
     assert "libcudart.so.13" in finding.text
+
+
+def test_the_doctor_says_which_codecs_a_peer_would_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(this_machine, "can_compile", lambda: True)
+    monkeypatch.setattr(compiling, "IMPORT", "")
+    finding = asyncio.run(check_codecs())
+    assert (finding.state, finding.text[:8]) == ("ok", "compiled")
+    monkeypatch.setattr(compiling, "IMPORT", "raise ImportError('Numba needs NumPy 2.4 or less')")
+    finding = asyncio.run(check_codecs())
+    assert finding.state == "warning" and "Numba needs NumPy 2.4 or less" in finding.text
+    monkeypatch.setattr(this_machine, "can_compile", lambda: False)
+    finding = asyncio.run(check_codecs())
+    assert finding.state == "ok" and "shoal[fast]" in finding.text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills children with a parent")

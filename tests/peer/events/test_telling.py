@@ -35,6 +35,8 @@ ROUND: Event = {
         ({"event": "phase", "name": "leaving", "text": "enough"}, "leaving (enough)"),
         ({"event": "fetch_failed", "reason": "nobody to ask"}, "nobody to ask; trying again"),
         ({"event": "state_adopted", "fragment": 1, "version": 9, "how": "replay"}, "version 9"),
+        ({"event": "last_offers", "merged": True, "alone": False}, "handed over"),
+        ({"event": "last_offers", "merged": True, "alone": True}, "this peer's own state"),
         ({"event": "optimizer_restored", "step": 12}, "at step 12"),
         ({"event": "exported", "path": "/model"}, "wrote /model"),
         ({"event": "reachability", "text": "reachable: boris dialled it"}, "boris dialled it"),

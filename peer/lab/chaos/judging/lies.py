@@ -81,7 +81,7 @@ SERVING = ACTS.index((Lie.FORGE,))
 
 
 def liars_of(peers: int) -> int:
-    """Number of liars beside so many honest peers."""
+    """Number of liars in a swarm with this number of honest peers."""
     return max(1, round(peers * LIARS_SHARE / (1.0 - LIARS_SHARE)))
 
 

@@ -70,7 +70,7 @@ PAIR = "int2 up, int4 down"
 CODECS: Sequence[tuple[str, Mapping[str, Any]]] = (
     *((name, {"outer.codec": name}) for name in ("f32", "f16", "int8", "int4", "int3")),
     (PAIR, {"outer.codec_up": "int2", "outer.codec_down": "int4"}),
-    (f"{PAIR}, no feedback", {"outer.codec_up": "int2", "outer.feedback": False}),
+    (f"{PAIR}, no feedback", {"outer.codec_up": "int2", "outer.feedback": "off"}),
     ("int2", {"outer.codec": "int2"}),
 )
 

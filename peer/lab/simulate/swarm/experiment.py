@@ -1,7 +1,7 @@
 """Settings of a simulated swarm: one TOML file, in which every setting has a default.
 
-Settings that a run file has too keep their names. ``[peers]`` describes the participants,
-``[problem]`` their training, ``[outer]``, ``[rounds]`` and ``[mixing]`` the method, ``[network]``,
+``[outer]`` and ``[mixing]`` are those of a run file, and other settings that it has keep their
+names. ``[peers]`` describes the participants, ``[problem]`` their training, ``[network]``,
 ``[churn]`` and ``[[event]]`` the conditions, ``[end]`` and ``[measure]`` duration and measurement.
 Merge rules, codecs and groupings are given by name; every registered one can be used.
 """
@@ -19,13 +19,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from averaging.rules.due import DuePolicy
-from averaging.rules.line_levels import Level, ladder
-from averaging.rules.mixing import MixingPolicy
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import ProbationPolicy
-from averaging.rules.quorum import ALL, QuorumPolicy, Required
+from averaging.rules.quorum import QuorumPolicy
+from peer.agent.policies import mixing_policy, required, smaller_levels
 from peer.errors import PeerError
-from peer.run_file.merging import codec_pairs
+from peer.run_file import merging
 
 Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Positive: TypeAlias = Annotated[float, Meta(gt=0.0)]
@@ -33,9 +32,6 @@ Natural: TypeAlias = Annotated[int, Meta(ge=0)]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
 Range: TypeAlias = tuple[float, float]
 Line: TypeAlias = tuple[Positive, Positive]
-Quorum: TypeAlias = (
-    Annotated[int, Meta(ge=2)] | Annotated[float, Meta(gt=0.0, le=1.0)] | Literal["majority", "all"]
-)
 
 
 class BadExperiment(PeerError):
@@ -110,26 +106,14 @@ class ProblemChoice(_Table, frozen=True, kw_only=True):
         return self.final_fraction + (1.0 - self.final_fraction) * falling
 
 
-class Outer(_Table, frozen=True, kw_only=True):
-    """Merging and adoption, as in a run file."""
+class Outer(merging.Outer, frozen=True, kw_only=True):
+    """Merging and adoption, as in a run file. The rule and the first codecs may be a plugin's."""
 
     fragments: Count = 4
-    steps_per_cycle: Count = 24
-    overlap_steps: Natural = 6
-    learning_rate: Positive = 1.0
-    momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.5
-    merge: str = "mean"
-    codec: str = "int4"
-    codec_up: str | None = None
-    codec_down: str | None = None
-    smaller_codecs: tuple[str, ...] = ()
-    embedding_codecs: str | None = None
-    steps_per_cycle_max: Count | None = None
-    line_share: Positive = 0.7
-    feedback: bool | None = None
-    """``None``: where uploads are in int2."""
-    adoption: Literal["carry", "replace", "blend"] = "carry"
-    blend_alpha: Share = 0.5
+    merge: str = "mean"  # type: ignore[assignment]
+    codec: str = "int4"  # type: ignore[assignment]
+    codec_up: str | None = None  # type: ignore[assignment]
+    codec_down: str | None = None  # type: ignore[assignment]
     missed: Literal["keep", "damp", "drop"] = "keep"
     """Share of work missing from a version that is offered again: all, half or none of it. A live
     peer keeps all; the other choices exist for comparison."""
@@ -137,21 +121,9 @@ class Outer(_Table, frozen=True, kw_only=True):
     """Stop a learner that has offered a fragment after ``overlap_steps``, until the round is
     over."""
 
-    @property
-    def embedding_pair(self) -> tuple[str, str] | None:
-        """Codecs of embeddings and head, up and down, if they have their own."""
-        return codec_pairs([self.embedding_codecs])[0] if self.embedding_codecs else None
-
-    @property
-    def fed_back(self) -> frozenset[str]:
-        """Codecs of uploads with error feedback."""
-        up = self.codec_up or self.codec
-        allowed = {up, *(codecs.partition("/")[0] for codecs in self.smaller_codecs)}
-        if self.embedding_pair is not None:
-            allowed.add(self.embedding_pair[0])
-        if self.feedback is None:
-            return frozenset(allowed & {"int2"})
-        return frozenset(allowed if self.feedback else ())
+    def __post_init__(self) -> None:
+        if self.buffers != "own":
+            raise ValueError(f"outer.buffers is {self.buffers!r}; simulated models have no buffers")
 
 
 class Rounds(_Table, frozen=True, kw_only=True):
@@ -159,7 +131,7 @@ class Rounds(_Table, frozen=True, kw_only=True):
 
     group_size: Annotated[int, Meta(ge=2, le=64)] = 16
     grouping: str = "halves"
-    quorum: Quorum = "majority"
+    quorum: merging.Quorum = "majority"
     grace: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.8
     quorum_deadline_s: Positive = 30.0
     round_deadline_s: Positive = 180.0
@@ -184,17 +156,6 @@ class Rounds(_Table, frozen=True, kw_only=True):
     by_site: bool = True
     """Let peers of one site (``network.site_size``) reduce among themselves first, so that only
     one of them uses the shared line (``averaging.rules.sites``)."""
-
-
-class Mixing(_Table, frozen=True, kw_only=True):
-    """Mixing between several groups (``averaging.rules.mixing``)."""
-
-    every: Natural = 1
-    """Versions between two mixings of the slow weights; 0: never."""
-    dispersion_max: Positive | None = None
-    """Mix only when a peer would otherwise be further than this from its group."""
-    theta: str = "f32"
-    momentum: str = "f16"
 
 
 class Network(_Table, frozen=True, kw_only=True):
@@ -281,7 +242,7 @@ class Experiment(_Table, frozen=True, kw_only=True):
     problem: ProblemChoice = ProblemChoice()
     outer: Outer = Outer()
     rounds: Rounds = Rounds()
-    mixing: Mixing = Mixing()
+    mixing: merging.Mixing = merging.Mixing()
     network: Network = Network()
     churn: Churn = Churn()
     event: list[Event] = []
@@ -296,17 +257,9 @@ class Experiment(_Table, frozen=True, kw_only=True):
     def policy(self) -> RoundPolicy:
         """The policy of the round machines."""
         outer, rounds = self.outer, self.rounds
-        first = Level(
-            codec=outer.codec_up or outer.codec,
-            codec_down=outer.codec_down or outer.codec,
-            cycle_steps=outer.steps_per_cycle,
-        )
-        pairs = codec_pairs(outer.smaller_codecs)
-        longest = outer.steps_per_cycle_max or outer.steps_per_cycle
-        levels = ladder(first, pairs, cycle_max=longest)
         return RoundPolicy(
             quorum=QuorumPolicy(
-                required=_required(rounds.quorum),
+                required=required(rounds.quorum),
                 wait_s=rounds.quorum_deadline_s,
                 gamma=rounds.grace,
                 tau=float(outer.overlap_steps),
@@ -317,17 +270,12 @@ class Experiment(_Table, frozen=True, kw_only=True):
                 scale_by_speed=rounds.scale_by_speed,
                 called_share=rounds.called_share,
             ),
-            mixing=MixingPolicy(
-                every=self.mixing.every,
-                dispersion_max=self.mixing.dispersion_max,
-                theta=self.mixing.theta,
-                momentum=self.mixing.momentum,
-            ),
+            mixing=mixing_policy(self.mixing),
             group_size=rounds.group_size,
             grouping=rounds.grouping,
-            codec=first.codec,
-            codec_down=first.codec_down,
-            smaller_levels=tuple(levels[1:]),
+            codec=outer.codecs[0],
+            codec_down=outer.codecs[1],
+            smaller_levels=smaller_levels(outer),
             embedding_codecs=outer.embedding_pair,
             line_share=outer.line_share,
             feedback=outer.fed_back,
@@ -434,14 +382,6 @@ def _unknown(name: str) -> str:
     section = name.split(".")[0] + "."
     known = near or [known for known in KNOWN if known.startswith(section)] or list(KNOWN)
     return f"{name} is no setting of an experiment; did you mean one of: {', '.join(known)}"
-
-
-def _required(quorum: Quorum) -> Required:
-    if quorum == "all":
-        return ALL
-    if quorum == "majority":
-        return None
-    return quorum
 
 
 KNOWN: tuple[str, ...] = tuple(settings_of(msgspec.to_builtins(Experiment())))

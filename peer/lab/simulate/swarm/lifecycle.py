@@ -208,10 +208,10 @@ class Lifecycle:
         self._tell_line(slot)
 
     def _tell_line(self, slot: Slot) -> None:
-        env, told = self._environment, slot.bytes_per_s / self._environment.wires.bulk_factor
+        told = slot.bytes_per_s / self._environment.wires.bulk_factor
         if slot.living is not None:
             for node in slot.living.nodes:
-                node.run(node.machine.handle(LineMeasured(told), env.heap.now))
+                node.take(LineMeasured(told))
 
     def join(self, slot: Slot) -> None:
         """Start a peer without a state: it fetches every fragment from other peers, then begins."""
@@ -293,29 +293,27 @@ class Lifecycle:
             return
         env.record("leave", peer=slot.name)
         step, life = peer.trainee.step, Life(slot.name, slot.lives)
-        peer.now()
         for node in peer.nodes:
-            node.run(node.machine.handle(MergeBeforeLeaving(), env.heap.now))
+            node.take(MergeBeforeLeaving())
         offers_until = env.heap.now + LAST_OFFERS_S
         drained_until = offers_until + DRAIN_S
 
         def offer() -> None:
             if not peer.alive:
                 return
-            now = peer.now()
             lacking = [
                 node
                 for node in peer.nodes
                 if node.state is not None and life.mark_in(node.state.merged) < step
             ]
-            if not lacking or now >= offers_until:
+            if not lacking or env.heap.now >= offers_until:
                 for node in peer.nodes:
-                    node.run(node.machine.handle(Leave("leaving"), now))
+                    node.take(Leave("leaving"))
                 env.heap.call_in(LEAVING_LOOK_S, drain)  # those who joined it are told first
                 return
             for node in lacking:
                 if not node.is_busy:
-                    node.run(node.machine.handle(Due(), now))
+                    node.take(Due())
             env.heap.call_in(LEAVING_LOOK_S, offer)
 
         def drain() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from peer.lab.simulate.swarm.experiment import Experiment
 from peer.rules.ledger import Fate
 
@@ -78,8 +76,3 @@ class SwarmResult:
     @property
     def final(self) -> Point:
         return self.points[-1]
-
-    def loss_at(self, merged_tokens: float) -> float:
-        """Loss of the mean model, interpolated: compares runs at equal merged tokens."""
-        tokens = [point.merged_tokens for point in self.points]
-        return float(np.interp(merged_tokens, tokens, [point.loss for point in self.points]))

@@ -154,9 +154,8 @@ class SimulatedPeer:
         )
 
     def _turn_away(self, node: FragmentNode) -> None:
-        now = self.now()
         self._turns.turn_away(node.machine)
-        node.run(node.machine.handle(GiveWay(NO_PLACE), now))
+        node.take(GiveWay(NO_PLACE))
 
     def _has_its_turn_later(self, node: FragmentNode) -> bool:
         return node.machine.fragment in self._turns and not self._has_place()
@@ -168,7 +167,7 @@ class SimulatedPeer:
             machine = self._turns.next(now, is_free=lambda index: self._is_free(self.nodes[index]))
             if machine is None:
                 return
-            self.nodes[machine.fragment].run(machine.handle(Due(), now))
+            self.nodes[machine.fragment].take(Due())
 
     def _misses(self, node: FragmentNode) -> bool:
         """Decide whether the peer misses this round (``Pace.misses``)."""
@@ -188,9 +187,8 @@ class SimulatedPeer:
 
     def silent(self, peer: PeerId, since: float) -> None:
         if self._last_heard.is_silent(peer, since=since):
-            now = self.now()
             for node in self.nodes:
-                node.run(node.machine.handle(PeerSilent(peer), now))
+                node.take(PeerSilent(peer))
 
     def ran(self, node: FragmentNode) -> None:
         if self._turns:

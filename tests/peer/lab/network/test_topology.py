@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from peer.lab.network.topology import Internet, Nat, Site, internet, socket_in
+from peer.lab.network.topology import Internet, Nat, Site
 from tests.integration.namespaces import reaches
+from tests.integration.wan.network import hurt_internet, socket_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -72,7 +73,7 @@ def send_all(one: socket.socket, other: socket.socket, *, size: int) -> None:
 @pytest.fixture(params=list(Nat))
 def home(request: pytest.FixtureRequest) -> Iterator[tuple[Nat, Internet]]:
     sites = [Site("anna"), Site("boris"), Site("home", request.param)]
-    with internet(sites) as built:
+    with hurt_internet(sites) as built:
         yield request.param, built
 
 
@@ -110,7 +111,7 @@ def test_distances_rates_and_faults_are_as_asked() -> None:
         Site("far", one_way_ms=40),
         Site("home", Nat.PORT_RESTRICTED, computers=2, one_way_ms=20, up_mbit=8, down_mbit=40),
     ]
-    with internet(sites) as net, listening(net.edge("near"), FIRST_PORT) as near:
+    with hurt_internet(sites) as net, listening(net.edge("near"), FIRST_PORT) as near:
         near.settimeout(5.0)
         at_near = (net.address("near"), FIRST_PORT)
 

@@ -111,7 +111,7 @@ class Ambushed(SimulatedSwarm):
     killed_at = 0.0
 
     def uploaded(self, node: FragmentNode, round_id: bytes, entry: int, payload: bytes) -> None:
-        if self.victim is None and self.heap.now > 40.0 and node.buffers[round_id].traffic.riders:
+        if self.victim is None and self.heap.now > 40.0 and node.exchanges[round_id].traffic.riders:
             self.victim = node.name
             self.heap.call_in(self.delay_s, self._kill)
 

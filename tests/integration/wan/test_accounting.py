@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer.lab.network.accounting import Used, counted_bytes, counting_rules
+from tests.integration.wan.accounting import Used, counted_bytes, counting_rules
 
 
 def test_processor_time_is_told_by_kind_of_process() -> None:

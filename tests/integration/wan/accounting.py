@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peer.lab.network.topology import Internet, must_run_in
+
 KINDS = {
     "hivemind_cli/p2pd": "daemons",
     "network.delay_line": "delay line",
@@ -26,6 +28,31 @@ KINDS = {
 
 EMPTY_MAX_BYTES = 84
 """Largest IP packet without content: two headers with all options in use."""
+
+
+def segments(net: Internet) -> Counter[str]:
+    """TCP segments that all computers have sent, and those of them that were sent again."""
+    found: Counter[str] = Counter()
+    for site in net.sites.values():
+        for index in range(site.computers):
+            shown = must_run_in(net.computer(site.name, index), "cat", "/proc/net/snmp")
+            names, values = (each.split() for each in shown.splitlines() if each[:4] == "Tcp:")
+            told = dict(zip(names, values, strict=True))
+            found.update(sent=int(told["OutSegs"]), again=int(told["RetransSegs"]))
+    return found
+
+
+def count_by_port(net: Internet, port: int) -> None:
+    """Begin to count what each site sends."""
+    for site in net.sites:
+        must_run_in(net.edge(site), "nft", "-f", "-", text=counting_rules(port))
+
+
+def counted(net: Internet) -> Counter[str]:
+    """Bytes that all sites have sent since ``count_by_port``, by kind."""
+    command = ("nft", "-j", "list", "counters", "table", "ip", "counting")
+    each = (counted_bytes(must_run_in(net.edge(site), *command)) for site in net.sites)
+    return sum(each, Counter())
 
 
 def counting_rules(port: int) -> str:

@@ -1,0 +1,259 @@
+"""The codecs with compiled kernels in place of numpy's passes: the same bytes in less time.
+
+A class here is a codec of ``block_codecs`` or ``two_level_codec`` and takes from it everything that
+is not worth a kernel. ``averaging.live.compiling`` puts them into the table of codecs when they
+have been compared with numpy on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from averaging.errors import CodecsDiffer, NotFinite
+from averaging.numbers import kernels
+from averaging.numbers.arrays import (
+    Buffer,
+    Bytes,
+    Float32s,
+    Float64s,
+    sum_of_squares,
+    sum_squares_with,
+)
+from averaging.numbers.block_codecs import Float16, Int3, Int4, Int8, ScaledCodec
+from averaging.numbers.codec import Codec, Scratch, as_bytes, checked_bytes, require_size
+from averaging.numbers.codecs import replace
+from averaging.numbers.outer import Nesterov, StepsFused, step_encoded
+from averaging.numbers.tiles import plan_of
+from averaging.numbers.two_level_codec import Int2
+
+_NOTHING = np.empty(0, np.float32)
+
+
+class _Compiled(ScaledCodec, StepsFused):
+    """Base of the compiled codecs. Scratch memory is not used: a kernel needs 16 kB of its own."""
+
+    number: ClassVar[int]
+
+    def encode(self, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch) -> None:
+        self._encode_all(_NOTHING, values, sizes, out)
+
+    def encode_difference(
+        self, base: Float32s, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch
+    ) -> None:
+        require_size(base, sizes)
+        self._encode_all(base, values, sizes, out)
+
+    def _encode_all(
+        self, base: Float32s, values: Float32s, sizes: Sequence[int], out: Buffer
+    ) -> None:
+        target = self._target(out, sizes, values.size)
+        _refuse(kernels.encode(self.number, _tiles_of(self, tuple(sizes)), base, values, target))
+
+    def encode_sum(
+        self,
+        source: Codec,
+        payloads: Sequence[Buffer],
+        weights: Sequence[float],
+        sizes: Sequence[int],
+        out: Buffer,
+        scratch: Scratch,
+    ) -> None:
+        if not isinstance(source, _Compiled):
+            super().encode_sum(source, payloads, weights, sizes, out, scratch)
+            return
+        target = self._target(out, sizes, sum(sizes))
+        length = source.encoded_size(sizes)
+        given = [checked_bytes(source.name, payload, length) for payload in payloads]
+        factors = np.array(weights, np.float32)
+        if len(factors) != len(given):
+            raise ValueError(f"{len(factors)} weights for {len(given)} payloads")
+        addresses = np.array([data.ctypes.data for data in given], np.uint64)
+        tiles, made = _tiles_of(source, tuple(sizes)), _tiles_of(self, tuple(sizes))
+        _refuse(
+            kernels.merge(
+                source.number, self.number, tiles, made, addresses, length, factors, target
+            )
+        )
+
+    def decode(self, data: Buffer, sizes: Sequence[int], out: Float32s, scratch: Scratch) -> None:
+        self._decode(data, sizes, 1.0, kernels.SET, out)
+
+    def decode_add(
+        self,
+        data: Buffer,
+        sizes: Sequence[int],
+        weight: float | Float64s,
+        accumulator: Float32s,
+        scratch: Scratch,
+    ) -> None:
+        self._decode(data, sizes, weight, kernels.ADD, accumulator)
+
+    def _decode(
+        self,
+        data: Buffer,
+        sizes: Sequence[int],
+        weight: float | Float64s,
+        action: int,
+        out: Float32s,
+    ) -> None:
+        octets = self._source(data, sizes, out)
+        weights = np.ascontiguousarray(np.broadcast_to(np.float32(weight), len(sizes)))
+        kernels.decode(self.number, _tiles_of(self, tuple(sizes)), octets, weights, action, out)
+
+    def step_fused(
+        self,
+        theta: Float32s,
+        momentum: Float32s,
+        payload: Buffer,
+        sizes: Sequence[int],
+        optimizer: Nesterov,
+        into: Float32s,
+    ) -> None:
+        octets = self._source(payload, sizes, theta)
+        eta, mu = np.float32(optimizer.eta), np.float32(optimizer.mu)
+        held = momentum if mu else _NOTHING
+        require_size(into, sizes)
+        require_size(held, sizes if mu else ())
+        tiles = _tiles_of(self, tuple(sizes))
+        kernels.step(self.number, tiles, octets, theta, held, eta, mu, into)
+
+    def _target(self, out: Buffer, sizes: Sequence[int], count: int) -> Bytes:
+        target = as_bytes(out)
+        plan = plan_of(self, tuple(sizes))
+        if target.size != plan.bytes or count != plan.values:
+            raise ValueError(
+                f"{count} values into {target.size} bytes; the units hold {plan.values} values, "
+                f"which are {plan.bytes} bytes in {self.name}"
+            )
+        return target
+
+    def _source(self, data: Buffer, sizes: Sequence[int], vector: Float32s) -> Bytes:
+        octets = checked_bytes(self.name, data, plan_of(self, tuple(sizes)).bytes)
+        require_size(vector, sizes)
+        return octets
+
+
+class _Float16(_Compiled, Float16):
+    number = kernels.F16
+
+
+class _Int8(_Compiled, Int8):
+    number = kernels.INT8
+
+
+class _Int4(_Compiled, Int4):
+    number = kernels.INT4
+
+
+class _Int3(_Compiled, Int3):
+    number = kernels.INT3
+
+
+class _Int2(_Compiled, Int2):
+    number = kernels.INT2
+
+
+PAIRS: tuple[tuple[ScaledCodec, _Compiled], ...] = (
+    (Float16(), _Float16()),
+    (Int8(), _Int8()),
+    (Int4(), _Int4()),
+    (Int3(), _Int3()),
+    (Int2(), _Int2()),
+)
+"""The codecs of numpy, each with its compiled one."""
+
+
+def take() -> None:
+    """Put the compiled codecs, and the sum of squares of norms, in the place of numpy's."""
+    for _, codec in PAIRS:
+        replace(codec)
+    sum_squares_with(kernels.sum_of_squares)
+
+
+def give_back() -> None:
+    """Undo ``take``."""
+    for codec, _ in PAIRS:
+        replace(codec)
+    sum_squares_with(sum_of_squares)
+
+
+def check() -> None:
+    """Compare all kernels with numpy on a few blocks. Raises ``CodecsDiffer``."""
+    rng = np.random.default_rng(0)
+    sizes = (1, 7, 7, 1024, 2500)
+    values = rng.standard_normal((2, sum(sizes)), dtype=np.float32)
+    values[:, rng.integers(0, values.shape[1], 99)] = -0.0
+    # Halves of a step: a multiply fused with the add that rounds would not see them as such.
+    ties = [(np.arange(steps) + 0.5) / steps for steps in (127, 7, 3)]
+    halves = np.concatenate([[1.0], *ties]).astype(np.float32)
+    for pair in PAIRS:
+        both = np.stack([halves, np.zeros_like(halves)])
+        compare(pair, both, (halves.size,), (0.3, 0.6), Nesterov(1.0, 0.0))
+    for size in (1.0, 1e-42, 1e-20, 1e37):
+        for pair in PAIRS:
+            compare(pair, values * np.float32(size), sizes, (0.3, 0.6), Nesterov(0.7, 0.9))
+        compare_sums(values[0] * np.float32(size))
+
+
+def compare_sums(values: Float32s) -> None:
+    """Raise ``CodecsDiffer`` unless squares of the first values have the same sum as in numpy."""
+    work = np.empty(values.size, np.float64)
+    for count in (0, 1, 2, 3, values.size):
+        tile = values[:count]
+        if sum_of_squares(tile, work) != kernels.sum_of_squares(tile, work):
+            raise CodecsDiffer("f32", f"the squared norm of {count} values")
+
+
+def compare(
+    pair: tuple[ScaledCodec, ScaledCodec],
+    values: NDArray[np.float32],
+    sizes: Sequence[int],
+    weights: tuple[float, float],
+    optimizer: Nesterov,
+) -> None:
+    """Raise ``CodecsDiffer`` unless both codecs do the same with two vectors, to the last bit."""
+    first, second = values
+    results = []
+    for codec in pair:
+        scratch = Scratch()
+        encoded, other, merged = (bytearray(codec.encoded_size(sizes)) for _ in range(3))
+        codec.encode_difference(first, second, sizes, encoded, scratch)
+        codec.encode(second, sizes, other, scratch)
+        codec.encode_sum(codec, [encoded, other], weights, sizes, merged, scratch)
+        decoded, theta, momentum, plain = (second.copy() for _ in range(4))
+        codec.decode(other, sizes, decoded, scratch)
+        spread = np.linspace(*weights, len(sizes))
+        codec.decode_add(encoded, sizes, spread, decoded, scratch)
+        step_encoded(theta, momentum, codec, merged, sizes, optimizer, scratch=scratch)
+        plainly = Nesterov(1.0, 0.0)
+        step_encoded(first, momentum, codec, encoded, sizes, plainly, scratch=scratch, into=plain)
+        vectors = (each.tobytes() for each in (decoded, theta, momentum, plain))
+        results.append((bytes(encoded), bytes(other), bytes(merged), *vectors))
+    names = "a difference", "values", "a sum", "decoding", "theta", "momentum", "subtraction"
+    for name, expected, found in zip(names, *results, strict=True):
+        if found != expected:
+            raise CodecsDiffer(pair[0].name, name)
+
+
+@lru_cache(maxsize=256)
+def _tiles_of(codec: ScaledCodec, sizes: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return the tiles of these units as kernels take them, a row for each."""
+    rows = []
+    for tile in plan_of(codec, sizes).tiles:
+        size = codec.code_bytes(tile.columns)
+        steps = (tile.record, tile.record, 1) if tile.record else (4, size, 0)
+        scale_step, code_step, unit_step = steps
+        place = tile.unit, tile.start, tile.rows, tile.columns
+        rows.append((*place, tile.scales_at, scale_step, tile.codes_at, code_step, size, unit_step))
+    return np.array(rows, np.int64).reshape(len(rows), kernels.UNIT_STEP + 1)
+
+
+def _refuse(unit: int) -> None:
+    """Raise ``NotFinite`` for what ``kernels.encode`` returns, unless that is -1."""
+    if unit >= 0:
+        raise NotFinite(unit)

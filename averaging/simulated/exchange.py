@@ -1,0 +1,461 @@
+"""One simulated peer's part in the bytes of one round: encode, send, reduce, bundle, answer.
+
+It does the work of ``averaging.live.exchange`` and of the parts of one: the routes, the codecs and
+the merge are the same code, only the bytes travel over ``averaging.simulated.wires``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from averaging.errors import BadPayload
+from averaging.history.parent_maps import ParentMap, parents_of, problem_of
+from averaging.messages import MERGED, OWN, Opening
+from averaging.numbers.arithmetic import MeldNumbers, numbers_of
+from averaging.numbers.arrays import Float64s
+from averaging.numbers.codec import Scratch
+from averaging.numbers.norm_bounds import norm_at_most
+from averaging.round import inputs
+from averaging.round.contributing import Contribution
+from averaging.round.effects import Enter, Merge, Upload
+from averaging.round.reducer import Length, too_long
+from averaging.round.traffic import NOTHING_TO_GIVE, BundleRoster, Incoming, Route, Traffic
+from averaging.rules.sites import SITE_SHARE, riders_of
+from averaging.rules.usual_norms import UsualNorms
+from averaging.rules.weights import weights_of
+from averaging.simulated.auditing import NodeAudits
+from averaging.simulated.wires import Part, WiredNode, Wires
+from dht.identity import PeerId
+
+_scratch = Scratch()
+
+
+class Member(WiredNode, Protocol):
+    """The node that takes part in the round."""
+
+    usual: UsualNorms
+
+    @property
+    def wires(self) -> Wires[Any]: ...
+
+    @property
+    def audits(self) -> NodeAudits | None: ...
+
+    def take(self, given: inputs.Input) -> None: ...
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Act once the time of a merge has passed."""
+        ...
+
+    def when_awake(self, action: Callable[[], None]) -> None: ...
+
+    def next_stream(self) -> int:
+        """A number for a stream that this node opens."""
+        ...
+
+
+class Exchange:
+    """The bytes of one participation. Made by ``Enter``, ended by ``close``."""
+
+    def __init__(self, enter: Enter, node: Member) -> None:
+        self.round = enter.round
+        self.commit = enter.commit
+        self.numbers = numbers_of(enter.commit)
+        self.cutting = node.wires.cutting(node.fragment, self.numbers, enter.commit)
+        self.traffic = Traffic(enter, me=node.name)
+        self.payload: bytes | None = None
+        """The own contribution."""
+        self.own_map: ParentMap | None = None
+        self.uploads: dict[tuple[int, int], Part] = {}
+        """Uploads by slice and roster index; at a delegate also those of its riders."""
+        self.merged: dict[int, Part] = {}
+        self._node = node
+        self._wires, self._audits = node.wires, node.audits
+        self._waiters: dict[int, dict[PeerId, int]] = {}
+        """Streams that wait for the merged slice, by slice and peer."""
+        self._streams: dict[int, tuple[int, Route]] = {}
+        """The newest stream that was opened for each slice, and its route."""
+        self._held: dict[int, Route] = {}
+        """Uploads that wait for the bundle."""
+        self._bundle: list[Part] | None = None
+        self._closed = False
+        self._roster: BundleRoster | None = None
+        """The members of the bundle, if this peer is a delegate."""
+        riders = self.traffic.riders
+        if enter.entry is not None and riders:
+            self._roster = BundleRoster(
+                enter.entry,
+                riders,
+                len(self.cutting.slices),
+                norm_ratio_max=self._wires.norm_ratio_max,
+            )
+            wait_s = SITE_SHARE * enter.commit.upload_s
+            self._wires.heap.call_in(wait_s, node.when_awake, self._make_bundle)
+
+    def __repr__(self) -> str:
+        return f"Exchange({self._node.name}, {self.traffic!r})"
+
+    def close(self) -> None:
+        """The round is forgotten."""
+        self._closed = True
+
+    # The own contribution
+
+    def contribute(self, given: Contribution) -> None:
+        """Encode the contribution."""
+        if isinstance(self.numbers, MeldNumbers):
+            assert given.carried is not None
+            self.numbers.carry(*given.carried)
+        self.traffic.gives = True
+        self.own_map = given.own_map
+        self.payload = self._encoded(given)
+        if given.feedback:
+            for chunk in self.cutting.all_chunks:
+                data = memoryview(self.payload)[chunk.data]
+                self.numbers.leave_rest(chunk, given.base, given.values, data, _scratch)
+
+    def _encoded(self, given: Contribution) -> bytes:
+        numbers, cutting = self.numbers, self.cutting
+        if self._wires.shortcuts and isinstance(numbers, MeldNumbers):
+            assert self._node.state is not None
+            codec = self.commit.codec
+            out = bytearray(self._wires.carried(self._node.state, codec, numbers, cutting))
+            encode = numbers.encode_moved
+        else:
+            out = bytearray(cutting.data_size)
+            encode = numbers.encode
+        view = memoryview(out)
+        for chunk in cutting.all_chunks:
+            encode(chunk, given.base, given.values, view[chunk.data], _scratch)
+        return bytes(out)
+
+    def own_part(self, index: int) -> Part:
+        assert self.payload is not None
+        maps, entry = None, self.traffic.entry
+        if self.traffic.has_maps(index) and self.own_map is not None and entry is not None:
+            maps = {self.commit.members[entry].parent: self.own_map}
+        return Part(self.payload[self.cutting.data_of(index)], maps)
+
+    def _signed(self, index: int, *, alone: bool = False) -> Part:
+        """The own contribution to a slice, with the claim about it."""
+        part = self.own_part(index)
+        if self._audits is None:
+            return part
+        return self._audits.signed_upload(self.round, index, part, alone=alone)
+
+    # Sending
+
+    def upload(self, upload: Upload) -> None:
+        route = self.traffic.upload(upload.slice, upload.to, upload.what)
+        if route is not None:
+            self.go(route)
+
+    def go(self, route: Route) -> None:
+        """Open the stream of a route, as soon as there is what it carries."""
+        self._held.pop(route.slice, None)
+        if route.to == self._node.name and route.what != OWN:
+            self._streams.pop(route.slice, None)
+            return
+        part: Part | None = None
+        if route.what == MERGED:
+            part = self.merged[route.slice]
+        elif route.what == OWN and self._roster is None:
+            part = self._signed(route.slice)
+        elif route.what == OWN and self._bundle is None:
+            self._held[route.slice] = route
+            return
+        elif route.what == OWN:
+            assert self._bundle is not None
+            part = self._bundle[route.slice]
+        stream = self._node.next_stream()
+        self._streams[route.slice] = stream, route
+        opening = self.traffic.opening(route)
+        self._wires.open_upload(self._node, route.to, opening, part, stream)
+
+    def stream_broke(self, index: int, stream: int, reason: str) -> None:
+        if index in self.merged:
+            return
+        newest, route = self._streams.get(index, (None, None))
+        if newest != stream or route is None:
+            return
+        instead = self.traffic.broke(route)
+        if instead is None:
+            self._node.take(inputs.UploadFailed(self.round, index, reason))
+            return
+        for each in instead:
+            self.go(each)
+
+    def lost_reducer(self, dead: PeerId) -> None:
+        for index, (stream, route) in list(self._streams.items()):
+            if route.to == dead:
+                self.stream_broke(index, stream, "its host is gone")
+
+    # A site's delegate
+
+    def _make_bundle(self) -> None:
+        """Decide who of the site is in the bundle, once; make it and send it."""
+        if self._closed or self._bundle is not None:
+            return
+        roster, me = self._roster, self.traffic.entry
+        assert roster is not None and me is not None
+        slices = range(len(self.cutting.slices))
+        own = [self._signed(index, alone=True) for index in slices]
+        for index, part in enumerate(own):
+            roster.measured(me, index, self._length(index, part))
+        self.traffic.inside = roster.decide()
+        inside = sorted([me, *self.traffic.inside])
+        parts = {**self.uploads, **{(index, me): part for index, part in enumerate(own)}}
+        if inside[1:]:
+            weights = weights_of(self.commit, inside)
+            own = [
+                self._merged(
+                    index, [parts[index, who] for who in inside], weights, inside, again=True
+                )
+                for index in slices
+            ]
+        if self._audits is not None:
+            riders = self.traffic.inside
+            own = [
+                self._audits.signed_upload(
+                    self.round, index, replace(part, claim=None), riders,
+                    [said for who in inside if (said := parts[index, who].claim)] if riders else (),
+                )
+                for index, part in enumerate(own)
+            ]  # fmt: skip
+        self._bundle = own
+        for _, route in sorted(self._held.items()):
+            self.go(route)
+
+    # What arrives
+
+    def take_upload(self, sender: PeerId, opening: Opening, part: Part | None, stream: int) -> None:
+        """A stream has opened and brought all that it brings."""
+        traffic, index = self.traffic, opening.slice
+        entry = self.commit.index(sender)
+        assert entry is not None
+        if sender == self._node.name:
+            assert part is not None
+            self._own_upload(index, entry, part, traffic.handed_over(index))
+            return
+        self._waiters.setdefault(index, {})[sender] = stream
+        match traffic.arriving(opening, entry):
+            case Incoming.MERGED:
+                assert part is not None
+                self.take_merged(index, part)
+            case Incoming.RIDER | Incoming.EMPTY_RIDER as incoming:
+                self._rider(index, entry, part if incoming is Incoming.RIDER else None)
+            case Incoming.OWN:
+                assert part is not None
+                self._own_upload(index, entry, part, opening.riders)
+            case Incoming.EMPTY:
+                self._arrived(index, entry, NOTHING_TO_GIVE, riders_of(self.commit, entry))
+        if traffic.may_answer(index, entry):
+            self.answer_one(index, sender, stream)
+
+    def _rider(self, index: int, entry: int, part: Part | None) -> None:
+        roster = self._roster
+        assert roster is not None
+        if part is None or self._problem_of_claim(index, part, [entry]):
+            roster.leave_out(entry)
+        elif roster.wants(entry, index):
+            self.uploads[index, entry] = part
+            roster.take(entry, index, self._length(index, part))
+        if roster.is_settled:
+            self._node.later(self._make_bundle)
+
+    def _own_upload(self, index: int, entry: int, part: Part, riders: tuple[int, ...]) -> None:
+        fault = self._wires.watch.fault_of(self._node, self.commit.members[entry].peer)
+        fault = fault or self._malformed(index, part)
+        if fault is None and part.maps is not None:
+            fault = problem_of(part.maps, self.commit, [entry, *riders])
+        fault = fault or self._problem_of_claim(index, part, [entry, *riders])
+        length: Length | None = None
+        if fault is None:
+            self.uploads[index, entry] = part
+            length = self._length(index, part)
+        else:
+            self.traffic.left_out(index, entry, fault)
+        self._arrived(index, entry, fault, riders, length)
+
+    def _problem_of_claim(self, index: int, part: Part, members: Sequence[int]) -> str | None:
+        if self._audits is None:
+            return None
+        return self._audits.problem_of_upload(self.round, index, part, members)
+
+    def _arrived(
+        self,
+        index: int,
+        entry: int,
+        problem: str | None,
+        riders: tuple[int, ...],
+        length: Length | None = None,
+    ) -> None:
+        sender = self.commit.members[entry].peer
+        self._node.take(inputs.UploadArrived(self.round, index, sender, problem, length, riders))
+
+    def _malformed(self, index: int, part: Part, *, merged: bool = False) -> str | None:
+        """The reason why these bytes are no slice of this round; ``None``: they are."""
+        if self._wires.shortcuts:
+            return None
+        pieces = self.cutting.pieces(index, merged=merged)
+        size = pieces[-1][1].stop if pieces else 0
+        if len(part.data) != size:
+            return f"a slice of {len(part.data)} bytes; it has {size}"
+        numbers = self.numbers.down if merged else self.numbers.up
+        try:
+            for chunk, place in pieces:
+                numbers.check(chunk, memoryview(part.data)[place], _scratch)
+        except BadPayload as error:
+            return str(error)
+        return None
+
+    @property
+    def _measures(self) -> bool:
+        """True if somebody may be refused for the length of a displacement."""
+        return self.commit.kind != "mix" and not math.isinf(self._wires.norm_ratio_max)
+
+    def _length(self, index: int, part: Part) -> Length | None:
+        """The length of a displacement, where somebody may be refused for it."""
+        if not self._measures:
+            return None
+        cutting, data = self.cutting, memoryview(part.data)
+        piece, state = cutting.slices[index], self._node.state
+        squares = sum(
+            float(self.numbers.up.squares(chunk, data[place]).sum())
+            for chunk, place in cutting.pieces(index)
+        )
+        usual, harmless = self._node.usual.norm(piece.units), 0.0
+        if usual is None and state is not None:
+            sizes = cutting.fragment.unit_sizes[piece.units]
+            harmless = norm_at_most(state.theta[piece.values], sizes)
+        return Length(math.sqrt(squares), usual, harmless)
+
+    # Reducing
+
+    def merge(self, merge: Merge) -> None:
+        taken = self.traffic.merge(merge.slice, merge.contributors, merge.weights)
+        uploads = [self.uploads[merge.slice, carrier] for carrier in taken.carriers]
+        merged = self._merged(
+            merge.slice, uploads, taken.weights, merge.contributors, taken.members
+        )
+        if self._audits is not None:
+            members = merge.contributors
+            merged = self._audits.signed_merge(self.round, merge.slice, merged, members, uploads)
+        self.merged[merge.slice] = merged
+        self.traffic.merged.add(merge.slice)
+        self._node.take(inputs.SliceMerged(self.round, merge.slice, merged.digest))
+
+    def _merged(
+        self,
+        index: int,
+        parts: Sequence[Part],
+        weights: Sequence[float],
+        inside: Sequence[int],
+        members: Sequence[int] | None = None,
+        *,
+        again: bool = False,
+    ) -> Part:
+        """``inside``: the roster indices of all whose work is in the parts. ``again``: the result
+        is a contribution, which other reducers merge.
+        """
+        given = self.cutting.pieces(index)
+        made = given if again else self.cutting.pieces(index, merged=True)
+        out = bytearray(made[-1][1].stop if made else 0)
+        for (chunk, piece), (_, place) in zip(given, made, strict=True):
+            self.numbers.merge(
+                chunk,
+                [memoryview(part.data)[piece] for part in parts],
+                weights,
+                memoryview(out)[place],
+                _scratch,
+                members=members,
+                again=again,
+            )
+        if not self.traffic.has_maps(index):
+            return Part(bytes(out), None)
+        there = {parent: each for part in parts for parent, each in (part.maps or {}).items()}
+        return Part(
+            bytes(out), {parent: there[parent] for parent in parents_of(self.commit, inside)}
+        )
+
+    def answer(self, index: int) -> None:
+        """Give this merged slice to those who wait for it, and to those who will ask."""
+        self.traffic.answerable.add(index)
+        self._answer_waiters(index)
+
+    def _answer_waiters(self, index: int) -> None:
+        for peer, stream in sorted(self._waiters.get(index, {}).items()):
+            if self.traffic.may_answer(index, self.commit.index(peer)):
+                self.answer_one(index, peer, stream)
+
+    def answer_one(self, index: int, peer: PeerId, stream: int) -> None:
+        self._waiters.get(index, {}).pop(peer, None)
+        self._wires.answer(self._node, peer, self.round, index, self.merged[index], stream)
+
+    # Merged slices
+
+    def take_merged(self, index: int, part: Part) -> None:
+        problem = self._malformed(index, part, merged=True)
+        if problem is None and part.maps is not None:
+            problem = problem_of(part.maps, self.commit)
+        problem = problem or self._too_long(index, part)
+        if problem is None and self._audits is not None:
+            problem = self._audits.problem_of_merge(self.round, index, part)
+        if problem is not None:
+            self._node.take(inputs.UploadFailed(self.round, index, problem))
+        elif index not in self.merged:
+            self.merged[index] = part
+            self.traffic.merged.add(index)
+            self._answer_waiters(index)
+            members = None if part.claim is None else part.claim.members
+            self._node.take(
+                inputs.MergedArrived(self.round, index, part.digest, part.parents, members)
+            )
+
+    def _too_long(self, index: int, part: Part) -> str | None:
+        """The reason not to take a slice that another peer merged."""
+        state, cutting = self._node.state, self.cutting
+        if not self._measures or state is None:
+            return None
+        piece, data = cutting.slices[index], memoryview(part.data)
+        squares = sum(
+            float(self.numbers.down.squares(chunk, data[place]).sum())
+            for chunk, place in cutting.pieces(index, merged=True)
+        )
+        usual = self._node.usual.norm(piece.units)
+        own = 0.0
+        if self.payload is not None:
+            length = self._length(index, self.own_part(index))
+            own = 0.0 if length is None else length.norm
+        theta, sizes = state.theta, cutting.fragment.unit_sizes
+        if usual is None:
+            theta_norm = norm_at_most(theta, sizes)
+        else:
+            theta_norm = norm_at_most(theta[piece.values], sizes[piece.units])
+        return too_long(
+            math.sqrt(squares),
+            usual=usual,
+            own=own,
+            theta=theta_norm,
+            norm_ratio_max=self._wires.norm_ratio_max,
+        )
+
+    def merged_parts(self) -> list[Part]:
+        """All merged slices, in order. Complete once the machine says ``Apply``."""
+        return [self.merged[index] for index in range(len(self.cutting.slices))]
+
+    def merged_squares(self, data: memoryview) -> Float64s | None:
+        """The squared norm of the merged displacement of each unit, where it is measured."""
+        if not self._measures:
+            return None
+        squares = np.zeros(len(self.cutting.fragment.units))
+        for chunk in self.cutting.all_chunks:
+            squares[chunk.first_unit : chunk.end_unit] = self.numbers.down.squares(
+                chunk, data[chunk.merged]
+            )
+        return squares

@@ -1,0 +1,162 @@
+"""Compiled codecs are taken into use, or not, and peers with and without them agree."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+pytest.importorskip("numba", reason="compiled codecs need the extra 'fast'")
+
+from averaging.errors import CodecsNotCompiled
+from averaging.history import replay
+from averaging.live import compiling
+from averaging.live.compiling import can_compile, try_compiler, use_compiled_codecs
+from averaging.numbers import arithmetic, compiled_codecs
+from averaging.numbers.codec import Codec
+from averaging.numbers.codecs import codec_named
+from averaging.numbers.compiled_codecs import PAIRS
+from averaging.rules.policy import RoundPolicy
+from dht.memory.host import MemoryNetwork
+from dht.memory.virtual_loop import run
+from tests.averaging.live.quadratic import POLICY, swarm
+
+COMPILED = {codec.name: codec for _, codec in PAIRS}
+
+
+@pytest.fixture(autouse=True)
+def table() -> Iterator[None]:
+    """The table of codecs is as before when a test ends."""
+    yield
+    compiled_codecs.give_back()
+
+
+def are_compiled() -> set[bool]:
+    return {codec_named(name) is COMPILED[name] for name in COMPILED}
+
+
+def test_codecs_are_compiled_and_taken_into_use() -> None:
+    assert can_compile()
+    asyncio.run(use_compiled_codecs(niceness=0))
+    assert are_compiled() == {True}
+
+
+@pytest.mark.parametrize(
+    ("script", "timeout_s", "reason"),
+    [
+        ("raise RuntimeError('no locator available')", 60.0, "RuntimeError: no locator available"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", 60.0, "ended with code -4"),
+        ("import time; time.sleep(60)", 0.2, "it took longer than 0.2 s"),
+    ],
+)
+def test_a_compiler_that_fails_leaves_the_codecs_of_numpy(
+    monkeypatch: pytest.MonkeyPatch, script: str, timeout_s: float, reason: str
+) -> None:
+    monkeypatch.setattr(compiling, "COMPILE", script)
+    with pytest.raises(CodecsNotCompiled, match=reason):
+        asyncio.run(use_compiled_codecs(timeout_s=timeout_s))
+    assert are_compiled() == {False}
+    monkeypatch.setattr(compiling, "IMPORT", script)
+    monkeypatch.setattr(compiling, "COMPILE_WITHIN_S", timeout_s)
+    with pytest.raises(CodecsNotCompiled, match=reason):
+        asyncio.run(try_compiler())
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_the_process_that_compiles_ends_with_the_peer(tmp_path: Path) -> None:
+    """A peer that is killed says nothing to it."""
+    at = tmp_path / "pid"
+    compiles = f"open({str(at)!r}, 'w').write(str(os.getpid())); import time; time.sleep(60)"
+    killed = f"""
+import asyncio
+from averaging.live import compiling
+compiling.COMPILE = {compiles!r}
+asyncio.run(compiling.use_compiled_codecs())
+"""
+    peer = subprocess.Popen([sys.executable, "-c", killed])
+    deadline = time.monotonic() + 60.0
+    while not (at.exists() and at.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    peer.kill()
+    peer.wait()
+    while runs(int(at.read_text())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not runs(int(at.read_text()))
+
+
+def test_codecs_that_differ_from_numpy_in_this_process_are_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiling, "COMPILE", "")
+    kernel = compiled_codecs.kernels.encode
+    monkeypatch.setattr(
+        compiled_codecs.kernels,
+        "encode",
+        lambda codec, tiles, base, values, out: kernel(
+            codec, tiles, base, np.nextafter(values, np.float32(9)), out
+        ),
+    )
+    with pytest.raises(CodecsNotCompiled, match="other bits than numpy's"):
+        asyncio.run(use_compiled_codecs())
+    assert are_compiled() == {False}
+
+
+def test_without_the_package_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert not can_compile()
+
+
+MOSTLY = replace(POLICY, audit_rate=1.0)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        replace(MOSTLY, codec="int2", codec_down="int4", feedback=frozenset({"int2"})),
+        replace(MOSTLY, codec="f16", codec_down="int3", merge="centered_clip"),
+    ],
+    ids=["mean", "centered clip"],
+)
+def test_peers_with_and_without_compiled_codecs_agree_and_convict_nobody(
+    monkeypatch: pytest.MonkeyPatch, policy: RoundPolicy
+) -> None:
+    """Each peer, audit and replay has either kind of codec for each way of a round."""
+    rng, drawn = np.random.default_rng(1), set()
+
+    def either(name: str) -> Codec:
+        pair = [(numpys, compiled) for numpys, compiled in PAIRS if numpys.name == name]
+        if not pair:
+            return codec_named(name)
+        number = int(rng.integers(2))
+        drawn.add((name, number))
+        return pair[0][number]
+
+    monkeypatch.setattr(arithmetic, "codec_named", either)
+    monkeypatch.setattr(replay, "codec_named", either)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
+            await made.live(30.0)
+            assert sum(peer.averager.audits.counters["audits"] for peer in peers) > 10
+            assert not any(peer.averager.audits.convicted for peer in peers)
+            assert not any(peer.told("audit_refused") for peer in peers)
+            made.check()
+
+    run(main())
+    assert len(drawn) >= 4, "a way of the rounds had one kind of codec only"

@@ -1,0 +1,50 @@
+"""Expected errors are their fields: between processes, and in what is shown."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+import averaging.errors
+import averaging.live.buffers
+import averaging.live.fetcher
+import peer.errors
+from dht.errors import ExpectedError, PeerUnreachable
+
+
+def all_kinds(of: type[ExpectedError] = ExpectedError) -> Iterator[type[ExpectedError]]:
+    for kind in of.__subclasses__():
+        yield kind
+        yield from all_kinds(kind)
+
+
+DECLARED = sorted(
+    {kind for kind in all_kinds() if kind.__match_args__ and kind is not peer.errors.ModelMismatch},
+    key=lambda kind: f"{kind.__module__} {kind.__name__}",
+)
+
+
+@pytest.mark.parametrize("kind", DECLARED, ids=lambda kind: kind.__name__)
+def test_an_error_survives_pickling_with_its_fields(kind: type[ExpectedError]) -> None:
+    fields = {name: f"{name} of it" for name in kind.__match_args__}
+
+    again = pickle.loads(pickle.dumps(kind(**fields)))  # noqa: S301
+
+    assert type(again) is kind and again.args == tuple(fields.values())
+    assert {name: getattr(again, name) for name in fields} == fields
+
+
+def test_errors_of_all_packages_are_declared() -> None:
+    assert {averaging.errors.NotFinite, averaging.live.fetcher.FetchFailed} < {*DECLARED}
+    assert {averaging.live.buffers.Abandoned, PeerUnreachable, peer.errors.RunFileError} < {
+        *DECLARED
+    }
+
+
+def test_an_error_is_read_by_its_fields_and_shown_as_a_sentence() -> None:
+    error = PeerUnreachable("anna", "silent for 5 s")
+
+    assert (error.peer, error.reason) == ("anna", "silent for 5 s")
+    assert str(error) == "peer anna cannot be reached: silent for 5 s"
