@@ -53,10 +53,8 @@ class SubnormalsFlushed(AveragingError):
 class CodecsDiffer(AveragingError):
     """A compiled codec and numpy's disagree on this machine."""
 
-    def __init__(self, codec: str, what: str) -> None:
-        super().__init__(codec, what)
-        self.codec = codec
-        self.what = what
+    codec: str
+    what: str
 
     def __str__(self) -> str:
         return f"compiled {self.codec} has other bits than numpy's in {self.what}"
@@ -65,9 +63,7 @@ class CodecsDiffer(AveragingError):
 class CodecsNotCompiled(AveragingError):
     """Codecs could not be compiled, so numpy's are used: the same bits in more time."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    reason: str
 
     def __str__(self) -> str:
         return f"codecs are not compiled: {self.reason}"

@@ -26,7 +26,7 @@ from averaging.numbers.block_codecs import ScaledCodec
 from averaging.numbers.codec import Codec, Scratch
 from averaging.numbers.compiled_codecs import PAIRS, compare, compare_sums
 from averaging.numbers.float32_codec import Float32
-from averaging.numbers.merge import merge_encoded, rule_named
+from averaging.numbers.merge import Units, merge_encoded, rule_named
 from averaging.numbers.outer import Nesterov, step_encoded
 
 HERE = Path(__file__).parent
@@ -129,9 +129,8 @@ def test_merges_by_norms_have_the_bits_of_numpy(
     for codec in pair:
         payloads = [encoded(codec, each) for each in some_values(3)]
         out = bytearray(codec.encoded_size(SIZES))
-        kinds = ["matrix"] * len(SIZES)
-        weights = [0.2, 0.5, 0.3]
-        merge_encoded(rule_named(rule), codec, payloads, weights, SIZES, kinds, out, Scratch())  # type: ignore[arg-type]
+        units = Units(SIZES, ["matrix"] * len(SIZES))
+        merge_encoded(rule_named(rule), codec, payloads, [0.2, 0.5, 0.3], units, out, Scratch())
         results.add(bytes(out))
     assert len(results) == 1
 
