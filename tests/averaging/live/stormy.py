@@ -483,8 +483,8 @@ class LiveSwarm:
                 self.heard(node, peer)
             heard(averager, peer, data)
 
-        async def encodes(exchange: Exchange, base: Any, values: Any, into: Any, own: Any) -> None:
-            await encode(exchange, base, values, into, own)
+        async def encodes(exchange: Exchange, given: Any, into: Any, own: Any) -> None:
+            await encode(exchange, given, into, own)
             if all(growing.complete for growing in into) and exchange.parts.entry is not None:
                 payload = b"".join(bytes(growing.data) for growing in into)
                 self.truth.uploaded(exchange.round, exchange.parts.entry, payload)
