@@ -36,12 +36,15 @@ Every method of ``CatchingUp`` that decides returns changes (``averaging.round.t
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from averaging import messages
 from averaging.bounded_mapping import BoundedMapping
+from averaging.history.lineage import Lineage
 from averaging.history.standing import (
     Apart,
     IAmBehind,
+    Relation,
     Standing,
     TheyAreBehind,
     relate,
@@ -141,6 +144,15 @@ def founded_apart(
     return [told, Send(source, messages.Compare(fragment, mine))]
 
 
+@dataclass(frozen=True, slots=True)
+class _SeenBehind:
+    """A peer on an older version of the own lineage, and when it showed it first and last."""
+
+    lineage: Lineage
+    since: float
+    last: float
+
+
 class CatchingUp:
     """One peer as one that may be behind, or on the lighter side of a fork."""
 
@@ -182,6 +194,8 @@ class CatchingUp:
         of them."""
         self.shows_all = False
         """True if others stand elsewhere: joins show all signatures under the own standing."""
+        self._behind = BoundedMapping[PeerId, _SeenBehind](SOURCES_REMEMBERED_MAX)
+        """Peers that stand on an older version of this peer's lineage."""
         self._settles_since: float | None = None
         """When this peer first showed a final state, with too few signatures, to a lower one."""
         self._refusals = 0
@@ -239,6 +253,7 @@ class CatchingUp:
         relation = relate(mine, standing.chain, theirs)
         if isinstance(relation, Apart) and relation.founded_apart:
             return founded_apart(self._id.fragment, source, mine, relation, theirs)
+        self._see_behind(source, theirs, relation, now)
         end = situation.end
         if isinstance(relation, Apart) and end is not None and end.settles(mine, theirs):
             return self.settle_final_state(source, mine, relation, theirs, situation, now)
@@ -306,6 +321,7 @@ class CatchingUp:
         """This peer stands elsewhere now."""
         self._uncertified_since = self._settles_since = None
         self.attempts_failed = self._in_vain = 0
+        self._behind.clear()
         self._rounds_apart += 1
         self._refusals = 0
         self._refused_at = math.inf
@@ -353,12 +369,43 @@ class CatchingUp:
         waited = now - self._settles_since >= self._policy.doubt_s
         return waited and certificates.is_certified(link_of(theirs), now)
 
+    def _see_behind(self, peer: PeerId, theirs: Head, relation: Relation, now: float) -> None:
+        """Remember since when a peer has shown one older version, and no other standing."""
+        if not isinstance(relation, TheyAreBehind):
+            self._behind.pop(peer, None)
+            return
+        seen = self._behind.get(peer)
+        since = now if seen is None or seen.lineage != theirs.lineage else seen.since
+        self._behind[peer] = _SeenBehind(theirs.lineage, since, now)
+
+    def _is_left_alone(self, theirs: Head, now: float) -> bool:
+        """True if most of those that count have stayed on a version before this peer's for long.
+
+        It is certified, and its only other holder serves other bits: the first to come by was a
+        liar, and this peer has lost the payload that the others could replay.
+        """
+        if self.attempts_failed < ATTEMPTS_IN_VAIN or self._peers.has_several_groups(now):
+            return False  # among several groups peers join from older versions
+        electorate, doubt_s = self._peers.electorate(now), self._policy.doubt_s
+        stay = [
+            peer
+            for peer, seen in self._behind.items()
+            if peer in electorate
+            and seen.lineage == theirs.lineage
+            and seen.last - seen.since >= doubt_s
+            and now - seen.last < doubt_s
+        ]
+        certified = self._certificates.is_certified(link_of(theirs), now)
+        return 2 * len(stay) > len(electorate) and certified
+
     def _goes_back(self, theirs: Head, now: float) -> bool:
         """True if others have not come to this peer's version in the time that a round may take.
 
         They gave the round up that made it, and where the quorum is all they cannot go on without
-        this peer.
+        this peer; or they cannot fetch it.
         """
+        if self._is_left_alone(theirs, now):
+            return True
         waited = now - self._refused_at >= self._policy.round_s
         if not waited or self._refusals < REFUSALS_MIN or self._certificates.is_certifiable(now):
             return False
@@ -475,11 +522,15 @@ class CatchingUp:
         deadline = now + self._policy.catch_up_s
         return [Become(Phase.CATCHING), SetTimer(Timer.CATCHING, deadline), effect]
 
-    def ended(self, standing: Standing | None, held_s: float | None, now: float) -> Changes:
+    def ended(
+        self, standing: Standing | None, held_s: float | None, mine: Standing | None, now: float
+    ) -> Changes:
         """``CatchUp`` or ``Rebase`` is done, or has failed: remember it of its source.
 
-        A source that delivered is asked whether it has gone on meanwhile. Else a peer that caught
-        up over a slow line would learn that it is behind again only when it is due.
+        ``mine``: where this peer stays if it has failed; the source is told, but for several
+        groups, in which it joins from there. A source that delivered is asked whether it has gone
+        on meanwhile. Else a peer that caught up over a slow line would learn that it is behind
+        again only when it is due.
         """
         source, self._source = self._source, None
         if source is None:
@@ -491,4 +542,6 @@ class CatchingUp:
         # It may have lied about what it has: ask others before it is believed again.
         waited_s = now - self.began_at if held_s is None else held_s
         self._sources.failed(source, held_s=waited_s, now=now)
-        return []
+        if mine is None or self._peers.has_several_groups(now):
+            return []
+        return [Send(source, messages.Compare(self._id.fragment, mine.head()))]

@@ -506,13 +506,13 @@ class FragmentRounds:
                 self._apply([transitions.Stand(standing, fresh=False)], now)
         else:
             call = self.joining.take_call()
-            asks = self.catching_up.ended(standing, given.held_s, now)
+            asks = self.catching_up.ended(standing, given.held_s, self.standing, now)
             if standing is None:
                 idle = self.joining.become_idle("catching up failed", retry=True)
                 self._apply([Note("catch_up_failed"), *idle], now)
             else:
                 self._stand_where_fetched(standing, call, now)
-                self._apply(asks, now)
+            self._apply(asks, now)
         if standing is not None and given.since is not None:
             self.fresh_version = min(given.since, self.fresh_version)
 

@@ -50,6 +50,25 @@ def test_a_liar_in_one_piece_of_each_round_is_found_after_about_ten(auditors: in
     assert 23 < sorted(rounds)[liars * 95 // 100] < 36, "one in twenty lies longer"
 
 
+@pytest.mark.parametrize(
+    ("rate", "pieces", "share"),
+    [(0.1, 1, 0.25), (0.5, 1, 0.74), (0.1, 16, 0.96), (0.1, 32, 0.995)],
+)
+def test_who_reduces_in_one_round_of_ten_is_found_within_twenty_rounds_by_its_number_of_pieces(
+    rate: float, pieces: int, share: float
+) -> None:
+    """It falsifies all of each slice that it merges. The bytes are those of the rate, however many
+    pieces there are; who falsifies one of them is found no sooner, and does that much less harm.
+    """
+    rng, liars, auditors, found = random.Random(f"{rate} {pieces}"), 500, 9, 0
+    chance = selection.chance(rate, auditors)
+    for _ in range(liars):
+        lies = 1 + sum(rng.random() < 0.1 for _ in range(20))
+        tickets = [rng.randbytes(64) for _ in range(lies * auditors)]
+        found += any(selection.drawn(each, {0: pieces}, chance=chance) for each in tickets)
+    assert found / liars == pytest.approx(share, abs=0.05)
+
+
 @pytest.mark.parametrize("auditors", [1, 3, 15])
 def test_a_piece_is_drawn_by_somebody_as_often_as_the_rate_says(auditors: int) -> None:
     rng, rate, found, tries = random.Random(auditors), 0.1, 0, 4000

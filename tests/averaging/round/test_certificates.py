@@ -251,6 +251,35 @@ def test_a_peer_that_gets_nowhere_takes_the_word_of_one_in_the_end() -> None:
     assert moves(rounds, ANNA, head, late)
 
 
+@pytest.mark.parametrize(
+    ("behind", "in_vain", "alternate", "goes_back"),
+    [
+        ((BORIS, CLARA), ATTEMPTS_IN_VAIN, False, True),
+        ((BORIS,), ATTEMPTS_IN_VAIN, False, False),
+        ((BORIS, CLARA), ATTEMPTS_IN_VAIN - 1, False, False),
+        ((BORIS, CLARA), ATTEMPTS_IN_VAIN, True, False),
+    ],
+)
+def test_who_is_ahead_goes_back_where_most_others_have_stayed_for_long(
+    behind: tuple[PeerId, ...], in_vain: int, alternate: bool, goes_back: bool
+) -> None:
+    """Anna has signed the version and serves other bits: nobody can fetch it. ``alternate``: a peer
+    that was behind has come meanwhile."""
+    rounds = machine(AHEAD, others=FOUR)
+    late = 1.0 + POLICY.doubt_s
+    assert isinstance(rounds.peers.view, dict)
+    for peer, seen in rounds.peers.view.items():
+        rounds.peers.view[peer] = msgspec.structs.replace(seen, heard_at=late)
+    assert not moves(rounds, ANNA, certified(AHEAD, (ANNA,)))
+    old = certified(standing("start"), (BORIS, CLARA))
+    for _ in range(in_vain):
+        rounds._apply([RetryLater()], 1.0)
+    assert not any(moves(rounds, peer, old, at) for at in (1.0, late - 1.0) for peer in behind)
+    if alternate:
+        moves(rounds, BORIS, certified(AHEAD, (ANNA, BORIS)), late - 0.5)
+    assert any(moves(rounds, peer, old, late + 0.1) for peer in behind) == goes_back
+
+
 LIGHTER, HEAVIER = standing("start", "a", "b"), standing("start", "c", "d", "e")
 """Sides of a fork of comparable weight."""
 

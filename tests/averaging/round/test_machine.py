@@ -585,7 +585,8 @@ def test_a_peer_that_hears_of_a_longer_chain_catches_up() -> None:
     assert rounds.standing == ahead and phase(rounds) is Phase.IDLE
 
 
-def test_a_peer_that_caught_up_asks_its_source_whether_it_has_gone_on_meanwhile() -> None:
+def test_a_peer_that_caught_up_or_failed_to_shows_its_source_where_it_stands() -> None:
+    """The source may have gone on meanwhile, or have a version that nobody can fetch."""
     rounds = machine()
     ahead, further = standing("start", "one"), standing("start", "one", "two")
     rounds.handle(Received(ANNA, behind(ahead, BORIS)), 1.0)
@@ -596,7 +597,13 @@ def test_a_peer_that_caught_up_asks_its_source_whether_it_has_gone_on_meanwhile(
     effects = rounds.handle(Received(BORIS, behind(further, BORIS)), 60.1)
     (again,) = of(effects, CatchUp)
     assert isinstance(again, CatchUp) and again.version == 2
-    assert not sent(rounds.handle(CaughtUp(None), 61.0), BORIS), "it has nothing to compare"
+
+    (told,) = sent(rounds.handle(CaughtUp(None), 61.0), BORIS)
+    assert isinstance(told, said.Compare) and told.head.lineage == ahead.lineage, "it stays here"
+    answer = rounds.handle(Received(BORIS, behind(further, BORIS, found="one")), 61.1)
+    assert not sent(answer) and not of(answer, CatchUp), (
+        "and the two do not go on telling each other"
+    )
 
 
 def test_a_failed_catch_up_leaves_everything_as_it_was_and_has_a_deadline() -> None:

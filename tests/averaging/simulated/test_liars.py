@@ -122,6 +122,12 @@ def test_a_peer_that_only_dials_out_finds_a_leader_when_its_group_has_none() -> 
     besieged(1269)
 
 
+def test_an_honest_peer_alone_with_a_version_that_a_liar_has_made_with_it_goes_back() -> None:
+    """Its payload was lost in a restart, and the liar served another state: the others could fetch
+    nothing, and were too few for a quorum without it."""
+    besieged(4282)
+
+
 def test_a_word_that_is_repeated_to_its_author_makes_no_round_void_for_it() -> None:
     """Seed 1224 of later ballots showed the same."""
     besieged(2414)

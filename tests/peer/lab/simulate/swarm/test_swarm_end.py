@@ -97,7 +97,8 @@ def test_a_run_that_ends_by_date_has_one_model_soon_after_it(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_more_peers_than_a_roster_holds_have_one_model_after_the_date() -> None:
+@pytest.mark.parametrize("count", [72, 256])
+def test_more_peers_than_a_roster_holds_have_one_model_after_the_date(count: int) -> None:
     """Several groups make a last round each: the lighter ones give way."""
-    result = ended_by_date(count=72, group_size=16, seed=0)
+    result = ended_by_date(count=count, group_size=16, seed=0)
     assert result.duration_s < DATE_S + 3 * 24.0
