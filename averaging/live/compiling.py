@@ -26,7 +26,7 @@ made up for by 130 rounds of all fragments, and the run's state takes as much me
 COMPILE_WITHIN_S = 3600.0
 """Beside a trainer that keeps all processors busy it takes many minutes, which nobody waits for."""
 
-NICENESS = 19
+NICENESS = 10
 
 END_WITH_PARENT = """
 import os, threading
