@@ -381,8 +381,8 @@ class CatchingUp:
     def _is_left_alone(self, theirs: Head, now: float) -> bool:
         """True if most of those that count have stayed on a version before this peer's for long.
 
-        It is certified, and its only other holder serves other bits: the first to come by was a
-        liar, and this peer has lost the payload that the others could replay.
+        So it is with a certified version whose only other holder is a liar that serves other bits,
+        once this peer has lost the payload that the others could replay: nobody can fetch it.
         """
         if self.attempts_failed < ATTEMPTS_IN_VAIN or self._peers.has_several_groups(now):
             return False  # among several groups peers join from older versions
