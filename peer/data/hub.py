@@ -66,7 +66,7 @@ def open_hub(
         text_of = partial(_example_of, form)
     elif recipe.tokenizer != "bytes":
         tokenizer = _loaded_tokenizer(recipe.tokenizer)
-        tokenize = _tokenize_with(tokenizer, recipe.tokenizer, vocabulary=vocabulary(run.model))
+        tokenize = tokenize_with(tokenizer, recipe.tokenizer, vocabulary=vocabulary(run.model))
         digest = _digest(tokenizer)
     try:
         commit = checked_commit(recipe.dataset, recipe.revision)
@@ -321,7 +321,8 @@ def _check_size(name: str, size: int, vocabulary: int | None) -> None:
         )
 
 
-def _tokenize_with(tokenizer: Any, name: str, *, vocabulary: int | None) -> Tokenizer:
+def tokenize_with(tokenizer: Any, name: str, *, vocabulary: int | None) -> Tokenizer:
+    """A function that encodes texts, each with its end. Raises ``DataUnavailable``."""
     _check_size(name, len(tokenizer), vocabulary)
 
     def tokenize(texts: Sequence[str]) -> list[NDArray[np.int64]]:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dht.identity import PeerId
-from peer.data.hub import check_files, checked_commit, hub_tokenizer
+from peer.data.hub import check_files, checked_commit, tokenize_with
 from peer.data.sources import open_data
 from peer.errors import DataUnavailable, ExtraMissing
 from peer.run_file.sections import (
@@ -115,12 +115,11 @@ def test_the_real_datasets_package_says_which_files_it_would_read(tmp_path: Path
         check_files("a/b", type(builder).__module__, builder.config.data_files)
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused() -> None:
     transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
     tokenizers = pytest.importorskip("tokenizers", reason="the extra 'hf' is not installed")
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<e>": 0, "a": 1, "b": 2}, "<e>"))
     made = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<e>")
-    made.save_pretrained(tmp_path)
-    assert hub_tokenizer(str(tmp_path), vocabulary=3)(["a", "ab"])[0].tolist() == [1, 0]
+    assert tokenize_with(made, "words", vocabulary=3)(["a", "ab"])[0].tolist() == [1, 0]
     with pytest.raises(DataUnavailable, match="has 3 tokens, the model has 2"):
-        hub_tokenizer(str(tmp_path), vocabulary=2)
+        tokenize_with(made, "words", vocabulary=2)
