@@ -310,7 +310,7 @@ class Reducing:
         finally:
             self._merged_streams[index] -= 1
         await self.stop_ahead(index)
-        if not growing.filled:
+        if not growing.filled and not self._answerable[index].is_set():  # not being merged here
             growing.data[:] = data
             growing.grow(len(data))
             parts.is_here(index)

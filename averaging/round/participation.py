@@ -343,11 +343,13 @@ class Participation:
         index, digest = arrived.slice, arrived.digest
         if not 0 <= index < len(self.reducers):
             return
+        state = self.reducer.slices.get(index)
+        if state is not None and state.merging:
+            return  # this peer applies what it merges; another reducer may have merged falsely
         if self.digests[index] is None:
             self._map_parents = arrived.parents if index == 0 else self._map_parents
             if arrived.contributors is not None:
                 self._claimed[index] = arrived.contributors
-        state = self.reducer.slices.get(index)
         if state is not None and state.merged is None:
             self._note("merged_slice_handed_over", slice=index)
             state.merged = digest

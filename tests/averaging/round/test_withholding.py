@@ -11,6 +11,7 @@ from averaging.round.identity import Identity
 from averaging.round.inputs import (
     Due,
     LinkLost,
+    MergedArrived,
     Offered,
     Received,
     SliceMerged,
@@ -195,6 +196,23 @@ def test_a_reducer_that_took_a_slice_says_whose_uploads_it_has_and_leaves_withou
     rounds.handle(Tick(), BEGAN + 0.1)
     rounds.handle(Tick(), BEGAN + 0.2 + POLICY.margin_s)
     assert not part.is_open
+
+
+def test_a_reducer_that_merges_itself_does_not_take_the_slice_that_it_is_handed() -> None:
+    """The reducer before it had merged falsely: its digest went into the lineage, and the bits of
+    the own merge into the state."""
+    rounds, enter = entered()
+    mine, others, _ = sealed(rounds, enter)
+    part, made, false = rounds.rounds[enter.round], bytes(32), bytes([1]) * 32
+    for index in range(3):
+        if index != mine:
+            rounds.handle(MergedArrived(enter.round, index, made), BEGAN)
+    assert part.reducer.slices[mine].merging
+
+    assert not rounds.handle(MergedArrived(enter.round, mine, false), BEGAN)
+    effects = rounds.handle(SliceMerged(enter.round, mine, made), BEGAN)
+    (apply,) = of(effects, Apply)
+    assert isinstance(apply, Apply) and set(apply.digests) == {made}
 
 
 def test_a_later_coordinator_whose_voters_were_never_in_the_round_leaves_it_at_once() -> None:

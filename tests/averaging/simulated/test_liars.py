@@ -133,6 +133,11 @@ def test_a_word_that_is_repeated_to_its_author_makes_no_round_void_for_it() -> N
     besieged(2414)
 
 
+def test_a_slice_that_is_handed_over_while_it_is_merged_is_not_taken() -> None:
+    """It was made falsely, and the lineage then had other bits than its digests say."""
+    besieged(9476, (*BEHAVIOURS, *OF_VOTERS))
+
+
 @pytest.mark.parametrize("seed", [84, 239, 1224])
 def test_a_voter_makes_no_round_void_by_a_ballot_of_its_own(seed: int) -> None:
     """In groups of four, one that was told so offered its sealed work again: it was merged twice.
