@@ -202,7 +202,7 @@ def test_a_reducer_that_merges_itself_does_not_take_the_slice_that_it_is_handed(
     """The reducer before it had merged falsely: its digest went into the lineage, and the bits of
     the own merge into the state."""
     rounds, enter = entered()
-    mine, others, _ = sealed(rounds, enter)
+    mine, *_ = sealed(rounds, enter)
     part, made, false = rounds.rounds[enter.round], bytes(32), bytes([1]) * 32
     for index in range(3):
         if index != mine:
