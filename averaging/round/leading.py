@@ -330,7 +330,9 @@ class Leading:
             self._did_not_come.pop(sender, None)
             hurries = not gathering.is_hurried and self._is_in_a_hurry(sender, join, now)
             gathering.is_hurried |= hurries
-            if hurries or sender in gathering.passed:
+            returns = sender in gathering.passed and not self._peers.has_several_groups(now)
+            gathering.passed.discard(sender)
+            if hurries or returns:
                 changes += self._ask_again(gathering, situation, now)
         noted = self._noted(sender, join, now)
         is_first = gathering.quorum_at is None and len(gathering.joins) >= 2
@@ -403,7 +405,8 @@ class Leading:
         has come all the same.
 
         Homes whose lines carry every second version pass until the same moment. The first of them
-        that came closed the roster, and each round was of two of three.
+        that came closed the roster, and each round was of two of three. (Among several groups who
+        passes follows another leader: to call it again left halves of a swarm further apart.)
         """
         gathering.passed.intersection_update({self._id.me} - gathering.joins.keys())
         return self._call_missing(gathering, situation, now)
