@@ -126,9 +126,9 @@ def _faults_of_ledger(peer: PeerEvidence) -> list[str]:
     """The oracle's check, with allowance for steps that a trainer makes while its agent ends."""
     states = {part.fragment: part for part in peer.fragments}
     faults = [] if peer.fates else [f"{peer.name} saved no ledger"]
-    for account in peer.fates:
+    for fragment, account in enumerate(peer.fates):
         rest = account.merged + account.pending + sum(account.discarded.values())
-        merged = states[account.fragment].merged.get(peer.peer_id, 0)
+        merged = states[fragment].merged.get(peer.peer_id, 0)
         late = peer.processed_tokens - account.processed
         if account.processed != rest or account.excess:
             faults.append(f"{peer.name} processed {account.processed}, but fates for {rest}")
