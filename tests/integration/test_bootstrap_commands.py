@@ -168,13 +168,13 @@ def test_the_doctor_finds_a_seed_that_is_up_and_one_that_is_not(
     findings = json.loads(output)["findings"]
     # Whether there is something to say of a service depends on where shoal is installed.
     findings = [finding for finding in findings if finding["check"] != "service"]
-    seeds = {finding["text"].split()[0].rstrip(":"): finding for finding in findings[5:7]}
+    seeds = {finding["text"].split()[0].rstrip(":"): finding for finding in findings[6:8]}
     assert seeds[address]["state"] == "ok"
     assert seeds[address]["took_s"] > 0
     names = [finding["check"] for finding in findings]
     assert names == [
-        *("disk", "memory", "torch", "listening port", "libp2p daemon", "seed", "seed"),
-        *("DHT", "reachability", "relay", "clock"),
+        *("disk", "memory", "torch", "codecs", "listening port", "libp2p daemon"),
+        *("seed", "seed", "DHT", "reachability", "relay", "clock"),
     ]
     states = {finding["check"]: finding["state"] for finding in findings}
     assert states["DHT"] == states["relay"] == states["clock"] == "ok"
