@@ -24,9 +24,10 @@ made up for by 130 rounds of all fragments, and the run's state takes as much me
 """
 
 COMPILE_WITHIN_S = 3600.0
-"""Beside a trainer that keeps all processors busy it takes many minutes, which nobody waits for."""
+"""Nobody waits for it, and it takes many minutes beside a trainer that uses all processors."""
 
 NICENESS = 10
+"""At 19 the process starved beside programs that kept all processors busy."""
 
 END_WITH_PARENT = """
 import os, threading
@@ -72,8 +73,7 @@ async def use_compiled_codecs(
 
 async def _run(script: str, *, timeout_s: float) -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
+        *(sys.executable, "-P", "-c"),  # nothing of the current folder is imported
         END_WITH_PARENT + script,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,

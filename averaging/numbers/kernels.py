@@ -30,7 +30,7 @@ F16, INT8, INT4, INT3, INT2 = range(5)
 """Numbers by which kernels know the codecs."""
 
 SET, ADD = range(2)
-"""What ``decode`` does with decoded values."""
+"""Actions of ``decode``: to set decoded values, or to add them."""
 
 UNIT, START, ROWS, COLUMNS, SCALES_AT, SCALE_STEP, CODES_AT, CODE_STEP, CODE_BYTES, UNIT_STEP = (
     range(10)

@@ -33,7 +33,7 @@ def contribution(
     *,
     feedback: Collection[str],
 ) -> Contribution | None:
-    """What a member gives to a round, if it gives anything.
+    """Return what a member gives to a round; ``None``: nothing.
 
     ``offered``: base and values of the learner's snapshot. ``feedback``: codecs of uploads whose
     loss stays in the learner's parameters.

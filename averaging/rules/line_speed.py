@@ -91,7 +91,7 @@ class LineSpeed:
         self._ignored = fastest_ignored
         self._transfers: deque[_Transfer] = deque(maxlen=TRANSFERS_KEPT)
         self._load: deque[_Transfer] = deque(maxlen=LOAD_KEPT)
-        """What passed besides."""
+        """Bytes that passed besides."""
         self._measured: float | None = None
         self._other: LineSpeed | None = None
         self._other_then: float | None = None

@@ -474,7 +474,7 @@ def send_standing(averager: Averager, peer: PeerId, state: FragmentState) -> Non
 
 @dataclass(frozen=True, slots=True)
 class TrainerSide:
-    """What an averager asks of this peer's trainer."""
+    """The trainer of a peer, as an averager asks it."""
 
     port: LearnerPort
     gate: JumpGate | None

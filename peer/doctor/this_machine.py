@@ -116,8 +116,7 @@ def _used_in_container(path: Path) -> int:
 async def check_torch(script: str = ASK_TORCH) -> Finding:
     """The device torch would train on, asked in a process that a broken driver may crash."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
+        *(sys.executable, "-P", "-c"),  # nothing of the current folder is imported
         END_WITH_PARENT + script,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -164,7 +163,7 @@ def _judge_torch(found: dict[str, object]) -> Finding:
 
 
 async def check_codecs() -> Finding:
-    """Whether a peer on this machine would compile its codecs. They are not compiled here."""
+    """Say whether a peer on this machine would compile its codecs. They are not compiled here."""
     if not can_compile():
         return Finding("codecs", "ok", "of numpy; `pip install 'shoal[fast]'` has faster ones")
     try:

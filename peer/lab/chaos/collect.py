@@ -50,7 +50,7 @@ def collect(
     quiet_s: float,
     ended_s: float,
 ) -> Evidence:
-    """What the swarm itself has left behind. To be called after ``swarm.end()``."""
+    """Collect what the swarm itself has left behind. To be called after ``swarm.end()``."""
     assert swarm.run is not None and swarm.leaks is not None, "call swarm.end() first"
     settings, rounds = swarm.settings, swarm.run.rounds
     uploads: list[HostileUpload] = []

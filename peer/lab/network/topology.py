@@ -311,7 +311,7 @@ def internet(
 
 
 def own_tag() -> str:
-    """What the names of this process's namespaces begin with."""
+    """Return the beginning of the names of this process's namespaces."""
     return f"w{os.getpid() % 100_000}"
 
 

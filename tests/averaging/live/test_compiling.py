@@ -99,6 +99,14 @@ asyncio.run(compiling.use_compiled_codecs())
     assert not runs(int(at.read_text()))
 
 
+def test_files_of_the_current_folder_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "numba.py").write_text("raise SystemExit('a file of somebody else was run')")
+    monkeypatch.chdir(tmp_path)
+    asyncio.run(try_compiler())
+
+
 def test_codecs_that_differ_from_numpy_in_this_process_are_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
