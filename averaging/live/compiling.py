@@ -19,8 +19,8 @@ from averaging.errors import CodecsNotCompiled
 
 COMPILE_FROM_VALUES = 10_000_000
 """Smallest model for which it pays. Compiled codecs save 1.5 ns for each value and round, and cost
-two seconds of processor time (13 more the first time), which 130 rounds of all fragments make up for
-at this size, and up to 220 MB in the agent.
+two seconds of processor time (13 more the first time), which 130 rounds of all fragments make up
+for at this size, and up to 220 MB in the agent.
 """
 
 COMPILE_WITHIN_S = 3600.0
