@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 from averaging import messages as said
@@ -295,25 +295,19 @@ class Averager:
         slowest = min([*known, self.around.line_max()])
         return slowest if len(known) == 2 or slowest < self.terms.policy.slow_link_bytes_s else 0.0
 
-    @asynccontextmanager
-    async def catching_up(self) -> AsyncIterator[None]:
-        """Wait for a turn to catch up with a fragment."""
-        async with self._catching:
-            yield
+    def catching_up(self) -> AbstractAsyncContextManager[None]:
+        """A turn to catch up with a fragment."""
+        return self._catching
 
-    @asynccontextmanager
-    async def fetching_state(self) -> AsyncIterator[None]:
-        """Wait for a turn to fetch a whole state: on a slow line one is fetched after the other.
+    def fetching_state(self) -> AbstractAsyncContextManager[None]:
+        """A turn to fetch a whole state: on a slow line one is fetched after the other.
 
         Replays do not wait for each other. Those of homes come as slowly as the full uplinks of
         their sources send them, and one after the other each took a cycle: a home that had missed a
         round was behind again as soon as it had caught up.
         """
-        if 0.0 < self.bytes_per_s < self.terms.policy.slow_link_bytes_s:
-            async with self._fetching_slowly:
-                yield
-        else:
-            yield
+        is_slow = 0.0 < self.bytes_per_s < self.terms.policy.slow_link_bytes_s
+        return self._fetching_slowly if is_slow else nullcontext()
 
     def tell_line_speed(self) -> None:
         """Tell the line speed to the machines, which state it when they join."""
