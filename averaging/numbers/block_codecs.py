@@ -282,7 +282,7 @@ class WholeNumberCodec(BlockCodec):
     steps: ClassVar[int]
 
     def __init__(self) -> None:
-        self._scale_max = np.nextafter(FLOAT_MAX / np.float32(self.steps), _ZERO)
+        self.scale_max = np.nextafter(FLOAT_MAX / np.float32(self.steps), _ZERO)
         """Times ``steps`` it is finite, however that is rounded."""
 
     @property
@@ -299,7 +299,7 @@ class WholeNumberCodec(BlockCodec):
 
     def scales_for(self, peaks: Float32s) -> Float32s:
         scales: Float32s = peaks / np.float32(self.steps)
-        np.minimum(scales, self._scale_max, out=scales)
+        np.minimum(scales, self.scale_max, out=scales)
         return scales
 
     def codes(self, tile: Float32s, peaks: Float32s, scratch: Scratch) -> NDArray[np.int32]:

@@ -22,7 +22,15 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-from averaging.numbers.block_codecs import FLOAT_MAX, PEAK_MIN, UNITS_LAST, Float16
+from averaging.numbers.block_codecs import (
+    FLOAT_MAX,
+    PEAK_MIN,
+    UNITS_LAST,
+    Float16,
+    Int3,
+    Int4,
+    Int8,
+)
 from averaging.numbers.codec import BLOCK
 from averaging.numbers.two_level_codec import SCALE_MAX
 
@@ -47,9 +55,7 @@ _F32, _I32, _U32, _U8, _U64, _F64 = (
 )
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _LARGEST_BITS = FLOAT_MAX.view(np.int32)
-_SCALE_MAX_8, _SCALE_MAX_4, _SCALE_MAX_3 = (
-    np.nextafter(FLOAT_MAX / np.float32(steps), np.float32(0)) for steps in (127, 7, 3)
-)
+_SCALE_MAX_8, _SCALE_MAX_4, _SCALE_MAX_3 = (codec().scale_max for codec in (Int8, Int4, Int3))
 _GATHER = np.uint64(0x8040201008040201)
 """Eight bytes of 0 or 1 times this number have their bits in the highest byte, the first byte's in
 the highest bit."""
