@@ -34,6 +34,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
+from msgspec import Struct
+
 from averaging.history.chain import Chain
 from averaging.history.standing import tokens_of
 from averaging.messages import Commit, Head
@@ -42,8 +44,7 @@ LINKS_SEARCHED = 1024
 """Links searched for one at the goal. A mix of 64 lineages adds some links of each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
+class Goal(Struct, frozen=True):
     """The state with which a fragment is done: one with these tokens, or of this version."""
 
     tokens: int | None
