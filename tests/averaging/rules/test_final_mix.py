@@ -16,7 +16,7 @@ from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import POLICY, lineages, swarm
 from tests.averaging.message_examples import COMMIT
 from tests.averaging.simulated.several_groups import SEVERAL_GROUPS
-from tests.averaging.simulated.swarm import Storm, storm
+from tests.averaging.simulated.swarm import Storm, reach_one_final_lineage, storm
 
 GOAL = Goal(tokens=100)
 
@@ -130,11 +130,4 @@ def test_the_sides_of_one_group_that_have_both_ended_end_on_one_lineage(seed: in
 def ends_on_one_lineage(seed: int, how: Storm) -> None:
     weather = storm(seed, how)
     weather.run(how.rough_s)
-    while weather.heap.now < how.rough_s + 120.0:
-        weather.run(weather.heap.now + 2.0)
-        there = [node for node in weather.alive if node.state is not None]
-        if all(node.machine.is_final(node.now()) for node in there) and (
-            len(weather.lineages()) == 1
-        ):
-            return
-    raise AssertionError(f"seed {seed}: {weather.lineages()} two minutes after the storm")
+    reach_one_final_lineage(weather, within_s=120.0)

@@ -733,6 +733,20 @@ def weather_out(swarm: Swarm, how: Storm | None = None) -> None:
     raise not_recovered(swarm, how, before)
 
 
+def reach_one_final_lineage(swarm: Swarm, *, within_s: float) -> None:
+    """Run until all peers with a state stand on one that is final, and the same. Asserts that they
+    do within this time."""
+    end = swarm.heap.now + within_s
+    while swarm.heap.now < end:
+        swarm.run(swarm.heap.now + 2.0)
+        there = [node for node in swarm.alive if node.state is not None]
+        if all(node.machine.is_final(node.now()) for node in there) and (
+            len(swarm.lineages()) == 1
+        ):
+            return
+    raise AssertionError(f"{swarm.lineages()} after {within_s:g} s")
+
+
 def has_recovered(swarm: Any, how: Storm, before: int) -> bool:
     """True if all peers agree on more than there was ``before``, and none is in doubt."""
     one_group = len(swarm.trainers()) <= how.group_size

@@ -13,7 +13,15 @@ from averaging.rules.orders import RoundOrders
 from averaging.rules.policy import RoundPolicy
 from averaging.simulated.node import FragmentNode
 from tests.averaging.simulated.several_groups import SEVERAL_GROUPS
-from tests.averaging.simulated.swarm import Broken, Node, PeerPlan, Storm, Swarm, storm
+from tests.averaging.simulated.swarm import (
+    Broken,
+    Node,
+    PeerPlan,
+    Storm,
+    Swarm,
+    reach_one_final_lineage,
+    storm,
+)
 from tests.averaging.simulated.swarm import weather_out as survive
 
 ISSUED_AT = (20.0, 45.0, 70.0)
@@ -179,14 +187,7 @@ def ends_on_one_lineage(seed: int, how: Storm) -> None:
 
     swarm.heap.call_at(60.0, order)
     swarm.run(how.rough_s)
-    while swarm.heap.now < how.rough_s + 180.0:
-        swarm.run(swarm.heap.now + 2.0)
-        there = [node for node in swarm.alive if node.state is not None]
-        if all(node.machine.is_final(node.now()) for node in there) and (
-            len(swarm.lineages()) == 1
-        ):
-            return
-    raise AssertionError(f"seed {seed}: {swarm.lineages()} three minutes after the storm")
+    reach_one_final_lineage(swarm, within_s=180.0)
 
 
 @pytest.mark.parametrize("seed", [6, 35, 51])
