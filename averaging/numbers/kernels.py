@@ -88,8 +88,8 @@ def _bytes_at(typing_context: Any, address: Any) -> Any:
     return types.CPointer(types.uint8)(types.uint64), generate
 
 
-# One block. ``work`` holds its values, ``bits`` is the same memory, and ``spare`` has room for two
-# bytes per value; codes are at ``data[at:]``.
+# One block. ``work`` holds its values, ``bits`` is the same memory, ``codes`` is the part of a
+# payload for its codes, and ``spare`` has room for two bytes per value.
 
 
 @_part
