@@ -27,7 +27,7 @@ COMPILE_WITHIN_S = 3600.0
 """Nobody waits for it, and it takes many minutes beside a trainer that uses all processors."""
 
 NICENESS = 10
-"""At nice level 19 the compiling process starved beside programs that kept all processors busy."""
+"""The compiling process starved at nice level 19 beside programs that kept all processors busy."""
 
 END_WITH_PARENT = """
 import os, threading
