@@ -35,8 +35,8 @@ class ForwardingHost:
     ) -> None:
         await self._host.connect(peer, addresses, timeout_s=timeout_s)
 
-    async def disconnect(self, peer: PeerId) -> None:
-        await self._host.disconnect(peer)
+    async def disconnect(self, peer: PeerId, *, lane: bool = True) -> None:
+        await self._host.disconnect(peer, lane=lane)
 
     async def connections(self) -> tuple[Connection, ...]:
         return await self._host.connections()

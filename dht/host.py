@@ -151,7 +151,12 @@ class Host(Protocol):
         """
         ...
 
-    async def disconnect(self, peer: PeerId) -> None: ...
+    async def disconnect(self, peer: PeerId, *, lane: bool = True) -> None:
+        """Close the connections with a peer, or without ``lane`` all but those of its direct lane.
+
+        A host without a lane breaks all streams with the peer in either case.
+        """
+        ...
 
     async def connections(self) -> tuple[Connection, ...]: ...
 

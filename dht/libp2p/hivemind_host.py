@@ -495,11 +495,12 @@ class HivemindHost:
         except (OSError, P2PDaemonError) as error:
             raise self._unreachable(daemon, peer, error, bare) from error
 
-    async def disconnect(self, peer: PeerId) -> None:
+    async def disconnect(self, peer: PeerId, *, lane: bool = True) -> None:
         daemon = self._running()
-        self._known.pop(peer, None)
-        if self.lane is not None:
-            self.lane.forget(peer)
+        if lane:
+            self._known.pop(peer, None)
+            if self.lane is not None:
+                self.lane.forget(peer)
         try:
             await daemon.disconnect(peer, timeout_s=DAEMON_TIMEOUT_S)
         except (TimeoutError, OSError, P2PDaemonError) as error:

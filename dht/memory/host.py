@@ -419,7 +419,7 @@ class MemoryHost:
         wire = await self._reach(peer, addresses, timeout_s)
         self.directory.introduce(wire.other(self).directory)
 
-    async def disconnect(self, peer: PeerId) -> None:
+    async def disconnect(self, peer: PeerId, *, lane: bool = True) -> None:
         self._check_open()
         wire = self._wires.get(peer)
         if wire is not None:

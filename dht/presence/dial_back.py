@@ -3,8 +3,8 @@
 A dial-back proves something only if it opens a *fresh* connection, and the helper that is asked is
 connected already. So the helper passes the request on to a third peer, which is not. Where there is
 no third peer (two peers in all), the helper answers "will redial", cuts its own connection and
-opens it again from its side. That breaks whatever goes over it, so it is done only while nothing is
-known yet.
+opens it again from its side. That breaks whatever goes over it (not what goes over a lane, such as
+the state that a newcomer downloads), so it is done only while nothing is known yet.
 
 The proof is the nonce, received from a peer that was not connected when the request was made, and
 that the asking peer has not dialled itself since.
@@ -130,7 +130,8 @@ class DialBacks:
             try:
                 self.done += 1
                 target = parse_peer_id(message.peer)
-                await self._host.disconnect(target)
+                # The proof is a fresh connection of libp2p: what goes over a lane need not break.
+                await self._host.disconnect(target, lane=False)
                 addresses = unpack_all(message.addresses)
                 if await self._dial(target, addresses, message.nonce) == "cannot help":
                     await asyncio.sleep(BACKOFF_S)
