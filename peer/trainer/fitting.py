@@ -46,9 +46,9 @@ TRIAL_TOKENS = 64
 """Tokens of the pass before joining, except on a GPU. A processor takes seconds for a sequence, and
 time and memory grow with the tokens."""
 
-WARM_S = 0.5
+WARM_S = 2.0
 """A pass that is this quick is made twice: the first one of a small model measures little else than
-loading."""
+loading, which takes more than a second where other programs run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -580,6 +580,21 @@ def test_a_processor_begins_with_one_sequence_and_has_all_that_fit_in_its_first_
     assert kept[0].step_bytes <= 1.5 * two
 
 
+def test_the_speed_of_a_small_model_is_not_that_of_loading_the_libraries() -> None:
+    """Each pass takes a second the first time."""
+    loaded: list[int] = []
+
+    def loading(model: nn.Module, tokens: Tensor) -> Tensor:
+        if len(loaded) < 2:  # the one without gradients, and the first with them
+            loaded.append(len(tokens))
+            time.sleep(1.0)
+        return next_token_loss(model, tokens)
+
+    _, found = begin(engine_of(SIXTEEN, loss=loading), CPU, Wishes(), room=1e9, known=None)
+    assert len(loaded) == 2
+    assert found.sequence_s < 0.5
+
+
 @pytest.mark.parametrize("most", [1, 3, 5, 16])
 def test_a_device_of_limited_size_trains_at_once_and_measures_meanwhile(most: int) -> None:
     """A device that runs out of memory above ``most`` sequences, which nobody has told.
