@@ -207,6 +207,14 @@ def bench_memory(
     ways: Annotated[
         str, Option(help="Places of the state to measure, separated by commas.")
     ] = "memory,files",
+    founder: Annotated[
+        str | None,
+        Option(
+            help="Place of the state of each pair's founder, which is not measured: files halves "
+            "what a pair takes. [default: that of the other]",
+            show_default=False,
+        ),
+    ] = None,
     turns: Annotated[int, Option(help="Cycles of each pair of agents.", min=1)] = 3,
     step: Annotated[
         str, Option(help="Time of a step; a cycle has two for each fragment.")
@@ -233,6 +241,7 @@ def bench_memory(
             fragments=fragments,
             codec=codec,
             ways=tuple(ways.split(",")),
+            founder=founder,
             turns=turns,
             step_s=seconds(step),
         )

@@ -38,8 +38,11 @@ from peer.run_file.sections import RunFile
 WAYS = {"memory": "off", "files": "on"}
 """Places of the state, and the values of ``--state-on-disk``."""
 
-RESIDENT_BAR_BYTES = 2e9
-"""Largest resident memory of an agent of a model of a billion parameters."""
+FILES_BAR_BYTES = 2e9
+"""Largest resident memory with files of an agent of a model of a billion parameters."""
+
+MEMORY_BAR = (3.5 * 4, 450e6)
+"""Bytes for each parameter, and for everything else, that an agent takes without files."""
 
 TIME_BAR = 1.2
 """Largest time of a round with files, relative to one in memory."""
@@ -93,6 +96,8 @@ class MemoryBench:
     fragments: int = 24
     codec: str = "int4"
     ways: tuple[str, ...] = tuple(WAYS)
+    founder: str | None = None
+    """Place of the state of the agent that is not measured, if not that of the other one."""
     turns: int = 3
     """Turns of each pair; in each it makes as many rounds as there are fragments."""
     step_s: float = 0.5
@@ -103,6 +108,8 @@ class MemoryBench:
             raise ValueError(f"values is {self.values}; a fragment has at least 1000")
         if not self.ways or set(self.ways) - set(WAYS):
             raise ValueError(f"ways is {', '.join(self.ways)}; known: {', '.join(WAYS)}")
+        if self.founder is not None and self.founder not in WAYS:
+            raise ValueError(f"founder is {self.founder}; known: {', '.join(WAYS)}")
         if self.turns < 1:
             raise ValueError(f"turns is {self.turns}; it must be at least 1")
 
@@ -281,7 +288,8 @@ class Pair:
     @classmethod
     def start(cls, bench: MemoryBench, folder: Path, way: str, stack: ExitStack) -> Pair:
         """Start the founder, then the peer that fetches its state. Raises ``AgentsFailed``."""
-        first = StandIn(bench, folder / f"{way}-1", number=1, way=way, seeds=())
+        founder = bench.founder or way
+        first = StandIn(bench, folder / f"{way}-1", number=1, way=founder, seeds=())
         stack.callback(first.end)
         first.start()
         _until(way, [first], lambda: first.has_begun and "seed=" in _link(first), START_TIMEOUT_S)
@@ -370,13 +378,10 @@ def run_memory_bench(
 def _bars(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     found = {row["way"]: row for row in rows}
     files, memory = found.get("files"), found.get("memory")
+    if memory is not None:
+        yield _resident_bar(memory, MEMORY_BAR[0] * memory["values"] + MEMORY_BAR[1])
     if files is not None:
-        resident = files["resident_bytes"]
-        yield {
-            "bar": f"resident below {RESIDENT_BAR_BYTES / 1e9:g} GB",
-            "measured": resident,
-            "met": resident < RESIDENT_BAR_BYTES,
-        }
+        yield _resident_bar(files, FILES_BAR_BYTES)
     if files is not None and memory is not None:
         ratio = files["round_s"] / memory["round_s"]
         yield {
@@ -384,6 +389,15 @@ def _bars(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             "measured": ratio,
             "met": ratio <= TIME_BAR,
         }
+
+
+def _resident_bar(row: Mapping[str, Any], most: float) -> dict[str, Any]:
+    resident = row["resident_bytes"]
+    return {
+        "bar": f"state in {row['way']}: resident below {most / 1e9:.3g} GB",
+        "measured": resident,
+        "met": resident < most,
+    }
 
 
 def table(found: Mapping[str, Any]) -> str:

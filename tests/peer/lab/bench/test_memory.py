@@ -23,6 +23,7 @@ def test_the_model_has_about_as_many_values_as_were_asked_for_and_every_fragment
     [
         ({"values": 999, "fragments": 1}, "at least 1000"),
         ({"ways": ("paper",)}, "known: memory, files"),
+        ({"founder": "paper"}, "known: memory, files"),
         ({"turns": 0}, "at least 1"),
     ],
 )
@@ -33,16 +34,15 @@ def test_impossible_settings_are_refused(settings: dict[str, object], reason: st
 
 def test_a_bar_is_missed_from_its_value_on() -> None:
     def row(way: str, resident: float, seconds: float) -> dict[str, object]:
-        return {"way": way, "resident_bytes": resident, "round_s": seconds}
+        return {"way": way, "values": 1e9, "resident_bytes": resident, "round_s": seconds}
 
-    def met(resident: float, seconds: float) -> list[bool]:
-        return [
-            each["met"] for each in _bars([row("memory", 9e9, 1), row("files", resident, seconds)])
-        ]
+    def met(memory: float, files: float, seconds: float) -> list[bool]:
+        bars = _bars([row("memory", memory, 1), row("files", files, seconds)])
+        return [each["met"] for each in bars]
 
-    assert met(1.9e9, 1.2) == [True, True]
-    assert met(2e9, 1.21) == [False, False]
-    assert list(_bars([row("memory", 9e9, 1.0)])) == []
+    assert met(14.4e9, 1.9e9, 1.2) == [True, True, True]
+    assert met(14.45e9, 2e9, 1.21) == [False, False, False]
+    assert len(list(_bars([row("memory", 9e9, 1.0)]))) == 1
 
 
 @pytest.mark.slow
