@@ -92,9 +92,7 @@ class Abandoned(AveragingError):
     """The bytes will never be complete, for this reason."""
 
     reason: str
-
-    def __str__(self) -> str:
-        return f"abandoned: {self.reason}"
+    message = "abandoned: {reason}"
 
 
 class Growing:

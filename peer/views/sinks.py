@@ -53,9 +53,7 @@ class SinkFailed(PeerError):
     option: str
     reason: str
     remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.option} cannot be used: {self.reason}; {self.remedy}, or omit the option"
+    message = "{option} cannot be used: {reason}; {remedy}, or omit the option"
 
 
 class Sink(Protocol):
