@@ -59,7 +59,6 @@ class Arena:
         return True
 
     def uninitialised(self, size: int) -> memoryview:
-        """``size`` bytes."""
         return self._take(size)[:size].data
 
     def _take(self, size: int) -> Bytes:

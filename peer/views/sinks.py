@@ -86,7 +86,6 @@ class Curves:
         self._due_at = self._began
 
     def on_step(self, run: Run) -> None:
-        """After each step."""
         if self._sinks and self.is_due():
             self.write(figures(run), tokens=run.global_tokens)
 
