@@ -32,22 +32,18 @@ class BadPayload(AveragingError):
 
     codec: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"payload in {self.codec} refused: {self.reason}"
+    message = "payload in {codec} refused: {reason}"
 
 
 class SubnormalsFlushed(AveragingError):
     """This thread's arithmetic flushes subnormals, so its bits would differ from other peers'."""
 
     what: str
-
-    def __str__(self) -> str:
-        return (
-            f"subnormal {self.what} are flushed to zero in this thread, so its results would "
-            "differ from other peers'; something set the processor's FTZ or DAZ mode, as "
-            "torch.set_flush_denormal(True) and libraries built with -ffast-math do"
-        )
+    message = (
+        "subnormal {what} are flushed to zero in this thread, so its results would "
+        "differ from other peers'; something set the processor's FTZ or DAZ mode, as "
+        "torch.set_flush_denormal(True) and libraries built with -ffast-math do"
+    )
 
 
 class CodecsDiffer(AveragingError):
@@ -55,18 +51,14 @@ class CodecsDiffer(AveragingError):
 
     codec: str
     what: str
-
-    def __str__(self) -> str:
-        return f"compiled {self.codec} has other bits than numpy's in {self.what}"
+    message = "compiled {codec} has other bits than numpy's in {what}"
 
 
 class CodecsNotCompiled(AveragingError):
     """Codecs could not be compiled, so numpy's are used: the same bits in more time."""
 
     reason: str
-
-    def __str__(self) -> str:
-        return f"codecs are not compiled: {self.reason}"
+    message = "codecs are not compiled: {reason}"
 
 
 class LineageBroken(AveragingError):
@@ -75,9 +67,7 @@ class LineageBroken(AveragingError):
     fragment: int
     version: int
     reason: str
-
-    def __str__(self) -> str:
-        return f"fragment {self.fragment}: version {self.version} does not follow: {self.reason}"
+    message = "fragment {fragment}: version {version} does not follow: {reason}"
 
 
 class BulkRefused(AveragingError):
@@ -85,6 +75,4 @@ class BulkRefused(AveragingError):
 
     peer: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"peer {self.peer} refused bulk data: {self.reason}"
+    message = "peer {peer} refused bulk data: {reason}"

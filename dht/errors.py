@@ -6,6 +6,7 @@ Callers read the fields of an error, never its text.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from string import Formatter
 from typing import ClassVar, dataclass_transform
 
 ANSWERS_SHOWN = 3
@@ -21,13 +22,22 @@ class ExpectedError(Exception):
     """
 
     __match_args__: ClassVar[tuple[str, ...]] = ()
+    message: ClassVar[str | None] = None
+    """Its text, with fields in braces: ``peer {peer} cannot be reached: {reason}``. A class whose
+    text is more than that has a ``__str__`` instead."""
 
     def __init_subclass__(cls) -> None:
         if "__annotations__" in cls.__dict__:
             dataclass(eq=False, repr=False)(cls)
+        named = {name for _, name, _, _ in Formatter().parse(cls.message or "") if name}
+        if not named.issubset(cls.__match_args__):
+            raise TypeError(f"the message of {cls.__name__} names more than its fields: {named}")
 
     def __post_init__(self) -> None:
         self.args = tuple(getattr(self, name) for name in self.__match_args__)
+
+    def __str__(self) -> str:
+        return super().__str__() if self.message is None else self.message.format_map(vars(self))
 
 
 class DhtError(ExpectedError):
@@ -39,9 +49,7 @@ class PeerUnreachable(DhtError):
 
     peer: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"peer {self.peer} cannot be reached: {self.reason}"
+    message = "peer {peer} cannot be reached: {reason}"
 
 
 class CallRefused(DhtError):
@@ -50,9 +58,7 @@ class CallRefused(DhtError):
     peer: str
     protocol: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"peer {self.peer} refused {self.protocol}: {self.reason}"
+    message = "peer {peer} refused {protocol}: {reason}"
 
 
 class StreamBroken(DhtError):
@@ -60,18 +66,14 @@ class StreamBroken(DhtError):
 
     peer: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"stream with {self.peer} broke: {self.reason}"
+    message = "stream with {peer} broke: {reason}"
 
 
 class HostClosed(DhtError):
     """The host is closing or its daemon is being restarted; try again later."""
 
     reason: str
-
-    def __str__(self) -> str:
-        return f"the host is not up: {self.reason}"
+    message = "the host is not up: {reason}"
 
 
 class KeyFileError(DhtError):

@@ -82,9 +82,7 @@ class RunNotFound(PeerError):
     exit_code = 3
     where: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"no run file at {self.where}: {self.reason}"
+    message = "no run file at {where}: {reason}"
 
 
 class RunFileUnreadable(RunNotFound):
@@ -96,8 +94,7 @@ class RunFileUnreadable(RunNotFound):
 class NobodyMet(RunNotFound):
     """No peer of a run answered at the addresses of its link."""
 
-    def __str__(self) -> str:
-        return f"{self.where}: {self.reason}"
+    message = "{where}: {reason}"
 
 
 class SeedsElsewhere(NobodyMet):
@@ -111,21 +108,14 @@ class RunRefused(PeerError):
     what: str
     ours: str
     theirs: str
-
-    def __str__(self) -> str:
-        return f"{self.what} does not match: here it is {self.ours}, the run has {self.theirs}"
+    message = "{what} does not match: here it is {ours}, the run has {theirs}"
 
 
 class ProtocolRefused(RunRefused):
     """This peer and the run's have no protocol number in common."""
 
     advice: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.what} speaks protocol versions {self.theirs}, this peer {self.ours}: "
-            f"{self.advice}"
-        )
+    message = "{what} speaks protocol versions {theirs}, this peer {ours}: {advice}"
 
 
 class ModelMismatch(RunRefused):
@@ -178,9 +168,7 @@ class NotAdmitted(PeerError):
     exit_code = 4
     run: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"run {self.run!r} does not admit this peer: {self.reason}"
+    message = "run {run!r} does not admit this peer: {reason}"
 
 
 class NotOwner(PeerError):
@@ -190,12 +178,10 @@ class NotOwner(PeerError):
     run: str
     path: str
     reason: str
-
-    def __str__(self) -> str:
-        return (
-            f"the key {self.path} cannot sign for run {self.run!r}: {self.reason}; name the "
-            "owner's key with --key, or a delegate's with --key and --delegation"
-        )
+    message = (
+        "the key {path} cannot sign for run {run!r}: {reason}; name the "
+        "owner's key with --key, or a delegate's with --key and --delegation"
+    )
 
 
 class RunEnded(PeerError):
@@ -204,12 +190,10 @@ class RunEnded(PeerError):
     exit_code = 4
     run: str
     date: str
-
-    def __str__(self) -> str:
-        return (
-            f"run {self.run!r} ended at {self.date}, and no peer with its state is online; "
-            "ask one of its peers for the exported model, or set a later end.date for a new run"
-        )
+    message = (
+        "run {run!r} ended at {date}, and no peer with its state is online; "
+        "ask one of its peers for the exported model, or set a later end.date for a new run"
+    )
 
 
 class RunOver(PeerError):
@@ -247,12 +231,10 @@ class NothingAttested(PeerError):
     """A rollback needs a state that the run's owner has attested."""
 
     exit_code = 4
-
-    def __str__(self) -> str:
-        return (
-            "there is no attested state to go back to; `shoal run attest` attests one while the "
-            "run is as it should be"
-        )
+    message = (
+        "there is no attested state to go back to; `shoal run attest` attests one while the "
+        "run is as it should be"
+    )
 
 
 class RunHasExisted(PeerError):
@@ -261,13 +243,11 @@ class RunHasExisted(PeerError):
     exit_code = 4
     run: str
     known: str
-
-    def __str__(self) -> str:
-        return (
-            f"the run {self.run!r} has existed: {self.known}; `shoal join` goes on with it and "
-            "waits for its peers; `shoal start --anew` founds it anew, from first weights, and of "
-            "two histories only the one with more tokens goes on"
-        )
+    message = (
+        "the run {run!r} has existed: {known}; `shoal join` goes on with it and "
+        "waits for its peers; `shoal start --anew` founds it anew, from first weights, and of "
+        "two histories only the one with more tokens goes on"
+    )
 
 
 class FolderOfAnotherRun(RunRefused):
@@ -276,35 +256,26 @@ class FolderOfAnotherRun(RunRefused):
     ``ours`` is the value of the run, ``theirs`` the value in the folder.
     """
 
-    def __str__(self) -> str:
-        return (
-            f"{self.what} is {self.theirs}, but this is {self.ours}; "
-            "pass another folder with --directory"
-        )
+    message = "{what} is {theirs}, but this is {ours}; pass another folder with --directory"
 
 
 class FolderUnusable(PathError):
     """The folder for a peer's key, checkpoints and logs cannot be created or written to."""
 
     exit_code = 2
-
-    def __str__(self) -> str:
-        return (
-            f"this peer's folder {self.path} cannot be used: {self.reason}; make it writable for "
-            "this user and free some space, or pass another one with --directory"
-        )
+    message = (
+        "this peer's folder {path} cannot be used: {reason}; make it writable for "
+        "this user and free some space, or pass another one with --directory"
+    )
 
 
 class FolderNotEmpty(PathError):
     """The folder given for a peer holds files that are not a peer's."""
 
     exit_code = 2
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path} is not a peer's folder: {self.reason}; pass a new or an empty folder "
-            "with --directory"
-        )
+    message = (
+        "{path} is not a peer's folder: {reason}; pass a new or an empty folder with --directory"
+    )
 
 
 class NobodyToAsk(PeerError):
@@ -313,13 +284,11 @@ class NobodyToAsk(PeerError):
     exit_code = 3
     run: str
     where: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.where} has no seed address for the run {self.run!r}, and no peer of the run is "
-            "known on this machine; use the link that one of its peers shows, or pass --seed "
-            f"MULTIADDR; to found the run: `shoal start {self.where}`"
-        )
+    message = (
+        "{where} has no seed address for the run {run!r}, and no peer of the run is "
+        "known on this machine; use the link that one of its peers shows, or pass --seed "
+        "MULTIADDR; to found the run: `shoal start {where}`"
+    )
 
 
 class FolderInUse(PeerError):
@@ -327,12 +296,10 @@ class FolderInUse(PeerError):
 
     exit_code = 2
     path: str
-
-    def __str__(self) -> str:
-        return (
-            f"the folder {self.path} is in use by another peer on this machine; "
-            "stop that peer, or pass another folder with --directory"
-        )
+    message = (
+        "the folder {path} is in use by another peer on this machine; "
+        "stop that peer, or pass another folder with --directory"
+    )
 
 
 class OwnProgramNeeded(PeerError):
@@ -341,12 +308,10 @@ class OwnProgramNeeded(PeerError):
     exit_code = 2
     run: str
     what: str
-
-    def __str__(self) -> str:
-        return (
-            f"the {self.what} of run {self.run!r} is 'custom': only a program that provides it to "
-            "peer.join can take part; see README.md, 'Your own loop'"
-        )
+    message = (
+        "the {what} of run {run!r} is 'custom': only a program that provides it to "
+        "peer.join can take part; see README.md, 'Your own loop'"
+    )
 
 
 class LeftEarly(PeerError):
@@ -355,9 +320,7 @@ class LeftEarly(PeerError):
     run: str
     circumstance: str
     exit_code: int = INTERRUPTED
-
-    def __str__(self) -> str:
-        return f"left the run {self.run!r} before it trained in it: {self.circumstance}"
+    message = "left the run {run!r} before it trained in it: {circumstance}"
 
 
 class RunUnreachable(PeerError):
@@ -366,16 +329,13 @@ class RunUnreachable(PeerError):
     run: str
     reason: str
     exit_code: int = 3
-
-    def __str__(self) -> str:
-        return f"could not join the run {self.run!r}: {self.reason}"
+    message = "could not join the run {run!r}: {reason}"
 
 
 class RunLost(RunUnreachable):
     """This peer was in the run and cannot continue in it."""
 
-    def __str__(self) -> str:
-        return f"cannot go on in the run {self.run!r}: {self.reason}"
+    message = "cannot go on in the run {run!r}: {reason}"
 
 
 class LoopWarning(UserWarning):
@@ -399,9 +359,7 @@ class MachineTooSmall(PeerError):
     exit_code = 4
     run: str
     problem: str
-
-    def __str__(self) -> str:
-        return f"this machine cannot take part in {self.run!r}: {self.problem}"
+    message = "this machine cannot take part in {run!r}: {problem}"
 
 
 class ExtraMissing(PeerError):
@@ -411,12 +369,10 @@ class ExtraMissing(PeerError):
     what: str
     package: str
     extra: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.what} needs the package {self.package!r}, which is not installed; "
-            f"run: pip install 'shoal[{self.extra}]'"
-        )
+    message = (
+        "{what} needs the package {package!r}, which is not installed; "
+        "run: pip install 'shoal[{extra}]'"
+    )
 
 
 class DataUnavailable(PeerError):
@@ -425,9 +381,7 @@ class DataUnavailable(PeerError):
     exit_code = 2
     recipe: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"data recipe {self.recipe!r} cannot be read here: {self.reason}"
+    message = "data recipe {recipe!r} cannot be read here: {reason}"
 
 
 class DiskFull(PeerError):
@@ -460,16 +414,13 @@ class NotWritten(PathError):
     """An output file cannot be written."""
 
     exit_code = 2
-
-    def __str__(self) -> str:
-        return f"cannot write {self.path}: {self.reason}; choose another place"
+    message = "cannot write {path}: {reason}; choose another place"
 
 
 class CheckpointDamaged(PathError):
     """A checkpoint is incomplete or was changed after it was written."""
 
-    def __str__(self) -> str:
-        return f"checkpoint {self.path} is damaged: {self.reason}"
+    message = "checkpoint {path} is damaged: {reason}"
 
 
 class OtherRelease(PeerError):
@@ -477,12 +428,9 @@ class OtherRelease(PeerError):
 
     exit_code = 4
     difference: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.difference}: Shoal was installed anew while the trainer ran; start the "
-            "trainer again"
-        )
+    message = (
+        "{difference}: Shoal was installed anew while the trainer ran; start the trainer again"
+    )
 
 
 class OfLaterRelease(PathError):

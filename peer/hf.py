@@ -57,9 +57,7 @@ class TrainerUnsupported(PeerError):
 
     exit_code = 2
     setting: str
-
-    def __str__(self) -> str:
-        return f"a Trainer with {self.setting} cannot take part in a run; train without it"
+    message = "a Trainer with {setting} cannot take part in a run; train without it"
 
 
 class ShoalCallback(TrainerCallback):  # type: ignore[misc]

@@ -78,7 +78,7 @@ def test_frozen_parameters_and_buffers_stay_and_tied_ones_are_exchanged_once(tra
         *("middle.bias", "middle.weight", "norm.bias", "norm.weight"),
     ]
     assert exchanged(run)["middle.weight"] == (64, 64)
-    net = run._parts.plan.model
+    net: Any = run._parts.plan.model
     assert net.again.weight is net.middle.weight
     assert int(net.norm.num_batches_tracked) == 60
 

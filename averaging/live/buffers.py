@@ -59,7 +59,6 @@ class Arena:
         return True
 
     def uninitialised(self, size: int) -> memoryview:
-        """``size`` bytes."""
         return self._take(size)[:size].data
 
     def _take(self, size: int) -> Bytes:
@@ -92,9 +91,7 @@ class Abandoned(AveragingError):
     """The bytes will never be complete, for this reason."""
 
     reason: str
-
-    def __str__(self) -> str:
-        return f"abandoned: {self.reason}"
+    message = "abandoned: {reason}"
 
 
 class Growing:

@@ -128,7 +128,6 @@ class Following:
                 self._work.take(CaughtUp(None, held_s=0.0))
                 return
             self._work.set_state(state)
-        averager.stats.caught_up += 1
         averager.tell_line_speed()
         self._work.event(
             "state_adopted",

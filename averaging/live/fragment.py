@@ -73,7 +73,7 @@ class FragmentWork:
     """One fragment: its machine, its numbers, and what is under way for it."""
 
     def __init__(self, averager: Services, index: int, state: FragmentState | None) -> None:
-        self._averager = averager
+        self.averager = averager
         self.index = index
         self.fragment = averager.terms.layout.fragments[index]
         self.state: FragmentState | None = None
@@ -106,10 +106,6 @@ class FragmentWork:
         if state is not None:
             self.set_state(state)
         self.machine = self._new_machine()
-
-    @property
-    def averager(self) -> Services:
-        return self._averager
 
     def __repr__(self) -> str:
         version = self.state.version if self.state else None
@@ -334,31 +330,28 @@ class FragmentWork:
         return self.exchanges[round_id].reducing
 
     def _note(self, note: effects.Note) -> None:
-        if note.event == "void":
-            self.averager.stats.void += 1
-        if note.event == "not_a_commit":
-            peer, reason = PeerId(str(note.fields["peer"])), str(note.fields["reason"])
-            self.averager.not_a_commit(peer, reason, fragment=self.index)
-            return
-        if (kind := _BLAMED.get(note.event)) is not None:
-            peer, reason = PeerId(str(note.fields["peer"])), str(note.fields["reason"])
-            if peer != self.averager.life.peer:
-                self.averager.blame(peer, kind, reason, fragment=self.index)
-        if note.event == "withheld":
-            peer, reason = PeerId(str(note.fields["peer"])), str(note.fields["reason"])
-            self.averager.audits.doubt(peer, reason, fragment=self.index)
-        if note.event == "upload_outlying":
-            self._left_out(note.fields)
-        if note.event == "not_proposed":
-            exchange = self.exchanges[bytes.fromhex(str(note.fields["round"]))]
-            exchange.tally.refused[PeerId(str(note.fields["peer"]))] = str(note.fields["reason"])
-        self.event(note.event, **note.fields)
-
-    def _left_out(self, verdict: Mapping[str, Any]) -> None:
-        exchange = self.exchanges[bytes.fromhex(verdict["round"])]
-        entry = exchange.commit.index(verdict["peer"])
-        assert entry is not None
-        exchange.reducing.left_out(verdict["slice"], entry, verdict["reason"])
+        """Report a note. Some are held against the peer that they name."""
+        averager = self.averager
+        fields: Mapping[str, Any] = note.fields
+        peer, reason = PeerId(str(fields.get("peer"))), str(fields.get("reason"))
+        if (kind := _BLAMED.get(note.event)) is not None and peer != averager.life.peer:
+            averager.blame(peer, kind, reason, fragment=self.index)
+        match note.event:
+            case "void":
+                averager.stats.void += 1
+            case "not_a_commit":
+                averager.not_a_commit(peer, reason, fragment=self.index)
+                return
+            case "withheld":
+                averager.audits.doubt(peer, reason, fragment=self.index)
+            case "upload_outlying":
+                exchange = self.exchanges[bytes.fromhex(fields["round"])]
+                entry = exchange.commit.index(peer)
+                assert entry is not None
+                exchange.reducing.left_out(fields["slice"], entry, reason)
+            case "not_proposed":
+                self.exchanges[bytes.fromhex(fields["round"])].tally.refused[peer] = reason
+        self.event(note.event, **fields)
 
     # The learner
 

@@ -50,9 +50,7 @@ class FragmentServices(Learner, Protocol):
     state: FragmentState | None
     replay: ReplayLog | None
     earlier_tokens: int
-
-    @property
-    def averager(self) -> Services: ...
+    averager: Services
 
     @property
     def is_free(self) -> bool: ...

@@ -89,7 +89,6 @@ class AveragerStats:
     """Rounds of those that contain own work."""
     void: int = 0
     folds: int = 0
-    caught_up: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
     audit_bytes: int = 0

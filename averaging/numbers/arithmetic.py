@@ -283,7 +283,6 @@ class MeldNumbers:
     def encode_moved(
         self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
     ) -> None:
-        """Encode the displacement."""
         for index, (part, (moved, _, _)) in enumerate(self.up.units(chunk, out)):
             size = (part.stop - part.start,)
             try:
@@ -336,7 +335,6 @@ class MeldNumbers:
         momentum: Float32s,
         scratch: Scratch,
     ) -> None:
-        """Decode the means of theta and momentum."""
         self.down.decode(chunk, data, {1: theta, 2: momentum}, scratch)
 
     def measure_mean(self, chunk: Chunk, mean: Float32s) -> None:

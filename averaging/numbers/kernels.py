@@ -80,8 +80,6 @@ def _kernel(*arguments: Any, returns: Any = types.int64) -> Any:
 
 @intrinsic
 def _bytes_at(typing_context: Any, address: Any) -> Any:
-    """A pointer to the bytes at an address."""
-
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
 

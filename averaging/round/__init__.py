@@ -12,7 +12,8 @@ the time. Out: ``effects``, a list of values for the owner to carry out in order
   ``catching_up`` compares standings, ``doubt`` asks how a round ended, ``lingering`` shows a final
   state to the others;
 - ``participation`` is one round from its commit on, with ``paxos`` for the seal, ``seals`` for what
-  follows from ballots and from what others say of its end, and ``reducer`` for the slices;
+  follows from ballots and from what others say of its end, ``takeover`` for who coordinates, and
+  ``member_slices`` and ``reducer`` for the slices;
   ``objections`` decides whether a commit holds, ``signed_commit`` reads one;
 - ``neighbourhood`` is the opinion about other peers, ``pace`` that about the own learner.
 

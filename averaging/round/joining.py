@@ -288,7 +288,6 @@ class Joining:
         return self.become_idle("folding took too long", retry=True)
 
     def folded(self, situation: Situation) -> Changes:
-        """``Fold`` is done."""
         if situation.phase is not Phase.FOLDING or self._offer is None:
             return []
         assert situation.standing is not None

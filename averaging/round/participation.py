@@ -22,7 +22,6 @@ import math
 from typing import TypeAlias
 
 from averaging import messages
-from averaging.history.parent_maps import parents_of
 from averaging.history.standing import Standing, after_commit, sealed_parents
 from averaging.messages import MERGED, NOTHING, OWN, Message
 from averaging.round.effects import (
@@ -49,6 +48,7 @@ from averaging.round.inputs import (
     UploadArrived,
     UploadFailed,
 )
+from averaging.round.member_slices import MemberSlices
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.round.paxos import Acceptor, Coordinator, Phase, Voter
 from averaging.round.phase import LastTimer, RoundTimer, Stage
@@ -56,20 +56,18 @@ from averaging.round.reducer import Reducer
 from averaging.round.seals import (
     VOID,
     all_peers_of,
-    ballot_of,
     expected_of,
-    is_backed,
     is_chosen,
+    is_possible,
     is_void,
     owner_of,
 )
 from averaging.round.signed_commit import SignedCommit
+from averaging.round.takeover import Takeover
 from averaging.round.transitions import Changes, Count, RoundEnded
 from averaging.rules.sites import riders_of
 from averaging.rules.weights import weights_of
 from dht.identity import PeerId
-
-UPLOAD_TRIES_MAX = 3
 
 RoundInput: TypeAlias = Received | LinkLost | Tick | Report
 """The inputs of a machine that concern a round."""
@@ -104,20 +102,11 @@ class Participation:
             norm_ratio_max=identity.norm_ratio_max,
         )
         self._outlying: set[tuple[int, int]] = set()
+        self.slices = MemberSlices(len(self.reducers))
         self.acceptor = Acceptor()
-        self.ballot = 0
-        """The highest ballot known to be in use; its owner is the coordinator."""
-        self._left_ballot: int | None = None
-        """The highest ballot whose owner has said that it is out of the round."""
+        self.takeover = Takeover(identity, commit, peers, now=now)
         self.lead: Coordinator | None = None
         self.seal: tuple[int, ...] | None = None
-        self.digests: list[bytes | None] = [None] * len(self.reducers)
-        self._map_parents: tuple[int, ...] | None = None
-        """The parents whose merged maps another reducer sent with slice 0."""
-        self._claimed: dict[int, tuple[int, ...]] = {}
-        """The contributors that the makers of merged slices claim, by slice."""
-        self.tries: dict[int, int] = {}
-        self._retry: dict[int, float] = {}
         self.applied: Apply | None = None
         self._others_finished = False
         self.head: messages.Head | None = None
@@ -133,7 +122,6 @@ class Participation:
         self._last_timers: dict[LastTimer, float] = {}
         self._deserted_at: float | None = None
         """Time since which most of the voters are gone."""
-        self._plan_takeover(commit.upload_s + 2 * policy.margin_s, now)
 
     def __repr__(self) -> str:
         return f"Participation({self.id.hex()[:8]}, {self.stage}, entry={self.entry})"
@@ -152,7 +140,7 @@ class Participation:
 
     @property
     def coordinator(self) -> PeerId:
-        return owner_of(self.ballot, self.commit)
+        return self.takeover.coordinator
 
     @property
     def leads(self) -> bool:
@@ -174,10 +162,10 @@ class Participation:
 
         A member takes the outer step; a keeper follows by the slices that it has reduced.
         """
-        digests = tuple(digest for digest in self.digests if digest is not None)
+        digests = self.slices.all_digests()
         if self.entry is not None or self.commit.kind != "merge" or not self.seal:
             return None
-        return (self.seal, digests) if len(digests) == len(self.digests) else None
+        return None if digests is None else (self.seal, digests)
 
     def may_be_sealed_elsewhere(self) -> bool:
         """True if a seal with this peer's work can be chosen without its knowledge.
@@ -200,7 +188,7 @@ class Participation:
             return self.end_at
         times = [self.end_at]
         if self._waits:
-            times += [*self._timers.values(), *self._retry.values()]
+            times += [*self._timers.values(), self.slices.next_retry_at(), self.takeover.at]
         elif not self.is_open:
             times += self._last_timers.values()
         if self.lead is not None and (lead_at := self.lead.next_at()) is not None:
@@ -290,7 +278,7 @@ class Participation:
         )
 
     def _upload(self, index: int) -> None:
-        if self.digests[index] is not None and self.reducers[index] != self._id.me:
+        if self.slices.digests[index] is not None and self.reducers[index] != self._id.me:
             what = MERGED
         else:
             what = OWN if self.contributes() else NOTHING
@@ -321,14 +309,13 @@ class Participation:
             self._report(index)
 
     def _upload_failed(self, index: int, reason: str, now: float) -> None:
-        if not self.is_open or index >= len(self.reducers) or self.digests[index] is not None:
+        if not self.is_open or index >= len(self.reducers):
+            return
+        if self.slices.digests[index] is not None:
             return
         self._note("upload_failed", slice=index, to=self.reducers[index], reason=reason)
         self._send_to_coordinator(messages.Missing(self.commit.fragment, self.id, index))
-        tries = self.tries.get(index, 0) + 1
-        self.tries[index] = tries
-        if tries < UPLOAD_TRIES_MAX:
-            self._retry[index] = now + self._policy.resend_s
+        self.slices.upload_failed(index, retry_at=now + self._policy.resend_s)
 
     def _slice_merged(self, index: int, digest: bytes, now: float) -> None:
         state = self.reducer.slices.get(index)
@@ -346,10 +333,7 @@ class Participation:
         state = self.reducer.slices.get(index)
         if state is not None and state.merging:
             return  # this peer applies what it merges; another reducer may have merged falsely
-        if self.digests[index] is None:
-            self._map_parents = arrived.parents if index == 0 else self._map_parents
-            if arrived.contributors is not None:
-                self._claimed[index] = arrived.contributors
+        self.slices.claim(index, arrived.parents, arrived.contributors)
         if state is not None and state.merged is None:
             self._note("merged_slice_handed_over", slice=index)
             state.merged = digest
@@ -360,9 +344,7 @@ class Participation:
             self._send(self.reducers[index], messages.Ask(self.commit.fragment, self.id))
 
     def _have(self, index: int, digest: bytes, now: float) -> None:
-        if self.digests[index] is None:
-            self.digests[index] = digest
-            self._retry.pop(index, None)
+        if self.slices.take(index, digest):
             self._try_apply(now)
 
     def finished(self, head: messages.Head) -> Changes:
@@ -370,7 +352,7 @@ class Participation:
         assert self.stage is Stage.APPLYING
         self.stage = Stage.FINISHED
         self.head = head
-        self._timers.pop(RoundTimer.TAKEOVER, None)
+        self.takeover.cancel()
         self._send_to_coordinator(messages.Finished(self.commit.fragment, self.id, head))
         return self._taken()
 
@@ -411,7 +393,7 @@ class Participation:
             case messages.Outbid():
                 if self.lead is not None and message.ballot == self.lead.ballot:
                     self.lead.outbid(message.promised)
-                    self._plan_takeover(self._policy.margin_s, now)
+                    self.takeover.plan(self._policy.margin_s, now)
             case messages.Propose():
                 return self._proposed(sender, message, now)
             case messages.Accepted():
@@ -425,7 +407,7 @@ class Participation:
                 if self.lead is not None:
                     self.lead.forsworn_by(sender, message.signature)
                 elif sender == self.coordinator and self.stage is Stage.UPLOADING:
-                    self._left_by_coordinator(now)
+                    self.takeover.left(now)
             case messages.Void():
                 return self._told_void(sender, message, now)
             case messages.Finished():
@@ -433,15 +415,6 @@ class Participation:
             case _:
                 return False
         return True
-
-    def _left_by_coordinator(self, now: float) -> None:
-        """The coordinator is another incarnation, or has given up: nobody seals the round.
-
-        One that gave up a sealed round coordinates on.
-        """
-        if self._left_ballot != self.ballot:
-            self._left_ballot = self.ballot
-            self._plan_takeover(self._policy.suspect_s, now, sooner=True)
 
     def _who_left_me_out(self, lead: Coordinator, before: Phase, now: float) -> None:
         """Note the reducers that reported without the own upload, which they were sent.
@@ -454,7 +427,7 @@ class Participation:
             return
         for index, complete in sorted(lead.complete.items()):
             peer = self.reducers[index]
-            sent = self.entry in lead.expected and index not in self.tries
+            sent = self.entry in lead.expected and index not in self.slices.tries
             if sent and self.entry not in complete and not self._peers.is_down(peer, now):
                 reason = f"it has not got slice {index} of my upload, which I sent"
                 self._note("withheld", peer=peer, reason=reason)
@@ -512,7 +485,7 @@ class Participation:
         if message.reducer == self._id.me and self.reducer.take(message.slice):
             self._note("took_slice", slice=message.slice)
             self._emit(Reduce(self.id, message.slice))
-            if (digest := self.digests[message.slice]) is not None:
+            if (digest := self.slices.digests[message.slice]) is not None:
                 state = self.reducer.slices[message.slice]
                 state.merged = digest
                 self._emit(Answer(self.id, message.slice))
@@ -520,8 +493,8 @@ class Participation:
                 self._report(message.slice)
         has_it = self.is_open or self.stage is Stage.FINISHED
         if self.entry is not None and has_it:
-            self.tries.pop(message.slice, None)
-            if self.digests[message.slice] is None or message.reducer != self._id.me:
+            self.slices.tries.pop(message.slice, None)
+            if self.slices.digests[message.slice] is None or message.reducer != self._id.me:
                 self._upload(message.slice)
         return True
 
@@ -552,7 +525,7 @@ class Participation:
             return False
         vote = messages.vote(self.id, message.ballot, message.seal)
         signed = sender == self._id.me or self._id.verify(sender, vote, message.signature)
-        if not (signed and self._is_possible(message.seal)):
+        if not (signed and is_possible(self.commit, message.seal)):
             return False
         if self.acceptor.propose(message.ballot, message.seal):
             self._follow(message.ballot, now)
@@ -626,16 +599,6 @@ class Participation:
 
     # Sealed, void, over
 
-    def _is_possible(self, seal: tuple[int, ...]) -> bool:
-        """True if a seal is possible in this round."""
-        expected = expected_of(self.commit)
-        if seal == VOID:
-            return True
-        if self.commit.kind == "mix":
-            return seal == tuple(sorted(expected))
-        in_order = seal == tuple(sorted(set(seal)))
-        return in_order and expected.issuperset(seal) and is_backed(self.commit, seal)
-
     def _sealed(self, message: messages.Sealed, now: float) -> bool:
         """The votes of a majority count, whoever shows them."""
         if self.seal is not None:
@@ -667,13 +630,13 @@ class Participation:
     def _learn_seal(self, seal: tuple[int, ...], now: float) -> None:
         if self.seal is not None or not self.is_open:
             return
-        if seal == VOID or not self._is_possible(seal):
+        if seal == VOID or not is_possible(self.commit, seal):
             return
         self.seal = seal
         self.stage = Stage.SEALED
         self._note("learned_seal", contributors=len(seal), mine=self.entry in seal)
         self._timers[RoundTimer.OVERDUE] = now + self.commit.upload_s + self._policy.margin_s
-        self._plan_takeover(2 * (self.commit.upload_s + self._policy.margin_s), now)
+        self.takeover.plan(2 * (self.commit.upload_s + self._policy.margin_s), now)
         for index in sorted(self.reducer.slices):
             self._try_merge(index)
         self._try_apply(now)
@@ -714,18 +677,16 @@ class Participation:
     def _try_apply(self, now: float) -> None:
         if self.entry is None or self.stage is not Stage.SEALED:
             return
-        digests = tuple(digest for digest in self.digests if digest is not None)
-        if len(digests) < len(self.digests):
+        digests = self.slices.all_digests()
+        if digests is None:
             return
         assert self.seal is not None and self._standing is not None
         if self._standing.lineage not in sealed_parents(self.commit, self.seal):
             self._leave("nobody brought the lineage that I stand on into the meld", now)
             return
-        if self._map_parents not in (None, parents_of(self.commit, self.seal)):
-            self._leave("its merged maps are not those of the sealed contributors", now)
-            return
-        if any(claimed != self.seal for claimed in self._claimed.values()):
-            self._leave("a merged slice is not made of the sealed contributors", now)
+        objection = self.slices.objection(self.commit, self.seal)
+        if objection is not None:
+            self._leave(objection, now)
             return
         self.stage = Stage.APPLYING
         self._note("applying", contributors=len(self.seal), mine=self.entry in self.seal)
@@ -746,18 +707,11 @@ class Participation:
 
     def _link_lost(self, peer: PeerId, now: float) -> None:
         if peer == self.coordinator and not self.leads:
-            self._plan_takeover(self._policy.suspect_s, now, sooner=True)
+            self.takeover.plan(self._policy.suspect_s, now, sooner=True)
         self._leave_if_alone(now)
 
     def heard(self, peer: PeerId, now: float) -> None:
-        """The coordinator is alive: put off the takeover."""
-        coordinates = peer == self.coordinator and self._left_ballot != self.ballot
-        if RoundTimer.TAKEOVER in self._timers and coordinates:
-            wait_s = (self.commit.upload_s + 2 * self._policy.margin_s) * (
-                2 if self.stage is Stage.SEALED else 1
-            )
-            since = self.entered_at if self.stage is Stage.UPLOADING else now
-            self._plan_takeover(max(self._policy.margin_s, since + wait_s - now), now)
+        self.takeover.heard(peer, self.stage, now)
 
     def _tick(self, now: float) -> None:
         if self.lead is not None:
@@ -765,9 +719,8 @@ class Participation:
             self.lead.tick(now, i_finished=self.stage in (Stage.APPLYING, Stage.FINISHED))
             self._who_left_me_out(self.lead, before, now)
         if self._waits:
-            for index in sorted(i for i, at in self._retry.items() if now >= at):
-                del self._retry[index]
-                if self.entry is not None and self.digests[index] is None:
+            for index in self.slices.to_retry(now):
+                if self.entry is not None and self.slices.digests[index] is None:
                     self._upload(index)
             if self._rings(RoundTimer.RESEND, now):
                 self._timers[RoundTimer.RESEND] = now + self._policy.resend_s
@@ -777,7 +730,7 @@ class Participation:
             if self._rings(RoundTimer.ALONE, now):
                 self._leave_if_alone(now)
             self._leave_if_deserted(now)
-        if self._rings(RoundTimer.TAKEOVER, now):
+        if self._waits and now >= self.takeover.at:
             self._take_over(now)
         if self._rings_last(LastTimer.FADE, now):
             self._end_for_all(now)
@@ -842,7 +795,9 @@ class Participation:
             return True
         return self.entry is not None and any(
             digest is None and (self._peers.is_gone(reducer, now) or self._lacks_gone(index, now))
-            for index, (digest, reducer) in enumerate(zip(self.digests, self.reducers, strict=True))
+            for index, (digest, reducer) in enumerate(
+                zip(self.slices.digests, self.reducers, strict=True)
+            )
         )
 
     def _lacks_gone(self, index: int, now: float) -> bool:
@@ -867,7 +822,7 @@ class Participation:
             self._leave("somebody finished, and my merged slices did not come", now)
             return
         self._timers[RoundTimer.OVERDUE] = now + self._policy.resend_s + self._policy.margin_s
-        for index, digest in enumerate(self.digests):
+        for index, digest in enumerate(self.slices.digests):
             if digest is None:
                 reducer = self.reducers[index]
                 # Slice 0 brings the maps of all lineages, and its reducer may have got a bad one.
@@ -878,46 +833,21 @@ class Participation:
                 self._send_to_coordinator(messages.Missing(self.commit.fragment, self.id, index))
 
     def _take_over(self, now: float) -> None:
-        del self._timers[RoundTimer.TAKEOVER]
-        voters = self.commit.voters
-        if self.entry not in voters or not self.commit.members[self.entry].reachable or self.leads:
+        self.takeover.cancel()
+        if self.leads:
             return
-        above = max(self.ballot, self.acceptor.promised)
-        ballot = ballot_of(voters.index(self.entry), voters=len(voters), above=above)
+        self.takeover.begin(above=self.acceptor.promised)
+        ballot = self.takeover.ballot
         self._note("took_over", ballot=ballot, stage=str(self.stage))
-        self.ballot = ballot
         self.lead = self._coordinate(ballot, now)
-        self._plan_takeover(4 * self._policy.margin_s + self.commit.upload_s, now)
-
-    def _plan_takeover(self, wait_s: float, now: float, *, sooner: bool = False) -> None:
-        """Set the time of the own takeover. Voters take over in the order of the roster, after
-        the one that coordinates."""
-        voters = self.commit.voters
-        if self.entry not in voters or not self.commit.members[self.entry].reachable:
-            return
-        count = len(self.commit.members)
-        start = self.commit.index(self.coordinator)
-        ahead = 0
-        for step in range(1, count + 1):
-            index = ((-1 if start is None else start) + step) % count
-            if index == self.entry:
-                break
-            entry = self.commit.members[index]
-            able = index in voters and entry.reachable
-            if able and not self._peers.is_down(entry.peer, now):
-                ahead += 1
-        at = now + wait_s + ahead * self._policy.margin_s
-        if sooner:
-            at = min(at, self._timers.get(RoundTimer.TAKEOVER, math.inf))
-        self._timers[RoundTimer.TAKEOVER] = at
+        self.takeover.plan(4 * self._policy.margin_s + self.commit.upload_s, now)
 
     def _follow(self, ballot: int, now: float) -> None:
-        if ballot <= self.ballot:
+        if ballot <= self.takeover.ballot:
             return
-        self.ballot = ballot
         if self.lead is not None and self.lead.ballot < ballot:
             self.lead.outbid(ballot)
-        self._plan_takeover(self.commit.upload_s + 2 * self._policy.margin_s, now)
+        self.takeover.follow(ballot, now)
         self._note("follows", ballot=ballot)
 
     def _report(self, index: int) -> None:

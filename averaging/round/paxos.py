@@ -168,7 +168,6 @@ class Coordinator:
         """Time that a slice's new reducer has to merge it."""
         self.value: tuple[int, ...] | None = None
         self.why = ""
-        self.sealed_at = now
         self.began_at = now
         self._newcomers_until: float | None = None
         """Deadline for uploads of members on probation; ``None``: the others have not all done."""
@@ -303,7 +302,6 @@ class Coordinator:
         self.accepted[sender] = signature
         if len(self.accepted) < self.commit.majority:
             return
-        self.sealed_at = now
         self.resend_at = now + self._policy.resend_s
         self._note(
             "sealed" if self.value else "sealed_void",

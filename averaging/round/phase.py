@@ -58,7 +58,7 @@ class Timer(StrEnum):
 class RoundTimer(StrEnum):
     """A time for which a participation waits in a round that it may still finish.
 
-    The deadline of the round and the times to try uploads again are not among them.
+    The deadline of the round, the takeover, and the times to try uploads again are not among them.
     """
 
     RESEND = "resend"
@@ -67,8 +67,6 @@ class RoundTimer(StrEnum):
     """Merged slices should be here."""
     ALONE = "alone"
     """The round is given up if no other member is heard by then."""
-    TAKEOVER = "takeover"
-    """This peer coordinates, if the coordinator is not heard by then."""
 
 
 class LastTimer(StrEnum):

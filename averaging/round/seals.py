@@ -76,6 +76,17 @@ def is_void(
     return len(said_by) >= min(commit.majority, len(commit.voters) - 1)
 
 
+def is_possible(commit: Commit, seal: tuple[int, ...]) -> bool:
+    """True if a round with this commit can have this seal."""
+    expected = expected_of(commit)
+    if seal == VOID:
+        return True
+    if commit.kind == "mix":
+        return seal == tuple(sorted(expected))
+    in_order = seal == tuple(sorted(set(seal)))
+    return in_order and expected.issuperset(seal) and is_backed(commit, seal)
+
+
 def is_backed(commit: Commit, seal: tuple[int, ...]) -> bool:
     """True if a seal has the work of a voter: that of others alone moves no state."""
     return not set(seal).isdisjoint(commit.voters)

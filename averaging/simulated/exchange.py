@@ -107,7 +107,6 @@ class Exchange:
     # The own contribution
 
     def contribute(self, given: Contribution) -> None:
-        """Encode the contribution."""
         if isinstance(self.numbers, MeldNumbers):
             assert given.carried is not None
             self.numbers.carry(*given.carried)

@@ -57,7 +57,7 @@ class Gate(Protocol):
         ...
 
 
-AnyGate = TypeVar("AnyGate", bound=Gate)
+AnyGate = TypeVar("AnyGate", bound=Gate, covariant=True)
 
 
 class WiredNode(Protocol):

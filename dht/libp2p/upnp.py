@@ -176,7 +176,6 @@ def control_of(router: str, location: str, description: bytes) -> Control:
 
 
 def call(service: str, action: str, arguments: dict[str, str | int]) -> bytes:
-    """The body of a call."""
     given = "".join(f"<{name}>{value}</{name}>" for name, value in arguments.items())
     return (
         '<?xml version="1.0"?>\n'

@@ -165,7 +165,6 @@ class SimulatedNetwork:
         self.weather = weather
         self.rng = random.Random(seed)
         self.bytes_sent = 0
-        self.messages_sent = 0
         self._seed = seed
         self._peers: dict[PeerId, _Peer] = {}
         self._latency_s: dict[tuple[PeerId, PeerId], float] = {}
@@ -390,7 +389,6 @@ class SimulatedNetwork:
         origin = parcel.origin
         if not origin.alive:
             return
-        self.messages_sent += 1
         self.bytes_sent += size_bytes
         origin.sent_bytes += size_bytes
         if channel is not None:

@@ -8,7 +8,7 @@ A peer has three stages, each of them a complete object that the next one builds
 
 - ``local_peer``: settings, folder, log, view of the other peers, and why it is to end;
 - ``online_peer``: host, presence, status, page. ``go_online`` opens and closes them;
-- ``active_peer``: averaging, checkpoints, the end of the run.
+- ``active_peer``: averaging and the end of the run; ``saver`` writes its checkpoints.
 
 Around them: ``agent`` (with a trainer; the process) and ``keeper`` (without), ``entrance`` (the way
 into a run), ``slots`` (the trainer as averaging sees it), ``account`` (what became of its tokens),

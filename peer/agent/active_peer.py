@@ -1,4 +1,4 @@
-"""This peer with its first states: it averages, saves checkpoints, and finds out when to end."""
+"""This peer with its first states: it averages, and finds out when to end."""
 
 from __future__ import annotations
 
@@ -27,30 +27,22 @@ from peer.agent.account import global_tokens
 from peer.agent.local_peer import LAST_ROUND_S
 from peer.agent.online_peer import OnlinePeer
 from peer.agent.policies import averager_settings, round_policy
-from peer.errors import DiskFull, PeerError
+from peer.agent.saver import Saver
 from peer.events import sentences
-from peer.guest.enforcement import trim_log
 from peer.rules.ending import Ending, LastRounds, who_differs
 from peer.rules.foundings import Founding, founding_of
 from peer.rules.leaving import LastOffers
 from peer.rules.ledger import APART, ROLLED_BACK
 from peer.status import Status
-from peer.storage.checkpoint import CheckpointFolder
-from peer.storage.last_seen import NAMES_MAX, LastSeen, save_last_seen
-from peer.storage.outer_state import export, founding_name, save_outer
+from peer.storage.outer_state import founding_name
 from peer.storage.proofs import kept_proofs
 
-SAVE_EVERY_S = 60.0
-"""Time between two checkpoints; more where saving takes long. Other peers have the state, too."""
-
-SAVE_FIRST_S = 2.0
 ASKED_LAST = 32
 """Number of peers that are asked at most before this peer goes."""
 
 PENDING_SHARE = 0.4
 """Least share of the time to leave for a leaving peer to have merged what is pending."""
 
-KEEP_HOUSE_EVERY_S = 15.0
 LOOK_AT_END_EVERY_S = 0.25
 HAND_OVER_SHARE = 0.2
 """Least share of the time to leave for another peer to take over this one's versions."""
@@ -76,11 +68,7 @@ class ActivePeer:
         self._online = online
         self._local = online.local
         self._averager = averager
-        guest = self._local.guest
-        self._inner_folder = CheckpointFolder(
-            self._local.directory / "inner", allowed_bytes=lambda: guest.disk.inner
-        )
-        """The trainer's checkpoints."""
+        self._saver = Saver(online, averager)
         self._apart = ""
         """Peers that ended the run elsewhere, and how."""
         self._folds_before = averager.stats.folds
@@ -88,8 +76,6 @@ class ActivePeer:
         self._made_last_rounds = False
         self._exported = ""
         """The name of the model that was exported."""
-        self._not_saved = ""
-        """The reason why the last checkpoint could not be written."""
         self._local.averaging = averager
 
     def __repr__(self) -> str:
@@ -111,7 +97,7 @@ class ActivePeer:
         averager.set_reachable(self._online.can_serve)
         coroutines: dict[str, Coroutine[Any, Any, None]] = {
             "averager": averager.run(),
-            "save": self._save_for_ever(),
+            "save": self._saver.run(),
             "ask others": self._online.ask_others(),
             "meet": self._online.meet_for_ever(),
             "turn out": self._online.turn_out_for_ever(),
@@ -119,7 +105,7 @@ class ActivePeer:
             "look at the end": self._look_at_the_end(),
             "settle foundings": self._settle_foundings(),
             "follow orders": self._follow_orders(),
-            "keep house": self._keep_house(),
+            "keep house": self._saver.keep_house(),
             "credit": self._online.credit.run(
                 averager, self._online.ask_credit, self._online.followers
             ),
@@ -149,10 +135,10 @@ class ActivePeer:
             for task in work:
                 task.cancel()
         await asyncio.wait(work)
-        await self._save()
+        await self._saver.save()
         await self._online.credit.save()
         if ending.finished:
-            await self._export()
+            await self._saver.export(apart=self._apart)
         with contextlib.suppress(DhtError):
             await self._online.presence.leave()
         return ending
@@ -194,90 +180,6 @@ class ActivePeer:
         """True if what was pending became this peer's own state, as nobody else trained."""
         return self._averager.stats.folds > self._folds_before
 
-    # --- files ----------------------------------------------------------------------------------
-
-    async def _save_for_ever(self) -> None:
-        pause_s = SAVE_FIRST_S
-        while True:
-            await asyncio.sleep(pause_s)
-            began = time.monotonic()
-            await self._save()
-            pause_s = max(SAVE_EVERY_S, 20 * (time.monotonic() - began))
-
-    async def _note_seen(self) -> None:
-        """Keep what is known of the run for the time when nobody of it is on line."""
-        local = self._local
-        if not local.versions():
-            return
-        others = sorted(m.record.name for m in self._online.live_members() if m.record.name)
-        seen = LastSeen(
-            run=local.run_file.canonical().decode(),
-            at=time.time(),
-            tokens=global_tokens(local.states),
-            names=tuple(others[:NAMES_MAX]),
-            ended_at=local.ended_at,
-        )
-        with contextlib.suppress(OSError):  # a full disk is reported with the checkpoint
-            await asyncio.to_thread(save_last_seen, local.directory, seen)
-
-    async def _save(self) -> None:
-        """Write a checkpoint, if there is a state of every fragment."""
-        local = self._local
-        await self._note_seen()
-        try:
-            async with self._averager.pinned() as pinned:
-                ledger = local.delegate.ledger()  # as of these states
-                states = [state for state in pinned if state is not None]
-                if len(states) < len(local.layout.fragments):
-                    return
-                path = await asyncio.to_thread(
-                    save_outer,
-                    local.folder,
-                    run=local.run_file,
-                    layout=local.layout,
-                    states=states,
-                    ledger=ledger,
-                    directives=self._online.directives(),
-                )
-        except DiskFull as error:
-            self._tell_not_saved("disk_full", str(error), needed_bytes=error.needed_bytes)
-        except OSError as error:
-            self._tell_not_saved("checkpoint_failed", f"{local.folder.folder}: {error}")
-        else:
-            self._not_saved = ""
-            versions = [state.version for state in states]
-            local.log.write("checkpoint", {"path": path, "versions": versions})
-
-    def _tell_not_saved(self, name: str, text: str, **fields: Any) -> None:
-        """Report the first failure of several: saving is tried again every minute."""
-        if not self._not_saved:
-            self._local.event(name, text=text, **fields)
-        self._not_saved = text
-
-    async def _keep_house(self) -> None:
-        """Keep logs and checkpoints within the owner's limits, which may change at any time."""
-        local = self._local
-        while True:
-            allowed = local.guest.disk.logs
-            local.log.keep_within(allowed and allowed / 2)
-            log = local.directory / "agent.log"
-            await asyncio.to_thread(trim_log, log, allowed and allowed / 2)
-            await asyncio.to_thread(local.folder.prune)
-            await asyncio.to_thread(self._inner_folder.prune)
-            await asyncio.sleep(KEEP_HOUSE_EVERY_S)
-
-    async def _export(self) -> None:
-        local = self._local
-        out = local.directory / "model.safetensors"
-        try:
-            await asyncio.to_thread(export, local.folder, out, apart=self._apart)
-        except (PeerError, OSError) as error:
-            local.event("export_failed", text=str(error))
-        else:
-            local.event(
-                "exported", path=str(out), versions=list(local.versions()), model=local.model
-            )
-
     # --- the end --------------------------------------------------------------------------------
 
     async def _look_at_the_end(self) -> None:
@@ -306,8 +208,8 @@ class ActivePeer:
         if local.phase == "ready" and local.model != self._exported:
             self._exported = local.model
             await self._until_others_agree(LAST_ROUND_S)
-            await self._save()
-            await self._export()
+            await self._saver.save()
+            await self._saver.export(apart=self._apart)
 
     async def _settle_foundings(self) -> None:
         """Go over to a heavier history of the run that was founded apart from the own one.
@@ -341,7 +243,7 @@ class ActivePeer:
         theirs = Founding(global_tokens(states), founding_name(states))
         if theirs.name != answer.founding or not local.founding.gives_way_to(theirs):
             return  # it went over itself meanwhile, or was overtaken
-        await self._save()  # the last checkpoint of what is given up
+        await self._saver.save()  # the last checkpoint of what is given up
         await self._averager.replace_states(states, reason=APART)
         local.apart.pop(peer, None)
         name = local.board.names.within(peer)
@@ -352,7 +254,7 @@ class ActivePeer:
             tokens=lighter.tokens,
             theirs=global_tokens(local.states),
         )
-        await self._save()
+        await self._saver.save()
 
     async def _follow_orders(self) -> None:
         """Keep what the run's owner attests, and go back where it takes the run."""
@@ -382,7 +284,7 @@ class ActivePeer:
             missing=sum(root is None for root in roots),
             seconds=time.monotonic() - began,
         )
-        await self._save()
+        await self._saver.save()
 
     async def _make_last_rounds(self, rounds: LastRounds) -> None:
         """Average every fragment once more with all live peers, and offer nothing after that."""

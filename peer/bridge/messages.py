@@ -297,9 +297,7 @@ class LineBroken(PeerError):
     """Received bytes are no message: the other side has another version, or is damaged."""
 
     reason: str
-
-    def __str__(self) -> str:
-        return f"trainer and agent do not understand each other: {self.reason}"
+    message = "trainer and agent do not understand each other: {reason}"
 
 
 def pack(message: FromTrainer | FromAgent) -> bytes:

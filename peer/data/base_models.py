@@ -44,9 +44,7 @@ class BaseUnavailable(PeerError):
     exit_code = 2
     source: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"the base model {self.source} cannot be used: {self.reason}"
+    message = "the base model {source} cannot be used: {reason}"
 
 
 Progress = Callable[[str, float], None]

@@ -133,7 +133,6 @@ async def check_seed(host: Host, address: Multiaddr) -> Finding:
 
 
 def _name_in(address: Multiaddr) -> str | None:
-    """The DNS name in an address, or ``None``."""
     _, kind, host, *_ = str(address).split("/")
     return host if kind.startswith("dns") else None
 

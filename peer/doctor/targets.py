@@ -31,9 +31,7 @@ class TargetError(PeerError):
     exit_code = 2
     target: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"{self.target!r} cannot be examined: {self.reason}"
+    message = "{target!r} cannot be examined: {reason}"
 
 
 def plan_of(targets: Sequence[str], *, port: int, data_directory: Path) -> Plan:

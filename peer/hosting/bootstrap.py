@@ -65,12 +65,10 @@ class DataDirectoryError(PathError):
     """The folder for the key and the known peers cannot be used."""
 
     exit_code = 2
-
-    def __str__(self) -> str:
-        return (
-            f"the data folder {self.path} cannot be used: {self.reason}; "
-            "make it writable for this user, or choose another with --data-dir"
-        )
+    message = (
+        "the data folder {path} cannot be used: {reason}; "
+        "make it writable for this user, or choose another with --data-dir"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

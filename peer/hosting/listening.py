@@ -19,9 +19,7 @@ class CannotListen(PeerError):
     address: str
     reason: str
     remedy: str
-
-    def __str__(self) -> str:
-        return f"cannot listen at {self.address}: {self.reason}; {self.remedy}"
+    message = "cannot listen at {address}: {reason}; {remedy}"
 
 
 class SettingError(PeerError):
@@ -30,9 +28,7 @@ class SettingError(PeerError):
     exit_code = 2
     setting: str
     problem: str
-
-    def __str__(self) -> str:
-        return f"{self.setting}: {self.problem}"
+    message = "{setting}: {problem}"
 
 
 def try_to_listen(address: Multiaddr, *, option: str) -> None:

@@ -32,12 +32,10 @@ class ServiceFileError(PathError):
     """The unit file cannot be written."""
 
     exit_code = 2
-
-    def __str__(self) -> str:
-        return (
-            f"the unit cannot be written to {self.path}: {self.reason}; "
-            "run this as root, or omit --service-file and redirect the output"
-        )
+    message = (
+        "the unit cannot be written to {path}: {reason}; "
+        "run this as root, or omit --service-file and redirect the output"
+    )
 
 
 class ServiceCannotRun(PathError):

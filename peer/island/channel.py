@@ -40,9 +40,7 @@ class IslandBroken(PeerError):
 
     exit_code = 3
     reason: str
-
-    def __str__(self) -> str:
-        return f"the island cannot take part: {self.reason}"
+    message = "the island cannot take part: {reason}"
 
 
 class Channel:

@@ -14,7 +14,6 @@ from peer.bridge.shared_memory import AdoptionOrder
 from peer.island.channel import Channel, Command, IslandBroken
 from peer.island.units import SharedUnit, agree_on_units
 from peer.run_file.sections import RunFile
-from peer.trainer.device_copies import Piece
 from peer.trainer.rank import Agreed
 
 
@@ -33,7 +32,7 @@ class Lead:
         parameters: Mapping[str, torch.Tensor],
         *,
         data_dir: Path,
-    ) -> Sequence[Sequence[Piece]]:
+    ) -> Sequence[Sequence[LeadPiece]]:
         beginning = {
             "run_id": run.run_id,
             "run": run.canonical().decode(),

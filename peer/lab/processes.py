@@ -29,9 +29,7 @@ class ProcessFailed(PeerError):
 
     what: str
     log: str
-
-    def __str__(self) -> str:
-        return f"the swarm stopped: {self.what}; its output is in {self.log}"
+    message = "the swarm stopped: {what}; its output is in {log}"
 
 
 CLI = ("-P", "-m", "peer.cli")

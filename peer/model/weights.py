@@ -32,9 +32,7 @@ class WeightsUnfit(PathError):
     """A file of weights is missing, is damaged, or belongs to another model."""
 
     exit_code = 2
-
-    def __str__(self) -> str:
-        return f"cannot load weights for this model from {self.path}: {self.reason}"
+    message = "cannot load weights for this model from {path}: {reason}"
 
 
 def save_weights(model: torch.nn.Module, path: str | Path) -> None:

@@ -20,9 +20,7 @@ class NotPushed(PeerError):
 
     repository: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"not uploaded to {self.repository}: {self.reason}"
+    message = "not uploaded to {repository}: {reason}"
 
 
 class NoRepository(NotPushed):

@@ -39,9 +39,7 @@ class NotAShelf(PeerError):
     exit_code = 2
     folder: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"cannot publish in {self.folder}: {self.reason}; give an empty or new folder"
+    message = "cannot publish in {folder}: {reason}; give an empty or new folder"
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,21 +48,17 @@ class BadLimit(PeerError):
     setting: str
     value: str
     rule: str
-
-    def __str__(self) -> str:
-        return f"{self.setting} is {self.value!r}; {self.rule}"
+    message = "{setting} is {value!r}; {rule}"
 
 
 class BadLimitsFile(PathError):
     """The file of limits cannot be read."""
 
     exit_code = 2
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path} is not a valid file of limits: {self.reason}; remove it and set "
-            "the limits again with `shoal limits`"
-        )
+    message = (
+        "{path} is not a valid file of limits: {reason}; remove it and set "
+        "the limits again with `shoal limits`"
+    )
 
 
 Minute = Annotated[int, Meta(ge=0, lt=DAY_MINUTES)]

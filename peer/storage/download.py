@@ -48,12 +48,10 @@ class NotDownloaded(PeerError):
     exit_code = 3
     run: str
     reason: str
-
-    def __str__(self) -> str:
-        return (
-            f"the parameters of run {self.run!r} cannot be downloaded: {self.reason}; what is here "
-            "is kept: run the command again"
-        )
+    message = (
+        "the parameters of run {run!r} cannot be downloaded: {reason}; what is here "
+        "is kept: run the command again"
+    )
 
 
 async def download(

@@ -47,12 +47,10 @@ class InnerStateUnknown(PeerError):
     optimizer: str
     key: str
     kind: str
-
-    def __str__(self) -> str:
-        return (
-            f"the state of {self.optimizer} cannot be saved: {self.key!r} is of type {self.kind}; "
-            "after a restart the optimizer starts without its state"
-        )
+    message = (
+        "the state of {optimizer} cannot be saved: {key!r} is of type {kind}; "
+        "after a restart the optimizer starts without its state"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,12 +39,10 @@ class NothingToExport(PeerError):
 
     exit_code = 2
     folder: str
-
-    def __str__(self) -> str:
-        return (
-            f"there is no usable checkpoint in {self.folder}; pass the folder of a peer, which has "
-            "one some minutes after it has come into its run"
-        )
+    message = (
+        "there is no usable checkpoint in {folder}; pass the folder of a peer, which has "
+        "one some minutes after it has come into its run"
+    )
 
 
 @dataclass(frozen=True, slots=True)

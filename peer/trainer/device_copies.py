@@ -94,7 +94,6 @@ def local_pieces(
 
 
 def slots_of(memory: SharedTensors) -> list[torch.Tensor]:
-    """The slots of the shared memory as tensors."""
     return [torch.from_numpy(memory.slot(index)) for index in range(memory.fragments)]
 
 

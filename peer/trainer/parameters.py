@@ -30,9 +30,7 @@ class NothingToTrain(PeerError):
     """A model without a single trainable parameter."""
 
     exit_code = 2
-
-    def __str__(self) -> str:
-        return "no parameter of the model has requires_grad; there is nothing to train together"
+    message = "no parameter of the model has requires_grad; there is nothing to train together"
 
 
 class LayoutUnknown(PeerError):
@@ -40,12 +38,10 @@ class LayoutUnknown(PeerError):
 
     exit_code = 2
     run: str
-
-    def __str__(self) -> str:
-        return (
-            f"the model of run {self.run!r} is 'custom': only a program that brings it can take "
-            "part, with peer.join(..., model=...)"
-        )
+    message = (
+        "the model of run {run!r} is 'custom': only a program that brings it can take "
+        "part, with peer.join(..., model=...)"
+    )
 
 
 class BufferNotFinite(PeerError):
@@ -53,12 +49,10 @@ class BufferNotFinite(PeerError):
 
     exit_code = 2
     name: str
-
-    def __str__(self) -> str:
-        return (
-            f"buffer {self.name!r} has values that are not finite, so it has no mean; register it "
-            'with persistent=False, or use outer.buffers = "own"'
-        )
+    message = (
+        "buffer {name!r} has values that are not finite, so it has no mean; register it "
+        'with persistent=False, or use outer.buffers = "own"'
+    )
 
 
 def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

@@ -41,12 +41,10 @@ class PageError(PeerError):
     address: str
     reason: str
     option: str = "--page"
-
-    def __str__(self) -> str:
-        return (
-            f"the page cannot be served at {self.address}: {self.reason}; "
-            f"choose another address with {self.option} HOST:PORT, or none with {self.option} off"
-        )
+    message = (
+        "the page cannot be served at {address}: {reason}; "
+        "choose another address with {option} HOST:PORT, or none with {option} off"
+    )
 
 
 def parse_page(text: str) -> PageAddress:

@@ -98,7 +98,6 @@ def speed_texts(speed: Speed) -> list[str]:
 
 
 def outcome_text(outcome: Outcome) -> str:
-    """The outcome as a sentence."""
     how = "the run is over" if outcome.finished else "left the run"
     held_out = "" if outcome.held_out_loss is None else f", held-out {outcome.held_out_loss:.3f}"
     loss = "-" if outcome.loss is None else f"{outcome.loss:.3f}"

@@ -53,9 +53,7 @@ class SinkFailed(PeerError):
     option: str
     reason: str
     remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.option} cannot be used: {self.reason}; {self.remedy}, or omit the option"
+    message = "{option} cannot be used: {reason}; {remedy}, or omit the option"
 
 
 class Sink(Protocol):
@@ -88,7 +86,6 @@ class Curves:
         self._due_at = self._began
 
     def on_step(self, run: Run) -> None:
-        """After each step."""
         if self._sinks and self.is_due():
             self.write(figures(run), tokens=run.global_tokens)
 

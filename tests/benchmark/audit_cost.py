@@ -88,7 +88,7 @@ def _train_seldom(peer: Peer) -> None:
         learner._stepped.set()
         learner._stepped = type(learner._stepped)()
 
-    learner.train_once = seldom  # type: ignore[method-assign]
+    learner.train_once = seldom
 
 
 def main() -> None:

@@ -115,7 +115,7 @@ class _Training:
         began = time.perf_counter()
         for _ in range(count):
             loss = peer.next_token_loss(self.model, self.tokens)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             if run is not None:
                 run.log(loss=loss, tokens=self.tokens[:, 1:].numel())
             self.optimizer.step()

@@ -22,7 +22,8 @@ from uuid import uuid4
 from multiaddr import Multiaddr
 
 from dht.identity import Identity, PeerId
-from dht.libp2p.hivemind_patches import CallRate, PeerID, p2pd_pb2
+from dht.libp2p.hivemind_patches import PeerID, p2pd_pb2
+from dht.membership.call_budget import CallRate
 from peer.hosting.bootstrap import BootstrapSettings, open_bootstrap
 from peer.lab.chaos.hostile_requests import KINDS, Attacker
 

@@ -12,7 +12,7 @@ import asyncio
 import hmac
 import itertools
 import secrets
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from hashlib import sha256
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -239,8 +239,8 @@ class LightPeer:
             raise LightPeerError(f"refused: {answer.unaryResponse.error.decode()}")
         return bytes(answer.unaryResponse.response)
 
-    def _start(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+    def _start(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from averaging.audit.readings import SEQUENCES_MAX
 from peer.bridge.shared_memory import SharedTensors
 from peer.run_file.reading import parse
 from peer.trainer.learner import Learner
 from peer.trainer.loop import TrainerSettings, open_engine
 from peer.trainer.parameters import exchanged_tensors, is_coarse, model_layout
-from peer.trainer.trials import SEQUENCES
 
 
 def main(path: Path, turns: int) -> None:
@@ -49,7 +49,7 @@ def main(path: Path, turns: int) -> None:
             engine.apply()
             step_s = time.process_time() - began
             began = time.process_time()
-            measure = partial(engine.held_out_loss, batch[:SEQUENCES])
+            measure = partial(engine.held_out_loss, batch[:SEQUENCES_MAX])
             assert learner.measured_with(0, states, measure) is not None
             if turn >= 2:  # the first ones allocate
                 ratios.append((time.process_time() - began) / step_s)

@@ -8,7 +8,7 @@ from averaging.history.lineage import bound
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.parent_maps import ParentMap
 from averaging.messages import Link
-from dht.identity import Identity, RunId
+from dht.identity import Identity, PeerId, RunId
 from peer.credit import wire
 from peer.credit.proof import ProvenMap
 from peer.credit.reading import everything
@@ -37,7 +37,7 @@ def large_tally(peers: int, fragments: int, days: int) -> Tally:
 def _proven(
     rng: random.Random,
     identities: list[Identity],
-    tokens: dict[str, int],
+    tokens: dict[PeerId, int],
     fragment: int,
     share: float,
 ) -> ProvenMap:

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def step_seconds(inner: Inner, model: nn.Module, batch: Tensor, turns: int) -> C
         began = time.perf_counter()
         for _ in range(turns):
             with torch.autocast("cuda", torch.bfloat16):
-                loss = next_token_loss(compiled, batch)
+                loss = next_token_loss(cast(nn.Module, compiled), batch)
             torch.autograd.backward(loss)
             optimizer.step()
             optimizer.zero_grad()

@@ -166,7 +166,7 @@ def test_learners_merge_fragment_after_fragment_and_hold_the_same_bits(world: Wo
         await introduce(*hosts)
         loop = asyncio.get_running_loop()
         averagers = []
-        running = []
+        running: list[asyncio.Task[None]] = []
         for name, host in zip(names, hosts, strict=True):
             states = start_of(LAYOUT)
             learner = QuadraticLearner(LAYOUT, seed=len(running), step_time_s=0.05, states=states)

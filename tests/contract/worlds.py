@@ -145,5 +145,5 @@ class LaneWorld(HivemindWorld):
             assert host.lane.counters["streams_opened"] > before
             return stream
 
-        host.open_stream = open_stream  # type: ignore[method-assign]
+        host.open_stream = open_stream
         return host

@@ -57,6 +57,7 @@ from dht.libp2p.hivemind_patches import (
 )
 from dht.libp2p.packing import packing, unpacking
 from dht.libp2p.port_lease import NotMapped
+from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES
 from dht.membership import credentials, hello
 from dht.membership.credentials import (
     InviteKey,
@@ -262,7 +263,7 @@ def _hello(kind: Any) -> Callable[[bytes], Any]:
 
 
 _PASSED = (hello.Passed(SEALED, 1.5),)
-_NUMBER, _SECRET = bytes(lane_wire.NUMBER_BYTES), bytes(lane_wire.KEY_BYTES)
+_NUMBER, _SECRET = bytes(NUMBER_BYTES), bytes(KEY_BYTES)
 LANE: tuple[lane_wire.Message, ...] = (
     lane_wire.Offer(7700, _NUMBER, _SECRET, _SECRET),
     lane_wire.Begin("/shoal/x/1"),

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,10 @@ def newest(learner: Learner) -> int:
     return max((record["version"] for record in learner.records("round")), default=0)
 
 
+def merges(learner: Learner) -> bool:
+    return bool(learner.own_rounds())
+
+
 def shoal(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-P", "-m", "peer.cli", *arguments],
@@ -111,7 +116,7 @@ def test_eight_peers_are_upgraded_one_by_one_and_the_run_notices_nothing(
         top = max(map(newest, everybody))
         lives.append(learner.upgrade(link))
         learner.ready(timeout_s=120.0)
-        until(lambda each=learner: bool(each.own_rounds()), "it merges", timeout_s=90.0)
+        until(partial(merges, learner), "it merges", timeout_s=90.0)
         assert max(map(newest, everybody)) > top, "the run stood still meanwhile"
         if number == 3:  # a codec that half of the peers lack cannot be ordered yet
             early = amend()

@@ -29,10 +29,12 @@ class TextModel(nn.Module):
         super().__init__()
         shapes = {spec.name: spec.shape for spec in problem.specs}
         self.problem = problem
-        self.embedding = nn.Embedding(*shapes["embedding"])
-        self.first = nn.Linear(*reversed(shapes["first.weight"]))
-        self.second = nn.Linear(*reversed(shapes["second.weight"]))
-        self.head = nn.Linear(*reversed(shapes["head"]), bias=False)
+        (tokens, width), (first_out, first_in) = shapes["embedding"], shapes["first.weight"]
+        (second_out, second_in), (head_out, head_in) = shapes["second.weight"], shapes["head"]
+        self.embedding = nn.Embedding(tokens, width)
+        self.first = nn.Linear(first_in, first_out)
+        self.second = nn.Linear(second_in, second_out)
+        self.head = nn.Linear(head_in, head_out, bias=False)
         self.set_values(problem.first_values(seed))
 
     def get_output_embeddings(self) -> nn.Module:
@@ -65,8 +67,12 @@ def main(settings: dict[str, Any]) -> None:
     model = TextModel(problem, run_file.random_seed)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim == 1]
+    groups: list[dict[str, Any]] = [
+        {"params": matrices},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(
-        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
+        groups,
         lr=run_file.inner.learning_rate,
         betas=(0.9, 0.95),
         weight_decay=problem.weight_decay,

@@ -72,7 +72,7 @@ def main(settings: dict[str, Any]) -> None:
                 break
             batch = torch.randint(0, 256, size, generator=generator)
             loss = next_token_loss(model, batch)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             if run is not None:
                 run.log(loss=loss, tokens=batch[:, 1:].numel())
             optimizer.step()

@@ -25,6 +25,7 @@ import peer.island
 import peer.trainer.session
 from peer.bridge.agent_process import LineSettings
 from peer.run_file.reading import parse
+from peer.trainer.session import Run
 
 ALONE = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 """Environment of several ranks on one machine."""
@@ -45,10 +46,10 @@ class Net(nn.Module):
         self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.tanh(self.first(x))) * self.frozen  # type: ignore[no-any-return]
+        return self.second(torch.tanh(self.first(x))) * self.frozen
 
 
-def spread(model: nn.Module, way: str) -> nn.Module:
+def spread(model: Net, way: str) -> nn.Module:
     if way == "ddp":
         return DistributedDataParallel(model)
     assert way == "fsdp2", way
@@ -110,7 +111,7 @@ def main(settings: dict[str, Any]) -> None:
             if steps == settings.get("dies_at") and rank == 1 and first_life:
                 os._exit(3)
             time.sleep(settings.get("pace_s", 0.005))
-        counted = run.stats.tokens if rank == 0 else None
+        counted = run.stats.tokens if isinstance(run, Run) else None
     say(
         rank=rank,
         steps=steps,

@@ -48,3 +48,11 @@ def test_an_error_is_read_by_its_fields_and_shown_as_a_sentence() -> None:
 
     assert (error.peer, error.reason) == ("anna", "silent for 5 s")
     assert str(error) == "peer anna cannot be reached: silent for 5 s"
+
+
+def test_a_message_that_names_no_field_is_refused_where_it_is_written() -> None:
+    with pytest.raises(TypeError, match="more than its fields"):
+
+        class Broken(ExpectedError):
+            peer: str
+            message = "{peer} is away: {reason}"

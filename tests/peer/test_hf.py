@@ -31,6 +31,7 @@ from peer.hf import ShoalCallback, TrainerUnsupported
 from peer.model.recipes import build_optimizer
 from peer.run_file.reading import parse
 from peer.run_file.sections import MuonInner, RunFile
+from peer.trainer.session import Run
 
 pytestmark = [
     # Theirs, about their own age.
@@ -134,6 +135,11 @@ class Training:
             callbacks=[self.shoal],
         )
 
+    @property
+    def run(self) -> Run:
+        assert isinstance(self.shoal.run, Run)
+        return self.shoal.run
+
     def train(self, **how: Any) -> None:
         with self.shoal:
             self.trainer.train(**how)
@@ -177,7 +183,7 @@ def test_a_trainer_exchanges_and_its_checkpoint_is_read_by_from_pretrained(
     training = start(**PACED, save_strategy="steps", save_steps=1, save_total_limit=1)
     training.train_until(lambda: training.adopted() >= 1)
     steps = training.trainer.state.global_step
-    assert training.shoal.run.stats.tokens == steps * 4 * LENGTH
+    assert training.run.stats.tokens == steps * 4 * LENGTH
     assert {"phase", "adopted", "over"} <= {event["event"] for event in training.events}
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / f"checkpoint-{steps}")
     assert saved.num_parameters() == training.trainer.model.num_parameters()
@@ -230,7 +236,7 @@ def test_the_trainers_own_schedule_stays_where_it_is_asked_for(start: Start) -> 
 def test_a_step_of_several_batches_counts_all_their_tokens(start: Start) -> None:
     training = start(max_steps=3, gradient_accumulation_steps=4)
     training.train()
-    stats = training.shoal.run.stats
+    stats = training.run.stats
     assert (stats.steps, stats.tokens) == (3, 3 * 4 * 4 * LENGTH)
 
 
@@ -240,13 +246,13 @@ def test_a_compiled_models_tokens_are_counted_from_where_it_goes_on(start: Start
     start(max_steps=2, save_strategy="steps", save_steps=2, **eager).train()
     again = start(max_steps=3, **eager)
     again.train(resume_from_checkpoint=f"{again.trainer.args.output_dir}/checkpoint-2")
-    assert again.shoal.run.stats.tokens == 4 * LENGTH
+    assert again.run.stats.tokens == 4 * LENGTH
 
 
 def test_evaluation_counts_no_tokens(start: Start) -> None:
     training = start(max_steps=2, eval_strategy="steps", eval_steps=1)
     training.train()
-    assert training.shoal.run.stats.tokens == 2 * 4 * LENGTH
+    assert training.run.stats.tokens == 2 * 4 * LENGTH
 
 
 def measured_here(model: Any) -> tuple[float, int]:
@@ -267,7 +273,7 @@ def test_the_held_out_loss_is_measured_when_it_is_this_peers_turn(
     training.train_until(lambda: bool(losses()))
     assert losses()[0] == 1.25 if callable(held_out) else 0 < losses()[0] < 2 * math.log(32)
     assert training.trainer.model.training
-    stats = training.shoal.run.stats
+    stats = training.run.stats
     assert stats.tokens == stats.steps * 4 * LENGTH  # those that were measured on count nothing
 
 
@@ -317,7 +323,7 @@ def test_of_an_adapted_model_only_the_adapter_is_exchanged(start: Start, tmp_pat
     before = {name: p.clone() for name, p in adapted.named_parameters() if not p.requires_grad}
     training = start(adapted, **PACED)
     training.train_until(lambda: training.adopted() >= 1)
-    exchanged = training.shoal.run._parts.agent._begin.tensors
+    exchanged = training.run._parts.agent._begin.tensors
     assert all("lora" in tensor.name for tensor in exchanged)
     values = sum(math.prod(tensor.shape) for tensor in exchanged)
     assert values == sum(p.numel() for p in adapted.parameters() if p.requires_grad)
@@ -371,7 +377,7 @@ def test_an_error_in_training_ends_the_exchange(start: Start) -> None:
     training.trainer.training_step = breaks
     with pytest.raises(ZeroDivisionError):
         training.train()
-    assert training.shoal.run._parts.agent.join(0.0)
+    assert training.run._parts.agent.join(0.0)
 
 
 def test_unsupported_settings_are_refused_before_joining(start: Start) -> None:

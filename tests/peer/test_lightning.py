@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -95,7 +95,9 @@ def train(
         **settings,
     )
     points = torch.arange(64).repeat(3, 1).T.float()
-    loader = torch.utils.data.DataLoader(list(points), batch_size=4, shuffle=True)
+    loader: torch.utils.data.DataLoader[torch.Tensor] = torch.utils.data.DataLoader(
+        cast(torch.utils.data.Dataset[torch.Tensor], list(points)), batch_size=4, shuffle=True
+    )
     trainer.fit(module, loader)
     return shoal, events, trainer
 

@@ -44,9 +44,7 @@ class BenchFailed(PeerError):
     codec: str
     peers: int
     reason: str
-
-    def __str__(self) -> str:
-        return f"{self.system} {self.codec} with {self.peers} peers: {self.reason}"
+    message = "{system} {codec} with {peers} peers: {reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,9 +83,7 @@ class AgentsFailed(PeerError):
 
     way: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"the agents with the state in {self.way}: {self.reason}"
+    message = "the agents with the state in {way}: {reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,9 +63,7 @@ class LoopFailed(PeerError):
 
     loop: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"the loop {self.loop} did not finish: {self.reason}"
+    message = "the loop {loop} did not finish: {reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,7 +168,6 @@ class Crowd:
         self._rng = rng
 
     async def attack(self) -> None:
-        """Attack for ever."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(IDENTITIES):
                 tasks.create_task(self._one_identity_after_another())

@@ -296,7 +296,6 @@ def _figures(
 
 
 def figures_text(figures: Mapping[str, Any]) -> str:
-    """The figures of one swarm as text."""
     return (
         f"{figures['kind']}, {figures['learners']} learners, {figures['minutes']:g} min: goodput "
         f"{figures['goodput']:.1%} of {figures['best']:.1%} at best ({figures['of_best']:.1%} of "

@@ -60,9 +60,7 @@ class Orders(Protocol):
         """The peer to censor."""
         ...
 
-    def told(self, me: PeerId, lie: Lie, round_id: bytes = b"", **more: Any) -> None:
-        """It has lied."""
-        ...
+    def told(self, me: PeerId, lie: Lie, round_id: bytes = b"", **more: Any) -> None: ...
 
     def established(self, me: PeerId) -> None:
         """A commit counts it."""

@@ -410,7 +410,6 @@ def summary(settings: DemoSettings, result: Result, compared: Comparison) -> dic
 
 
 def summary_text(record: Mapping[str, Any]) -> str:
-    """The summary as text."""
     tokens = record["tokens"]
     fates = ", ".join(f"{count_text(tokens[n])} {n}" for n in ("merged", "pending", "discarded"))
     return "\n".join(

@@ -141,7 +141,6 @@ def record(row: Row) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as a table in Markdown."""
     lines = [
         "| line, Mbit/s | H | computing | merged rounds/min | part of them | MB per round "
         "(predicted) | line used | held-out loss |",

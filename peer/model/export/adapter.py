@@ -22,12 +22,10 @@ class NoAdapters(PeerError):
 
     exit_code = 2
     run: str
-
-    def __str__(self) -> str:
-        return (
-            f"run {self.run!r} trains no adapters but a whole model; `--to hf` writes a folder "
-            "that transformers loads"
-        )
+    message = (
+        "run {run!r} trains no adapters but a whole model; `--to hf` writes a folder "
+        "that transformers loads"
+    )
 
 
 def check_adapters(run: RunFile) -> None:

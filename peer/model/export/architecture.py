@@ -40,12 +40,10 @@ class NoCounterpart(PeerError):
     exit_code = 2
     settings: str
     needed: str
-
-    def __str__(self) -> str:
-        return (
-            f"no architecture of transformers is the same model as one with {self.settings}: it "
-            f"would need {self.needed}; `--to safetensors` writes the parameters alone"
-        )
+    message = (
+        "no architecture of transformers is the same model as one with {settings}: it "
+        "would need {needed}; `--to safetensors` writes the parameters alone"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,12 +49,10 @@ class OwnModel(PeerError):
 
     exit_code = 2
     run: str
-
-    def __str__(self) -> str:
-        return (
-            f"the model of run {self.run!r} is 'custom': transformers does not know it; "
-            "`--to safetensors` writes its parameters, for peer.load_weights"
-        )
+    message = (
+        "the model of run {run!r} is 'custom': transformers does not know it; "
+        "`--to safetensors` writes its parameters, for peer.load_weights"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

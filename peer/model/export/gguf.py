@@ -43,12 +43,10 @@ class NoGguf(PeerError):
 
     exit_code = 2
     reason: str
-
-    def __str__(self) -> str:
-        return (
-            f"--to gguf: {self.reason}; llama.cpp's convert_hf_to_gguf.py may take the folder that "
-            "`--to hf` writes"
-        )
+    message = (
+        "--to gguf: {reason}; llama.cpp's convert_hf_to_gguf.py may take the folder that "
+        "`--to hf` writes"
+    )
 
 
 def check_gguf(run: RunFile) -> None:

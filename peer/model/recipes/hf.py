@@ -27,9 +27,7 @@ class BaseUnfit(PathError):
     """The weights of a published model are not those of the model in the run file."""
 
     exit_code = 2
-
-    def __str__(self) -> str:
-        return f"the base model is not the model of the run file ({self.path}): {self.reason}"
+    message = "the base model is not the model of the run file ({path}): {reason}"
 
 
 def check_installed() -> None:

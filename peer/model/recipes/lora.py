@@ -39,13 +39,11 @@ class QuantizerMissing(PeerError):
     exit_code = 4
     base_dtype: str
     reason: str
-
-    def __str__(self) -> str:
-        return (
-            f"the run holds its base in {self.base_dtype} (model.lora.base_dtype), for which "
-            f"{self.reason}: pip install 'shoal[quantized]', or ask for a run with "
-            "base_dtype = 'bf16'"
-        )
+    message = (
+        "the run holds its base in {base_dtype} (model.lora.base_dtype), for which "
+        "{reason}: pip install 'shoal[quantized]', or ask for a run with "
+        "base_dtype = 'bf16'"
+    )
 
 
 def check_installed() -> None:

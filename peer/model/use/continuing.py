@@ -32,11 +32,10 @@ class Sampling:
 class NotFinite(PeerError):
     """A model computes values that are no numbers."""
 
-    def __str__(self) -> str:
-        return (
-            "the model computes values that are not finite: its training has diverged, or its file "
-            "is damaged"
-        )
+    message = (
+        "the model computes values that are not finite: its training has diverged, or its file "
+        "is damaged"
+    )
 
 
 class Reader(Protocol):

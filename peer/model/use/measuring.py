@@ -32,18 +32,14 @@ class NoHeldOutData(PeerError):
     exit_code = 2
     name: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"{self.name} has no held-out data of its own: {self.reason}; pass --text FILE"
+    message = "{name} has no held-out data of its own: {reason}; pass --text FILE"
 
 
 class TextUnusable(PathError):
     """A file has no text to measure a model on."""
 
     exit_code = 2
-
-    def __str__(self) -> str:
-        return f"cannot measure on {self.path}: {self.reason}"
+    message = "cannot measure on {path}: {reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,7 @@ class ExportUnusable(PathError):
     """A folder is no model that transformers loads."""
 
     exit_code = 2
-
-    def __str__(self) -> str:
-        return f"cannot load a model from the folder {self.path}: {self.reason}"
+    message = "cannot load a model from the folder {path}: {reason}"
 
 
 class NotBuildable(PeerError):
@@ -36,12 +34,10 @@ class NotBuildable(PeerError):
 
     exit_code = 2
     run: str
-
-    def __str__(self) -> str:
-        return (
-            f"the model of run {self.run!r} is 'custom': only the program that brings it can build "
-            "it; `shoal export` writes its parameters, and peer.load_weights reads them"
-        )
+    message = (
+        "the model of run {run!r} is 'custom': only the program that brings it can build "
+        "it; `shoal export` writes its parameters, and peer.load_weights reads them"
+    )
 
 
 class NoTokenizer(PeerError):
@@ -49,9 +45,7 @@ class NoTokenizer(PeerError):
 
     exit_code = 2
     name: str
-
-    def __str__(self) -> str:
-        return f"{self.name} names no tokenizer, so text cannot become its tokens"
+    message = "{name} names no tokenizer, so text cannot become its tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

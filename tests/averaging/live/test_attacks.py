@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -177,7 +178,7 @@ def test_a_peer_that_always_calls_first_leads_no_more_than_its_turn_and_chooses_
             return me if self._id.me == me else ranks(self, *args, **facts)
 
         monkeypatch.setattr(Neighbourhood, name, mine)
-    composes = leading.compose
+    composes = compose
 
     def alone(leader: Leader, *args: Any, **facts: Any) -> Any:
         made = composes(leader, *args, **facts)
@@ -246,7 +247,7 @@ def test_strangers_that_join_everything_and_never_vote_cost_no_round() -> None:
                         await stranger.say(peer.id, signed)
 
             for stranger in strangers:
-                stranger.keep_doing(lambda stranger=stranger: join(stranger), 2.0)
+                stranger.keep_doing(partial(join, stranger), 2.0)
             await made.live(20.0)
             for stranger in strangers:
                 await stranger.close()

@@ -224,20 +224,18 @@ def test_a_coordinator_that_proposes_two_seals_is_banned(monkeypatch: pytest.Mon
             transport, sign, count = liar.averager.transport, liar.averager.me.identity.sign, [0]
             honestly = transport.send
 
-            def twice(peer: PeerId, data: bytes) -> None:
-                message = said.decode(data)
-                count[0] += isinstance(message, said.Propose)
-                if isinstance(message, said.Propose) and count[0] % 2 and len(message.seal) > 2:
-                    seal = message.seal[:-1]
-                    vote = said.vote(message.round, message.ballot, seal)
-                    data = said.encode(
-                        said.Propose(
-                            message.fragment, message.round, message.ballot, seal, sign(vote)
-                        )
+            def twice(peer: PeerId, message: bytes) -> None:
+                heard = said.decode(message)
+                count[0] += isinstance(heard, said.Propose)
+                if isinstance(heard, said.Propose) and count[0] % 2 and len(heard.seal) > 2:
+                    seal = heard.seal[:-1]
+                    vote = said.vote(heard.round, heard.ballot, seal)
+                    message = said.encode(
+                        said.Propose(heard.fragment, heard.round, heard.ballot, seal, sign(vote))
                     )
-                honestly(peer, data)
+                honestly(peer, message)
 
-            transport.send = twice  # type: ignore[method-assign]
+            transport.send = twice
             await made.live(50.0)
             assert convicts(peers) == [{MALLORY}] * 3
             assert any("two seals" in each["reason"] for each in peers[0].told("convicted"))

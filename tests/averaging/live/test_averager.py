@@ -673,7 +673,7 @@ def test_one_event_tells_who_took_part_in_a_round_with_which_weight_and_cost() -
             assert 0 < done["seconds"] < 5
             assert done["outcome"] == "finished" and done["version"] == 1
             # What an audit needs: the lineage it led to, and which steps of whom are in it.
-            chain = anna.averager.states[done["fragment"]].chain  # type: ignore[union-attr]
+            chain = anna.averager.states[done["fragment"]].chain
             assert chain.find(1, bytes.fromhex(done["lineage"])) is not None
             for _, mark, steps, tokens in done["marks"].values():
                 assert 0 < steps <= mark and tokens > 0

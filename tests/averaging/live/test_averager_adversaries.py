@@ -533,6 +533,7 @@ def test_commits_of_strangers_that_name_a_peer_as_reducer_do_not_fill_its_memory
         async with swarm(MemoryNetwork(), layout=layout) as made:
             anna, boris = await made.add("anna"), await made.add("boris")
             for peer in (anna, boris):
+                assert peer.learner is not None
                 peer.learner.is_noisy = False
             await made.live(12.0)
             work = anna.averager._works[0]

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from averaging import messages as said
+from averaging.audit.claims import encode_statement
 from averaging.live import reducing, uploading
 from averaging.live.evidence import Evidence
 from averaging.live.links import Transport
@@ -192,7 +193,7 @@ def test_claims_about_slices_cost_little_in_a_group_of_16(monkeypatch: pytest.Mo
     members, watch, sent = 16, Stopwatch(), [0]
     for name in ("claim_own", "claim_alone", "claim_merged", "check"):
         monkeypatch.setattr(Evidence, name, watch.around(getattr(Evidence, name)))
-    encode = uploading.encode_statement
+    encode = encode_statement
 
     def counted(statement: Any) -> bytes:
         sent[0] += len(data := encode(statement))

@@ -21,7 +21,7 @@ from averaging.errors import CodecsNotCompiled
 from averaging.history import replay
 from averaging.live import compiling
 from averaging.live.compiling import can_compile, try_compiler, use_compiled_codecs
-from averaging.numbers import arithmetic, compiled_codecs
+from averaging.numbers import arithmetic, compiled_codecs, kernels
 from averaging.numbers.codec import Codec
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.compiled_codecs import PAIRS
@@ -111,9 +111,9 @@ def test_codecs_that_differ_from_numpy_in_this_process_are_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compiling, "COMPILE", "")
-    kernel = compiled_codecs.kernels.encode
+    kernel = kernels.encode
     monkeypatch.setattr(
-        compiled_codecs.kernels,
+        kernels,
         "encode",
         lambda codec, tiles, base, values, out: kernel(
             codec, tiles, base, np.nextafter(values, np.float32(9)), out

@@ -255,8 +255,8 @@ def test_a_source_that_answers_drop_by_drop_is_left_when_others_have_nothing_to_
         network = MemoryNetwork()
         state = state_of(2, 40 * PIECE_BYTES // 4)
         async with sources(network, state, state, state) as (fetcher, peers, _, servers, _):
-            servers[0].__class__ = DrippingServer
-            servers[0].drips = drips
+            dripping: Any = servers[0]
+            dripping.__class__, dripping.drips = DrippingServer, drips
             began = asyncio.get_running_loop().time()
             got = await fetcher.state(0, state.theta.size, peers, trust=EVERYBODY, timeout_s=600.0)
             took_s = asyncio.get_running_loop().time() - began

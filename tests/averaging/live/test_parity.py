@@ -56,11 +56,22 @@ class Diary:
                 members = [(self._name(m.peer), m.mark, m.tokens) for m in commit.members]
                 reducers = [self._name(peer) for peer in commit.reducers]
                 leader = self._name(commit.leader)
-                what = (commit.kind, commit.version, leader, members, reducers, commit.shares)
-                self.entries[name].append(("enters", *what))
+                self.entries[name].append(
+                    (
+                        "enters",
+                        commit.kind,
+                        commit.version,
+                        leader,
+                        members,
+                        reducers,
+                        commit.shares,
+                    )
+                )
             case Apply():
-                what = (effect.commit.version, effect.seal, effect.weights, effect.contained)
-                self.entries[name].append(("applies", *what))
+                version = effect.commit.version
+                self.entries[name].append(
+                    ("applies", version, effect.seal, effect.weights, effect.contained)
+                )
             case Fold():
                 self.entries[name].append(("folds", effect.contained))
             case Note(event="rebase" | "behind" | "discarded" | "in_doubt" | "settled"):

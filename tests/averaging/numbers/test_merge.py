@@ -262,7 +262,8 @@ def test_the_norm_of_encoded_bytes_is_that_of_what_they_decode_to(codec: str) ->
 def test_units_that_are_merged_together_get_the_bits_that_each_gets_alone(
     rule: str, codec: str, size: int
 ) -> None:
-    sizes, kinds = (size,) * 7, ("matrix",) * 7
+    kind: Kind = "matrix"
+    sizes, kinds = (size,) * 7, (kind,) * 7
     vectors = contributions(2, sizes=sizes)
     vectors[0][size : 2 * size] = 0
     vectors[1][3 * size : 4 * size] = -vectors[0][3 * size : 4 * size]  # no mean direction

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from averaging.numbers.codec import TILE, Scratch
+from averaging.numbers.arrays import Float32s
+from averaging.numbers.codec import TILE, Codec, Scratch
 from averaging.numbers.codecs import codec_named
+from averaging.numbers.layout import Kind
 from averaging.numbers.merge import Contributions, Units, merge_encoded, rule_named
 from averaging.numbers.merge_estimate import (
     DIFFERENCE_MAX,
@@ -37,26 +39,27 @@ class Round:
         self.payloads = [self.encode(self.up, each) for each in self.values]
         self.weights = rng.dirichlet(np.ones(count)).tolist()
 
-    def encode(self, codec, values) -> bytearray:
+    def encode(self, codec: Codec, values: Float32s) -> bytearray:
         out = bytearray(codec.encoded_size(self.sizes))
         codec.encode(values.astype(np.float32), self.sizes, out, SCRATCH)
         return out
 
     def merged(self, rule: str = "centered_clip") -> bytearray:
         out = bytearray(self.down.encoded_size(self.sizes))
+        kind: Kind = "matrix"
         merge_encoded(
             rule_named(rule),
             self.up,
             self.payloads,
             self.weights,
-            Units(self.sizes, ("matrix",) * len(self.sizes)),
+            Units(self.sizes, (kind,) * len(self.sizes)),
             out,
             SCRATCH,
             into=self.down,
         )
         return out
 
-    def is_like(self, merged) -> bool:
+    def is_like(self, merged: bytearray) -> bool:
         return is_like(
             self.up, self.payloads, self.weights, self.sizes, merged, SCRATCH, into=self.down
         )

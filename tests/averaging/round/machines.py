@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
@@ -32,6 +33,8 @@ from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.succession import succession
 from dht.identity import PeerId
+
+Kind = TypeVar("Kind", bound=Effect)
 
 TOPIC = bytes(range(16))
 POLICY = RoundPolicy()
@@ -156,7 +159,7 @@ def sent(effects: list[Effect], to: PeerId | None = None) -> list[Message]:
     return [e.message for e in effects if isinstance(e, Send) and to in (None, e.to)]
 
 
-def of(effects: list[Effect], kind: type[Effect]) -> list[Effect]:
+def of(effects: list[Effect], kind: type[Kind]) -> list[Kind]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import Any, Literal
 
 import blake3
 import msgspec
@@ -172,13 +173,14 @@ def useless(kind: str, rounds: FragmentRounds, leader: PeerId) -> Message:
     attempt = rounds.joining.attempt
     assert attempt is not None
     number = attempt.join.join
-    return {
+    answers: dict[str, Message] = {
         "refused": said.Refused(0, number, "I do not like you"),
         "no quorum": said.NoQuorum(0, number, "nobody here"),
         "too late": said.Closed(0, 1, bytes(32)),
         "redirect": said.Redirect(0, number, leader),
         "noted": said.Noted(0, number, 30.0),
-    }[kind]
+    }
+    return answers[kind]
 
 
 @pytest.mark.parametrize("kind", ["refused", "no quorum", "too late", "redirect", "noted"])
@@ -922,7 +924,8 @@ def test_a_commit_of_the_leader_is_entered_once() -> None:
     message = committed(rounds, leader)
 
     effects = rounds.handle(Received(leader, message), 2.0)
-    assert of(effects, Enter) and of(effects, Upload)
+    assert of(effects, Enter)
+    assert of(effects, Upload)
     again = rounds.handle(Received(leader, message), 2.1)
 
     assert not of(again, Enter) and rounds.counters["repeated_commit"] == 1
@@ -980,7 +983,7 @@ def test_a_commit_that_misquotes_the_join_is_declined(changes: dict[str, int], r
     ],
 )
 def test_a_commit_that_breaks_the_rules_of_the_run_is_declined(
-    changes: dict[str, object], reason: str
+    changes: dict[str, Any], reason: str
 ) -> None:
     rounds, leader = waiting()
 
@@ -1003,7 +1006,7 @@ def test_a_commit_that_breaks_the_rules_of_the_run_is_declined(
     ],
 )
 def test_a_commit_of_another_shape_than_its_joins_give_it_is_declined(
-    changes: dict[str, object], reason: str
+    changes: dict[str, Any], reason: str
 ) -> None:
     rounds, leader = waiting()
     (answer,) = sent(
@@ -1412,12 +1415,13 @@ def test_a_policy_whose_rounds_are_too_short_is_refused() -> None:
 
 @pytest.mark.parametrize("required", [None, "all"])
 def test_a_borrowed_leader_never_counts_itself_among_those_it_waits_for(
-    required: str | None,
+    required: Literal["all"] | None,
 ) -> None:
     """It looks for peers that have come into sight, and is none of them."""
     quorum = replace(POLICY.quorum, required=required)
     keeper = machine(policy=replace(POLICY, quorum=quorum), trains=False)
     for peer in (ANNA, BORIS):
+        assert isinstance(keeper.peers.view, dict)
         keeper.peers.view[peer] = msgspec.structs.replace(keeper.peers.view[peer], reachable=False)
     where = standing("start")
 

@@ -490,7 +490,8 @@ def test_a_void_counts_from_the_leader_or_most_members_or_with_votes() -> None:
     one, two, three = PeerId("p1"), PeerId("p2"), PeerId("p3")
 
     assert is_void(commit, word, PeerId("p0"), set(), verify)
-    assert not is_void(commit, word, one, said_by := set(), verify)
+    said_by: set[PeerId] = set()
+    assert not is_void(commit, word, one, said_by, verify)
     assert not is_void(commit, word, one, said_by, verify), "again"
     assert not is_void(commit, word, two, said_by, verify), "two of five may lie"
     assert is_void(commit, word, three, said_by, verify)

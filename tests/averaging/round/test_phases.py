@@ -93,8 +93,9 @@ class Observed(FragmentRounds):
     __slots__ = ("_given", "_phase")
 
     seen: ClassVar[set[Entry]] = set()
+    _given: str
 
-    @property  # type: ignore[override]
+    @property
     def phase(self) -> Phase:
         return self._phase
 

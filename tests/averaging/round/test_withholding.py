@@ -21,7 +21,6 @@ from averaging.round.inputs import (
 )
 from averaging.round.machine import FragmentRounds
 from averaging.round.paxos import Coordinator, Voter
-from averaging.round.phase import RoundTimer
 from averaging.round.reducer import Length
 from averaging.round.seals import ballot_of
 from averaging.round.signed_commit import SignedCommit
@@ -121,7 +120,7 @@ def sealed(rounds: FragmentRounds, enter: Enter) -> tuple[int, int, int]:
         rounds.handle(Received(peer, accepted), BEGAN)
     part = rounds.rounds[enter.round]
     assert part.seal == (0, 1, 2)
-    part.digests[first] = bytes(32)
+    part.slices.digests[first] = bytes(32)
     return mine, first, second
 
 
@@ -147,7 +146,7 @@ def test_a_sealed_round_is_left_with_its_voters_only_if_a_slice_is_gone_with_the
     mine, _, second = sealed(rounds, enter)
     part = rounds.rounds[enter.round]
     if not is_missing:
-        part.digests[second] = bytes(32)
+        part.slices.digests[second] = bytes(32)
     view = rounds.peers.view
     assert isinstance(view, dict)
     view.clear()  # both have left; another one that trains is there to merge with
@@ -225,11 +224,11 @@ def test_a_later_coordinator_whose_voters_were_never_in_the_round_leaves_it_at_o
     first = enter.commit.members[others[0]].peer
     rounds.handle(Received(first, said.Prepare(0, enter.round, ballot)), BEGAN)
     assert not part.leads
-    now = part._timers[RoundTimer.TAKEOVER]
+    now = part.takeover.at
     rounds.handle(Tick(), now)
-    assert part.leads and part.ballot > ballot
+    assert part.leads and part.takeover.ballot > ballot
 
-    echo = said.Void(0, enter.round, "because", forsworn=False, ballot=part.ballot)
+    echo = said.Void(0, enter.round, "because", forsworn=False, ballot=part.takeover.ballot)
     rounds.handle(Received(ME, echo), now)
     assert part.is_open, "it has not said so"
     for index in others:

@@ -88,7 +88,7 @@ def test_one_that_says_for_ever_that_it_leaves_has_the_others_exchange_no_more(e
     for version in range(8):
         time.took_part(version, (version - 7) * cycle)  # one in each cycle, as usual
 
-    rounds = []
+    rounds: list[int] = []
     for step in range(1, 100 * cycle):
         if time.answers_call(step, 24, hurried=True):
             time.took_part(8 + len(rounds), step)

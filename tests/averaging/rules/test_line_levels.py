@@ -17,6 +17,7 @@ from averaging.rules.line_levels import (
     ladder,
     needed,
 )
+from dht.identity import PeerId
 
 PARAMETERS = 124_000_000
 FRAGMENTS = 24
@@ -105,16 +106,21 @@ def test_a_line_that_is_cut_and_recovers_is_used_as_before_at_once() -> None:
     assert cut.level > before.level == back.level
 
 
+def commit_level(*lines: tuple[int, float], levels: int = 10) -> int:
+    """The level of a commit whose members need these levels and have lines of these speeds."""
+    wanted = {PeerId(str(number)): level for number, (level, _) in enumerate(lines)}
+    speeds = {PeerId(str(number)): speed for number, (_, speed) in enumerate(lines)}
+    return agreed(wanted, speeds, levels=levels)
+
+
 def test_the_commit_takes_the_highest_level_of_lines_that_are_not_slow_beside_the_others() -> None:
-    speeds = {"a": 100.0, "b": 90.0, "c": 80.0, "d": 1.0}
-    assert agreed({"a": 0, "b": 1, "c": 2, "d": 9}, speeds, levels=10) == 2
+    assert commit_level((0, 100.0), (1, 90.0), (2, 80.0), (9, 1.0)) == 2
 
 
 def test_of_five_members_one_alone_does_not_make_all_exchange_less() -> None:
-    speeds = dict.fromkeys("abcde", 100.0)
-    assert agreed({"a": 0, "b": 0, "c": 1, "d": 0, "e": 9}, speeds, levels=10) == 1
-    assert agreed({"a": 0, "b": 0, "c": 1, "d": 9, "e": 9}, speeds, levels=10) == 9
+    assert commit_level((0, 100.0), (0, 100.0), (1, 100.0), (0, 100.0), (9, 100.0)) == 1
+    assert commit_level((0, 100.0), (0, 100.0), (1, 100.0), (9, 100.0), (9, 100.0)) == 9
 
 
 def test_a_level_that_the_run_lacks_counts_as_its_last() -> None:
-    assert agreed({"a": 60_000, "b": 0}, {"a": 1.0, "b": 1.0}, levels=3) == 2
+    assert commit_level((60_000, 1.0), (0, 1.0), levels=3) == 2

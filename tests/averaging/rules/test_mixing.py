@@ -268,10 +268,10 @@ def members(count: int) -> list[tuple[Float32s, ...]]:
     rng = np.random.default_rng(7)
     size = FRAGMENT.size
     middle = rng.standard_normal(size, dtype=np.float32)
-    made = []
+    made: list[tuple[Float32s, ...]] = []
     for _ in range(count):
-        theta = middle + np.float32(0.1) * rng.standard_normal(size, dtype=np.float32)
-        values = theta - np.float32(0.05) * rng.standard_normal(size, dtype=np.float32)
+        theta: Float32s = middle + np.float32(0.1) * rng.standard_normal(size, dtype=np.float32)
+        values: Float32s = theta - np.float32(0.05) * rng.standard_normal(size, dtype=np.float32)
         made.append((theta, values, theta, rng.standard_normal(size, dtype=np.float32)))
     return made
 

@@ -155,7 +155,7 @@ def a_member_applies_what_it_has(patch: pytest.MonkeyPatch) -> None:
     def merged_arrived(self: Participation, arrived: MergedArrived, now: float) -> None:
         plain(self, arrived, now)
         if self.stage is Stage.SEALED and self.entry is not None and arrived.slice == 0:
-            self.digests = [seen or bytes(32) for seen in self.digests]
+            self.slices.digests = [seen or bytes(32) for seen in self.slices.digests]
             self._try_apply(now)
 
     plain = Participation._merged_arrived

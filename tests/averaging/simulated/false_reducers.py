@@ -53,7 +53,7 @@ def _merge_falsely(swarm: SwarmWithLiars, node: FragmentNode) -> None:
                 swarm.rounds_of_lies[node.name].add(exchange.round)
             return false
 
-        exchange._merged = merged  # type: ignore[method-assign]
+        exchange._merged = merged
 
     on_enter(node, lie)
 
@@ -79,7 +79,7 @@ def forge_sources(swarm: SwarmWithLiars) -> None:
             swarm.lies[node.name] += 1
             return sign(round_id, index, part, members, forged)
 
-        audits.signed_merge = signed  # type: ignore[method-assign]
+        audits.signed_merge = signed
 
     on_start(swarm, lie)
 
@@ -109,7 +109,7 @@ def show_other_uploads(swarm: SwarmWithLiars) -> None:
             swarm.lies[node.name] += 1
             return replace(part, claim=signed), leaves
 
-        audits.show_upload = other  # type: ignore[method-assign]
+        audits.show_upload = other
 
     on_start(swarm, lie)
 
@@ -119,8 +119,8 @@ def withhold_uploads(swarm: SwarmWithLiars) -> None:
 
     def lie(node: Node) -> None:
         if node.name in swarm.liars and node.audits is not None:
-            node.audits.show_upload = lambda *_, **__: None  # type: ignore[method-assign]
-            node.audits.show_sources = lambda *_, **__: None  # type: ignore[method-assign]
+            node.audits.show_upload = lambda *_, **__: None
+            node.audits.show_sources = lambda *_, **__: None
 
     on_start(swarm, lie)
 

@@ -150,7 +150,9 @@ class _Watched(SimulatedSwarm):
         if note.event == "finished" and note.fields["contained"]:
             self.contained.append((self.heap.now, node.fragment.index))
         elif note.event == "takes_part":
-            self.decisions.append((self.heap.now, node.fragment.index, int(note.fields["every"])))  # type: ignore[call-overload]
+            every = note.fields["every"]
+            assert isinstance(every, int)
+            self.decisions.append((self.heap.now, node.fragment.index, every))
         self.stale += note.event == "stale"
 
 

@@ -22,6 +22,7 @@ from averaging.history.state import FragmentState
 from averaging.messages import OWN, Head, Link, Message, decode_commit, digest
 from averaging.round.effects import Apply, Enter, Fold
 from averaging.round.phase import Phase
+from averaging.round.reducer import Length
 from averaging.round.traffic import Route
 from averaging.simulated.exchange import Exchange
 from averaging.simulated.node import FragmentNode
@@ -175,20 +176,20 @@ def overstate_steps(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
         if node.name in swarm.liars and node.learner is not None:
             honest = node.learner.offer
             more = partial(msgspec.structs.replace, steps=INVENTED_STEPS, tokens=INVENTED_STEPS)
-            node.learner.offer = lambda: more(honest())  # type: ignore[method-assign]
+            node.learner.offer = lambda: more(honest())
 
     on_start(swarm, lie)
 
 
 def on_enter(node: FragmentNode, act: Callable[[Exchange], None]) -> None:
     """Have ``act`` change each exchange of a node, once its contribution is made."""
-    enter = node._enter
+    enters = node._enter
 
-    def entered(effect: Enter) -> None:
-        enter(effect)
-        act(node.exchanges[effect.round])
+    def entered(enter: Enter) -> None:
+        enters(enter)
+        act(node.exchanges[enter.round])
 
-    node._enter = entered  # type: ignore[method-assign]
+    node._enter = entered
 
 
 def invent_marks(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
@@ -321,7 +322,7 @@ def forge_slices(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
             answer(index, peer, stream)
             exchange.merged[index] = true
 
-        exchange.go, exchange.answer_one = goes, answers  # type: ignore[method-assign]
+        exchange.go, exchange.answer_one = goes, answers
 
     def lie(node: Node) -> None:
         if node.name in swarm.liars:
@@ -346,14 +347,20 @@ def censor(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
     def censor_uploads(exchange: Exchange) -> None:
         arrived = exchange._arrived
 
-        def refuses(index: int, entry: int, problem: str | None, *rest: Any) -> None:
+        def refuses(
+            index: int,
+            entry: int,
+            problem: str | None,
+            riders: tuple[int, ...],
+            length: Length | None = None,
+        ) -> None:
             if problem is None and exchange.commit.members[entry].peer == victim:
                 problem = "I do not like it"
                 exchange.traffic.left_out(index, entry, problem)
                 swarm.truth.coverage["refused an upload"] += 1
-            arrived(index, entry, problem, *rest)
+            arrived(index, entry, problem, riders, length)
 
-        exchange._arrived = refuses  # type: ignore[method-assign]
+        exchange._arrived = refuses
 
     def lie(node: Node) -> None:
         if node.name in swarm.liars:
@@ -379,7 +386,7 @@ def poison_slowly(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
     def lie(node: Node) -> None:
         if node.name in swarm.liars and node.learner is not None:
             others = [swarm.goal(name) for name in swarm.names if name not in swarm.liars]
-            node.learner.goal = -np.mean(others, axis=0, dtype=np.float32)
+            node.learner.goal = np.negative(np.mean(others, axis=0, dtype=np.float32))
             swarm.truth.coverage["poisoned"] += 1
 
     on_start(swarm, lie)

@@ -119,12 +119,12 @@ def warming_up(prepare: Callable[[Swarm], Any]) -> Callable[[Swarm], Any]:
             self.rate = 0.05 * min(1.0, since_s / WARM_UP_S)
             train_once(self)
 
-        QuadraticLearner.train_once = slowly  # type: ignore[method-assign]
+        QuadraticLearner.train_once = slowly
         try:
             await prepare(made)
             await made.live(WARM_UP_S)
         finally:
-            QuadraticLearner.train_once = train_once  # type: ignore[method-assign]
+            QuadraticLearner.train_once = train_once
 
     return prepared
 

@@ -105,7 +105,7 @@ def test_steps_that_do_not_fit_into_the_time_are_refused() -> None:
         if node.name == liar and node.learner is not None:
             plain = node.learner.offer
             lie = partial(msgspec.structs.replace, steps=10**12, tokens=10**14)
-            node.learner.offer = lambda: lie(plain())  # type: ignore[method-assign]
+            node.learner.offer = lambda: lie(plain())
 
     swarm.on_start = exaggerates
     swarm.run(100.0)

@@ -14,7 +14,6 @@ from averaging.rules.policy import RoundPolicy
 from averaging.simulated.node import FragmentNode
 from tests.averaging.simulated.several_groups import SEVERAL_GROUPS
 from tests.averaging.simulated.swarm import (
-    Broken,
     Node,
     PeerPlan,
     Storm,
@@ -23,6 +22,7 @@ from tests.averaging.simulated.swarm import (
     storm,
 )
 from tests.averaging.simulated.swarm import weather_out as survive
+from tests.averaging.simulated.truth import Broken
 
 ISSUED_AT = (20.0, 45.0, 70.0)
 SEEDS = range(40)
@@ -78,7 +78,7 @@ def watch_settings(swarm: Swarm) -> dict[str, int]:
             )
 
     swarm.on_apply = applied
-    swarm.effect = carried_out  # type: ignore[method-assign]
+    swarm.effect = carried_out
     return seen
 
 

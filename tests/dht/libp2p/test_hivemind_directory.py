@@ -427,7 +427,7 @@ def ground(count: int) -> list[Identity]:
 
 def turn_hostile(host: HivemindHost, others: dict[Any, Any]) -> None:
     """Say that every record is stored, store none, and name only the other hostile peers."""
-    storage = host.records._storage
+    storage: Any = host.records._storage
     storage.store_subkey = lambda *arguments: True
     storage.get = lambda key: None
     table = host.records._node.protocol.routing_table

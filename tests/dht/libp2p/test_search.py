@@ -73,7 +73,8 @@ def search(
 def test_peers_named_at_places_that_are_not_theirs_are_never_asked() -> None:
     liar = next(iter(HONEST.values()))
     invented = {DHTID(int(KEY_ID) ^ n): peer for n, peer in enumerate(GROUND.values())}
-    answers = {peer: dict(HONEST) for peer in HONEST.values()} | {liar: invented}
+    answers: dict[Any, dict[Any, Any] | None] = {p: dict(HONEST) for p in HONEST.values()}
+    answers[liar] = invented
     network = Network(HONEST, answers)
     assert not set(GROUND.values()) & set(search(network))
     assert not set(GROUND.values()) & set(network.asked)

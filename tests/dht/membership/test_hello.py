@@ -61,7 +61,10 @@ KINDS: list[Any] = [wire.Hello, wire.HelloReply, wire.DialBack, wire.DialBackRep
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
 def test_the_largest_message_fits_and_comes_back(message: Any) -> None:
     data = wire.write(message)
-    limits = {wire.DialBack: wire.DIAL_BACK_MAX_BYTES, wire.Papers: wire.PAPERS_MAX_BYTES}
+    limits: dict[type, int] = {
+        wire.DialBack: wire.DIAL_BACK_MAX_BYTES,
+        wire.Papers: wire.PAPERS_MAX_BYTES,
+    }
     limit = limits.get(type(message), wire.HELLO_MAX_BYTES)
     assert wire.read(type(message), data, max_bytes=limit) == message
 

@@ -292,8 +292,8 @@ def squatters(network: MemoryNetwork, first_of: int) -> list[MemoryHost]:
     names.sort(key=lambda name: _place(identity_of(name).peer_id) ^ _place(KEY))
     evil = [network.host(name) for name in names[:SQUATTERS]]
     for host in evil:
-        host.directory._store = lambda *arguments: True  # type: ignore[method-assign]
-        host.directory._read = lambda key: {}  # type: ignore[method-assign]
+        host.directory._store = lambda *arguments: True
+        host.directory._read = lambda key: {}
     return evil
 
 

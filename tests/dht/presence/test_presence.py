@@ -866,7 +866,8 @@ def test_a_peer_that_is_in_backoff_dials_again_before_it_is_taken_for_a_denial()
     async def story(swarm: Swarm) -> None:
         anna = await swarm.start("anna")
         boris = await swarm.start("boris", seeds=await swarm.seed_addresses("anna"))
-        connect, refused = anna.host.connect, []
+        connect = anna.host.connect
+        refused: list[PeerId] = []
 
         async def in_backoff(peer: PeerId, addresses: object, *, timeout_s: float) -> None:
             if not refused:
@@ -874,7 +875,7 @@ def test_a_peer_that_is_in_backoff_dials_again_before_it_is_taken_for_a_denial()
                 raise PeerUnreachable(peer, "dial backoff")
             await connect(peer, addresses, timeout_s=timeout_s)  # type: ignore[arg-type]
 
-        anna.host.connect = in_backoff  # type: ignore[method-assign, assignment]
+        anna.host.connect = in_backoff
         await until(lambda: bool(refused), within_s=MINUTE, what="a redial in backoff")
         await until(lambda: boris.presence.reachable is True, within_s=6, what="the next redial")
         assert reachability(boris) == [True]

@@ -83,9 +83,10 @@ async def look(number: int, outside: list[str]) -> None:
     daemon = DaemonSettings(listen=(Multiaddr("/ip4/0.0.0.0/tcp/0"),), port_mapping=False)
     settings = HostSettings(daemon=daemon, serve_directory=False, lane=LaneSettings())
     async with await HivemindHost.open(identity(number), settings) as host:
+        assert host.lane is not None
         for address in map(Multiaddr, outside):
             peer = peer_of(address)
-            assert peer is not None and host.lane is not None
+            assert peer is not None
             await host.connect(peer, [address], timeout_s=30)
         say("router", describe_router(await host.lane.examine_router(), []).text)
 

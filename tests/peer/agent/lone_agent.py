@@ -255,8 +255,8 @@ async def main(line_at: int, bell_at: int, memory_at: int) -> None:
         for after in (theta, theta + POISON):
             found = await trials.judge(Trial(0, me, reading, theta, after))
             assert isinstance(found, Losses)
-            told = {"before": found.before, "after": found.after, "seconds": found.seconds}
-            line.say(Happened("tried", told))
+            losses = {"before": found.before, "after": found.after}
+            line.say(Happened("tried", {**losses, "seconds": found.seconds}))
 
     async def take_poison(gate: LossGate) -> None:
         """Take states over that nobody merged, as if other peers had certified them."""

@@ -25,7 +25,7 @@ from dht.records import PeerRecord, pack_versions
 from peer.agent.entrance import Entrance, FirstStates, other_models, wrong_peer
 from peer.agent.slots import SlotPort
 from peer.errors import RunEnded, RunOver
-from peer.rules.ending import seconds_left
+from peer.rules.ending import Ending, seconds_left
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
 from peer.status import Status
@@ -154,7 +154,8 @@ def test_a_founder_is_one_however_soon_its_trainer_holds_the_state() -> None:
 
         def __init__(self, pair: Pair) -> None:
             super().__init__([])
-            self.run_file, self.layout, self.ending = RunFile(), pair.layout, asyncio.Future()
+            self.run_file, self.layout = RunFile(), pair.layout
+            self.ending: asyncio.Future[Ending] = asyncio.Future()
             self.floats = uninitialised_floats
             self.phase = "connecting"
 

@@ -198,7 +198,7 @@ def test_a_request_to_leave_is_obeyed_at_any_time(made: tuple[LocalPeer, Hearing
         peer.ending = asyncio.get_running_loop().create_future()  # in this test's loop
         leaving = asyncio.create_task(peer.leave_when_asked(12.0))
         async with asyncio.timeout(60.0):
-            assert await peer.unless_ending(asyncio.sleep(3600.0)) is None
+            assert await peer.unless_ending(asyncio.sleep(3600.0, "slept")) is None
         await leaving
         assert peer.ending.result() == Ending("its owner asked it to leave", 0, False, 12.0)
 
@@ -317,7 +317,7 @@ def test_a_peer_that_begins_to_rest_offers_its_work_until_it_is_merged_or_patien
     local, trainer = made
 
     async def live() -> None:
-        local.averaging = offering = Offering()  # type: ignore[assignment]
+        local.averaging = offering = Offering()
         trainer.pending, rest, looks = 7, OwnersRest(local), 0
         assert not rest.obey() and not rest.hands_over
         write_limits(local.directory, Limits(paused=True))

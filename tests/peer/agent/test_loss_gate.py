@@ -80,7 +80,7 @@ def test_the_gate_of_a_peer_remembers_what_it_refused_before(tmp_path: Path) -> 
 
     class Still:
         states: tuple[FragmentState | None, ...] = (after.state(0, before.theta, before.momentum),)
-        phases: tuple[Phase | None, ...] = (Phase.IDLE,)
+        phases: tuple[Phase, ...] = (Phase.IDLE,)
         replaced: ClassVar[list[FragmentState]] = []
 
         async def replace_states(self, states: Sequence[FragmentState], *, reason: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from averaging.numbers.layout import Kind
 from averaging.rules.due import DueTime
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.probation import ProbationPolicy
@@ -60,7 +61,8 @@ def test_each_way_has_its_codec_and_statistics_are_exact_both_ways() -> None:
 def test_fragments_of_embeddings_and_head_alone_may_have_their_own_codecs() -> None:
     text = "[outer]\nsmaller_codecs = ['int2']\nsteps_per_cycle_max = 30\n"
     policy = round_policy(parse(f"{text}embedding_codecs = 'int8/int4'"), fragments=8)
-    for kinds in ({"embedding"}, {"head"}, {"embedding", "head"}):
+    alone: tuple[set[Kind], ...] = ({"embedding"}, {"head"}, {"embedding", "head"})
+    for kinds in alone:
         apart = policy.of_kinds(kinds)
         assert apart.codecs == ("int8", "int4")
         assert {(each.codec, each.codec_down) for each in apart.levels} == {("int8", "int4")}

@@ -14,7 +14,6 @@ from averaging.audit.readings import Reading
 from averaging.live.spot_checking import Losses, OtherData, Trial
 from dht.identity import PeerId
 from dht.memory.virtual_loop import run as virtual
-from peer.agent import trials as module
 from peer.agent.trials import READ_WITHIN_S, STATES, TRIED_WITHIN_S, TrainersTrials
 from peer.bridge.messages import HasRead, Tried, Try
 from peer.bridge.trainer_line import TrainerLine
@@ -58,7 +57,7 @@ def _files_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def at_once(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return work(*args, **kwargs)
 
-    monkeypatch.setattr(module.asyncio, "to_thread", at_once)
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
 
 
 def test_the_trainer_compares_both_states_and_its_losses_are_the_verdict(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def believed(link: str, run: RunFile) -> Credential:
     assert invite is not None and run.policy.owner is not None
     peer = Identity.generate().peer_id
     data = encode(admit(invite.invite, invite.secret, peer, run.run_id))
-    verdict = read_credential(data, peer=peer, run=run.run_id, owner=run.policy.owner)  # type: ignore[arg-type]
+    verdict = read_credential(data, peer=peer, run=run.run_id, owner=run.policy.owner)
     assert isinstance(verdict, Credential), verdict
     return verdict
 

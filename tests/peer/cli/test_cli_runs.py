@@ -9,6 +9,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -487,7 +488,7 @@ def began(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[FoundRu
     return taken
 
 
-def remember(tmp_path: Path, **changes: float) -> Path:
+def remember(tmp_path: Path, **changes: Any) -> Path:
     """Leave what a keeper of this machine knew of the run, and write its run file."""
     seen = LastSeen(run=OLD.canonical().decode(), at=0.0, tokens=2_000_000, **changes)
     save_last_seen(tmp_path / "shoal" / "keepers" / OLD.run_id[:16], seen)

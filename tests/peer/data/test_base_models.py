@@ -7,6 +7,7 @@ import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -247,7 +248,7 @@ def test_a_null_of_a_published_configuration_stays_null(home: Path, tmp_path: Pa
     assert isinstance(run.model, HfModel)
     again = dict.fromkeys(run.model.config_unset or ()) | run.model.config
     assert again["sliding_window"] is None
-    model = build_model(
+    model: Any = build_model(
         msgspec.structs.replace(run, model=msgspec.structs.replace(run.model, base=None)),
         weights=False,
     )
@@ -287,7 +288,7 @@ def test_a_new_run_file_has_commit_and_hashes(
     run = parse(output)
     assert isinstance(run.model, HfModel)
     assert run.model.base == f"{NAME}@{COMMIT}"
-    (file,) = run.model.base_files or ()
+    (file,) = run.model.base_files or []
     assert file.startswith("model.safetensors#sha256=")
     assert "Base     owner/tiny@c0ffee000000, which the founder alone fetches" in output
 

@@ -250,7 +250,8 @@ def test_micro_batches_have_the_gradient_of_the_whole_batch(tmp_path: Path, lean
         found.append([loss, *(p.grad for p in model.parameters())])
     for whole, parts in zip(*found, strict=True):
         torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-6)
-    assert bool(found[0][0].isfinite())
+    first = found[0][0]
+    assert first is not None and bool(first.isfinite())
     model = build_model(run)
     torch.testing.assert_close(loss_in_chunks(model, batch), next_token_loss(model, batch))
 

@@ -146,7 +146,7 @@ def test_waiting_for_data_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_error_of_the_data_is_raised(tmp_path: Path) -> None:
-    text = RunFile(model=GptModel(context=16), data=TextData(sequence_length=16, files=("no",)))
+    text = RunFile(model=GptModel(context=16), data=TextData(sequence_length=16, files=["no"]))
     with pytest.raises(DataUnavailable, match="no file in"):
         _ = Feed(text, PeerId("anna"), data_dir=tmp_path, over=lambda: False).recipe
 

@@ -420,7 +420,7 @@ class Copied(Downloads):
         self.asked: list[str] = []
         self._from, self._into = folder, into
 
-    def fetch(self, place: Place, *, tell: Tell = lambda done, whole: None) -> Path:
+    def fetch(self, place: Place, *, tell: Tell | None = None) -> Path:
         assert place.sha256 is not None
         self._into.mkdir(exist_ok=True)
         path = self._into / place.sha256

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from dht.identity import PeerId
@@ -38,7 +39,9 @@ def test_a_name_of_the_hub_is_never_taken_for_a_folder_of_the_user(
     (tmp_path / "private" / "notes").mkdir(parents=True)
     (tmp_path / "private" / "notes" / "diary.txt").write_text("mine " * 1000)
     monkeypatch.chdir(tmp_path)
-    recipe = HfData(**{"dataset": "shoal-no/such-dataset", name: "private/notes"})
+    recipe = msgspec.structs.replace(
+        HfData(dataset="shoal-no/such-dataset"), **{name: "private/notes"}
+    )
     with pytest.raises(DataUnavailable, match="private/notes' is a name on the hub"):
         open_data(
             RunFile(data=recipe), peer_id=ANNA, cache_dir=tmp_path / "cache", data_dir=tmp_path

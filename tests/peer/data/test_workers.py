@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +13,6 @@ import numpy as np
 import psutil
 import pytest
 
-from peer.data import workers as module
 from peer.data.files import check_files_there, open_files
 from peer.data.workers import Workers
 from peer.errors import DataUnavailable
@@ -216,7 +216,7 @@ def test_an_error_of_a_worker_is_the_error_of_the_file(
 
 
 def test_processes_that_are_one_learner_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: range(32), raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(32), raising=False)
     assert Workers().count == 8
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert Workers().count == 2

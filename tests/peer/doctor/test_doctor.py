@@ -278,7 +278,12 @@ def test_peers_behind_routers_to_which_no_direct_connection_opens_are_named() ->
 
 def test_peers_that_cannot_be_met_for_one_reason_are_told_together() -> None:
     apart = "both are behind routers"
-    paths = [("anna", apart), ("boris", LanePath.PUNCHED), ("clara", apart), ("dora", "gone")]
+    paths: list[tuple[str, LanePath | str]] = [
+        ("anna", apart),
+        ("boris", LanePath.PUNCHED),
+        ("clara", apart),
+        ("dora", "gone"),
+    ]
     assert describe_meetings(paths).text == (
         "direct connections open to 1 of 4 peers behind routers; "
         "not to anna, clara: both are behind routers; not to dora: gone"

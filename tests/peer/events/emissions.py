@@ -156,9 +156,9 @@ def _keys(node: ast.AST, functions: tuple[ast.AST, ...]) -> set[str]:
     """Keys of a dictionary, given in the call or assigned to a name in the same function."""
     if isinstance(node, ast.Name) and functions:
         for each in ast.walk(functions[-1]):
-            targets = each.targets if isinstance(each, ast.Assign) else ()
+            targets = each.targets if isinstance(each, ast.Assign) else []
             if isinstance(each, ast.AnnAssign):
-                targets = (each.target,)
+                targets = [each.target]
             if any(isinstance(t, ast.Name) and t.id == node.id for t in targets):
                 assert isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None
                 return _keys(each.value, ())

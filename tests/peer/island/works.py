@@ -122,14 +122,14 @@ def compare_with_a_sum_at_the_end(place: Place) -> int:
     plain = open_engine(RUN, TrainerSettings(threads=1, device="cpu"))
     plain.choose(Choices(micro_batch=2))
     plain.gradients(own)
-    failures = []
+    failures: list[int] = []
 
     def fail_once(gradient: torch.Tensor) -> None:
         if place.rank == 1 and summed.sent and not failures:
             failures.append(summed.sent)
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    engine.model.blocks[0].attention.out.weight.register_hook(fail_once)  # type: ignore[union-attr]
+    engine.model.get_parameter("blocks.0.attention.out.weight").register_hook(fail_once)
     engine.gradients(own)
     assert bool(failures) == (place.rank == 1)
     summed.finish()
@@ -150,7 +150,7 @@ def lose_the_second_in_its_backward_pass(place: Place) -> int:
             _note(place, "killed")
             os.kill(os.getpid(), signal.SIGKILL)
 
-    engine.model.blocks[0].attention.out.weight.register_hook(kill)  # type: ignore[union-attr]
+    engine.model.get_parameter("blocks.0.attention.out.weight").register_hook(kill)
     for _ in range(2):
         engine.gradients(own)
         assert engine.apply()

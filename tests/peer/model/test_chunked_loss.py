@@ -66,7 +66,7 @@ def test_loss_and_gradients_are_those_of_all_logits(
     for loss_of in (next_token_loss, loss_in_chunks):
         model.zero_grad()
         loss = loss_of(model, batch_of(7))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         losses.append(loss.detach())
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     torch.testing.assert_close(losses[1], losses[0])
@@ -83,7 +83,7 @@ def test_the_loss_in_chunks_never_holds_all_logits(
     model, all_logits = model_of(MODELS[name]), 7 * TOKENS * VOCABULARY
     for loss_of, holds_all in ((loss_in_chunks, False), (next_token_loss, True)):
         with Sizes() as sizes:
-            loss_of(model, batch_of(7)).backward()  # type: ignore[no-untyped-call]
+            loss_of(model, batch_of(7)).backward()
         assert (sizes.largest >= all_logits) == holds_all
 
 

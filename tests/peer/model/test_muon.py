@@ -201,7 +201,7 @@ def test_it_follows_a_scheduler_and_a_closure_as_optimizers_do() -> None:
     def closure() -> float:
         optimizer.zero_grad()
         loss = parameter.square().sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss.item()
 
     losses = [optimizer.step(closure)]

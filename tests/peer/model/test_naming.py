@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 import torch
 from torch import nn
@@ -32,7 +34,7 @@ def test_a_compiled_model_has_the_names_of_the_bare_one() -> None:
 def test_a_compiled_or_checkpointed_part_does_not_change_names() -> None:
     model = bare()
     expected = names(model)
-    model[1] = torch.compile(checkpoint_wrapper(model[1]))
+    model[1] = cast(nn.Module, torch.compile(checkpoint_wrapper(model[1])))
     assert names(model) == expected
 
 

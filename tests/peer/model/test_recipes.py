@@ -144,7 +144,7 @@ def test_grouped_queries_share_keys_and_values() -> None:
     assert grouped.get_parameter("blocks.0.attention.query_key_value.weight").shape == (64, 32)
     with torch.no_grad():
         for name, parameter in full.named_parameters():
-            values = grouped.get_parameter(name)
+            values: torch.Tensor = grouped.get_parameter(name)
             if name.endswith("query_key_value.weight"):
                 query, key, value = values.view(8, 8, 32).split((4, 2, 2))
                 repeated = [part.repeat_interleave(2, dim=0) for part in (key, value)]

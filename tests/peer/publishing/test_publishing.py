@@ -29,7 +29,8 @@ from peer.publishing.publisher import Publisher, Publishing, check_publishing
 from peer.publishing.shelf import LATEST, published
 from peer.run_file.sections import CustomModel
 from peer.storage.checkpoint import CheckpointFolder
-from peer.storage.outer_state import OUTER, save_outer
+from peer.storage.home import OUTER
+from peer.storage.outer_state import save_outer
 from tests.peer.data.published_model import publish as publish_base
 from tests.peer.model.adapted_run import adapted_model, adapted_run
 from tests.peer.model.export.exported_run import RUN, save_run
@@ -222,6 +223,7 @@ def test_the_process_that_exports_ends_with_its_parent(
     finally:
         process.kill()
         process.wait()
+        assert process.stdout is not None
         process.stdout.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 from peer.run_page.content import NEWS_MAX, POINTS_MAX
 from peer.run_page.record import FIRST_EVERY_S, Record
@@ -31,15 +32,14 @@ def test_a_long_run_is_thinned_out_and_keeps_its_beginning_and_its_newest_point(
 def test_events_for_everybody_are_news_and_others_are_not() -> None:
     record = Record()
     record.sample(1.0, 2_000_000, [3.0])
-    for number, event in enumerate(
-        [
-            {"event": "measured", "loss": 2.5, "peer": "12D3KooWx"},
-            {"event": "measured", "loss": float("inf")},
-            {"event": "published", "tokens": 1_900_000, "path": "/home/ada/exports/x"},
-            {"event": "link_lost", "peer": "12D3KooWx", "reason": "192.0.2.7"},
-            {"event": "ended_here", "reason": "the run has used its tokens"},
-        ]
-    ):
+    events: list[dict[str, Any]] = [
+        {"event": "measured", "loss": 2.5, "peer": "12D3KooWx"},
+        {"event": "measured", "loss": float("inf")},
+        {"event": "published", "tokens": 1_900_000, "path": "/home/ada/exports/x"},
+        {"event": "link_lost", "peer": "12D3KooWx", "reason": "192.0.2.7"},
+        {"event": "ended_here", "reason": "the run has used its tokens"},
+    ]
+    for number, event in enumerate(events):
         record.note({**event, "at": 10.0 + number}, 0)
     record.meet(20.0, ["Ada"])
     record.meet(21.0, ["Ada", "Boris"])

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from peer.errors import CheckpointDamaged, DiskFull, OfLaterRelease
 from peer.storage import checkpoint
 from peer.storage.checkpoint import CheckpointFolder, open_checkpoint
-from peer.storage.tensor_file import Tensor, read_header
+from peer.storage.tensor_file import Tensor, read_header, write_safetensors
 
 
 def tensors(value: float = 1.0, size: int = 1000) -> dict[str, Tensor]:
@@ -320,7 +320,7 @@ def test_a_save_waits_for_one_whose_task_has_been_cancelled(
     """Its thread goes on: what it writes may neither be cleared away nor become the newest."""
     folder = CheckpointFolder(tmp_path)
     writing, go_on = threading.Event(), threading.Event()
-    write = checkpoint.write_safetensors
+    write = write_safetensors
 
     def slow(*args: Any, **own: Any) -> tuple[str, int]:
         writing.set()

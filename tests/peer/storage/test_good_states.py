@@ -32,7 +32,9 @@ def state(fragment: int, version: int) -> FragmentState:
         lineage = bound(history, merged.digest())
         chain = made.chain.extended(ChainLink(number, lineage, merged.tokens))
         theta = np.full(size, number, np.float32)
-        made = FragmentState(fragment, number, lineage, chain, theta, theta / 2, merged, history)
+        made = FragmentState(
+            fragment, number, lineage, chain, theta, np.float32(0.5) * theta, merged, history
+        )
     return made
 
 

@@ -265,7 +265,8 @@ def test_cuda_copies_give_the_same_as_direct_copies(dtype: torch.dtype, rule: st
 @needs_cuda
 def test_no_safe_point_waits_for_the_device() -> None:
     subject = OnCuda()
-    assert len(subject.learner._copies._pinned) == 2  # type: ignore[attr-defined]
+    copies = subject.learner._copies
+    assert isinstance(copies, SideStreamCopies) and len(copies._pinned) == 2
 
     def exchange(state: SlotState) -> float:
         """Seconds in the safe point that begins an offer or an adoption."""
@@ -291,7 +292,7 @@ def test_no_safe_point_waits_for_the_device() -> None:
     for state in (SlotState.WANTED, SlotState.ADOPT):
         torch.cuda.synchronize()
         began = time.perf_counter()
-        torch.cuda._sleep(1_000_000_000)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(1_000_000_000)
         took_s = exchange(state)
         assert subject.memory.state(0) is state, "done before the device could be"
         torch.cuda.synchronize()
@@ -305,7 +306,7 @@ def test_an_offer_is_of_its_safe_point_although_the_next_step_is_queued_behind_i
     subject = OnCuda()
     subject.fill(1.0)
     subject.memory.pass_on(0, SlotState.WANTED)
-    torch.cuda._sleep(100_000_000)  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(100_000_000)
     subject.learner.step(1)
     subject.fill(2.0)
     subject.step_until(SlotState.OFFERED)

@@ -21,7 +21,7 @@ from peer.errors import MachineTooSmall
 from peer.model.recipes import build_model, build_optimizer, chunked_loss, next_token_loss
 from peer.run_file.reading import parse
 from peer.trainer import fitting, late
-from peer.trainer.choices import Choices, DeviceFacts, Wishes, choose
+from peer.trainer.choices import Choices, DeviceFacts, Precision, Wishes, choose
 from peer.trainer.device_facts import facts_of, free_bytes
 from peer.trainer.engine import Engine, is_out_of_memory
 from peer.trainer.fitting import Fit, Goal, Remembered, begin, key_of, room_bytes
@@ -112,7 +112,7 @@ def noisy(most: int, seen: list[tuple[int, float]]) -> Callable[[nn.Module, Tens
         seen.append((len(tokens), factor))
         found = next_token_loss(model, tokens)
         if len(tokens) > most:
-            found.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+            found.backward(retain_graph=True)
             raise torch.OutOfMemoryError("CUDA out of memory")
         return found * factor
 
@@ -730,7 +730,11 @@ def test_a_processor_with_two_precisions_takes_the_faster_one() -> None:
             pass
         return next_token_loss(model, tokens)
 
-    for slower, wanted in ((torch.float32, "bf16"), (torch.bfloat16, "fp32")):
+    cases: tuple[tuple[torch.dtype, Precision], ...] = (
+        (torch.float32, "bf16"),
+        (torch.bfloat16, "fp32"),
+    )
+    for slower, wanted in cases:
         slow.update({torch.float32: 0.0, torch.bfloat16: 0.0, slower: 0.2})
         engine = engine_of(choices=choose(facts, Wishes(), batch_size=7), loss=loss)
         kept = begun(engine, facts, Wishes(), room=1e9)

@@ -93,10 +93,12 @@ def test_slots_that_are_emptied_carry_the_same_bits(dtype: torch.dtype) -> None:
     async def story(*, empties: bool) -> list[np.ndarray]:
         pair = Pair(dtype=dtype, empties=empties)
         empty, emptied = pair.memory.empty, Counter[int]()
-        pair.memory.empty = lambda fragment: (  # type: ignore[method-assign]
-            emptied.update([fragment]),
-            empty(fragment),
-        )
+
+        def count(fragment: int) -> None:
+            emptied.update([fragment])
+            empty(fragment)
+
+        pair.memory.empty = count
         states = await pair.found()
         for amount in (0.25, 0.5):
             await pair.offer(0, amount=amount)

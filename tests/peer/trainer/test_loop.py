@@ -10,6 +10,7 @@ import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,12 +82,12 @@ def test_the_loop_tries_contributions_of_others_where_the_run_asks_for_it(
     """The trainer reads the batch that it is told of, here its own, and trains on as before."""
     monkeypatch.setenv("LONE_AGENT_TRIES", "1")
     run_file = parse(TEXT + "[policy]\nspot_checks = 1.0\n")
-    told: list[Fields] = []
+    told: list[dict[str, Any]] = []
     stop = Stop()
 
     def on_event(fields: Fields) -> None:
         if fields["event"] == "tried":
-            told.append(fields)
+            told.append(dict(fields))
         if len(told) == 2:
             stop.ask()
 

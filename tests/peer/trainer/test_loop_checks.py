@@ -205,9 +205,10 @@ def test_broken_moments_and_statistics_begin_anew_and_others_stay() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(torch.randn(4, 2)).sum().backward()
     optimizer.step()
-    broken, sound = model[0].weight, model[0].bias
+    broken, sound = model.get_parameter("0.weight"), model.get_parameter("0.bias")
+    variance = model.get_buffer("1.running_var")
     optimizer.state[broken]["momentum_buffer"].fill_(float("nan"))
-    model[1].running_var.fill_(float("inf"))
+    variance.fill_(float("inf"))
     restart_broken_moments(model, (optimizer,))
     assert broken not in optimizer.state and sound in optimizer.state
-    assert torch.equal(model[1].running_var, torch.ones(2))
+    assert torch.equal(variance, torch.ones(2))

@@ -35,6 +35,7 @@ from peer.trainer.parts import Patience, found_after_s
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings
 from peer.views import watch
+from peer.views.progress import progress
 from tests.peer.agent import lone_agent
 from tests.peer.trainer.custom_run import toml
 from tests.processes import Processes, descendants, still_running
@@ -495,7 +496,7 @@ def test_tokens_shown_as_merged_exclude_pending_ones(
     monkeypatch.setenv("LONE_AGENT_TOKENS", "5000")
     run, _, _ = start()
     with run:
-        assert watch.progress(run)["global_tokens"] == 5000 - lone_agent.OWN_PENDING
+        assert progress(run)["global_tokens"] == 5000 - lone_agent.OWN_PENDING
         assert watch.Watch().view(run).global_tokens == 5000 - lone_agent.OWN_PENDING
 
 

@@ -74,7 +74,7 @@ def test_the_plain_reporter_tells_a_phase_once() -> None:
     assert said == ["downloading", "in the run"]
 
 
-def fetching(done: float, sources: int) -> dict[str, object]:
+def fetching(done: float, sources: int) -> Fields:
     text = f"downloading the state of the run from {sources} peers"
     return {"event": "phase", "name": "fetching", "text": text, "done": done}
 
@@ -94,7 +94,7 @@ def test_a_download_whose_sources_alternate_is_one_bar() -> None:
 
 def test_the_plain_reporter_tells_the_reason_to_leave_once() -> None:
     said: list[str] = []
-    over = {"event": "over", "reason": "its owner asked it to leave", "finished": False}
+    over: Fields = {"event": "over", "reason": "its owner asked it to leave", "finished": False}
     with PlainReporter(said.append) as reporter:
         reporter.on_event(over)
         reporter.on_event({"event": "phase", "name": "leaving", "text": over["reason"]})

@@ -67,7 +67,6 @@ class Setting:
 
 
 def _ways(codec: str) -> tuple[str, str]:
-    """The codecs of both ways."""
     up, _, down = codec.partition("/")
     return up, down or up
 

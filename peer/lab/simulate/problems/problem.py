@@ -108,7 +108,6 @@ class Places:
         ]
 
     def read(self, fragment: int, values: Float32s) -> Float32s:
-        """A copy of the fragment's values."""
         out = np.empty(self._sizes[fragment], np.float32)
         for here, there in self._pieces[fragment]:
             out[there] = values[here]

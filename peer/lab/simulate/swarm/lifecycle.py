@@ -330,7 +330,6 @@ class Lifecycle:
         offer()
 
     def _end(self, slot: Slot, peer: SimulatedPeer, *, left: bool = False) -> None:
-        """End an incarnation."""
         peer.crash()
         self.live -= 1
         slot.bury(peer, left=left)

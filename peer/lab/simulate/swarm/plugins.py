@@ -39,9 +39,7 @@ class BadPlugin(PeerError):
     exit_code = 2
     path: str
     problem: str
-
-    def __str__(self) -> str:
-        return f"--plugin {self.path}: {self.problem}"
+    message = "--plugin {path}: {problem}"
 
 
 _loaded: set[Path] = set()

@@ -159,7 +159,6 @@ def _pause(times: Sequence[float], begin_s: float, end_s: float) -> float:
 
 
 def table(label: str, found: Resized, costs: Sequence[MembershipCost]) -> Section:
-    """The windows as a table."""
     return Section(
         label,
         "Merges: of a fragment in a cycle. Group: contributors of a round. Pause: longest time "

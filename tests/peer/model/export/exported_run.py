@@ -18,7 +18,8 @@ from peer.model.naming import named_parameters
 from peer.model.recipes import build_model
 from peer.run_file.sections import GptModel, HfModel, PythonStdlibData, RunFile
 from peer.storage.checkpoint import CheckpointFolder
-from peer.storage.outer_state import OUTER, OuterState, load_outer, save_outer
+from peer.storage.home import OUTER
+from peer.storage.outer_state import OuterState, load_outer, save_outer
 from peer.trainer.parameters import model_layout
 
 ANNA, BORIS, CLARA = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3))

@@ -26,7 +26,8 @@ from peer.model.weights import load_weights
 from peer.run_file.sections import CustomModel, RunFile
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.credit import save_tally
-from peer.storage.outer_state import OUTER, load_outer
+from peer.storage.home import OUTER
+from peer.storage.outer_state import load_outer
 from tests.peer.credit.books import a_tally
 from tests.peer.model.export.exported_run import LLAMA, RUN, save_run, trained_model
 from tests.peer.model.export.full_disk import files_of_at_most

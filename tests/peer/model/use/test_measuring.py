@@ -48,7 +48,9 @@ def test_the_loss_on_a_text_is_that_of_each_byte_after_those_before_it(tmp_path:
 def test_the_held_out_loss_is_the_one_that_peers_measure(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     for number in range(8):
-        (tmp_path / f"{number}.txt").write_bytes(random.integers(32, 127, 1 << 15, np.uint8))
+        (tmp_path / f"{number}.txt").write_bytes(
+            random.integers(32, 127, 1 << 15, np.uint8).tobytes()
+        )
     loss = held_out_of_run(ready(tmp_path), cache_dir=tmp_path / "cache")
     data = open_data(TEXTS, peer_id=PeerId("anna"), cache_dir=tmp_path / "other", data_dir=tmp_path)
     expected = held_out_loss(trained_model(TEXTS), data.held_out)

@@ -30,7 +30,7 @@ def test_the_same_learner_learns_the_same_to_the_last_bit(problem: Problem) -> N
         learner = problem.learner([3], seed=1)
         learner.train(5)
         results.append(learner.values.copy())
-    assert np.array_equal(*results)
+    assert np.array_equal(results[0], results[1])
 
 
 @pytest.mark.parametrize("changed", [([4], 1), ([3], 2)])
@@ -66,7 +66,7 @@ def test_training_continues_from_parameters_that_were_changed_between_steps(
     problem: Problem,
 ) -> None:
     learner, other = problem.learner([0], seed=0), problem.learner([0], seed=0)
-    learner.values += 1.0
+    np.add(learner.values, 1.0, out=learner.values)
     learner.train(1)
     other.train(1)
     assert np.abs(learner.values - other.values).mean() > 0.5

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from peer import cli
+from peer.cli.application import app
 from peer.lab.simulate.swarm.experiment import Experiment, parse, sweep
 from peer.lab.simulate.swarm.report import cells, rows, simulate
 from peer.lab.simulate.swarm.swarm import run
@@ -20,7 +20,7 @@ SMALL = ("peers.count=5", "problem.size=2", "outer.fragments=1", "end.cycles=4")
 
 def swarm(*arguments: str) -> tuple[int, str]:
     small = [part for setting in SMALL for part in ("--set", setting)]
-    result = CliRunner().invoke(cli.app, ["simulate", "swarm", *small, *arguments])
+    result = CliRunner().invoke(app, ["simulate", "swarm", *small, *arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output
@@ -92,7 +92,7 @@ def test_one_json_object_for_scripts() -> None:
     ],
 )
 def test_errors_are_reported_in_one_line(arguments: list[str], complaint: str) -> None:
-    result = CliRunner().invoke(cli.app, ["simulate", "swarm", *arguments])
+    result = CliRunner().invoke(app, ["simulate", "swarm", *arguments])
 
     assert result.exit_code != 0
     assert complaint in str(result.exception) + result.output

@@ -95,7 +95,7 @@ def test_a_slow_upload_to_a_delegate_does_not_delay_the_round_until_its_deadline
     def applies(node: FragmentNode, apply: Apply) -> None:
         took.append(swarm.heap.now - closed[apply.round])
 
-    swarm.uploaded, swarm.applies = uploaded, applies  # type: ignore[method-assign]
+    swarm.uploaded, swarm.applies = uploaded, applies
     result = swarm.run()
     left_out = [r for r in result.rounds if r.members - r.contributors == 1]
     assert len(left_out) > 2

@@ -1,0 +1,123 @@
+"""What a peer keeps on its disk while it takes part: checkpoints, the model, and its logs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+from averaging.live.averager import Averager
+from peer.agent.account import global_tokens
+from peer.agent.online_peer import OnlinePeer
+from peer.errors import DiskFull, PeerError
+from peer.guest.enforcement import trim_log
+from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.last_seen import NAMES_MAX, LastSeen, save_last_seen
+from peer.storage.outer_state import export, save_outer
+
+SAVE_EVERY_S = 60.0
+"""Time between two checkpoints; more where saving takes long. Other peers have the state, too."""
+
+SAVE_FIRST_S = 2.0
+KEEP_HOUSE_EVERY_S = 15.0
+
+
+class Saver:
+    """The files of one peer that has states."""
+
+    def __init__(self, online: OnlinePeer, averager: Averager) -> None:
+        self._online = online
+        self._local = online.local
+        self._averager = averager
+        guest = self._local.guest
+        self._inner_folder = CheckpointFolder(
+            self._local.directory / "inner", allowed_bytes=lambda: guest.disk.inner
+        )
+        """The trainer's checkpoints."""
+        self._not_saved = ""
+        """The reason why the last checkpoint could not be written."""
+
+    async def run(self) -> None:
+        """Write checkpoints for ever."""
+        pause_s = SAVE_FIRST_S
+        while True:
+            await asyncio.sleep(pause_s)
+            began = time.monotonic()
+            await self.save()
+            pause_s = max(SAVE_EVERY_S, 20 * (time.monotonic() - began))
+
+    async def _note_seen(self) -> None:
+        """Keep what is known of the run for the time when nobody of it is on line."""
+        local = self._local
+        if not local.versions():
+            return
+        others = sorted(m.record.name for m in self._online.live_members() if m.record.name)
+        seen = LastSeen(
+            run=local.run_file.canonical().decode(),
+            at=time.time(),
+            tokens=global_tokens(local.states),
+            names=tuple(others[:NAMES_MAX]),
+            ended_at=local.ended_at,
+        )
+        with contextlib.suppress(OSError):  # a full disk is reported with the checkpoint
+            await asyncio.to_thread(save_last_seen, local.directory, seen)
+
+    async def save(self) -> None:
+        """Write a checkpoint, if there is a state of every fragment."""
+        local = self._local
+        await self._note_seen()
+        try:
+            async with self._averager.pinned() as pinned:
+                ledger = local.delegate.ledger()  # as of these states
+                states = [state for state in pinned if state is not None]
+                if len(states) < len(local.layout.fragments):
+                    return
+                path = await asyncio.to_thread(
+                    save_outer,
+                    local.folder,
+                    run=local.run_file,
+                    layout=local.layout,
+                    states=states,
+                    ledger=ledger,
+                    directives=self._online.directives(),
+                )
+        except DiskFull as error:
+            self._tell_not_saved("disk_full", str(error), needed_bytes=error.needed_bytes)
+        except OSError as error:
+            self._tell_not_saved("checkpoint_failed", f"{local.folder.folder}: {error}")
+        else:
+            self._not_saved = ""
+            versions = [state.version for state in states]
+            local.log.write("checkpoint", {"path": path, "versions": versions})
+
+    def _tell_not_saved(self, name: str, text: str, **fields: Any) -> None:
+        """Report the first failure of several: saving is tried again every minute."""
+        if not self._not_saved:
+            self._local.event(name, text=text, **fields)
+        self._not_saved = text
+
+    async def keep_house(self) -> None:
+        """Keep logs and checkpoints within the owner's limits, which may change at any time."""
+        local = self._local
+        while True:
+            allowed = local.guest.disk.logs
+            local.log.keep_within(allowed and allowed / 2)
+            log = local.directory / "agent.log"
+            await asyncio.to_thread(trim_log, log, allowed and allowed / 2)
+            await asyncio.to_thread(local.folder.prune)
+            await asyncio.to_thread(self._inner_folder.prune)
+            await asyncio.sleep(KEEP_HOUSE_EVERY_S)
+
+    async def export(self, *, apart: str) -> None:
+        """Write the final model. ``apart``: peers that ended the run elsewhere, and how."""
+        local = self._local
+        out = local.directory / "model.safetensors"
+        try:
+            await asyncio.to_thread(export, local.folder, out, apart=apart)
+        except (PeerError, OSError) as error:
+            local.event("export_failed", text=str(error))
+        else:
+            local.event(
+                "exported", path=str(out), versions=list(local.versions()), model=local.model
+            )
