@@ -493,9 +493,9 @@ class Auditing:
                 "struck", peer=peer, reason=reason, fragment=fragment, strikes=strikes
             )
 
-    def wrong_bits(self, peer: PeerId, reason: str, *, fragment: int) -> None:
-        """A peer serves other bits than others do for the same lineage: it lies, or has bad
-        hardware. It is no proof: nobody signs what it serves."""
+    def hold_against(self, peer: PeerId, reason: str, *, fragment: int) -> None:
+        """A peer serves other bits than others do for the same lineage, or leads with a claim
+        beyond belief: it lies, or has bad hardware. Nothing proves it to others."""
         strikes = self.strikes.add(peer, self._around.now())
         self._around.event("struck", peer=peer, reason=reason, fragment=fragment, strikes=strikes)
 

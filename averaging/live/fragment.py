@@ -347,6 +347,9 @@ class FragmentWork:
         if note.event == "withheld":
             peer, reason = PeerId(str(note.fields["peer"])), str(note.fields["reason"])
             self.averager.audits.doubt(peer, reason, fragment=self.index)
+        if note.event == "overstated":
+            peer, reason = PeerId(str(note.fields["peer"])), str(note.fields["reason"])
+            self.averager.audits.hold_against(peer, reason, fragment=self.index)
         if note.event == "upload_outlying":
             self._left_out(note.fields)
         if note.event == "not_proposed":

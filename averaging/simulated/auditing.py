@@ -299,8 +299,9 @@ class NodeAudits:
         """A peer has not done what it had promised; a slow line may be the reason."""
         self.strikes.add_doubtful(peer, self._means.now())
 
-    def wrong_bits(self, peer: PeerId) -> None:
-        """A peer serves other bits than others do for the same lineage."""
+    def hold_against(self, peer: PeerId) -> None:
+        """A peer serves other bits than others do for the same lineage, or leads with a claim
+        beyond belief."""
         self.strikes.add(peer, self._means.now())
 
     def _unproved(self, peer: PeerId) -> None:
