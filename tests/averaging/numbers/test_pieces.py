@@ -9,6 +9,7 @@ import pytest
 from averaging.numbers.arithmetic import MergeNumbers
 from averaging.numbers.chunks import CHUNK_VALUES, PIECE_MIN_VALUES, PIECES, Cutting
 from averaging.numbers.layout import Layout, TensorSpec
+from averaging.numbers.slices import reducers_count
 
 NUMBERS = MergeNumbers(codec="int4", codec_down=None, merge="mean", eta=0.7, mu=0.9)
 
@@ -66,3 +67,31 @@ def test_tiny_slices_have_no_pieces_of_their_own() -> None:
 def test_a_slice_of_many_chunks_has_them_for_pieces() -> None:
     cut = cutting(*[(1024, 1024)] * 20, pieces=PIECES)
     assert sizes(cut) == [CHUNK_VALUES] * 20
+
+
+@pytest.mark.parametrize(
+    ("width", "layers", "fewest", "most"),
+    [(32, 1, 2, 3), (64, 2, 3, 4), (128, 4, 6, 7), (256, 5, 1, 12)],
+)
+def test_the_slices_of_small_models_have_so_many_pieces(
+    width: int, layers: int, fewest: int, most: int
+) -> None:
+    """Of a transformer of bytes in four fragments, ten members, int4."""
+    shapes = {"embedding": (256, width), "places": (256, width)}
+    for layer in range(layers):
+        for name, rows, columns in (
+            ("into", 3 * width, width),
+            ("out", width, width),
+            ("up", 4 * width, width),
+            ("down", width, 4 * width),
+        ):
+            shapes[f"h{layer}.{name}"] = rows, columns
+            shapes[f"h{layer}.{name}.bias"] = 1, rows
+        shapes |= {f"h{layer}.norm{number}": (1, width) for number in range(4)}
+    layout = Layout.build([TensorSpec(*each) for each in shapes.items()], 4)
+    found = []
+    for fragment in layout.fragments:
+        count = reducers_count(10, NUMBERS.up.encoded_size(fragment.unit_sizes))
+        cut = Cutting(fragment, NUMBERS, (1,) * count, pieces=PIECES)
+        found += [len(sizes(cut, index)) for index in range(count)]
+    assert (min(found), max(found)) == (fewest, most)
