@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 
 from averaging.history.state import FragmentState
+from averaging.numbers import chunks
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S
 from averaging.rules.probation import ProbationPolicy
@@ -173,6 +174,18 @@ def test_coordinators_that_never_seal_hardly_cost_versions() -> None:
         usual += besieged(seed, ())
     assert made["did not seal"] > 100
     assert made["closed merge"] > 0.8 * usual["closed merge"]
+
+
+def test_members_that_lie_where_slices_have_several_pieces_are_convicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chunks, "PIECE_MIN_VALUES", 1)
+    happened: Counter[str] = Counter()
+    for number, behaves in enumerate(BEHAVIOURS):
+        if behaves.__name__ in ("first_for_all", "forge_sources"):
+            for seed in range(number, 80, len(BEHAVIOURS) + 1):
+                happened += besieged(seed)
+    assert happened["merged falsely"] and happened["convicted"]
 
 
 @pytest.mark.timeout(600)
