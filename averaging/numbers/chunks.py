@@ -73,6 +73,7 @@ class Cutting:
         self.fragment = fragment
         self._pieces = pieces
         self._audited: dict[int, list[tuple[Chunk, slice]]] = {}
+        self._places: dict[int, dict[int, list[slice]]] = {}
         self.slices: tuple[Slice, ...] = fragment.slices(shares)
         self._ends = _ends_of(fragment, legs.up)
         self._merged_ends = _ends_of(fragment, legs.down)
@@ -107,27 +108,33 @@ class Cutting:
         """Return the pieces of a slice, each with its place in an upload of that slice."""
         found = self._audited.get(index)
         if found is None:
-            start, chunks = self.data_of(index).start, self.chunks[index]
-            count = max(1, self._pieces // max(1, len(chunks)))
+            start = self.data_of(index).start
             found = self._audited[index] = [
                 (piece, slice(piece.data.start - start, piece.data.stop - start))
-                for chunk in chunks
-                for piece in self._chunks(chunk.first_unit, chunk.end_unit, count)
+                for pieces in self._pieces_of(index)
+                for piece in pieces
             ]
         return found
 
     def audited_places(self, index: int) -> dict[int, list[slice]]:
         """Return the places of the pieces of each chunk of a slice in the uploaded chunk, by the
         chunk's first unit."""
-        pieces = [piece for piece, _ in self.audited(index)]
-        return {
-            chunk.first_unit: [
-                slice(piece.data.start - chunk.data.start, piece.data.stop - chunk.data.start)
-                for piece in pieces
-                if chunk.first_unit <= piece.first_unit < chunk.end_unit
-            ]
-            for chunk in self.chunks[index]
-        }
+        found = self._places.get(index)
+        if found is None:
+            found = self._places[index] = {
+                chunk.first_unit: [
+                    slice(piece.data.start - chunk.data.start, piece.data.stop - chunk.data.start)
+                    for piece in pieces
+                ]
+                for chunk, pieces in zip(self.chunks[index], self._pieces_of(index), strict=True)
+            }
+        return found
+
+    def _pieces_of(self, index: int) -> list[list[Chunk]]:
+        """The pieces of a slice, by chunk."""
+        chunks = self.chunks[index]
+        count = max(1, self._pieces // max(1, len(chunks)))
+        return [self._chunks(chunk.first_unit, chunk.end_unit, count) for chunk in chunks]
 
     def upload_size(self, index: int) -> int:
         """Return the number of bytes of a contribution to slice ``index``."""
