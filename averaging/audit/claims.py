@@ -6,9 +6,10 @@ names the round by the digest of its commit, so it follows from it what an hones
 made: codec, merge rule, weights and cut. A claim whose bytes do not follow from its sources is a
 lie whatever the round's seal was.
 
-The digest of an upload is a hash over the digests of its pieces, the chunks of the slice in their
-order, so that one piece can be shown without the others. That of a merged slice is the one by which
-the lineage knows it. What a claim needs besides travels with the bytes and is not sent again.
+The digest of an upload is a hash over the digests of its pieces in their order
+(``averaging.numbers.chunks``), so that one piece can be shown without the others. That of a merged
+slice is the one by which the lineage knows it. What a claim needs besides travels with the bytes
+and is not sent again.
 """
 
 from __future__ import annotations
@@ -131,6 +132,11 @@ def is_signed(subject: Subject, commit: Commit, said: Claim, verify: Verify) -> 
 def hash_of(sources: Sequence[Claim]) -> bytes:
     """Return the hash by which a claim names its sources; empty if it has none."""
     return blake3.blake3(_encoder.encode(tuple(sources))).digest() if sources else b""
+
+
+def digests_of(data: memoryview, places: Iterable[slice]) -> list[bytes]:
+    """Return the digests of these parts of an upload."""
+    return [blake3.blake3(data[place]).digest() for place in places]
 
 
 def digest_of_pieces(pieces: Iterable[bytes]) -> bytes:

@@ -53,6 +53,7 @@ from averaging.live.parts import Parts
 from averaging.live.threads import Threads
 from averaging.messages import Accused, BadMessage, Digest, Index, Message, unpacked
 from averaging.numbers.arrays import uninitialised
+from averaging.numbers.chunks import Cutting
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.guarded_host import REASON_MAX_BYTES, REFUSED, refuse
 from dht.host import Host, Stream
@@ -331,7 +332,7 @@ class Auditing:
     async def _show(self, stream: Stream, request: AskUpload) -> None:
         uploads = self._uploads_of(request.round, stream.remote)
         found = uploads.of(request.slice, alone=request.alone)
-        pieces = uploads.cutting.pieces(request.slice) if found is not None else []
+        pieces = uploads.cutting.audited(request.slice) if found is not None else []
         if found is None or request.piece >= len(pieces):
             raise _Refused("that upload is not kept here")
         data, said, leaves = found
@@ -374,7 +375,7 @@ class Auditing:
         }
         ticket = self._sign(selection.ticket_text(lineage))
         chance = selection.chance(self._rate, len(parts.commit.members) - 1)
-        pieces = {index: len(parts.cutting.chunks[index]) for index in others}
+        pieces = {index: len(parts.cutting.audited(index)) for index in others}
         for index, piece in selection.drawn(ticket, pieces, chance=chance):
             if self._waiting >= WAITING_MAX:
                 self.counters["audits_skipped"] += 1
@@ -438,11 +439,12 @@ class Auditing:
             return
         head = inquiry.head
         peer = accused
+        differing: tuple[int, Claim] | None = None
         try:
             sources = await self.sources_of(accused, parts, head.slice, merged=head.merged)
             if not inquiry.take_sources(sources):
                 raise NotHere("it lists other claims than those that it has signed")
-            if await self._try(inquiry):
+            if await self._try(inquiry, parts.cutting):
                 return
             for by, sender in inquiry.wanted():
                 peer = sender
@@ -450,23 +452,27 @@ class Auditing:
                     sender, parts, head.slice, head.piece, alone=not head.merged
                 )
                 if not inquiry.take_upload(by, found[1], found[2]):
-                    source = next(each for each in inquiry.sources if each.by == by)
-                    self.compare(parts, head.slice, source, found[0])
+                    differing = by, found[0]
                     raise NotHere("it shows another upload than the one that was merged")
         except NotHere as error:
+            if await self._try(inquiry, parts.cutting, in_full=True):
+                return  # the accused has made up what this sender is said to have sent
+            if differing is not None:
+                source = next(each for each in inquiry.sources if each.by == differing[0])
+                self.compare(parts, head.slice, source, differing[1])
             self.strike(peer, str(error), parts)
             return
         except WORLD:
             self.counters["audits_without_answer"] += 1
             return
-        await self._try(inquiry)
+        await self._try(inquiry, parts.cutting)
 
-    async def _try(self, inquiry: Inquiry) -> bool:
+    async def _try(self, inquiry: Inquiry, cutting: Cutting, *, in_full: bool = False) -> bool:
         """Judge what is here. ``True``: there is nothing left to ask."""
         proof = inquiry.proof()
-        exact = selection.is_exact(self._sign(selection.exact_text(proof.digest)))
+        exact = in_full or selection.is_exact(self._sign(selection.exact_text(proof.digest)))
         try:
-            guilty = await self._around.threads.run(self._check, proof, exact)
+            guilty = await self._around.threads.run(self._check, proof, exact, cutting)
         except Right:
             self.counters["audits"] += 1
             return True
@@ -476,8 +482,9 @@ class Auditing:
         self.convict(guilty, proof)
         return True
 
-    def _check(self, proof: Proof, exact: bool = True) -> Guilty:
-        return check(proof, self._court, self._around.threads.scratch(), exact=exact)
+    def _check(self, proof: Proof, exact: bool = True, cutting: Cutting | None = None) -> Guilty:
+        scratch = self._around.threads.scratch()
+        return check(proof, self._court, scratch, exact=exact, cutting=cutting)
 
     def compare(self, parts: Parts, index: int, source: Claim, shown: Claim) -> None:
         """A member shows another upload than the one that was merged: perhaps it signed both."""
@@ -493,9 +500,9 @@ class Auditing:
                 "struck", peer=peer, reason=reason, fragment=fragment, strikes=strikes
             )
 
-    def wrong_bits(self, peer: PeerId, reason: str, *, fragment: int) -> None:
-        """A peer serves other bits than others do for the same lineage: it lies, or has bad
-        hardware. It is no proof: nobody signs what it serves."""
+    def hold_against(self, peer: PeerId, reason: str, *, fragment: int) -> None:
+        """A peer serves other bits than others do for the same lineage, or leads with a claim
+        beyond belief: it lies, or has bad hardware. Nothing proves it to others."""
         strikes = self.strikes.add(peer, self._around.now())
         self._around.event("struck", peer=peer, reason=reason, fragment=fragment, strikes=strikes)
 
@@ -511,8 +518,8 @@ class Auditing:
     async def sources_of(
         self, peer: PeerId, parts: Parts, index: int, *, merged: bool
     ) -> tuple[Claim, ...]:
-        async with self._stream(peer, AskSources(parts.round, index, merged)) as stream:
-            frame = await self._next(stream)
+        async with self.stream(peer) as stream:
+            frame = await self._answer_of(stream, AskSources(parts.round, index, merged))
         if len(frame) > CLAIMS_MAX_BYTES:
             raise NotHere("it lists too much")
         try:
@@ -523,26 +530,34 @@ class Auditing:
     async def upload_of(
         self, peer: PeerId, parts: Parts, index: int, piece: int, *, alone: bool
     ) -> tuple[Claim, bytes, memoryview]:
-        place = parts.cutting.pieces(index)[piece][1]
         if peer == parts.me:
+            place = parts.cutting.audited(index)[piece][1]
             own = self._uploads_of(parts.round, peer).of(index, alone=alone)
             if own is None:
                 raise TimeoutError("the own upload is no longer here")
             return own[1], b"".join(own[2]), own[0][place]
-        async with self._stream(peer, AskUpload(parts.round, index, piece, alone)) as stream:
-            try:
-                said, digests = read_shown(await self._next(stream))
-            except BadMessage as error:
-                raise NotHere(str(error)) from error
-            data = await self._read(stream, place.stop - place.start)
+        async with self.stream(peer) as stream:
+            return await self.shown_on(stream, parts, index, piece, alone=alone)
+
+    async def shown_on(
+        self, stream: Stream, parts: Parts, index: int, piece: int, *, alone: bool = False
+    ) -> tuple[Claim, bytes, memoryview]:
+        """Ask for a piece of an upload. Several may be asked for on one stream."""
+        place = parts.cutting.audited(index)[piece][1]
+        request = AskUpload(parts.round, index, piece, alone)
+        try:
+            said, digests = read_shown(await self._answer_of(stream, request))
+        except BadMessage as error:
+            raise NotHere(str(error)) from error
+        data = await self._read(stream, place.stop - place.start)
         self._around.moved(received=len(data))
         return said, digests, data
 
     async def reading_of(self, peer: PeerId, parts: Parts, back: int) -> Reading | None:
         """The data of an author's step, ``back`` steps before the last one in its contribution."""
-        async with self._stream(peer, AskReading(parts.round, back)) as stream:
+        async with self.stream(peer) as stream:
             try:
-                return decode_reading(await self._next(stream))
+                return decode_reading(await self._answer_of(stream, AskReading(parts.round, back)))
             except BadMessage as error:
                 raise NotHere(str(error)) from error
 
@@ -557,17 +572,21 @@ class Auditing:
         return data
 
     @asynccontextmanager
-    async def _stream(self, peer: PeerId, request: Request) -> AsyncIterator[Stream]:
+    async def stream(self, peer: PeerId) -> AsyncIterator[Stream]:
+        """Open a stream on which a peer answers one question after the other."""
         stream = await self._host.open_stream(
             peer, self._protocol, timeout_s=OPEN_TIMEOUT_S, bulk=True
         )
         try:
             if stream.relayed:
                 raise StreamBroken(peer, "the connection is relayed, and relays carry no bulk")
-            await stream.send(msgspec.msgpack.encode(request), timeout_s=STALL_MAX_S)
             yield stream
         finally:
             stream.abort()
+
+    async def _answer_of(self, stream: Stream, request: Request) -> bytes:
+        await stream.send(msgspec.msgpack.encode(request), timeout_s=STALL_MAX_S)
+        return await self._next(stream)
 
     async def _next(self, stream: Stream) -> bytes:
         """The data of the next frame. Raises ``NotHere`` with the other side's reason."""
@@ -656,8 +675,8 @@ class Auditing:
 
     async def _fetch_proof(self, peer: PeerId, name: bytes) -> None:
         try:
-            async with self._stream(peer, AskProof(name)) as stream:
-                frame = await self._next(stream)
+            async with self.stream(peer) as stream:
+                frame = await self._answer_of(stream, AskProof(name))
                 if len(frame) > HEAD_MAX_BYTES:
                     raise BadProof("its head is too large")
                 head = decode_head(frame)

@@ -611,7 +611,7 @@ class Averager:
         self.stats.audit_bytes += sent + received
 
     def _wrong_bits(self, peer: PeerId, fragment: int, reason: str) -> None:
-        self.audits.wrong_bits(peer, reason, fragment=fragment)
+        self.audits.hold_against(peer, reason, fragment=fragment)
 
     def convict(self, guilty: Guilty, proof: Proof) -> None:
         """A peer is proved to have lied: what it says counts no more, and it is as good as gone."""

@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-import blake3
-
-from averaging.audit.claims import Claim
+from averaging.audit.claims import Claim, digests_of
 from averaging.history.parent_maps import ParentMap
 from averaging.live.buffers import Growing
 from averaging.live.parts import Parts
@@ -104,6 +103,8 @@ class Bundling:
         weights = weights_of(parts.commit, inside)
         evidence = parts.evidence
         for index, growing in enumerate(own):
+            places = parts.cutting.audited_places(index)
+            count = sum(map(len, places.values()))
             for chunk, part in parts.cutting.pieces(index):
                 while growing.filled < part.stop:
                     await growing.beyond(growing.filled)
@@ -114,11 +115,10 @@ class Bundling:
                     for member in inside
                 ]
                 out = bundle[index].data[part]
-                leaf = await threads.run(
-                    _merge, parts.numbers, chunk, pieces, weights, out, threads.scratch
-                )
-                evidence.own_leaves.setdefault(index, []).append(leaf)
-                if len(evidence.own_leaves[index]) == len(parts.cutting.chunks[index]):
+                merge = partial(_merge, parts.numbers, chunk, pieces, weights, out, threads.scratch)
+                leaves = evidence.own_leaves.setdefault(index, [])
+                leaves += await threads.run(merge, places[chunk.first_unit])
+                if len(leaves) == count:
                     self._claim(index, inside)
                 bundle[index].grow(part.stop)
         self._data.clear()
@@ -143,10 +143,11 @@ def _merge(
     weights: Sequence[float],
     out: memoryview,
     scratch: Callable[[], Scratch],
-) -> bytes:
-    """Fill a piece of the bundle. Returns its digest."""
+    places: Sequence[slice],
+) -> list[bytes]:
+    """Fill a chunk of the bundle. Returns the digests of its parts at these places."""
     if len(pieces) == 1:
         out[:] = pieces[0]  # nobody else came: it is not encoded a second time
     else:
         numbers.merge(chunk, pieces, weights, out, scratch(), again=True)
-    return blake3.blake3(out).digest()
+    return digests_of(out, places)

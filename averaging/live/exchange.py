@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-import blake3
 import numpy as np
 
+from averaging.audit.claims import digests_of
 from averaging.errors import NotFinite
 from averaging.history.parent_maps import united
 from averaging.history.standing import Standing, merged_after, with_merged_map
@@ -166,7 +166,7 @@ class Exchange:
     ) -> None:
         evidence = self.parts.evidence
         kept = evidence.own_leaves if self._bundling is None else evidence.alone_leaves
-        leaves = kept.setdefault(index, [])
+        leaves, places = kept.setdefault(index, []), self.parts.cutting.audited_places(index)
         for chunk, place in self.parts.cutting.pieces(index):
             if into.lost is not None or own.lost is not None:
                 return
@@ -175,7 +175,7 @@ class Exchange:
             except NotFinite as error:
                 tensor = self.parts.cutting.tensor_at(chunk.first_unit + error.unit)
                 raise error.in_tensor(tensor) from None
-            leaves.append(blake3.blake3(into.data[place]).digest())
+            leaves.extend(digests_of(into.data[place], places[chunk.first_unit]))
             say(place.stop)
 
     def _encode_chunk(self, chunk: Chunk, given: Contribution, out: memoryview) -> None:

@@ -344,6 +344,8 @@ class FragmentWork:
                 return
             case "withheld":
                 averager.audits.doubt(peer, reason, fragment=self.index)
+            case "overstated":
+                averager.audits.hold_against(peer, reason, fragment=self.index)
             case "upload_outlying":
                 exchange = self.exchanges[bytes.fromhex(fields["round"])]
                 entry = exchange.commit.index(peer)

@@ -23,6 +23,7 @@ from averaging.audit.claims import (
     claimed,
     decode_statement,
     digest_of_pieces,
+    digests_of,
 )
 from averaging.errors import BadPayload, BulkRefused
 from averaging.history.parent_maps import MAPS_MAX_BYTES, ParentMap, read_maps
@@ -34,9 +35,9 @@ from averaging.live.links import Transport
 from averaging.live.state_files import StateMemory
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage
-from averaging.numbers.arithmetic import numbers_of
+from averaging.numbers.arithmetic import cutting_of, numbers_of
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.chunks import Chunk, Cutting
+from averaging.numbers.chunks import Chunk
 from averaging.numbers.layout import Fragment
 from averaging.numbers.norm_bounds import norm_at_most
 from averaging.round.effects import Enter
@@ -153,7 +154,7 @@ class Parts:
         self.end_at = now + enter.commit.round_s
         self.tally = Tally()
         self.numbers = numbers_of(enter.commit)
-        self.cutting = Cutting(facts.fragment, self.numbers, enter.commit.shares)
+        self.cutting = cutting_of(enter.commit, facts.fragment, self.numbers)
         self.report = facts.report
         self.event = facts.event
         self.threads = workshop.threads
@@ -297,12 +298,13 @@ class Parts:
         return total
 
     def hashing(
-        self, leaves: list[bytes], work: Callable[[Chunk, memoryview], float]
+        self, index: int, leaves: list[bytes], work: Callable[[Chunk, memoryview], float]
     ) -> Callable[[Chunk, memoryview], float]:
-        """``work`` that also collects the digests of the pieces of an upload."""
+        """``work`` that also collects the digests of the pieces of an upload of a slice."""
+        places = self.cutting.audited_places(index)
 
         def both(chunk: Chunk, data: memoryview) -> float:
-            leaves.append(blake3.blake3(data).digest())
+            leaves.extend(digests_of(data, places[chunk.first_unit]))
             return work(chunk, data)
 
         return both

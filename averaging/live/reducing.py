@@ -208,7 +208,7 @@ class Reducing:
             sent = await parts.receive_maps(bulk, index)
             growing = Growing(parts.room_for(bulk, size))
             leaves: list[bytes] = []
-            measure = parts.hashing(leaves, parts.measure_chunk)
+            measure = parts.hashing(index, leaves, parts.measure_chunk)
             squares = await receive_behind(
                 bulk, growing, parts.as_it_grows(index, growing, measure)
             )
@@ -244,7 +244,7 @@ class Reducing:
             received.checked = checked = Growing(growing.data)
             self._merge_ahead(index)
             leaves: list[bytes] = []
-            measure = parts.hashing(leaves, parts.measure_chunk)
+            measure = parts.hashing(index, leaves, parts.measure_chunk)
             checking = parts.as_it_grows(index, growing, measure, checked)
             squares = await receive_behind(bulk, growing, checking)
             riders = self._traffic.riders_in(index, entry)

@@ -234,18 +234,17 @@ class SpotChecking:
     ) -> Float32s:
         """The state with the contribution, as it was merged. Raises ``NotHere`` or a ``WORLD``."""
         after = await self._around.threads.run(before.copy)
-        for index, source in enumerate(sources):
-            for number, (chunk, _) in enumerate(parts.cutting.pieces(index)):
-                said, leaves, data = await self._audits.upload_of(
-                    author, parts, index, number, alone=False
-                )
-                digests = [leaves[at : at + 32] for at in range(0, len(leaves), 32)]
-                if digest_of_pieces(digests) != source.made:
-                    self._audits.compare(parts, index, source, said)
-                    raise NotHere("it shows another upload than the one that was merged")
-                if number >= len(digests) or blake3.blake3(data).digest() != digests[number]:
-                    raise NotHere("it shows other bytes than it has signed")
-                await self._around.threads.run(self._add, parts, chunk, before, after, data)
+        async with self._audits.stream(author) as stream:
+            for index, source in enumerate(sources):
+                for number, (chunk, _) in enumerate(parts.cutting.audited(index)):
+                    said, leaves, data = await self._audits.shown_on(stream, parts, index, number)
+                    digests = [leaves[at : at + 32] for at in range(0, len(leaves), 32)]
+                    if digest_of_pieces(digests) != source.made:
+                        self._audits.compare(parts, index, source, said)
+                        raise NotHere("it shows another upload than the one that was merged")
+                    if number >= len(digests) or blake3.blake3(data).digest() != digests[number]:
+                        raise NotHere("it shows other bytes than it has signed")
+                    await self._around.threads.run(self._add, parts, chunk, before, after, data)
         return after
 
     async def _source(self, parts: Parts, index: int, entry: int) -> Claim:

@@ -13,15 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Protocol
+from typing import Final, Protocol
 
 from averaging.errors import NotFinite
 from averaging.messages import Commit
 from averaging.numbers.arrays import Float32s, Float64s, squared_norm
-from averaging.numbers.chunks import Chunk
+from averaging.numbers.chunks import PIECES, Chunk, Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.columns import Columns, Displacements, shares_by_heads
+from averaging.numbers.layout import Fragment
 from averaging.numbers.merge import Units, merge_encoded, rule_named
 from averaging.numbers.merge_estimate import can_estimate, is_like
 from averaging.numbers.outer import Nesterov, step_encoded
@@ -378,6 +379,17 @@ def _values_of(chunk: Chunk) -> Iterator[slice]:
 def encoded_size(codec: str, sizes: Sequence[int]) -> int:
     """Return the bytes of a contribution in the codec that a commit names; a meld's names three."""
     return sum(codec_named(name).encoded_size(sizes) for name in codec.split("/"))
+
+
+PIECES_SINCE: Final = 2
+"""The protocol number since which an upload's digest is one of ``PIECES`` pieces; before, it is one
+of chunks."""
+
+
+def cutting_of(commit: Commit, fragment: Fragment, numbers: Numbers) -> Cutting:
+    """Return how a round cuts its fragment into slices, chunks and pieces."""
+    pieces = PIECES if commit.protocol >= PIECES_SINCE else 1
+    return Cutting(fragment, numbers, commit.shares, pieces=pieces)
 
 
 def numbers_of(commit: Commit) -> Numbers:

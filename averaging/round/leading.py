@@ -751,7 +751,7 @@ class Leading:
             protocol=number,
         )
         apart = self._kind_of_lineages_apart(gathering, situation, now)
-        newcomers = self._peers.newcomers(gathering.joins, now)
+        newcomers = self._peers.on_probation(gathering.joins, number, now)
         if apart == "mix":
             for peer in without_carrier(gathering.joins, newcomers):
                 del gathering.joins[peer]

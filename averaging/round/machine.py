@@ -136,7 +136,7 @@ from averaging.round.joining import Joining
 from averaging.round.leading import Leading
 from averaging.round.lingering import Lingering
 from averaging.round.neighbourhood import Neighbourhood
-from averaging.round.objections import members_behind, objection
+from averaging.round.objections import members_behind, objection, overstatement_of_leader
 from averaging.round.pace import Pace
 from averaging.round.parents import Parents
 from averaging.round.participation import Participation
@@ -762,6 +762,10 @@ class FragmentRounds:
             self.outcomes[signed.round] = None
             self._not_entered[signed.round] = True
         self._note("declined", leader=commit.leader, reason=reason)
+        median_step_s = self.pace.median_step_s(now)
+        overstated = overstatement_of_leader(commit, self.peers, median_step_s, now)
+        if overstated is not None:
+            self._note("overstated", peer=commit.leader, reason=f"it claims {overstated}")
         situation = self._situation(now)
         self._send(
             commit.leader,

@@ -18,7 +18,13 @@ from averaging.rules.claims import overstated
 from averaging.rules.grouping import group_of, grouping_named
 from averaging.rules.mixing import MELD_LAG
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, PeerView
-from averaging.rules.probation import SEEN_MAX, SLACK, Asked, Probation
+from averaging.rules.probation import (
+    SEEN_MAX,
+    SLACK,
+    STRIKES_COUNT_SINCE,
+    Asked,
+    Probation,
+)
 from averaging.rules.succession import NO_LINEAGE, leaders, on_usual_lines, succession
 from dht.identity import PeerId
 
@@ -146,7 +152,7 @@ class Neighbourhood:
     def is_established(self, peer: PeerId, now: float) -> bool:
         """True if a peer counts for this one (``averaging.rules.probation``)."""
         probation = self.probation
-        return not probation.is_on or probation.progress(peer, self.asked(now), now) >= 1.0
+        return probation.counts_all or probation.progress(peer, self.asked(now), now) >= 1.0
 
     def asked(self, now: float) -> Asked:
         """Return the work that a peer must have done now to count."""
@@ -189,13 +195,19 @@ class Neighbourhood:
 
     def newcomers(self, peers: Iterable[PeerId], now: float) -> set[PeerId]:
         """Those of these peers that are on probation."""
-        if not self.probation.is_on:
+        if self.probation.counts_all:
             return set()
         return {peer for peer in peers if not self.is_established(peer, now)}
 
+    def on_probation(self, joined: Iterable[PeerId], number: int, now: float) -> set[PeerId]:
+        """Those of these peers that do not count in a round of this protocol number."""
+        if not self.probation.is_on and number < STRIKES_COUNT_SINCE:
+            return set()
+        return self.newcomers(joined, now)
+
     def to_call(self, group: Iterable[PeerId], now: float) -> list[PeerId]:
         """Newcomers that may join a group's round. Among several groups they come by themselves."""
-        if not self.probation.is_on or self.has_several_groups(now):
+        if self.probation.counts_all or self.has_several_groups(now):
             return []
         known = set(group)
         return [
@@ -300,7 +312,8 @@ class Neighbourhood:
         seen = self.view.get(peer)
         if seen is None or not seen.reachable:
             return False
-        if self.probation.is_on and self.probation.progress(peer, self.asked(now), now) < SLACK:
+        probation = self.probation
+        if not probation.counts_all and probation.progress(peer, self.asked(now), now) < SLACK:
             # Where no other can be dialled newcomers have to lead.
             return self._is_vouched_for(peer, now) or not self._can_be_led(self.view, (), now)
         if now - seen.first_seen >= ESTABLISHED_AFTER_S / 2:
@@ -326,7 +339,7 @@ class Neighbourhood:
     def next_voucher(self, leader: PeerId, now: float) -> PeerId | None:
         """A peer to ask next whom it follows, where others follow a leader on probation here."""
         seen = self.view.get(leader)
-        if seen is None or not seen.reachable or not self.probation.is_on:
+        if seen is None or not seen.reachable or self.probation.counts_all:
             return None
         asked = self._vouchers.get(leader, set())
         others = sorted(self.electorate(now) - asked - {leader})

@@ -108,6 +108,20 @@ def _overstated(
     return None
 
 
+def overstatement_of_leader(
+    commit: Commit, peers: Neighbourhood, median_step_s: float, now: float
+) -> str | None:
+    """Why the leader cannot have made as many steps as it claims; ``None``: it may have.
+
+    Of a claim of another member it may have seen more than this peer.
+    """
+    index = commit.index(commit.leader)
+    if index is None:
+        return None
+    steps = commit.members[index].steps
+    return peers.overstates(commit.leader, steps, median_step_s, now, slack=SLACK)
+
+
 def _broken_promise(
     commit: Commit, entry: Entry, identity: Identity, attempt: Attempt | None
 ) -> str | None:

@@ -824,7 +824,8 @@ class Participation:
         self._timers[RoundTimer.OVERDUE] = now + self._policy.resend_s + self._policy.margin_s
         for index, digest in enumerate(self.slices.digests):
             if digest is None:
-                reducer = self.reducers[index]
+                # Its successors lack its own upload, if it has left with that.
+                reducer = self.commit.reducers[index]
                 # Slice 0 brings the maps of all lineages, and its reducer may have got a bad one.
                 could = self.commit.kind == "merge" or index > 0
                 if could and reducer != self._id.me and not self._peers.is_down(reducer, now):

@@ -34,6 +34,11 @@ honest newcomers weight meanwhile (a share of 0.25 and not 0.6), and five keys a
 votes after 0, 3, 5 and 9 rounds of work with 0, 2, 4 and 8 rounds asked. So a run's default is as
 long as people accept: 64 merges, under three cycles of 24 fragments, over ten minutes.
 
+**Without probation** all count but those with too many strikes, as long as these are fewer than
+half of the live peers: of two liars that take turns in withholding what they merged, each version
+had one among its reducers, and a swarm of seven made none in 400 s. A member may be named as one of
+them as long as half of the others vote. It contributes as a newcomer does.
+
 What is not stopped: a patient attacker that does honest work under many keys, and whoever is among
 the first in a young swarm.
 """
@@ -64,6 +69,9 @@ SLACK: Final = 0.5
 
 SURE: Final = 1.5
 """Multiple of the relative threshold above which honest peers agree, if they saw all of a run."""
+
+STRIKES_COUNT_SINCE: Final = 2
+"""The protocol number since which a round has members on probation where the run has none."""
 
 SEEN_MAX: Final = 4096
 """Peers whose merges are remembered; the one that merged first is forgotten first."""
@@ -105,6 +113,8 @@ class Asked:
     seconds: float
     tokens: float = 0.0
     """Tokens in the state that this peer began with which are enough; 0: none are."""
+    pardons: bool = False
+    """Strikes do not count: too many peers have them."""
 
     def progress(self, rounds: int, seconds: float) -> float:
         """Return how much of it this is; 1 or more: enough."""
@@ -124,12 +134,12 @@ class Probation:
         policy: ProbationPolicy,
         *,
         trusted: Callable[[PeerId], bool] = lambda peer: False,
-        struck: Callable[[PeerId, float], bool] = lambda peer, now: False,
+        struck: Callable[[PeerId, float], bool] | None = None,
     ) -> None:
         """``trusted``: peers that the owner of the run vouches for, established at any time.
 
         ``struck``: peers with too many strikes at this one now (``averaging.audit.strikes``), which
-        are on probation whatever they have done.
+        are on probation whatever they have done; ``None``: strikes are not counted.
         """
         self.policy = policy
         self._struck = struck
@@ -149,6 +159,11 @@ class Probation:
     @property
     def is_on(self) -> bool:
         return self.policy.rounds > 0
+
+    @property
+    def counts_all(self) -> bool:
+        """True if no peer is ever on probation."""
+        return not self.is_on and self._struck is None
 
     @property
     def saw_most(self) -> bool:
@@ -190,6 +205,8 @@ class Probation:
 
     def asked(self, live: Iterable[PeerId], now: float) -> Asked:
         """Return what is asked of a peer while these are live."""
+        if not self.is_on:
+            return Asked(0.0, 0.0, pardons=self._pardons(set(live), now))
         live, policy = set(live), self.policy
         *_, second, tokens = 0, 0, *sorted(self._tokens_unseen.get(peer, 0) for peer in live)
         most = max(self._tokens_unseen.values(), default=0)
@@ -198,7 +215,7 @@ class Probation:
         before = min(before, self._rounds_unseen)
         known = [work for peer in live if (work := self._seen.get(peer)) is not None]
         seen = max((work.rounds for work in known), default=0)
-        if before + seen < YOUNG_ROUNDS or not self.is_on:
+        if before + seen < YOUNG_ROUNDS:
             return Asked(0.0, 0.0)
         rounds = min(policy.rounds, RELATIVE * (before + seen))
         seconds = policy.seconds * rounds / policy.rounds
@@ -209,10 +226,12 @@ class Probation:
 
     def progress(self, peer: PeerId, asked: Asked, now: float) -> float:
         """Return how much of what is asked this peer has done; 1 or more: it is established."""
-        if not self.is_on or self._trusted(peer):
+        if self._trusted(peer):
             return math.inf
-        if self._struck(peer, now):
+        if self._is_struck(peer, now) and not asked.pardons:
             return 0.0
+        if not self.is_on:
+            return math.inf
         work = self._seen.get(peer)
         missed = work.missed if work is not None else 0
         if missed <= self.policy.rounds:
@@ -225,7 +244,13 @@ class Probation:
 
     def is_established(self, peer: PeerId, live: Iterable[PeerId], now: float) -> bool:
         """True if this peer counts a peer: its vote, its lead, and the states that it serves."""
-        return not self.is_on or self.progress(peer, self.asked(live, now), now) >= 1.0
+        return self.counts_all or self.progress(peer, self.asked(live, now), now) >= 1.0
+
+    def _is_struck(self, peer: PeerId, now: float) -> bool:
+        return self._struck is not None and self._struck(peer, now)
+
+    def _pardons(self, live: set[PeerId], now: float) -> bool:
+        return 2 * sum(self._is_struck(peer, now) for peer in live) >= len(live)
 
     def _is_sure_of(self, peer: PeerId, asked: Asked, now: float) -> bool:
         """True if no honest peer that has seen as much can hold this one to be on probation."""
@@ -241,8 +266,10 @@ class Probation:
     def objection(self, commit: Commit, asked: Asked, now: float, *, me: PeerId) -> str | None:
         """Return the reason not to enter a round with these voters; ``None`` if there is none."""
         if not self.is_on:
-            if commit.on_probation:
+            if commit.on_probation and commit.protocol < STRIKES_COUNT_SINCE:
                 return "it has members on probation; the run has no probation"
+            if 2 * len(commit.voters) < len(commit.members):
+                return f"{len(commit.voters)} of its {len(commit.members)} members are its voters"
             return None
         voters = [commit.members[index].peer for index in commit.voters]
         worked = sum(peer == me or self.progress(peer, asked, now) >= SLACK for peer in voters)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import blake3
-
 from averaging.audit import selection
 from averaging.audit.claims import (
     Claim,
@@ -21,6 +19,7 @@ from averaging.audit.claims import (
     authors,
     claim,
     digest_of_pieces,
+    digests_of,
     is_signed,
 )
 from averaging.audit.inquiry import Inquiry
@@ -68,9 +67,8 @@ class Kept:
     """The claims in the bundle of a delegate."""
 
     def leaves(self, index: int, part: Part) -> list[bytes]:
-        data = memoryview(part.data)
-        pieces = self.cutting.pieces(index)
-        return [blake3.blake3(data[place]).digest() for _, place in pieces]
+        places = (place for _, place in self.cutting.audited(index))
+        return digests_of(memoryview(part.data), places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +195,7 @@ class NodeAudits:
         }
         ticket = self._means.sign(selection.ticket_text(lineage))
         chance = selection.chance(self._means.rate, len(kept.commit.members) - 1)
-        pieces = {index: len(kept.cutting.chunks[index]) for index in others}
+        pieces = {index: len(kept.cutting.audited(index)) for index in others}
         for index, piece in selection.drawn(ticket, pieces, chance=chance):
             part = others[index]
             assert part.claim is not None
@@ -226,7 +224,7 @@ class NodeAudits:
                     commit=kept.encoded, slice=head.slice, merged=False, claim=part.claim,
                     sources=(), piece=head.piece, leaves=(b"".join(leaves),),
                 )  # fmt: skip
-                place = kept.cutting.pieces(head.slice)[head.piece][1]
+                place = kept.cutting.audited(head.slice)[head.piece][1]
                 self._inquire(round_id, kept, bundle, part.data[place])
 
             self._ask_upload(peer, round_id, head.slice, shown, alone=False)
@@ -243,7 +241,7 @@ class NodeAudits:
             if not inquiry.take_sources(sources):
                 self._unproved(inquiry.accused)
                 return
-            if self._try(inquiry):
+            if self._try(inquiry, kept.cutting):
                 return
             for by, peer in inquiry.wanted():
                 self._ask_upload(
@@ -251,17 +249,19 @@ class NodeAudits:
                 )
 
         def shown(by: int, peer: PeerId, found: tuple[Part, list[bytes]] | None) -> None:
-            if found is None:
-                self._unproved(peer)
+            place = kept.cutting.audited(head.slice)[head.piece][1]
+            if found is not None and inquiry.take_upload(
+                by, b"".join(found[1]), found[0].data[place]
+            ):
+                if inquiry.is_complete:
+                    self._try(inquiry, kept.cutting)
                 return
-            part, leaves = found
-            place = kept.cutting.pieces(head.slice)[head.piece][1]
-            if not inquiry.take_upload(by, b"".join(leaves), part.data[place]):
+            if self._try(inquiry, kept.cutting, in_full=True):
+                return  # the accused has made up what this sender is said to have sent
+            if found is not None:
                 source = next(each for each in inquiry.sources if each.by == by)
-                self._conflicting(kept, round_id, head.slice, source, part)
-                self._unproved(peer)
-            elif inquiry.is_complete:
-                self._try(inquiry)
+                self._conflicting(kept, round_id, head.slice, source, found[0])
+            self._unproved(peer)
 
         self._ask(
             inquiry.accused,
@@ -280,12 +280,13 @@ class NodeAudits:
         self._prove(self.witness.sees_claim(kept.encoded, index, source, merged=False))
         self._prove(self.witness.sees_claim(kept.encoded, index, said, merged=False))
 
-    def _try(self, inquiry: Inquiry) -> bool:
+    def _try(self, inquiry: Inquiry, cutting: Cutting, *, in_full: bool = False) -> bool:
         """Judge what is here. ``True``: there is nothing left to ask."""
         proof = inquiry.proof()
         try:
-            exact = selection.is_exact(self._means.sign(selection.exact_text(proof.digest)))
-            guilty = check(proof, self._means.court, exact=exact)
+            drawn = self._means.sign(selection.exact_text(proof.digest))
+            exact = in_full or selection.is_exact(drawn)
+            guilty = check(proof, self._means.court, exact=exact, cutting=cutting)
         except Right:
             self.audited += 1
             return True
@@ -299,8 +300,9 @@ class NodeAudits:
         """A peer has not done what it had promised; a slow line may be the reason."""
         self.strikes.add_doubtful(peer, self._means.now())
 
-    def wrong_bits(self, peer: PeerId) -> None:
-        """A peer serves other bits than others do for the same lineage."""
+    def hold_against(self, peer: PeerId) -> None:
+        """A peer serves other bits than others do for the same lineage, or leads with a claim
+        beyond belief."""
         self.strikes.add(peer, self._means.now())
 
     def _unproved(self, peer: PeerId) -> None:

@@ -243,7 +243,7 @@ class Fetching:
         for peer, (their_lineage, digest) in sorted(self._digests.items()):
             differs = their_lineage == lineage and digest != mine
             if audits is not None and differs and is_outvoted(camps[digest], by=camps[mine]):
-                audits.wrong_bits(peer)
+                audits.hold_against(peer)
 
     def _decide(self) -> None:
         """Take the state if enough hold the same bits, and no more hold others of its lineage."""

@@ -335,6 +335,8 @@ class FragmentNode:
             case Note():
                 if effect.event == "withheld" and self.audits is not None:
                     self.audits.doubt(PeerId(str(effect.fields["peer"])))
+                if effect.event == "overstated" and self.audits is not None:
+                    self.audits.hold_against(PeerId(str(effect.fields["peer"])))
                 wires.watch.noted(self, effect)
             case effects.TakeSnapshot():
                 if learner is None or not self.owner.wants_snapshot(self):

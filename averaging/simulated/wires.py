@@ -23,7 +23,7 @@ from averaging.history.replay import ReplayEntry, ReplayLog
 from averaging.history.standing import merged_after
 from averaging.history.state import FragmentState
 from averaging.messages import Commit, Head, Message, Opening
-from averaging.numbers.arithmetic import MeldNumbers, Numbers
+from averaging.numbers.arithmetic import MeldNumbers, Numbers, cutting_of
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
@@ -195,8 +195,8 @@ class Wires(Generic[AnyGate]):
     _stepped: BoundedMapping[bytes, Stepped] = field(default_factory=_kept)
     _carried: BoundedMapping[bytes, Carried] = field(default_factory=_kept)
     """Keys are the lineages of the states."""
-    _cuttings: BoundedMapping[tuple[int, str, tuple[str, str], tuple[int, ...]], Cutting] = field(
-        default_factory=_kept
+    _cuttings: BoundedMapping[tuple[int, str, tuple[str, str], tuple[int, ...], int], Cutting] = (
+        field(default_factory=_kept)
     )
     _said: tuple[Message, int, int, Message] | None = None
     """The last message, its protocol number, size and decoded form: many go to all of a roster."""
@@ -259,10 +259,10 @@ class Wires(Generic[AnyGate]):
 
     def cutting(self, fragment: Fragment, numbers: Numbers, commit: Commit) -> Cutting:
         """How a round cuts the fragment: most do it alike."""
-        alike = fragment.index, commit.kind, commit.codecs, commit.shares
+        alike = fragment.index, commit.kind, commit.codecs, commit.shares, commit.protocol
         known = self._cuttings.get(alike)
         if known is None:
-            known = self._cuttings[alike] = Cutting(fragment, numbers, commit.shares)
+            known = self._cuttings[alike] = cutting_of(commit, fragment, numbers)
         return known
 
     def send(self, sender: WiredNode, to: PeerId, message: Message) -> None:

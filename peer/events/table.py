@@ -195,6 +195,7 @@ _REST_OF_A_ROUND = _rows(
             "left slice {slice} of {peer} out: {reason}",
         ),
         "withheld": ("peer, reason", "waited in vain for {peer}: {reason}"),
+        "overstated": ("peer, reason", "does not believe {peer}, which leads: {reason}"),
         "took_slice": ("slice", "reduces slice {slice} in the place of a reducer that is gone"),
         "follows": ("ballot", "follows the leader of ballot {ballot}"),
         "ballot_started": ("ballot", "started ballot {ballot}"),

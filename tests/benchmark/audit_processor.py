@@ -22,12 +22,18 @@ import numpy as np
 
 from averaging import messages
 from averaging.audit import selection
-from averaging.audit.claims import Claim, Subject, claim, digest_of_pieces, is_signed
+from averaging.audit.claims import (
+    Claim,
+    Subject,
+    claim,
+    digest_of_pieces,
+    digests_of,
+    is_signed,
+)
 from averaging.audit.inquiry import Inquiry
 from averaging.audit.proofs import Court, FalseMerge, Right, check
-from averaging.numbers.arithmetic import numbers_of
+from averaging.numbers.arithmetic import PIECES_SINCE, cutting_of, numbers_of
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.weights import weights_of
@@ -42,9 +48,9 @@ class Times:
     """Processor time in seconds, of one member."""
 
     round: float
-    """Arithmetic of one round."""
+    """Arithmetic of one round, on average over its members."""
     merge: float
-    """The part of it that is the merge of its own slice."""
+    """The merge of a slice."""
     audit: float
     """One audit that asks for a merge that is about right."""
     exact: float
@@ -67,10 +73,14 @@ class Times:
 class Bench:
     """One round of which everything is known, and the work of its first member."""
 
-    def __init__(self, members: int, values: int, *, codec: str, merge: str) -> None:
+    def __init__(
+        self, members: int, values: int, *, codec: str, merge: str, tensors: int, reducers: int
+    ) -> None:
         self.who = [Identity.from_seed(bytes([number + 1]) * 32) for number in range(members)]
-        shape = (values // ROWS // members, ROWS)
-        self.layout = Layout.build([TensorSpec(f"t{i:03}", shape) for i in range(members)], 1)
+        shape = (values // ROWS // reducers // tensors, ROWS)
+        specs = [TensorSpec(f"t{i:04}", shape) for i in range(reducers * tensors)]
+        self.layout = Layout.build(specs, 1)
+        self.slices = reducers
         plain = commit_after(founded(), codec=codec)
         self.commit = msgspec.structs.replace(
             plain,
@@ -78,14 +88,15 @@ class Bench:
             members=tuple(
                 msgspec.structs.replace(plain.members[0], peer=each.peer_id) for each in self.who
             ),
-            reducers=tuple(each.peer_id for each in self.who),
-            shares=(1,) * members,
+            reducers=tuple(each.peer_id for each in self.who[:reducers]),
+            shares=(1,) * reducers,
             merge=merge,
+            protocol=PIECES_SINCE,
         )
         self.encoded = messages.encode_commit(self.commit)
         self.round = messages.digest(self.encoded)
         self.numbers = numbers_of(self.commit)
-        self.cutting = Cutting(self.layout.fragments[0], self.numbers, self.commit.shares)
+        self.cutting = cutting_of(self.commit, self.layout.fragments[0], self.numbers)
         self.court = Court(self.commit.topic, self.layout, verify)
         self.scratch = Scratch()
         self.weights = weights_of(self.commit, range(members))
@@ -98,10 +109,10 @@ class Bench:
         ]
         self.uploads = [self.encode(values) for values in self.others]
         self.merged = bytearray(self.cutting.merged_size)
-        for index in range(members):
+        for index in range(reducers):
             self.merge(index)
         self.said = [self.claim_of(number) for number in range(members)]
-        self.proof = self.audit_of(index=1 % members)
+        self.proof = self.audit_of(index=1 % reducers)
 
     def encode(self, values: Float32s) -> bytearray:
         out = bytearray(self.cutting.data_size)
@@ -126,10 +137,9 @@ class Bench:
             data = memoryview(self.merged)[chunk.merged]
             self.numbers.step(chunk, data, self.base, theta, momentum, self.scratch)
 
-    def one_round(self) -> None:
+    def one_round_without_merges(self) -> None:
         self.encode(self.others[0])
-        self.merge(0)
-        for index in range(len(self.who)):
+        for index in range(self.slices):
             blake3.blake3(self._merged_of(index)).digest()
         self.step()
 
@@ -138,8 +148,7 @@ class Bench:
 
     def leaves(self, number: int, index: int) -> list[bytes]:
         data = memoryview(self.uploads[number])[self.cutting.data_of(index)]
-        places = self.cutting.pieces(index)
-        return [blake3.blake3(data[place]).digest() for _, place in places]
+        return digests_of(data, (place for _, place in self.cutting.audited(index)))
 
     def claim_of(self, number: int, index: int = 0, *, merged: bool = False) -> Claim:
         subject, me = Subject(self.round, index, merged), self.who[number]
@@ -153,13 +162,13 @@ class Bench:
     def one_round_of_claims(self) -> None:
         """A member signs its uploads, checks those of its slice, and the other reducers'."""
         members = len(self.who)
-        for index in range(members):
+        for index in range(self.slices):
             self.claim_of(0, index)
         for number in range(members):
             self.leaves(number, 0)
             assert is_signed(Subject(self.round, 0, False), self.commit, self.said[number], verify)
         mine = self.claim_of(0, merged=True)
-        for _ in range(members - 1):
+        for _ in range(self.slices - 1):
             assert is_signed(Subject(self.round, 0, True), self.commit, mine, verify)
 
     def audit_of(self, *, index: int) -> Inquiry:
@@ -177,7 +186,7 @@ class Bench:
         self.said = before
         inquiry = Inquiry(self.encoded, self.commit, head, bytes(self._merged_of(index)))
         assert inquiry.take_sources(said)
-        place = self.cutting.pieces(index)[0][1]
+        place = self.cutting.audited(index)[0][1]
         for by, _ in inquiry.wanted():
             data = memoryview(self.uploads[by])[self.cutting.data_of(index)]
             assert inquiry.take_upload(by, b"".join(self.leaves(by, index)), data[place])
@@ -185,24 +194,34 @@ class Bench:
 
     def one_audit(self, *, exact: bool) -> None:
         try:
-            check(self.proof.proof(), self.court, self.scratch, exact=exact)
+            check(self.proof.proof(), self.court, self.scratch, exact=exact, cutting=self.cutting)
         except Right:
             return
         raise AssertionError("an honest merge is convicted")
 
     def audits_per_round(self, rate: float) -> float:
         """Pieces of the other members' slices that one of them draws, on average."""
-        pieces = sum(map(len, self.cutting.chunks)) / len(self.who)
-        return (len(self.who) - 1) * pieces * selection.chance(rate, len(self.who) - 1)
+        pieces = sum(len(self.cutting.audited(index)) for index in range(self.slices))
+        others = len(self.who) - 1
+        return pieces * others / len(self.who) * selection.chance(rate, others)
 
 
 def measure(
-    members: int, values: int, *, codec: str = "int4", merge: str = "mean", turns: int, rate: float
+    members: int,
+    values: int,
+    *,
+    codec: str = "int4",
+    merge: str = "mean",
+    tensors: int = 1,
+    reducers: int | None = None,
+    turns: int,
+    rate: float,
 ) -> Times:
     """Return medians over ``turns`` of each part of the work, which take turns."""
-    bench = Bench(members, values, codec=codec, merge=merge)
+    reducers = reducers or members
+    bench = Bench(members, values, codec=codec, merge=merge, tensors=tensors, reducers=reducers)
     work: dict[str, Callable[[], None]] = {
-        "round": bench.one_round,
+        "round": bench.one_round_without_merges,
         "merge": lambda: bench.merge(0),
         "audit": lambda: bench.one_audit(exact=False),
         "exact": lambda: bench.one_audit(exact=True),
@@ -215,8 +234,10 @@ def measure(
             act()
             if turn:  # the first one allocates
                 taken[name].append(time.process_time() - began)
+    medians = {name: statistics.median(each) for name, each in taken.items()}
+    medians["round"] += medians["merge"] * reducers / members
     return Times(
-        **{name: statistics.median(each) for name, each in taken.items()},
+        **medians,
         audits=bench.audits_per_round(rate),
     )
 
@@ -227,6 +248,8 @@ def main() -> None:
     parser.add_argument("--values", type=int, nargs="+", default=[1 << 20, 1 << 22, 1 << 24])
     parser.add_argument("--codec", default="int4")
     parser.add_argument("--merge", default="mean")
+    parser.add_argument("--tensors", type=int, default=1, help="equal tensors in each slice")
+    parser.add_argument("--reducers", type=int, help="slices; default: one for each member")
     parser.add_argument("--turns", type=int, default=31)
     parser.add_argument("--rate", type=float, default=0.1)
     given = parser.parse_args()
@@ -236,12 +259,14 @@ def main() -> None:
             values,
             codec=given.codec,
             merge=given.merge,
+            tensors=given.tensors,
+            reducers=given.reducers,
             turns=given.turns,
             rate=given.rate,
         )
         print(
-            f"{values} values: round {1e3 * found.round:.2f} ms, of these "
-            f"{1e3 * found.merge:.2f} ms to merge; audit {1e3 * found.audit:.2f} ms, "
+            f"{values} values: round {1e3 * found.round:.2f} ms, "
+            f"{1e3 * found.merge:.2f} ms to merge a slice; audit {1e3 * found.audit:.2f} ms, "
             f"exact {1e3 * found.exact:.2f} ms, {found.audits:.3f} of them: "
             f"{found.audits_share:.2%}; claims {1e3 * found.claims:.2f} ms: "
             f"{found.claims_share:.2%}",

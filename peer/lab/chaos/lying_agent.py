@@ -18,12 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import blake3
 import msgspec
 import numpy as np
 
 from averaging import messages as said
-from averaging.audit.claims import claim, digest_of_pieces
+from averaging.audit.claims import claim, digest_of_pieces, digests_of
 from averaging.history.parent_maps import ParentMap
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
@@ -325,8 +324,8 @@ def _other_uploads(true: Uploads, me: PeerId, sign: Callable[[bytes], bytes]) ->
         if index not in true.own:
             continue
         own[index] = memoryview(bytes(len(true.own[index])))
-        pieces = true.cutting.pieces(index)
-        leaves = [blake3.blake3(own[index][place]).digest() for _, place in pieces]
+        places = (place for _, place in true.cutting.audited(index))
+        leaves = digests_of(own[index], places)
         evidence.own_leaves[index] = leaves
         evidence.own[index] = claim(
             evidence.subject(index, merged=False), true.commit, me, said_before.members,

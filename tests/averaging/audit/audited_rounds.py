@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from averaging import messages
-from averaging.audit.claims import Claim, Subject, claim, digest_of_pieces
+from averaging.audit.claims import Claim, Subject, claim, digest_of_pieces, digests_of
 from averaging.audit.inquiry import Inquiry
 from averaging.audit.proofs import (
     Court,
@@ -26,8 +26,13 @@ from averaging.audit.proofs import (
     Vote,
 )
 from averaging.messages import Commit
-from averaging.numbers.arithmetic import MeldNumbers, Numbers, numbers_of
-from averaging.numbers.chunks import Cutting
+from averaging.numbers.arithmetic import (
+    PIECES_SINCE,
+    MeldNumbers,
+    Numbers,
+    cutting_of,
+    numbers_of,
+)
 from averaging.numbers.codec import Scratch
 from averaging.rules.sites import shares
 from averaging.rules.weights import weights_of
@@ -36,7 +41,7 @@ from tests.averaging.history.replayed_rounds import FRAGMENT, LAYOUT, commit_aft
 
 WHO = [Identity.from_seed(bytes([number]) * 32) for number in range(4)]
 COURT = Court(bytes(16), LAYOUT, verify)
-SLICE, PIECE = 0, 0
+SLICE = 0
 REDUCER = 0
 _scratch = Scratch()
 
@@ -64,6 +69,13 @@ def commit_of(kind: str = "merge", *, codec: str = "int8", merge: str = "mean") 
     return changed
 
 
+def in_pieces(commit: Commit) -> Commit:
+    """The same round with one reducer for the fragment's three units, each of which is a piece."""
+    return msgspec.structs.replace(
+        commit, protocol=PIECES_SINCE, reducers=commit.reducers[:1], shares=(1,)
+    )
+
+
 def of_a_site(commit: Commit) -> Commit:
     """The same round, in which the third member carries the fourth one's contribution."""
     *others, last = commit.members
@@ -81,12 +93,14 @@ class Round:
     """Uploads of the audited slice, by the roster index of who made them."""
     claims: dict[int, Claim] = field(default_factory=dict)
     alone: dict[int, tuple[bytes, Claim]] = field(default_factory=dict)
+    piece: int = 0
+    """The piece that is audited."""
 
     def __post_init__(self) -> None:
         self.encoded = messages.encode_commit(self.commit)
         self.name = messages.digest(self.encoded)
         self.numbers: Numbers = numbers_of(self.commit)
-        self.cutting = Cutting(FRAGMENT, self.numbers, self.commit.shares)
+        self.cutting = cutting_of(self.commit, FRAGMENT, self.numbers)
         rng = np.random.default_rng(1)
         inside = self.commit.carriers or range(len(self.commit.members))
         for number in inside:
@@ -104,8 +118,13 @@ class Round:
                 self._bundle(entry.delegate, number)
 
     def leaves(self, data: bytes) -> list[bytes]:
-        pieces = self.cutting.pieces(SLICE)
-        return [blake3.blake3(data[place]).digest() for _, place in pieces]
+        places = (place for _, place in self.cutting.audited(SLICE))
+        return digests_of(memoryview(data), places)
+
+    @property
+    def place(self) -> slice:
+        """The place of the audited piece in an upload."""
+        return self.cutting.audited(SLICE)[self.piece][1]
 
     def _upload(
         self, number: int, members: Sequence[int], data: bytes, sources: Sequence[Claim] = ()
@@ -197,16 +216,15 @@ class Round:
             merged=merged,
             claim=said,
             sources=(),
-            piece=PIECE,
+            piece=self.piece,
             leaves=leaves,
         )
 
     def proof(self, inquiry: Inquiry, *, alone: bool = False) -> Proof:
         """The evidence, with all uploads as their senders show them."""
-        place = self.cutting.pieces(SLICE)[PIECE][1]
         for by, _ in inquiry.wanted():
             data = self.alone[by][0] if alone else self.uploads[by]
-            assert inquiry.take_upload(by, b"".join(self.leaves(data)), data[place])
+            assert inquiry.take_upload(by, b"".join(self.leaves(data)), data[self.place])
         assert inquiry.is_complete
         return inquiry.proof()
 
@@ -217,8 +235,7 @@ class Round:
         leaves = self.leaves(data)
         said = self.signed(delegate, inside, digest_of_pieces(leaves), sources, merged=False)
         head = self.head(said, merged=False, leaves=(b"".join(leaves),))
-        place = self.cutting.pieces(SLICE)[PIECE][1]
-        inquiry = Inquiry(self.encoded, self.commit, head, data[place])
+        inquiry = Inquiry(self.encoded, self.commit, head, data[self.place])
         assert inquiry.take_sources(sources)
         return inquiry
 

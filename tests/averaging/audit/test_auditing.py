@@ -51,22 +51,35 @@ def test_a_liar_in_one_piece_of_each_round_is_found_after_about_ten(auditors: in
 
 
 @pytest.mark.parametrize(
-    ("rate", "pieces", "share"),
-    [(0.1, 1, 0.25), (0.5, 1, 0.74), (0.1, 16, 0.96), (0.1, 32, 0.995)],
+    ("rate", "pieces", "share", "mean"),
+    [
+        (0.1, 1, 0.25, 95.0),
+        (0.5, 1, 0.74, 15.0),
+        (0.1, 3, 0.56, 28.0),
+        (0.1, 6, 0.78, 12.0),
+        (0.1, 16, 0.96, 2.5),
+    ],
 )
 def test_who_reduces_in_one_round_of_ten_is_found_within_twenty_rounds_by_its_number_of_pieces(
-    rate: float, pieces: int, share: float
+    rate: float, pieces: int, share: float, mean: float
 ) -> None:
     """It falsifies all of each slice that it merges. The bytes are those of the rate, however many
     pieces there are; who falsifies one of them is found no sooner, and does that much less harm.
+    ``share``: of the liars. ``mean``: number of rounds from the first lie to the ban.
     """
-    rng, liars, auditors, found = random.Random(f"{rate} {pieces}"), 500, 9, 0
+    rng, liars, auditors = random.Random(f"{rate} {pieces}"), 800, 9
     chance = selection.chance(rate, auditors)
-    for _ in range(liars):
-        lies = 1 + sum(rng.random() < 0.1 for _ in range(20))
-        tickets = [rng.randbytes(64) for _ in range(lies * auditors)]
-        found += any(selection.drawn(each, {0: pieces}, chance=chance) for each in tickets)
-    assert found / liars == pytest.approx(share, abs=0.05)
+    rounds = [0] * liars
+    for liar in range(liars):
+        lies = True
+        while True:
+            tickets = [rng.randbytes(64) for _ in range(auditors * lies)]
+            if any(selection.drawn(each, {0: pieces}, chance=chance) for each in tickets):
+                break
+            rounds[liar] += 1
+            lies = rng.random() < 0.1
+    assert sum(each <= 20 for each in rounds) / liars == pytest.approx(share, abs=0.05)
+    assert sum(rounds) / liars == pytest.approx(mean, rel=0.2)
 
 
 @pytest.mark.parametrize("auditors", [1, 3, 15])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -29,6 +30,7 @@ from averaging.numbers import merge_estimate
 from averaging.numbers.arithmetic import MergeNumbers
 from averaging.numbers.codecs import codec_names
 from averaging.numbers.merge import rule_names
+from dht.identity import PeerId
 from tests.averaging.audit.audited_rounds import (
     COURT,
     REDUCER,
@@ -38,6 +40,7 @@ from tests.averaging.audit.audited_rounds import (
     commit_of,
     denied_vote,
     heads_of_proofs,
+    in_pieces,
     of_a_site,
     two_votes,
 )
@@ -52,6 +55,12 @@ ROUNDS = {
     "meld with rda": commit_of("meld", merge="rda"),
     "a site": of_a_site(commit_of()),
     "a site in a meld": of_a_site(commit_of("meld", codec="f32")),
+    **{
+        f"pieces of {name}": in_pieces(commit_of(merge=name, codec="int4")) for name in rule_names()
+    },
+    "pieces of a mix": in_pieces(commit_of("mix")),
+    "pieces of a meld": in_pieces(commit_of("meld")),
+    "pieces of a site": in_pieces(of_a_site(commit_of())),
 }
 
 
@@ -112,6 +121,58 @@ def test_a_delegate_that_bundles_falsely_is_convicted_like_a_reducer(kind: str) 
     false = altered(bundle[:40]) + bundle[40:]
     proof = round_.proof(round_.audit_of_bundle(2, false), alone=True)
     assert check(proof, COURT) == Guilty(WHO[2].peer_id, "merged slice 0 falsely")
+
+
+@pytest.mark.parametrize("name", [each for each in ROUNDS if "pieces" in each])
+def test_a_lie_in_one_piece_is_seen_in_that_piece_alone(name: str) -> None:
+    round_ = Round(ROUNDS[name])
+    assert len(round_.cutting.audited(SLICE)) == 3
+    place = round_.cutting.pieces(SLICE, merged=True)[0][1]
+    (chunk,) = round_.cutting.chunks[SLICE]
+    ends = [piece.merged.stop - chunk.merged.start for piece, _ in round_.cutting.audited(SLICE)]
+    assert ends[-1] == place.stop
+    right = round_.right()
+    false = altered(right[: ends[1]]) + right[ends[1] :]
+    for piece in range(3):
+        round_.piece = piece
+        with pytest.raises(Right):
+            check(round_.proof(round_.audit(right)), COURT)
+        proof = round_.proof(round_.audit(false))
+        if piece == 1:
+            assert check(proof, COURT) == Guilty(ACCUSED, "merged slice 0 falsely")
+        else:
+            with pytest.raises(Right):
+                check(proof, COURT)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_an_audit_that_is_not_exact_checks_signatures_only_of_a_false_merge(is_right: bool) -> None:
+    checked: list[bytes] = []
+
+    def noting(peer: PeerId, signed: bytes, signature: bytes) -> bool:
+        checked.append(signature)
+        return COURT.verify(peer, signed, signature)
+
+    round_ = Round(commit_of())
+    right = round_.right()
+    proof = round_.proof(round_.audit(right if is_right else altered(right[:40]) + right[40:]))
+    court = replace(COURT, verify=noting)
+    if is_right:
+        with pytest.raises(Right):
+            check(proof, court, exact=False)
+    else:
+        assert check(proof, court, exact=False).peer == ACCUSED
+    assert len(checked) == (0 if is_right else 5)
+
+
+def test_a_source_that_its_accomplice_has_not_signed_convicts_when_an_audit_is_exact() -> None:
+    round_ = Round(commit_of())
+    unsigned = msgspec.structs.replace(round_.claims[3], signature=bytes(64))
+    round_.claims[3] = unsigned
+    proof = round_.proof(round_.audit(round_.right()))
+    with pytest.raises(Right):
+        check(proof, COURT, exact=False)
+    assert "has not signed" in check(proof, COURT).what
 
 
 def test_a_forged_source_convicts_before_any_byte_is_fetched() -> None:

@@ -13,6 +13,7 @@ from averaging.audit.proofs import Proof, TwoVotes, Vote
 from averaging.live import bundling
 from averaging.live.evidence import Uploads
 from averaging.live.reducing import Making, Reducing
+from averaging.numbers import chunks
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
@@ -23,6 +24,12 @@ from tests.averaging.live.quadratic import POLICY, Peer, Swarm, swarm
 MALLORY = identity_of("mallory").peer_id
 EVERYTHING = replace(POLICY, audit_rate=1.0)
 HALF = replace(POLICY, audit_rate=0.5)
+
+
+@pytest.fixture(autouse=True)
+def several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slices of this tiny model have several pieces, as those of larger ones do."""
+    monkeypatch.setattr(chunks, "PIECE_MIN_VALUES", 1)
 
 
 async def honest(made: Swarm, policy: RoundPolicy, **facts: Any) -> list[Peer]:
@@ -134,9 +141,9 @@ def test_bundles_of_a_site_are_audited_and_a_delegate_that_lies_is_banned(
     assert run(main()) == [set()] * 4
     honestly = bundling._merge
 
-    def lie(*args: Any) -> bytes:
-        numbers, chunk, pieces, weights, out, scratch = args
-        return honestly(numbers, chunk, [pieces[0]] * len(pieces), weights, out, scratch)
+    def lie(*args: Any) -> list[bytes]:
+        numbers, chunk, pieces, *rest = args
+        return honestly(numbers, chunk, [pieces[0]] * len(pieces), *rest)
 
     monkeypatch.setattr(bundling, "_merge", lie)
     # Whoever is the delegate lies; riders and the other site find it.

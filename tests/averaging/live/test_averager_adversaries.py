@@ -12,10 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from blake3 import blake3
 
 from averaging import messages as said
-from averaging.audit.claims import encode_statement
+from averaging.audit.claims import digests_of, encode_statement
 from averaging.live.buffers import Growing
 from averaging.live.bulk import Bulk
 from averaging.live.exchange import Exchange
@@ -76,9 +75,9 @@ def tamper(
 
 async def _send_signed(uploading: Uploading, bulk: Bulk, index: int, data: bytearray) -> None:
     """Send a slice with a claim about it, as a liar does that answers for its bytes."""
-    evidence, pieces = uploading.parts.evidence, uploading.parts.cutting.pieces(index)
+    evidence, pieces = uploading.parts.evidence, uploading.parts.cutting.audited(index)
     evidence.own.pop(index, None)
-    evidence.own_leaves[index] = [blake3(data[place]).digest() for _, place in pieces]
+    evidence.own_leaves[index] = digests_of(memoryview(data), (place for _, place in pieces))
     await bulk.send(data)
     claim = evidence.claim_own(index, uploading.parts.traffic.inside or ())
     await bulk.send_frame(encode_statement(claim.statement))

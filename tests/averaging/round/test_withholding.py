@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from averaging import messages as said
@@ -136,6 +137,42 @@ def test_a_reducer_that_sends_no_merged_slice_is_named_unless_it_is_gone(is_gone
     assert not blamed(rounds.handle(Tick(), late - 0.1))
     found = blamed(rounds.handle(Tick(), late + 0.1))
     assert set(found) == (set() if is_gone else {keeps})
+
+
+@pytest.mark.parametrize("whose", ["leader", "member"])
+def test_only_a_leader_whose_own_claim_is_beyond_belief_is_named_for_its_commit(whose: str) -> None:
+    """Of another member it may have seen more."""
+    rounds = machine()
+    leader = joined(rounds)
+    message = committed(rounds, leader)
+    commit = said.decode_commit(message.commit)
+    members = list(commit.members)
+    number = next(
+        i for i, each in enumerate(members) if (each.peer == leader) == (whose == "leader")
+    )
+    members[number] = msgspec.structs.replace(members[number], steps=10**12)
+    effects = rounds.handle(
+        Received(leader, committed(rounds, leader, members=tuple(members))), 2.0
+    )
+    assert not of(effects, Enter)
+    named = [
+        note.fields["peer"]
+        for note in effects
+        if isinstance(note, Note) and note.event == "overstated"
+    ]
+    assert named == ([leader] if whose == "leader" else [])
+
+
+def test_who_took_the_slice_of_a_reducer_that_keeps_it_is_not_named_in_its_place() -> None:
+    """The upload of that reducer itself is in the seal, and only it has that: nobody can merge."""
+    rounds, enter = entered()
+    mine, first, second = sealed(rounds, enter)
+    keeps = enter.commit.reducers[second]
+    rounds.handle(SliceMerged(enter.round, mine, bytes(32)), BEGAN)
+    taken = said.Reassign(0, enter.round, 0, second, enter.commit.reducers[first])
+    rounds.rounds[enter.round].handle(Received(ME, taken), BEGAN)
+    late = BEGAN + enter.commit.upload_s + POLICY.margin_s
+    assert set(blamed(rounds.handle(Tick(), late + 0.1))) == {keeps}
 
 
 @pytest.mark.parametrize("is_missing", [False, True])

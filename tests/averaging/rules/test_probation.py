@@ -8,7 +8,12 @@ import msgspec
 import pytest
 
 from averaging.messages import Commit, Entry
-from averaging.rules.probation import YOUNG_ROUNDS, Probation, ProbationPolicy
+from averaging.rules.probation import (
+    STRIKES_COUNT_SINCE,
+    YOUNG_ROUNDS,
+    Probation,
+    ProbationPolicy,
+)
 from averaging.rules.weights import Contribution, credited, shares_of
 from dht.identity import PeerId
 from tests.averaging.message_examples import COMMIT
@@ -34,11 +39,34 @@ def commit(*members: PeerId, on_probation: tuple[int, ...] = ()) -> Commit:
 def test_without_a_policy_everybody_counts() -> None:
     probation = Probation(ProbationPolicy())
     assert probation.is_established(NEW, OLD, 0.0)
-    assert probation.objection(commit(*OLD), probation.asked(OLD, 0.0), 0.0, me=ME) is None
-    reason = probation.objection(
-        commit(*OLD, on_probation=(2,)), probation.asked(OLD, 0.0), 0.0, me=ME
-    )
-    assert reason == "it has members on probation; the run has no probation"
+    assert probation.counts_all
+
+
+@pytest.mark.parametrize(
+    ("on_probation", "protocol", "reason"),
+    [
+        ((), 1, None),
+        ((2,), 1, "it has members on probation; the run has no probation"),
+        ((2,), STRIKES_COUNT_SINCE, None),
+        ((1, 2), STRIKES_COUNT_SINCE, "1 of its 3 members are its voters"),
+    ],
+)
+def test_without_a_policy_half_of_the_members_vote(
+    on_probation: tuple[int, ...], protocol: int, reason: str | None
+) -> None:
+    probation = Probation(ProbationPolicy())
+    judged = msgspec.structs.replace(commit(*OLD, on_probation=on_probation), protocol=protocol)
+    assert probation.objection(judged, probation.asked(OLD, 0.0), 0.0, me=ME) == reason
+
+
+def test_strikes_count_without_a_policy_while_fewer_than_half_have_too_many() -> None:
+    out = {ANNA}
+    probation = Probation(ProbationPolicy(), struck=lambda peer, now: peer in out)
+    assert not probation.is_established(ANNA, OLD, 0.0)
+    assert probation.is_established(BORIS, OLD, 0.0)
+    assert probation.is_established(ANNA, [ANNA, BORIS], 0.0), "half of those that are live"
+    out.add(BORIS)
+    assert probation.is_established(ANNA, OLD, 0.0)
 
 
 def test_a_peer_with_too_many_strikes_is_on_probation_until_they_have_faded() -> None:

@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 
 from averaging.history.state import FragmentState
+from averaging.numbers import chunks
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S
 from averaging.rules.probation import ProbationPolicy
@@ -128,6 +129,20 @@ def test_an_honest_peer_alone_with_a_version_that_a_liar_has_made_with_it_goes_b
     besieged(4282)
 
 
+def test_reducers_that_keep_what_they_merge_do_not_reduce_for_ever() -> None:
+    """The reducers of a round follow from its version, and no successor has the upload of the one
+    that keeps the slice: each attempt at the version had one of two liars among its reducers."""
+    besieged(8617)
+
+
+@pytest.mark.parametrize("seed", [992, 5360])
+def test_leaders_that_overstate_their_work_do_not_send_members_to_each_other_for_ever(
+    seed: int,
+) -> None:
+    """Members that passed one of two such leaders over were sent back to it by the other."""
+    besieged(seed)
+
+
 def test_a_word_that_is_repeated_to_its_author_makes_no_round_void_for_it() -> None:
     """Seed 1224 of later ballots showed the same."""
     besieged(2414)
@@ -159,6 +174,18 @@ def test_coordinators_that_never_seal_hardly_cost_versions() -> None:
         usual += besieged(seed, ())
     assert made["did not seal"] > 100
     assert made["closed merge"] > 0.8 * usual["closed merge"]
+
+
+def test_members_that_lie_where_slices_have_several_pieces_are_convicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chunks, "PIECE_MIN_VALUES", 1)
+    happened: Counter[str] = Counter()
+    for number, behaves in enumerate(BEHAVIOURS):
+        if behaves.__name__ in ("first_for_all", "forge_sources"):
+            for seed in range(number, 80, len(BEHAVIOURS) + 1):
+                happened += besieged(seed)
+    assert happened["merged falsely"] and happened["convicted"]
 
 
 @pytest.mark.timeout(600)

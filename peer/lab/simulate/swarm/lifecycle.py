@@ -168,7 +168,7 @@ class Lifecycle:
             probation=probation,
             now=env.heap.now,
         )
-        if not probation.is_on:  # otherwise peers differ in who counts
+        if probation.counts_all:  # otherwise peers differ in who counts
             machine.peers.crowd = view
         if env.heap.now == 0.0:
             machine.peers.started_at = -1e6  # founders count as long-standing members
@@ -180,11 +180,11 @@ class Lifecycle:
             return lambda peer: None
         return lambda peer: checking.refuses(me, peer, "proposals")
 
-    def _struck_by(self, me: PeerId) -> Callable[[PeerId, float], bool]:
+    def _struck_by(self, me: PeerId) -> Callable[[PeerId, float], bool] | None:
         """Whom a peer's spot checks refuse is on probation there, as at a live peer."""
         checking = self._spot_checking
         if checking is None:
-            return lambda peer, now: False
+            return None
         return lambda peer, now: checking.distrusts(me, peer)
 
     def sign_first_versions(self) -> None:
