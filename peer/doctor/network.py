@@ -205,27 +205,27 @@ async def members_elsewhere(host: Host, presence: Presence) -> list[Member]:
     """The live members on other machines, by peer id.
 
     A connection to one on this machine proves nothing about the network. Many homes have the same
-    private addresses, so one that announces an address of this machine is asked for a connection.
+    private addresses, so a member that has one of this machine's is here if a connection shows it.
     """
     own = presence.addresses
 
     def is_here(address: Multiaddr) -> bool:
         return addresses.scope_seen(address, own) is addresses.Scope.MACHINE
 
-    elsewhere = []
-    live = presence.table.live(asyncio.get_running_loop().time())
-    for member in sorted(live, key=lambda m: m.peer):
-        direct = [address for address in member.addresses if not addresses.is_relayed(address)]
-        if any(map(is_here, direct)):
-            with suppress(PeerUnreachable):  # then it is elsewhere
-                await presence.connect(member.peer, timeout_s=SEED_TIMEOUT_S)
-            near = {
-                c.peer for c in await host.connections() if not c.relayed and is_here(c.address)
-            }
-            if member.peer in near:
-                continue
-        elsewhere.append(member)
-    return elsewhere
+    async def connect(member: Member) -> None:
+        with suppress(DhtError):  # then it is elsewhere
+            await presence.connect(member.peer, timeout_s=SEED_TIMEOUT_S)
+
+    live = sorted(presence.table.live(asyncio.get_running_loop().time()), key=lambda m: m.peer)
+    await asyncio.gather(
+        *(
+            connect(member)
+            for member in live
+            if any(is_here(at) for at in member.addresses if not addresses.is_loopback(at))
+        )
+    )
+    here = {c.peer for c in await host.connections() if not c.relayed and is_here(c.address)}
+    return [member for member in live if member.peer not in here]
 
 
 async def check_lane(presence: Presence, live: Sequence[Member], try_lane: TryLane) -> Finding:
@@ -388,8 +388,9 @@ async def check_reachability(presence: Presence) -> Finding:
         "reachability",
         "warning",
         f"{how}: {presence.reachability_reason} (tried {known})",
-        "this machine can take part all the same; to lead rounds too, forward a TCP port to it "
-        "and give the outer address with --announce",
+        "this machine can take full part all the same; to lead rounds even where no direct "
+        "connections through routers open, forward a TCP port to it and give the outer address "
+        "with --announce",
     )
 
 

@@ -332,7 +332,7 @@ def test_a_machine_that_cannot_be_dialled_can_take_part() -> None:
     found = network_findings(with_seed, dial_out_only=True)
     assert found["reachability"].state == "warning"
     assert "dial-out only" in found["reachability"].text
-    assert "can take part" in (found["reachability"].remedy or "")
+    assert "can take full part" in (found["reachability"].remedy or "")
     assert exit_code(found.values()) == 0
 
 
