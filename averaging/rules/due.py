@@ -4,6 +4,11 @@ Peers with free-running schedules would almost never meet. Instead, every peer t
 closing counts from it, and a slow peer counts fewer of its steps than a fast one, so all are due at
 about the same moment. No clock is compared with another peer's; only own steps are counted.
 
+A roster closes some time after the fragment was due: snapshots are taken, and peers gather. Each
+peer measures that from closing to closing, and is due earlier by the usual time, so that closings
+are a cycle apart. Three homes whose cycle of 14 s would have filled 82% of their lines closed every
+16 s without it.
+
 A peer that takes part in every k-th version (``averaging.rules.line_pace``) sits the others out,
 unless so much time has passed that there are no others: where it is needed for a quorum, no roster
 closes without it.
@@ -27,6 +32,13 @@ exchange without end."""
 
 RETRY_SHARE: Final = 0.25
 """After an attempt that failed a fragment is due again this share of a cycle later."""
+
+GATHERING_WEIGHT: Final = 0.25
+"""Weight of the newest cycle in the usual time between the due time and the closing."""
+
+GATHERING_SHARE_MAX: Final = 0.25
+"""Bound of the usual time between the due time and the closing, as a share of a cycle, and of the
+unweighted change by one cycle: a time without a quorum is not usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +79,11 @@ class DueTime:
         """k: takes part in every k-th version."""
         self._fragment = fragment
         self._anchor = step
+        self._planned: int | None = None
+        """Steps from the last closing to the next one as planned; ``None``: an attempt failed
+        since, or there was no closing."""
+        self._gathering = 0.0
+        """Usual number of steps between the due time and the closing."""
         self._last_version: int | None = None
         self._last_step = step
         self._took_part_at: deque[int] = deque(maxlen=ROUNDS_COUNTED)
@@ -90,13 +107,22 @@ class DueTime:
         return max(1, round(steps * median_s / own_s))
 
     def closed(self, step: int, interval: int) -> None:
-        """Count from this step: a roster closed, with or without this peer."""
-        self._anchor = step
-        self._due = step + max(1, interval)
+        """Count from this step: a roster closed, with or without this peer.
+
+        ``interval``: steps until the next one closes.
+        """
+        most = GATHERING_SHARE_MAX * interval
+        if self._planned is not None:
+            late = step - self._anchor - self._planned
+            self._gathering += GATHERING_WEIGHT * max(-most, min(late, most))
+        self._gathering = max(0.0, min(self._gathering, most))
+        self._anchor, self._planned = step, interval
+        self._due = step + max(1, round(interval - self._gathering))
 
     def attempt_failed(self, step: int, interval: int) -> None:
         """Retry after a share of the interval: this peer's attempt ended without a version."""
         self._due = max(step + 1, step + round(interval * RETRY_SHARE))
+        self._planned = None
 
     def took_part(self, version: int, step: int) -> None:
         """Note that this peer is in the roster of this version."""

@@ -25,6 +25,7 @@ from dht.presence.settings import Profile
 from dht.records import PeerRecord, seal
 from peer.doctor.findings import Finding
 from peer.doctor.targets import Plan
+from peer.quantities import peers_text
 
 CLOCK_WISHED_S = 2.0
 SEED_TIMEOUT_S = 10.0
@@ -95,8 +96,9 @@ async def examine_network(
         if plan.run is not None:
             yield await check_run(presence, plan.run)
             if try_lane is not None:
-                yield await check_lane(presence, try_lane)
-                yield await check_meetings(presence, try_lane)
+                elsewhere = await members_elsewhere(host, presence)
+                yield await check_lane(presence, elsewhere, try_lane)
+                yield await check_meetings(presence, elsewhere, try_lane)
             if examine_router is not None:
                 yield await check_router(examine_router, presence.addresses)
         yield await check_reachability(presence)
@@ -195,14 +197,40 @@ async def check_run(presence: Presence, run: RunId) -> Finding:
         )
     name = from_canonical(content, run).name
     live = await _count_live(presence)
-    return Finding("run", "ok", f"{name!r}: run file fetched; {live} peers are live")
+    return Finding("run", "ok", f"{name!r}: run file fetched; live: {peers_text(live)}")
 
 
-async def check_lane(presence: Presence, try_lane: TryLane) -> Finding:
-    """Check that a direct connection for bulk transfers opens to one of the run's peers."""
+async def members_elsewhere(host: Host, presence: Presence) -> list[Member]:
+    """The live members on other machines, by peer id.
+
+    A connection to one on this machine proves nothing about the network. Many homes have the same
+    private addresses, so a member that has one of this machine's is here if a connection shows it.
+    """
+    own = presence.addresses
+
+    def is_here(address: Multiaddr) -> bool:
+        return addresses.scope_seen(address, own) is addresses.Scope.MACHINE
+
+    async def connect(member: Member) -> None:
+        with suppress(DhtError):  # then it is elsewhere
+            await presence.connect(member.peer, timeout_s=SEED_TIMEOUT_S)
+
     live = sorted(presence.table.live(asyncio.get_running_loop().time()), key=lambda m: m.peer)
+    await asyncio.gather(
+        *(
+            connect(member)
+            for member in live
+            if any(is_here(at) for at in member.addresses if not addresses.is_loopback(at))
+        )
+    )
+    here = {c.peer for c in await host.connections() if not c.relayed and is_here(c.address)}
+    return [member for member in live if member.peer not in here]
+
+
+async def check_lane(presence: Presence, live: Sequence[Member], try_lane: TryLane) -> Finding:
+    """Check that a direct connection for bulk transfers opens to one of the run's peers."""
     if not live:
-        return Finding("direct lane", "skipped", "no peer of the run is live")
+        return Finding("direct lane", "skipped", "no peer of the run is live on another machine")
     reasons = []
     for member in live[:LANE_TRIES]:
         path = await _try(presence, member, try_lane, reachable=member.reachable)
@@ -217,12 +245,12 @@ async def check_lane(presence: Presence, try_lane: TryLane) -> Finding:
     )
 
 
-async def check_meetings(presence: Presence, try_lane: TryLane) -> Finding:
+async def check_meetings(presence: Presence, live: Sequence[Member], try_lane: TryLane) -> Finding:
     """Check that direct connections open to peers of the run that can only dial out."""
-    live = presence.table.live(asyncio.get_running_loop().time())
-    hidden = sorted((m for m in live if m.reachable is False), key=lambda m: m.peer)[:LANE_TRIES]
+    hidden = [member for member in live if member.reachable is False][:LANE_TRIES]
     if not hidden:
-        return Finding("meeting", "skipped", "no live peer of the run is behind a router")
+        text = "no live peer of the run on another machine is behind a router"
+        return Finding("meeting", "skipped", text)
     return describe_meetings(
         [
             (
@@ -359,8 +387,9 @@ async def check_reachability(presence: Presence) -> Finding:
         "reachability",
         "warning",
         f"{how}: {presence.reachability_reason} (tried {known})",
-        "this machine can take part all the same; to lead rounds too, forward a TCP port to it "
-        "and give the outer address with --announce",
+        "this machine can take full part all the same; to lead rounds even where no direct "
+        "connections through routers open, forward a TCP port to it and give the outer address "
+        "with --announce",
     )
 
 

@@ -204,7 +204,7 @@ def test_the_doctor_examines_a_run_without_being_seen_by_members() -> None:
     findings = all_network_findings(with_members, try_lane=closed_at_first)
     found = {finding.check: finding for finding in findings}
     assert found["run"].state == "ok"
-    assert "2 peers are live" in found["run"].text
+    assert "live: 2 peers" in found["run"].text
     assert found["direct lane"].state == "ok"
     assert tried[1] in found["direct lane"].text
     assert found["reachability"].state == "ok"
@@ -276,6 +276,41 @@ def test_peers_behind_routers_to_which_no_direct_connection_opens_are_named() ->
     )
 
 
+def test_a_peer_on_this_machine_proves_nothing_about_direct_connections() -> None:
+    """It can only dial out, and a neighbour of its machine connects to it without a router."""
+
+    async def opens(peer: PeerId) -> LanePath | str:
+        tried.append(peer)
+        return LanePath.DIRECT
+
+    tried: list[PeerId] = []
+    anna = identity_of("anna").peer_id
+
+    async def on_this_machine(network: Network) -> Plan:
+        file = RunFile()
+        network.place(anna, Multiaddr("/ip4/10.1.2.3/tcp/7701"))
+        network.place(identity_of("patient").peer_id, Multiaddr("/ip4/10.1.2.3/tcp/7702"))
+        network.dial_out_only(anna)
+        member = Presence(
+            network.host("anna"),
+            identity_of("anna"),
+            Profile(file.run_id, name="anna", run_file=file.canonical()),
+            seeds=await seeds(network),
+        )
+        await member.start()
+        network.presences.append(member)
+        await asyncio.sleep(60)
+        assert member.reachable is False
+        network.dial_out_only(anna, only=False)  # the router is not between the two
+        return replace(EMPTY, seeds=await seeds(network), run=file.run_id)
+
+    found = {each.check: each for each in all_network_findings(on_this_machine, try_lane=opens)}
+    assert "live: 1 peer" in found["run"].text
+    assert not tried
+    for check in ("direct lane", "meeting"):
+        assert found[check].state == "skipped" and "another machine" in found[check].text
+
+
 def test_peers_that_cannot_be_met_for_one_reason_are_told_together() -> None:
     apart = "both are behind routers"
     paths: list[tuple[str, LanePath | str]] = [
@@ -302,7 +337,7 @@ def test_a_machine_that_cannot_be_dialled_can_take_part() -> None:
     found = network_findings(with_seed, dial_out_only=True)
     assert found["reachability"].state == "warning"
     assert "dial-out only" in found["reachability"].text
-    assert "can take part" in (found["reachability"].remedy or "")
+    assert "can take full part" in (found["reachability"].remedy or "")
     assert exit_code(found.values()) == 0
 
 
