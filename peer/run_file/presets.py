@@ -39,7 +39,12 @@ in speed (there ``clip`` costs 2.5%, because it shortens the updates of fast pee
 the members poisoning within the norm bound it loses least of all rules (``shoal simulate quality
 --only liars``). Merging takes sixteen times the processor time of a mean, which is still little."""
 
-FOLLOWS_LINES: Final = Outer(smaller_codecs=["int2/int4"], steps_per_cycle_max=120)
+OUTER: Final = Outer(late_work="per_cycle")
+"""The section of every new run: late work does not lengthen the outer steps."""
+
+FOLLOWS_LINES: Final = msgspec.structs.replace(
+    OUTER, smaller_codecs=["int2/int4"], steps_per_cycle_max=120
+)
 """The section with codecs and cycles for lines that do not carry the preferred ones."""
 
 CONTINUED_TOKENS, CONTINUED_LENGTH = 20_000_000, 1024
@@ -103,7 +108,9 @@ def continuing(model: HfModel, data: Data) -> RunFile:
         data=msgspec.structs.replace(data, sequence_length=length),
         inner=inner,
         schedule=Schedule(warmup_tokens=CONTINUED_TOKENS // 50),
-        outer=Outer(fragments=4 if adapts else 16, steps_per_cycle=30, merge=ROBUST_MERGE),
+        outer=msgspec.structs.replace(
+            OUTER, fragments=4 if adapts else 16, steps_per_cycle=30, merge=ROBUST_MERGE
+        ),
         end=End(tokens=CONTINUED_TOKENS),
     )
 
