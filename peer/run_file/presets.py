@@ -39,13 +39,11 @@ in speed (there ``clip`` costs 2.5%, because it shortens the updates of fast pee
 the members poisoning within the norm bound it loses least of all rules (``shoal simulate quality
 --only liars``). Merging takes sixteen times the processor time of a mean, which is still little."""
 
-OUTER: Final = Outer(late_work="per_cycle")
-"""The section of every new run: late work does not lengthen the outer steps."""
-
-FOLLOWS_LINES: Final = msgspec.structs.replace(
-    OUTER, smaller_codecs=["int2/int4"], steps_per_cycle_max=120
+NEW_OUTER: Final = Outer(
+    late_work="per_cycle", smaller_codecs=["int2/int4"], steps_per_cycle_max=120
 )
-"""The section with codecs and cycles for lines that do not carry the preferred ones."""
+"""The section of runs with Muon, at whose rates longer outer steps do harm; with codecs and cycles
+for lines that do not carry the preferred ones."""
 
 CONTINUED_TOKENS, CONTINUED_LENGTH = 20_000_000, 1024
 
@@ -61,7 +59,7 @@ def starting(name: str) -> RunFile:
     longer cycles are used only on lines that do not carry the preferred ones (RESULTS.md,
     'Settings, one at a time' and 'Rounds that follow the line').
     """
-    return RunFile(name=name, inner=MuonInner(learning_rate=2e-3), outer=FOLLOWS_LINES)
+    return RunFile(name=name, inner=MuonInner(learning_rate=2e-3), outer=NEW_OUTER)
 
 
 def preset(size: str, data: str = STDLIB) -> RunFile:
@@ -83,7 +81,7 @@ def preset(size: str, data: str = STDLIB) -> RunFile:
         # A fragment is about a block; a cycle of 30 steps loses little against a shorter one, and
         # cycles of 60 and 120 steps cost lines that need them about 1% and 4% of loss.
         outer=msgspec.structs.replace(
-            FOLLOWS_LINES, fragments=model.layers, steps_per_cycle=30, merge=ROBUST_MERGE
+            NEW_OUTER, fragments=model.layers, steps_per_cycle=30, merge=ROBUST_MERGE
         ),
         evaluation=Evaluation(every_versions=4),
         end=End(tokens=tokens),
@@ -108,9 +106,7 @@ def continuing(model: HfModel, data: Data) -> RunFile:
         data=msgspec.structs.replace(data, sequence_length=length),
         inner=inner,
         schedule=Schedule(warmup_tokens=CONTINUED_TOKENS // 50),
-        outer=msgspec.structs.replace(
-            OUTER, fragments=4 if adapts else 16, steps_per_cycle=30, merge=ROBUST_MERGE
-        ),
+        outer=Outer(fragments=4 if adapts else 16, steps_per_cycle=30, merge=ROBUST_MERGE),
         end=End(tokens=CONTINUED_TOKENS),
     )
 

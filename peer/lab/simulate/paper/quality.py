@@ -54,7 +54,7 @@ FAILING: Mapping[int, Mapping[str, Any]] = {
 wait for a majority, so at most 25% can be missing with four learners and none with two. The table
 shows the actual share."""
 PER_CYCLE = {"outer.late_work": "per_cycle"}
-"""Late work counts as the mean of its cycles, as in new runs."""
+"""Late work counts as the mean of its cycles, as in new runs with Muon."""
 SLOW_LINES = {"network.latency_s": [1.6, 2.0], "outer.overlap_steps": HALF_CYCLE}
 """A round takes about half a cycle."""
 MIXED_SPEEDS = {"peers.speed_spread": 0.4, "peers.step_jitter": 0.1}
