@@ -19,7 +19,7 @@ import numpy as np
 
 from averaging.errors import NotFinite
 from averaging.messages import Commit
-from averaging.numbers.arrays import Float32s, Float64s, squared_norm
+from averaging.numbers.arrays import Float32s, Float64s, arithmetic, squared_norm
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named
@@ -124,15 +124,18 @@ def _shortened(base: Float32s, values: Float32s, part: slice, share: float) -> F
     """The values that are the given share of the way from ``base``."""
     if share == 1.0:
         return values[part]
-    moved = values[part] - base[part]
-    moved *= np.float32(share)
-    moved += base[part]
+    with arithmetic():
+        moved = values[part] - base[part]
+        moved *= np.float32(share)
+        moved += base[part]
     return moved
 
 
 def _lengthen(base: Float32s, values: Float32s, part: slice, share: float) -> None:
     """Undo ``_shortened``, in place."""
-    if share != 1.0:
+    if share == 1.0:
+        return
+    with arithmetic():
         moved = values[part] - base[part]
         moved /= np.float32(share)
         np.add(base[part], moved, out=values[part])

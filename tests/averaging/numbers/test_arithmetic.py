@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from averaging.errors import NotFinite
 from averaging.history.adoption import OwnWork, Parting
 from averaging.history.state import FragmentState
 from averaging.numbers.arithmetic import MeldNumbers, MergeNumbers, MixNumbers
@@ -278,3 +279,15 @@ def test_error_feedback_loses_nothing_whatever_happens(happens: Callable[[FedBac
         assert off < 1e-3, f"after round {number} the parameters hold other steps than were made"
     peer.merge()
     assert np.linalg.norm(peer.state.theta - peer.goal) / size < 4, "a few rounds' rests at most"
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, np.finfo(np.float32).max])
+def test_a_share_of_a_displacement_that_is_not_finite_is_refused(value: float) -> None:
+    base, values = draw(0), draw(1)
+    base[0], values[0] = -np.finfo(np.float32).max, value
+    numbers = MergeNumbers(codec="f32", merge="mean", eta=1.0, mu=0.0)
+    (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
+    data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
+
+    with pytest.raises(NotFinite):
+        numbers.encode(chunk, base, values, data, Scratch(), share=0.5)
