@@ -180,9 +180,10 @@ class Exchange:
 
     def _encode_chunk(self, chunk: Chunk, given: Contribution, out: memoryview) -> None:
         numbers, scratch = self.parts.numbers, self.parts.threads.scratch()
-        numbers.encode(chunk, given.base, given.values, out, scratch)
+        base, values, share = given.base, given.values, given.share
+        numbers.encode(chunk, base, values, out, scratch, share=share)
         if given.feedback:
-            numbers.leave_rest(chunk, given.base, given.values, out, scratch)
+            numbers.leave_rest(chunk, base, values, out, scratch, share=share)
 
     # The outer step
 

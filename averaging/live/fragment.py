@@ -495,7 +495,7 @@ class FragmentWork:
         self._mine = effect.round
         snapshot, policy = self.snapshot, self.machine.policy_at(effect.commit.version)
         offered = None if snapshot is None else (snapshot.base, snapshot.values)
-        given = contribution(effect, self.state, offered, feedback=policy.feedback)
+        given = contribution(effect, self.state, offered, policy)
         if given is not None:
             exchange.contribute(given)
 

@@ -15,9 +15,11 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Final, Protocol
 
+import numpy as np
+
 from averaging.errors import NotFinite
 from averaging.messages import Commit
-from averaging.numbers.arrays import Float32s, Float64s, squared_norm
+from averaging.numbers.arrays import Float32s, Float64s, arithmetic, squared_norm
 from averaging.numbers.chunks import PIECES, Chunk, Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named
@@ -56,13 +58,30 @@ class Numbers(Protocol):
     def down(self) -> Leg: ...
 
     def encode(
-        self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
+        self,
+        chunk: Chunk,
+        base: Float32s,
+        values: Float32s,
+        out: memoryview,
+        scratch: Scratch,
+        *,
+        share: float = 1.0,
     ) -> None:
-        """Encode a contribution. Raises ``NotFinite``; its unit is counted in the chunk."""
+        """Encode a contribution. Raises ``NotFinite``; its unit is counted in the chunk.
+
+        ``share``: factor on a displacement (``averaging.rules.late_work``).
+        """
         ...
 
     def leave_rest(
-        self, chunk: Chunk, base: Float32s, values: Float32s, data: memoryview, scratch: Scratch
+        self,
+        chunk: Chunk,
+        base: Float32s,
+        values: Float32s,
+        data: memoryview,
+        scratch: Scratch,
+        *,
+        share: float = 1.0,
     ) -> None:
         """Change ``values`` into those that the encoded contribution stands for (error feedback).
 
@@ -102,6 +121,27 @@ class Numbers(Protocol):
         ...
 
 
+def _shortened(base: Float32s, values: Float32s, part: slice, share: float) -> Float32s:
+    """The values that are the given share of the way from ``base``."""
+    if share == 1.0:
+        return values[part]
+    with arithmetic():
+        moved = values[part] - base[part]
+        moved *= np.float32(share)
+        moved += base[part]
+    return moved
+
+
+def _lengthen(base: Float32s, values: Float32s, part: slice, share: float) -> None:
+    """Undo ``_shortened``, in place."""
+    if share == 1.0:
+        return
+    with arithmetic():
+        moved = values[part] - base[part]
+        moved /= np.float32(share)
+        np.add(base[part], moved, out=values[part])
+
+
 class MergeNumbers:
     """Arithmetic of a merge: the displacement ``base - values`` of each member.
 
@@ -117,15 +157,30 @@ class MergeNumbers:
         self._optimizer = Nesterov(eta, mu)
 
     def encode(
-        self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
+        self,
+        chunk: Chunk,
+        base: Float32s,
+        values: Float32s,
+        out: memoryview,
+        scratch: Scratch,
+        *,
+        share: float = 1.0,
     ) -> None:
-        part = chunk.values
-        self.up.codec.encode_difference(base[part], values[part], chunk.sizes, out, scratch)
+        start, end = base[chunk.values], _shortened(base, values, chunk.values, share)
+        self.up.codec.encode_difference(start, end, chunk.sizes, out, scratch)
 
     def leave_rest(
-        self, chunk: Chunk, base: Float32s, values: Float32s, data: memoryview, scratch: Scratch
+        self,
+        chunk: Chunk,
+        base: Float32s,
+        values: Float32s,
+        data: memoryview,
+        scratch: Scratch,
+        *,
+        share: float = 1.0,
     ) -> None:
         self.up.subtract(chunk, data, base, values, scratch)
+        _lengthen(base, values, chunk.values, share)
 
     def merge(
         self,
@@ -195,12 +250,26 @@ class MixNumbers:
         self.up = self.down = Columns(codec_named("f32"), codec_named("f16"), moves=False)
 
     def encode(
-        self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
+        self,
+        chunk: Chunk,
+        base: Float32s,
+        values: Float32s,
+        out: memoryview,
+        scratch: Scratch,
+        *,
+        share: float = 1.0,
     ) -> None:
         self.up.encode(chunk, {0: values, 1: base}, out, scratch)
 
     def leave_rest(
-        self, chunk: Chunk, base: Float32s, values: Float32s, data: memoryview, scratch: Scratch
+        self,
+        chunk: Chunk,
+        base: Float32s,
+        values: Float32s,
+        data: memoryview,
+        scratch: Scratch,
+        *,
+        share: float = 1.0,
     ) -> None:
         return  # states travel, and f32 loses nothing of theta
 
@@ -268,10 +337,17 @@ class MeldNumbers:
         self._own = theta, momentum
 
     def encode(
-        self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
+        self,
+        chunk: Chunk,
+        base: Float32s,
+        values: Float32s,
+        out: memoryview,
+        scratch: Scratch,
+        *,
+        share: float = 1.0,
     ) -> None:
         self.encode_own(chunk, out, scratch)
-        self.encode_moved(chunk, base, values, out, scratch)
+        self.encode_moved(chunk, base, values, out, scratch, share=share)
 
     # The parts of encode(): members on the same lineage share the bytes of encode_own
 
@@ -282,19 +358,35 @@ class MeldNumbers:
         self.up.encode(chunk, {1: theta, 2: momentum}, out, scratch)
 
     def encode_moved(
-        self, chunk: Chunk, base: Float32s, values: Float32s, out: memoryview, scratch: Scratch
+        self,
+        chunk: Chunk,
+        base: Float32s,
+        values: Float32s,
+        out: memoryview,
+        scratch: Scratch,
+        *,
+        share: float = 1.0,
     ) -> None:
         for index, (part, (moved, _, _)) in enumerate(self.up.units(chunk, out)):
             size = (part.stop - part.start,)
             try:
-                self._displacement.encode_difference(base[part], values[part], size, moved, scratch)
+                end = _shortened(base, values, part, share)
+                self._displacement.encode_difference(base[part], end, size, moved, scratch)
             except NotFinite:
                 raise NotFinite(index) from None
 
     def leave_rest(
-        self, chunk: Chunk, base: Float32s, values: Float32s, data: memoryview, scratch: Scratch
+        self,
+        chunk: Chunk,
+        base: Float32s,
+        values: Float32s,
+        data: memoryview,
+        scratch: Scratch,
+        *,
+        share: float = 1.0,
     ) -> None:
         self.up.subtract(chunk, data, base, values, scratch)
+        _lengthen(base, values, chunk.values, share)
 
     def merge(
         self,

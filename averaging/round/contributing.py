@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from averaging.history.parent_maps import ParentMap
 from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s
 from averaging.round.effects import Enter
+from averaging.rules.late_work import uploaded_share
+from averaging.rules.policy import RoundPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +25,19 @@ class Contribution:
     """Theta and momentum, which a meld moves besides."""
     feedback: bool = False
     """``values`` become those that the encoded contribution stands for."""
+    share: float = 1.0
+    """Factor on the displacement (``averaging.rules.late_work``)."""
 
 
 def contribution(
     enter: Enter,
     state: FragmentState | None,
     offered: tuple[Float32s, Float32s] | None,
-    *,
-    feedback: Collection[str],
+    policy: RoundPolicy,
 ) -> Contribution | None:
     """Return what a member gives to a round; ``None``: nothing.
 
-    ``offered``: base and values of the learner's snapshot. ``feedback``: codecs of uploads whose
-    loss stays in the learner's parameters.
+    ``offered``: base and values of the learner's snapshot.
     """
     commit = enter.commit
     if commit.kind == "mix":
@@ -48,9 +49,15 @@ def contribution(
     if offered is None:
         return None
     base, values = offered
-    fed_back = commit.displacement_codec in feedback
+    assert enter.entry is not None
+    given = Contribution(
+        base,
+        values,
+        feedback=commit.displacement_codec in policy.feedback,
+        share=uploaded_share(policy.late_work, staleness=commit.members[enter.entry].staleness),
+    )
     if commit.kind == "merge":
-        return Contribution(base, values, feedback=fed_back)
+        return given
     assert state is not None
     own_map = ParentMap(state.merged, state.history)
-    return Contribution(base, values, own_map, (state.theta, state.momentum), fed_back)
+    return replace(given, own_map=own_map, carried=(state.theta, state.momentum))

@@ -8,8 +8,8 @@ Start with ``policy`` (all settings of rounds in one place) and ``quorum`` (when
 
 - ``due``: when a fragment is offered. ``peer_view grouping succession``: which peers meet, and
   which of them leads. ``quorum``: when the leader closes the roster.
-- ``weights mixing sites``: how much each contribution counts, what a round does with members on
-  different lineages, and how peers at one place share a slow link.
+- ``weights late_work mixing sites``: how much each contribution counts, how long late work is, what
+  a round does with members on different lineages, and how peers at one place share a slow link.
 - ``deadlines line_speed usual_norms commit_check``: limits on what a member waits for and accepts.
 - ``sources``: the order in which others are asked for a state.
 - ``orders``: what the run's owner has ordered, and which settings a round follows by that.

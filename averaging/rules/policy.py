@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from averaging.messages import ROSTER_MAX
 from averaging.numbers.layout import Kind
 from averaging.rules.due import DuePolicy
+from averaging.rules.late_work import LateWork
 from averaging.rules.line_levels import LEVELS_MAX, Level
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.probation import ProbationPolicy
@@ -54,6 +55,8 @@ class RoundPolicy:
     """Codecs of uploads whose loss is left in the learner's parameters, as part of the next
     contribution. Only where ``carry`` adopts; each peer does it for itself."""
     merge: str = "mean"
+    late_work: LateWork = "whole"
+    """How long the displacement is of work that missed its round; each peer shortens its own."""
     eta: float = 1.0
     mu: float = 0.5
     batch_tokens_max: int | None = None
@@ -135,7 +138,9 @@ class RoundPolicy:
     def of_statistics(self) -> RoundPolicy:
         """The policy of the fragment of statistics: their exact mean, and no outer optimizer."""
         exact = self.in_codecs("f32", "f32")
-        return replace(exact, feedback=frozenset(), merge="mean", eta=1.0, mu=0.0)
+        return replace(
+            exact, feedback=frozenset(), merge="mean", late_work="whole", eta=1.0, mu=0.0
+        )
 
     def in_codecs(self, up: str, down: str) -> RoundPolicy:
         """The same policy with these codecs on every line. Cycles still follow the lines."""

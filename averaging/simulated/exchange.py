@@ -116,7 +116,9 @@ class Exchange:
         if given.feedback:
             for chunk in self.cutting.all_chunks:
                 data = memoryview(self.payload)[chunk.data]
-                self.numbers.leave_rest(chunk, given.base, given.values, data, _scratch)
+                self.numbers.leave_rest(
+                    chunk, given.base, given.values, data, _scratch, share=given.share
+                )
 
     def _encoded(self, given: Contribution) -> bytes:
         numbers, cutting = self.numbers, self.cutting
@@ -130,7 +132,8 @@ class Exchange:
             encode = numbers.encode
         view = memoryview(out)
         for chunk in cutting.all_chunks:
-            encode(chunk, given.base, given.values, view[chunk.data], _scratch)
+            data = view[chunk.data]
+            encode(chunk, given.base, given.values, data, _scratch, share=given.share)
         return bytes(out)
 
     def own_part(self, index: int) -> Part:

@@ -398,8 +398,7 @@ class FragmentNode:
         offered = None
         if learner is not None and learner.snapshot is not None:
             offered = learner.base, learner.snapshot
-        feedback = self.machine.policy_at(commit.version).feedback
-        given = contribution(enter, self.state, offered, feedback=feedback)
+        given = contribution(enter, self.state, offered, self.machine.policy_at(commit.version))
         if given is None:
             assert commit.kind == "mix" or learner is None, "entered without an offer"
             return

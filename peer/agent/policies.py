@@ -63,6 +63,7 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
         line_share=outer.line_share,
         feedback=outer.fed_back,
         merge=outer.merge,
+        late_work=outer.late_work,
         eta=outer.learning_rate,
         mu=outer.momentum,
         tokens_end=run.end.tokens if isinstance(run.end.tokens, int) else None,

@@ -60,6 +60,13 @@ class Outer(Section, frozen=True, kw_only=True):
         Literal["mean", "rda", "clip", "centered_clip"],
         "Rule that combines the contributions of a round into one update.",
     ] = "mean"
+    late_work: Annotated[
+        Literal["whole", "per_cycle"],
+        LATER,
+        "What work that missed its round brings to a later one: `whole`, the displacement of all "
+        "its cycles, `per_cycle`, their mean, so that an outer step is as long as when nobody is "
+        "late. Its tokens count in both.",
+    ] = "whole"
     codec: Annotated[Codec, "Encoding of updates on the wire, for both ways."] = "int4"
     codec_up: Annotated[
         Codec | None, LATER, "Encoding of what peers send to be merged; unset: as `codec`."

@@ -39,8 +39,11 @@ in speed (there ``clip`` costs 2.5%, because it shortens the updates of fast pee
 the members poisoning within the norm bound it loses least of all rules (``shoal simulate quality
 --only liars``). Merging takes sixteen times the processor time of a mean, which is still little."""
 
-FOLLOWS_LINES: Final = Outer(smaller_codecs=["int2/int4"], steps_per_cycle_max=120)
-"""The section with codecs and cycles for lines that do not carry the preferred ones."""
+NEW_OUTER: Final = Outer(
+    late_work="per_cycle", smaller_codecs=["int2/int4"], steps_per_cycle_max=120
+)
+"""The section of runs with Muon, at whose rates longer outer steps do harm; with codecs and cycles
+for lines that do not carry the preferred ones."""
 
 CONTINUED_TOKENS, CONTINUED_LENGTH = 20_000_000, 1024
 
@@ -56,7 +59,7 @@ def starting(name: str) -> RunFile:
     longer cycles are used only on lines that do not carry the preferred ones (RESULTS.md,
     'Settings, one at a time' and 'Rounds that follow the line').
     """
-    return RunFile(name=name, inner=MuonInner(learning_rate=2e-3), outer=FOLLOWS_LINES)
+    return RunFile(name=name, inner=MuonInner(learning_rate=2e-3), outer=NEW_OUTER)
 
 
 def preset(size: str, data: str = STDLIB) -> RunFile:
@@ -78,7 +81,7 @@ def preset(size: str, data: str = STDLIB) -> RunFile:
         # A fragment is about a block; a cycle of 30 steps loses little against a shorter one, and
         # cycles of 60 and 120 steps cost lines that need them about 1% and 4% of loss.
         outer=msgspec.structs.replace(
-            FOLLOWS_LINES, fragments=model.layers, steps_per_cycle=30, merge=ROBUST_MERGE
+            NEW_OUTER, fragments=model.layers, steps_per_cycle=30, merge=ROBUST_MERGE
         ),
         evaluation=Evaluation(every_versions=4),
         end=End(tokens=tokens),

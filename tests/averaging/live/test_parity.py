@@ -109,6 +109,7 @@ def plan(seed: int) -> Plan:
         codec=codec,
         codec_down=[None, "int4", "int2"][seed % 3],
         feedback=frozenset({codec} if seed % 2 else ()),
+        late_work="per_cycle" if seed % 4 < 2 else "whole",
         slice_bytes_min=encoded_size(codec, FRAGMENT.unit_sizes) // rng.randint(1, 3),
     )
     side = rng.sample(range(count), rng.randint(1, count - 1))

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from averaging.errors import NotFinite
 from averaging.history.adoption import OwnWork, Parting
 from averaging.history.state import FragmentState
 from averaging.numbers.arithmetic import MeldNumbers, MergeNumbers, MixNumbers
@@ -78,9 +79,12 @@ def test_slices_of_both_ways_lie_where_their_codecs_put_them() -> None:
         assert place.stop - place.start == codec_named("int4").encoded_size(sizes)
 
 
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
 @pytest.mark.parametrize("codec", ["int2", "int4"])
 @pytest.mark.parametrize("melds", [False, True])
-def test_what_is_sent_and_what_is_left_are_the_displacement(codec: str, melds: bool) -> None:
+def test_what_is_sent_and_what_is_left_are_the_displacement(
+    codec: str, melds: bool, share: float
+) -> None:
     base, values, scratch = draw(0, 1.0), draw(1, 1.0), Scratch()
     numbers: MergeNumbers | MeldNumbers
     numbers = MergeNumbers(codec=codec, merge="mean", eta=1.0, mu=0.0)
@@ -89,16 +93,36 @@ def test_what_is_sent_and_what_is_left_are_the_displacement(codec: str, melds: b
         numbers.carry(base, np.zeros_like(base))
     (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
     data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
-    numbers.encode(chunk, base, values, data, scratch)
+    numbers.encode(chunk, base, values, data, scratch, share=share)
     sent = np.empty(SIZE, np.float32)
+    shortened = np.float32(share) * (base - values)
     codec_named(codec).encode(
-        base - values, SIZES, plain := bytearray(codec_named(codec).encoded_size(SIZES)), scratch
+        shortened, SIZES, plain := bytearray(codec_named(codec).encoded_size(SIZES)), scratch
     )
     codec_named(codec).decode(plain, SIZES, sent, scratch)
 
-    numbers.leave_rest(chunk, base, values, data, scratch)
+    numbers.leave_rest(chunk, base, values, data, scratch, share=share)
 
-    assert np.array_equal(values, base - sent)
+    rounding = 0.0 if share == 1.0 else 1e-5
+    np.testing.assert_allclose(values, base - sent / np.float32(share), rtol=0, atol=rounding)
+
+
+@pytest.mark.parametrize("melds", [False, True])
+def test_a_share_of_a_displacement_is_sent_and_the_offered_values_stay(melds: bool) -> None:
+    base, values, scratch = draw(0), draw(1), Scratch()
+    numbers: MergeNumbers | MeldNumbers = MergeNumbers(codec="f32", merge="mean", eta=1.0, mu=0.0)
+    if melds:
+        numbers = MeldNumbers(codec="f32/f32/f16", merge="mean", eta=1.0, mu=0.0)
+        numbers.carry(base, np.zeros_like(base))
+    (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
+    data, before = memoryview(bytearray(numbers.up.encoded_size(SIZES))), values.copy()
+    numbers.encode(chunk, base, values, data, scratch, share=0.5)
+
+    after = np.zeros(SIZE, np.float32)
+    numbers.up.subtract(chunk, data, base, after, scratch)
+
+    np.testing.assert_allclose(base - after, 0.5 * (base - values), rtol=0, atol=1e-8)
+    assert np.array_equal(values, before)
 
 
 def test_a_mix_has_nothing_to_feed_back() -> None:
@@ -255,3 +279,15 @@ def test_error_feedback_loses_nothing_whatever_happens(happens: Callable[[FedBac
         assert off < 1e-3, f"after round {number} the parameters hold other steps than were made"
     peer.merge()
     assert np.linalg.norm(peer.state.theta - peer.goal) / size < 4, "a few rounds' rests at most"
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, np.finfo(np.float32).max])
+def test_a_share_of_a_displacement_that_is_not_finite_is_refused(value: float) -> None:
+    base, values = draw(0), draw(1)
+    base[0], values[0] = -np.finfo(np.float32).max, value
+    numbers = MergeNumbers(codec="f32", merge="mean", eta=1.0, mu=0.0)
+    (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
+    data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
+
+    with pytest.raises(NotFinite):
+        numbers.encode(chunk, base, values, data, Scratch(), share=0.5)

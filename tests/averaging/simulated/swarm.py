@@ -692,6 +692,7 @@ def cause_storm(make: Callable[..., Any], seed: int, how: Storm) -> Any:
         tokens_end=how.tokens_end,
         probation=how.probation,
         audit_rate=how.audit_rate,
+        late_work="per_cycle" if seed % 2 else "whole",
         smaller_levels=how.smaller_levels,
     )
     if how.speeds:

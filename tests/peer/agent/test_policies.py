@@ -58,6 +58,12 @@ def test_each_way_has_its_codec_and_statistics_are_exact_both_ways() -> None:
     assert (exact.codecs, exact.feedback) == (("f32", "f32"), frozenset())
 
 
+def test_a_run_says_how_long_late_work_is() -> None:
+    assert round_policy(RunFile(), fragments=8).late_work == "whole"
+    shortened = round_policy(parse("[outer]\nlate_work = 'per_cycle'"), fragments=8)
+    assert shortened.late_work == "per_cycle"
+
+
 def test_fragments_of_embeddings_and_head_alone_may_have_their_own_codecs() -> None:
     text = "[outer]\nsmaller_codecs = ['int2']\nsteps_per_cycle_max = 30\n"
     policy = round_policy(parse(f"{text}embedding_codecs = 'int8/int4'"), fragments=8)

@@ -53,6 +53,8 @@ FAILING: Mapping[int, Mapping[str, Any]] = {
 """Settings, by number of learners, with which about 30% of the contributions are missing. Rounds
 wait for a majority, so at most 25% can be missing with four learners and none with two. The table
 shows the actual share."""
+PER_CYCLE = {"outer.late_work": "per_cycle"}
+"""Late work counts as the mean of its cycles, as in new runs with Muon."""
 SLOW_LINES = {"network.latency_s": [1.6, 2.0], "outer.overlap_steps": HALF_CYCLE}
 """A round takes about half a cycle."""
 MIXED_SPEEDS = {"peers.speed_spread": 0.4, "peers.step_jitter": 0.1}
@@ -137,6 +139,7 @@ def cells(*, learners: Sequence[int]) -> list[Cell]:
         "work that missed its round (30% fail)",
         [
             ("kept whole", failing(BASE_LEARNERS)),
+            ("mean of its cycles", {**failing(BASE_LEARNERS), **PER_CYCLE}),
             ("damped to a half", {**failing(BASE_LEARNERS), "outer.missed": "damp"}),
             ("dropped", {**failing(BASE_LEARNERS), "outer.missed": "drop"}),
         ],
@@ -227,7 +230,10 @@ def muon_cells() -> list[Cell]:
             for mu in (0.5, 0.0, 0.7)
         ]
         fails = {**muon, **failing(count)}
-        found.append(Cell(factor, "Muon, mu 0.5, 30% fail", fails, "Muon, mu 0.5", 0.02))
+        found += [
+            Cell(factor, f"Muon, mu 0.5, 30% fail{rule}", {**fails, **late}, "Muon, mu 0.5", 0.02)
+            for rule, late in (("", {}), (", per cycle", PER_CYCLE))
+        ]
     muon = {**MUON, "peers.count": 8, **_inner("muon", RATES["muon"])}
     # For other lengths of the cycle: --set outer.steps_per_cycle=15 --cycles 80, and so on.
     found.append(Cell("muon, cycle", reference, muon, central=True))

@@ -280,6 +280,7 @@ class Experiment(_Table, frozen=True, kw_only=True):
             line_share=outer.line_share,
             feedback=outer.fed_back,
             merge=outer.merge,
+            late_work=outer.late_work,
             eta=outer.learning_rate,
             mu=outer.momentum,
             stale_max=rounds.stale_max,

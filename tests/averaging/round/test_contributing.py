@@ -1,0 +1,50 @@
+"""What a member gives to a round that it has entered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from averaging.history.state import FragmentState
+from averaging.messages import encode_commit
+from averaging.round.contributing import Contribution, contribution
+from averaging.round.effects import Enter
+from averaging.rules.policy import RoundPolicy
+from tests.averaging.message_examples import COMMIT
+
+BASE, VALUES = np.zeros(4, np.float32), np.ones(4, np.float32)
+FRESH, LATE = 0, 1
+"""Entries of the commit: the work of the second one began a version earlier."""
+
+
+def given_by(entry: int, policy: RoundPolicy, *, kind: str = "merge") -> Contribution:
+    commit = msgspec.structs.replace(COMMIT, kind=kind)
+    enter = Enter(bytes(32), commit, encode_commit(commit), b"", entry, ())
+    state = FragmentState.founded(bytes(32), 0, BASE)
+    given = contribution(enter, state, (BASE, VALUES), policy)
+    assert given is not None
+    return given
+
+
+@pytest.mark.parametrize("kind", ["merge", "meld"])
+def test_late_work_is_shortened_where_the_run_says_so(kind: str) -> None:
+    assert [entry.staleness for entry in COMMIT.members[:2]] == [0, 1]
+    shortens = RoundPolicy(late_work="per_cycle")
+
+    assert given_by(FRESH, shortens, kind=kind).share == 1.0
+    assert given_by(LATE, shortens, kind=kind).share == 0.5
+    assert given_by(LATE, RoundPolicy(), kind=kind).share == 1.0
+
+
+def test_statistics_are_never_shortened() -> None:
+    assert given_by(LATE, RoundPolicy(late_work="per_cycle").of_statistics()).share == 1.0
+
+
+def test_what_the_codec_of_the_commit_loses_is_fed_back() -> None:
+    fed_back = replace(RoundPolicy(), feedback=frozenset({COMMIT.displacement_codec}))
+
+    assert given_by(FRESH, fed_back).feedback
+    assert not given_by(FRESH, RoundPolicy()).feedback
