@@ -37,7 +37,7 @@ and one that is listed need not. ``tests/averaging/round/test_phases.py`` compar
 what machines do.)
 
     IDLE      -> WANTED    Due Progressed Call Join CaughtUp
-    IDLE      -> CATCHING  Behind Call Compare Finished Forsworn Join RoundEnded
+    IDLE      -> CATCHING  Behind Call Compare Finished Forsworn Join CaughtUp RoundEnded
     WANTED    -> JOINING   Offered
     WANTED    -> FOLDING   Offered
     WANTED    -> CATCHING  Behind Call Compare Finished Join
