@@ -53,7 +53,7 @@ SIGNATURES_SPARE = 1
 class Certificates:
     """The signatures under the newest links that this peer stands on or has heard of."""
 
-    __slots__ = ("_counting", "_id", "_kept", "_peers", "among_groups", "standing")
+    __slots__ = ("_contributed", "_counting", "_id", "_kept", "_peers", "among_groups", "standing")
 
     def __init__(self, identity: Identity, peers: Neighbourhood, standing: Standing | None) -> None:
         self._id = identity
@@ -65,6 +65,8 @@ class Certificates:
         self._kept = BoundedMapping[Link, dict[PeerId, bytes]](LINKS_KEPT)
         self._counting: tuple[float, frozenset[PeerId]] | None = None
         """The electorate while the machine takes one input."""
+        self._contributed: tuple[Standing, frozenset[PeerId]] | None = None
+        """The contributors to a standing."""
 
     def __repr__(self) -> str:
         return f"Certificates({self._id.me}, {len(self._kept)} links)"
@@ -168,8 +170,10 @@ class Certificates:
 
     def attested_digest(self, link: Link) -> bytes | None:
         """Digest of the numbers at this link, if the run's owner has attested the state."""
-        place = self._id.fragment, link.version, link.lineage
-        return self._id.book.orders.attested.get(place)
+        attested = self._id.book.orders.attested
+        if not attested:
+            return None
+        return attested.get((self._id.fragment, link.version, link.lineage))
 
     def holds(self, parent: Link, now: float, *, by_one: bool = False) -> bool:
         """True if this peer may be in a round that continues this link of other members."""
@@ -246,9 +250,12 @@ class Certificates:
     @property
     def _contributors(self) -> frozenset[PeerId]:
         """The other peers whose work is in the state that this peer holds."""
-        if self.standing is None:
+        standing = self.standing
+        if standing is None:
             return frozenset()
-        return frozenset(self.standing.merged) - {self._id.me}
+        if self._contributed is None or self._contributed[0] is not standing:
+            self._contributed = standing, frozenset(standing.merged) - {self._id.me}
+        return self._contributed[1]
 
     def signers(self, link: Link) -> tuple[PeerId, ...]:
         """Return the other peers that are known to have signed a link."""

@@ -37,7 +37,7 @@ and one that is listed need not. ``tests/averaging/round/test_phases.py`` compar
 what machines do.)
 
     IDLE      -> WANTED    Due Progressed Call Join CaughtUp
-    IDLE      -> CATCHING  Behind Call Compare Finished Forsworn Join RoundEnded
+    IDLE      -> CATCHING  Behind Call Compare Finished Forsworn Join CaughtUp RoundEnded
     WANTED    -> JOINING   Offered
     WANTED    -> FOLDING   Offered
     WANTED    -> CATCHING  Behind Call Compare Finished Join
@@ -154,6 +154,7 @@ from averaging.round.transitions import Changes, Question, Transition
 from averaging.rules import final_mix, plausible
 from averaging.rules.due import DueTime
 from averaging.rules.mixing import Measured
+from averaging.rules.orders import RoundOrders
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import Probation
@@ -233,6 +234,8 @@ class FragmentRounds:
         """The run is about to end: every call is answered, whether this peer leaves or stays."""
         self._is_over = False
         """The run has reached its date, and this peer has made its last round."""
+        self._known_goal: tuple[RoundOrders, int, final_mix.Goal | None] | None = None
+        """The goal, and the orders and the next version that it follows from."""
         self.closed_ranks = False
         """True if all peers form one group now, because the run is at its goal.
 
@@ -278,7 +281,7 @@ class FragmentRounds:
             times.append(at)
         if (at := self.lingering.next_at()) is not None:
             times.append(at)
-        times += [at for part in self.rounds.values() if (at := part.next_at()) is not None]
+        times += [part.next_at() for part in self.rounds.values()]
         return min(times) if times else None
 
     @property
@@ -334,9 +337,13 @@ class FragmentRounds:
         """
         if self._is_over:
             return final_mix.Goal(tokens=0)
-        tokens = self._id.policy_at(self._next_version).tokens_end
-        version = self._id.book.orders.last_version
-        return None if tokens is None and version is None else final_mix.Goal(tokens, version)
+        orders, version = self._id.book.orders, self._next_version
+        known = self._known_goal  # it is asked for several times for each input
+        if known is None or known[0] is not orders or known[1] != version:
+            tokens, last = self._id.policy_at(version).tokens_end, orders.last_version
+            goal = None if tokens is None and last is None else final_mix.Goal(tokens, last)
+            known = self._known_goal = orders, version, goal
+        return known[2]
 
     @property
     def _next_version(self) -> int:

@@ -254,6 +254,8 @@ class Neighbourhood:
 
     def has_several_groups(self, now: float) -> bool:
         """True if more peers train than one group holds, as far as this peer sees."""
+        if self.crowd is None and len(self.view) < self.group_size:
+            return False  # whoever of them is live
         return len(self.trainers(now)) > self.group_size
 
     def epoch(self, version: int, now: float) -> int:
@@ -292,16 +294,17 @@ class Neighbourhood:
         was cut off, and has yet to hear who is live, means all that it knew. Keepers count where no
         other peer trains.
         """
-        known = {
-            peer: seen
+        known = [
+            (peer, seen)
             for peer, seen in self.view.items()
             if peer != self._id.me and not seen.arrives
-        }
-        live = {peer: seen for peer, seen in known.items() if seen.is_live(now)}
-        long_here = {peer: seen for peer, seen in live.items() if seen.is_established(now)}
-        able = {p: seen for p, seen in long_here.items() if self.is_established(p, now)}
+        ]
+        live = [(peer, seen) for peer, seen in known if seen.is_live(now)]
+        long_here = [(peer, seen) for peer, seen in live if seen.is_established(now)]
+        able = [(peer, seen) for peer, seen in long_here if self.is_established(peer, now)]
         able = able or long_here or live or known
-        return frozenset(peer for peer, seen in able.items() if seen.trains) or frozenset(able)
+        trainers = frozenset([peer for peer, seen in able if seen.trains])
+        return trainers or frozenset([peer for peer, _ in able])
 
     def may_lead(self, peer: PeerId, now: float) -> bool:
         """True if a peer that says that it leads may do so, whoever else may.

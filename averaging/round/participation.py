@@ -183,7 +183,7 @@ class Participation:
         others = set(self.commit.voters) - absent - {self.entry}
         return len(others) >= self.commit.majority
 
-    def next_at(self) -> float | None:
+    def next_at(self) -> float:
         if not self._waits and self.lead is None:
             return self.end_at
         times = [self.end_at]

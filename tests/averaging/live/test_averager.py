@@ -287,7 +287,7 @@ def test_a_lone_founder_folds_and_its_run_is_ordinary_training() -> None:
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
             anna = await made.add("anna", founder=True)
-            await made.live(60.0)
+            await made.live(90.0)
             assert anna.averager.stats.folds >= 20
             assert anna.learner is not None
             state = anna.averager.states[0]

@@ -16,10 +16,11 @@ from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
-from tests.averaging.live.quadratic import LAYOUT, POLICY, Peer, Swarm, check_tokens, swarm
+from tests.averaging.live.quadratic import POLICY, Peer, Swarm, check_tokens, layout_of, swarm
 
 VALUES = 160_000
 LARGE = Layout.build([TensorSpec(f"block.{i}.weight", (400, VALUES // 400)) for i in range(4)], 4)
+LAYOUT = layout_of(4)
 UPLOAD_S = 20.0
 
 
@@ -63,7 +64,7 @@ def mark_at(peer: Peer, of: Peer) -> list[int]:
 @pytest.mark.parametrize("reachable", [True, False])
 def test_homes_that_leave_one_by_one_leave_all_their_work_to_a_keeper(reachable: bool) -> None:
     async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
+        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             terms = policy(cycle=120)
             # Away from the others a quadratic learner goes much further than with them.
             settings = AveragerSettings(progress_s=1.0, norm_ratio_max=1e6)
@@ -136,7 +137,7 @@ def test_homes_on_lines_that_take_20_s_for_a_fragment_leave_nothing_behind() -> 
 
 def test_fragments_that_cannot_be_offered_leave_their_places_on_a_slow_line_to_others() -> None:
     async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
+        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             terms = replace(policy(cycle=48), slow_link_bytes_s=1.0)  # two merges at once
             anna, _ = [await made.add(name, policy=terms) for name in ("anna", "boris")]
             await made.live(8.0)
@@ -153,7 +154,7 @@ def test_fragments_that_cannot_be_offered_leave_their_places_on_a_slow_line_to_o
 
 def test_a_peer_that_rests_is_hurried_for_and_is_one_of_many_again_when_it_trains() -> None:
     async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
+        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             terms = policy(cycle=48)
             anna, *_ = [await made.add(name, policy=terms) for name in ("anna", "boris", "clara")]
             await made.live(60.0)
@@ -174,7 +175,7 @@ def test_a_peer_that_rests_is_hurried_for_and_is_one_of_many_again_when_it_train
 
 def test_a_peer_without_any_company_folds() -> None:
     async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
+        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             anna = await made.add("anna", policy=policy(cycle=24))
             await made.live(20.0)
             assert pending(anna)
@@ -187,7 +188,7 @@ def test_a_peer_without_any_company_folds() -> None:
 def test_the_work_of_a_peer_that_comes_back_while_it_is_in_flight_is_merged_once() -> None:
     async def main() -> None:
         network = MemoryNetwork()
-        async with swarm(network) as made:
+        async with swarm(network, layout=LAYOUT) as made:
             terms = policy(cycle=48)
             for name in ("keeper", "boris", "clara"):
                 await made.add(name, policy=terms, trains=name != "keeper")
@@ -221,7 +222,7 @@ def test_the_work_of_a_peer_that_comes_back_while_it_is_in_flight_is_merged_once
 def test_a_keeper_that_goes_away_meanwhile_costs_nothing_but_the_time() -> None:
     async def main() -> None:
         network = MemoryNetwork()
-        async with swarm(network) as made:
+        async with swarm(network, layout=LAYOUT) as made:
             terms = policy(cycle=48)
             keeper = await made.add("keeper", policy=terms, trains=False)
             anna = await made.add("anna", policy=terms, reachable=False)

@@ -22,7 +22,7 @@ from averaging.rules.loss_gate import PATIENCE_VERSIONS, REFUSALS_MAX, Refusals
 from dht.membership.orders import Attested
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
-from tests.averaging.live.quadratic import LAYOUT, Peer, Swarm, start_of, swarm
+from tests.averaging.live.quadratic import LAYOUT, Peer, Swarm, layout_of, start_of, swarm
 
 SETTINGS = GateSettings(rise_max=0.25, quiet_s=3.0, open_s=25.0)
 NO_REPLAY = AveragerSettings(progress_s=0.1, replay_bytes_max=1)
@@ -122,14 +122,16 @@ def test_a_peer_that_was_away_takes_honest_states_over_and_measures_no_more_than
 
 @pytest.mark.parametrize("replays", [False, True], ids=["state", "replay"])
 def test_a_jump_that_raises_the_loss_is_undone_and_not_taken_again(replays: bool) -> None:
+    """Of four fragments, all of which jump before the loss is measured."""
+
     async def main() -> None:
-        async with swarm(MemoryNetwork()) as made, asyncio.TaskGroup() as tasks:
+        network = MemoryNetwork()
+        async with swarm(network, layout=layout_of(4)) as made, asyncio.TaskGroup() as tasks:
             case = await gated(made, replays=replays)
             judging = tasks.create_task(case.gate.run(case.anna.averager))
             await made.live(45.0)
             before, good = case.versions(), case.measured
             case.poison(FAR[replays])
-            network = made.network
             network.partition([[case.anna.id]])
             await made.live(30.0)
             before = case.versions()

@@ -187,7 +187,7 @@ def test_a_leader_that_refuses_a_peer_leaves_its_work_out_whoever_reduces(
             one_reducer = replace(CHECKED, slice_bytes_min=1 << 20)
             peers = await checking(made, *NAMES, "mallory", policy=one_reducer, judged_by=idle)
             anna, mallory = peers[0], peers[3]
-            await made.live(110.0)
+            await made.live(170.0)
             left_out = {each["round"] for each in anna.told("not_proposed")}
             rounds = [each for each in mallory.told("round") if each["round"] in left_out]
             assert len(rounds) > 3

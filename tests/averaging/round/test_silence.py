@@ -16,7 +16,7 @@ from averaging.rules.succession import succession
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
-from tests.averaging.live.quadratic import POLICY, Peer, swarm
+from tests.averaging.live.quadratic import POLICY, Peer, layout_of, swarm
 from tests.averaging.round.machines import ANNA, BORIS, machine, of, offer, standing
 
 CLARA = PeerId("clara")
@@ -118,7 +118,7 @@ def test_a_leader_that_noted_a_join_counts_as_silent_since_the_join_was_sent_aga
 def test_all_fragments_together_wait_for_a_frozen_leader_once() -> None:
     async def main() -> None:
         network = MemoryNetwork()
-        async with swarm(network) as made:
+        async with swarm(network, layout=layout_of(4)) as made:
             peers = [await made.add(name) for name in ("anna", "boris", "clara", "dora")]
             await made.live(40.0)
             while max(led_next(peers).values()) < 3:

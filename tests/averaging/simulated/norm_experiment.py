@@ -22,7 +22,7 @@ from averaging.round.contributing import Contribution
 from averaging.round.reducer import Reducer
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
-from tests.averaging.live.quadratic import QuadraticLearner, Swarm, swarm
+from tests.averaging.live.quadratic import QuadraticLearner, Swarm, layout_of, swarm
 
 MALLORY = identity_of("mallory").peer_id
 LIVE_S = 100.0
@@ -71,7 +71,7 @@ def experiment(prepare: Callable[[Swarm], Any], *, poison: float = 1.0) -> tuple
     rounds: dict[str, bool] = {}
 
     async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
+        async with swarm(MemoryNetwork(), layout=layout_of(4)) as made:
             await prepare(made)
             await made.live(LIVE_S)
             for peer in made.peers:

@@ -106,6 +106,8 @@ class Node:
         self.held: list[Callable[[], None]] = []
         self.fate_of: tuple[Standing | None, tuple[int, ...]] = (None, ())
         """The standing and the counts of the learner for which every token had a fate."""
+        self.phase, self.phase_since = Phase.IDLE, 0.0
+        """The phase of the machine when it was last checked, and since when."""
         self._offers_next = False
         self.book = OrderBook()
         self.book.orders = swarm.orders_known.get(name, self.book.orders)
@@ -312,7 +314,6 @@ class Swarm(Watch):
         self.answer_filter: Callable[[Node, bytes, int, PeerId], bool] | None = None
         self.gives_way: Callable[[Node], bool] = lambda node: False
         self._goals: dict[PeerId, Float32s] = {}
-        self._busy_since: dict[tuple[PeerId, int], tuple[Phase, float]] = {}
         theta = np.linspace(-1, 1, FRAGMENT.size, dtype=np.float32)
         self.origin = FragmentState.founded(LAYOUT.hash, 0, theta)
         self.truth.founded(self.origin)
@@ -560,16 +561,18 @@ class Swarm(Watch):
             deadline = machine.deadline
             if deadline is None or deadline > now + 2 * self.policy.round_s:
                 raise Broken(f"{node} waits without a deadline")
-        life = (node.name, node.incarnation)
-        phase, since = self._busy_since.get(life, (Phase.IDLE, now))
-        if machine.phase is not phase:
-            self._busy_since[life] = (machine.phase, now)
-        elif phase is not Phase.IDLE and now - since > 3 * self.policy.round_s:
-            raise Broken(f"{node} has been {phase} for {now - since:.0f} s")
+        phase = machine.phase
+        if phase is not node.phase:
+            node.phase, node.phase_since = phase, now
+        elif phase is not Phase.IDLE and now - node.phase_since > 3 * self.policy.round_s:
+            raise Broken(f"{node} has been {phase} for {now - node.phase_since:.0f} s")
         if node.learner is not None:
             self.check_fate(node)
-        kept = (len(machine.rounds), len(machine.outcomes), len(machine.peers.failed))
-        if kept > (32,) or kept[1] > 64 or kept[2] > 256:
+        if (
+            len(machine.rounds) > 32
+            or len(machine.outcomes) > 64
+            or len(machine.peers.failed) > 256
+        ):
             raise Broken(f"{node} grows without bound")
 
     def check_fate(self, node: Node) -> None:

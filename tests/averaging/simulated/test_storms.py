@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from unittest.mock import patch
 
 import pytest
 
@@ -20,6 +21,8 @@ from averaging.history.adoption import OwnWork
 from averaging.rules.line_levels import Level
 from averaging.rules.mixing import MixingPolicy
 from tests.averaging.simulated import breakages, truth
+from tests.averaging.simulated import swarm as swarm_module
+from tests.averaging.simulated.phases import TABLE, Observed
 from tests.averaging.simulated.several_groups import SEVERAL_GROUPS
 from tests.averaging.simulated.swarm import Storm, Swarm, storm, weather_out
 
@@ -129,10 +132,15 @@ REACHED_MESSAGES = frozenset(
 
 @cache
 def outcome(seed: int) -> tuple[str, int, Counter[str]]:
-    """Trace, versions made and coverage of one storm. Raises ``Broken``."""
+    """Trace, versions made and coverage of one storm. Raises ``Broken``.
+
+    All changes of phase in it are in the table of the machine's docstring.
+    """
     swarm = storm(seed)
     try:
-        weather_out(swarm)
+        with patch.object(swarm_module, "FragmentRounds", Observed):
+            weather_out(swarm)
+        assert not Observed.seen - TABLE, "the table of phases lacks these"
     except Exception as error:
         error.add_note(f"seed {seed}, at {swarm.heap.now:.3f} s")
         raise
