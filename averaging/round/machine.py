@@ -977,7 +977,7 @@ class FragmentRounds:
             self._take_level(level, now)
         self.closed_version = max(self.closed_version, version)
         self.peers.closed_version = max(self.peers.closed_version, self.closed_version)
-        self.pace.start_cycle(now)
+        self.pace.start_cycle(now, round_s=self.leading.timings.sync_s)
 
     def _take_level(self, level: int, now: float) -> None:
         before, after = self.pace.level, self.pace.take_level(level)
@@ -1038,7 +1038,7 @@ class FragmentRounds:
             case transitions.Count(counter):
                 self.counters[counter] += 1
             case transitions.StartCycle():
-                self.pace.start_cycle(now)
+                self.pace.start_cycle(now, round_s=self.leading.timings.sync_s)
             case transitions.RetryLater():
                 self._attempt_failed(now)
             case transitions.RosterClosed(version, level):

@@ -11,6 +11,10 @@ with a margin; it is never above the number of versions after which work may be 
 number: with quarters (two versions of three) members sit out different versions, and three
 simulated homes used 44% of their lines in place of 82%. A line that does not even carry one payload
 in a cycle cannot follow; the reason says so.
+
+A cycle is counted as one payload in each direction. A member that reduces sends up to twice as
+much. Where that is a third more than its line carries it misses a fifth of the rounds (simulated);
+if it were counted, it would sit out half of them.
 """
 
 from __future__ import annotations

@@ -167,6 +167,19 @@ def test_a_roster_that_gathers_for_longer_than_a_cycle_is_begun_a_quarter_earlie
     assert time.due_step == 48 * 19 + 18
 
 
+@pytest.mark.parametrize(("round_steps", "due"), [(0.0, 20), (10.0, 20), (11.0, 22), (12.0, 24)])
+def test_where_a_round_takes_half_a_cycle_the_gathering_comes_on_top(
+    round_steps: float, due: int
+) -> None:
+    time, step = DueTime(POLICY, fragment=0, step=0), 0
+    for _ in range(60):
+        time.closed(step, 24, round_steps=round_steps)
+        step = time.due_step + 4
+
+    time.closed(step, 24, round_steps=round_steps)
+    assert time.due_step - step == due
+
+
 def test_steps_of_attempts_that_failed_are_no_gathering() -> None:
     time = DueTime(POLICY, fragment=0, step=0)
     time.closed(24, 24)

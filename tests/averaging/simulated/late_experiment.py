@@ -244,6 +244,17 @@ def uplinks_in_use(
     )
 
 
+def slow_gathering(seed: int, line_share: float) -> UseRow:
+    """The same homes where a roster gathers for about 2 s of a cycle of 12 to 20 s."""
+    return uplinks_in_use(
+        seed,
+        step_time_s=0.42,
+        peers__snapshot_s=[1.5, 2.0],
+        outer__line_share=line_share,
+        outer__steps_per_cycle_max=240,
+    )
+
+
 if __name__ == "__main__":
     print(HEADER)  # noqa: T201
     for setting in (SMALL, LARGE):
@@ -262,3 +273,7 @@ if __name__ == "__main__":
             for seed in range(2):
                 row = uplinks_in_use(seed, step_time_s=step_s, outer__line_share=share, **cycles)
                 print(f"line_share {share}: {row}")  # noqa: T201
+    print("rosters gather for 2 s, steps of 0.42 s, cycles that follow the lines")  # noqa: T201
+    for share in (0.7, 0.9, 1.0):
+        for seed in range(3):
+            print(f"line_share {share}: {slow_gathering(seed, share)}")  # noqa: T201
