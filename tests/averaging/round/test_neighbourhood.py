@@ -9,7 +9,7 @@ from averaging.round.identity import Circumstances
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
-from averaging.rules.probation import ProbationPolicy
+from averaging.rules.probation import STRIKES_COUNT_SINCE, Probation, ProbationPolicy
 from dht.identity import PeerId
 from tests.averaging.message_examples import EXAMPLES
 from tests.averaging.round.machines import identity
@@ -71,6 +71,20 @@ def test_a_newcomer_leads_this_peer_once_two_that_count_follow_it() -> None:
     assert peers.may_lead(dora, 40.0)
     peers.saw_merged([anna, boris], 41.0)
     assert not peers.may_lead(dora, 41.0), "until the next merge"
+
+
+def test_who_has_too_many_strikes_leads_no_peer_and_counts_in_no_round_that_can_say_so() -> None:
+    anna, boris, clara, dora = PEERS
+    view = {peer: PeerView(first_seen=0.0, heard_at=40.0) for peer in (boris, clara, dora)}
+    probation = Probation(ProbationPolicy(), struck=lambda peer, now: peer == dora)
+    peers = Neighbourhood(identity(anna), Circumstances(), view, now=0.0, probation=probation)
+
+    assert not peers.may_lead(dora, 40.0)
+    assert peers.may_lead(boris, 40.0)
+    assert peers.trainers(40.0) == (anna, boris, clara)
+    assert dora not in peers.electorate(40.0)
+    assert peers.on_probation(PEERS, STRIKES_COUNT_SINCE, 40.0) == {dora}
+    assert not peers.on_probation(PEERS, STRIKES_COUNT_SINCE - 1, 40.0), "they would decline it"
 
 
 def test_who_is_sent_to_a_newcomer_asks_another_that_counts_whom_it_follows() -> None:
