@@ -27,8 +27,9 @@ from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from peer.lab.chaos.judging.lies import Lie
 from peer.lab.chaos.lying_agent import lie_by
-from tests.averaging.live.quadratic import POLICY, Peer, Swarm, check_tokens, swarm
+from tests.averaging.live.quadratic import POLICY, Peer, Swarm, check_tokens, layout_of, swarm
 
+FRAGMENTS = 4
 HONEST = tuple(f"honest {number}" for number in range(5))
 LIARS = tuple(f"liar {number}" for number in range(2))
 LATE = "late"
@@ -100,7 +101,8 @@ def liars(script: Script) -> Iterator[None]:
 
 def policy_of(lie: Lie | None, *, audit_rate: float = 0.1) -> RoundPolicy:
     probation = ProbationPolicy(rounds=16, seconds=10.0)  # as in open runs
-    policy = replace(POLICY, audit_rate=audit_rate, upload_s=5.0, probation=probation)
+    due = replace(POLICY.due, fragments=FRAGMENTS)
+    policy = replace(POLICY, due=due, audit_rate=audit_rate, upload_s=5.0, probation=probation)
     if lie is Lie.MARKS:
         return replace(policy, group_size=5, mixing=MixingPolicy(every=1))
     return policy
@@ -109,7 +111,7 @@ def policy_of(lie: Lie | None, *, audit_rate: float = 0.1) -> RoundPolicy:
 async def lived(
     lie: Lie | None, script: Script, *, audit_rate: float, lie_s: float
 ) -> tuple[Swarm, Seen]:
-    async with swarm(MemoryNetwork()) as made:
+    async with swarm(MemoryNetwork(), layout=layout_of(FRAGMENTS)) as made:
         policy = policy_of(lie, audit_rate=audit_rate)
         honest = [await made.add(name, policy=policy) for name in HONEST]
         for name in LIARS:
