@@ -47,9 +47,9 @@ what machines do.)
     JOINING   -> CATCHING  Behind Call Compare Finished Join
     JOINING   -> IDLE      Refused NoQuorum Closed Redirect Call Committed Tick GiveWay Leave
     JOINING   -> IDLE      Behind OrdersChanged
-    PROMISED  -> JOINING   Redirect Refused Call Join Tick PeerSilent
+    PROMISED  -> JOINING   Redirect Refused Behind Call Join Tick PeerSilent
     PROMISED  -> ENTERED   Committed StreamOpened Join Pass LinkLost Tick
-    PROMISED  -> CATCHING  Behind Call Compare Finished Join Tick
+    PROMISED  -> CATCHING  Behind Call Compare Finished Join LinkLost Pass Tick
     PROMISED  -> IDLE      Refused NoQuorum Closed Redirect Call Tick GiveWay Leave
     PROMISED  -> IDLE      Committed StreamOpened OrdersChanged
     ENTERED   -> IDLE      Applied Void Forswear Declined Withdraw MergedArrived SliceMerged Tick
@@ -977,7 +977,7 @@ class FragmentRounds:
             self._take_level(level, now)
         self.closed_version = max(self.closed_version, version)
         self.peers.closed_version = max(self.peers.closed_version, self.closed_version)
-        self.pace.start_cycle(now, round_s=self.leading.timings.sync_s)
+        self.pace.start_cycle(now)
 
     def _take_level(self, level: int, now: float) -> None:
         before, after = self.pace.level, self.pace.take_level(level)
@@ -1038,7 +1038,7 @@ class FragmentRounds:
             case transitions.Count(counter):
                 self.counters[counter] += 1
             case transitions.StartCycle():
-                self.pace.start_cycle(now, round_s=self.leading.timings.sync_s)
+                self.pace.start_cycle(now)
             case transitions.RetryLater():
                 self._attempt_failed(now)
             case transitions.RosterClosed(version, level):

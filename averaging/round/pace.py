@@ -117,12 +117,11 @@ class Pace:
             self.need = line_levels.FROM_THE_START
         self.take_level(number)
 
-    def start_cycle(self, now: float, *, round_s: float | None) -> None:
-        """A roster closed: count from here. ``round_s``: how long a round usually takes."""
+    def start_cycle(self, now: float) -> None:
+        """A roster closed: count from here."""
         cycle, fragments = self._cycle(now), self._policy.due.fragments
         shift = self._spacing.closed(self._fragment, self.step, fragments=fragments, interval=cycle)
-        round_steps = (round_s or 0.0) / self.step_time_s if self.step_time_s else 0.0
-        self.due_time.closed(self.step, cycle + shift, round_steps=round_steps)
+        self.due_time.closed(self.step, cycle + shift)
 
     def retry_later(self, now: float) -> None:
         """An attempt ended without a version."""

@@ -4,11 +4,6 @@ Peers with free-running schedules would almost never meet. Instead, every peer t
 closing counts from it, and a slow peer counts fewer of its steps than a fast one, so all are due at
 about the same moment. No clock is compared with another peer's; only own steps are counted.
 
-A roster closes some time after the fragment was due: snapshots are taken, and peers gather. Each
-peer measures that from closing to closing, and is due earlier by the usual time, so that closings
-are a cycle apart. Simulated homes whose rosters gather for 2 s use 76% of their lines with it, and
-72% without (``python -m tests.averaging.simulated.late_experiment``).
-
 A peer that takes part in every k-th version (``averaging.rules.line_pace``) sits the others out,
 unless so much time has passed that there are no others: where it is needed for a quorum, no roster
 closes without it.
@@ -32,19 +27,6 @@ exchange without end."""
 
 RETRY_SHARE: Final = 0.25
 """After an attempt that failed a fragment is due again this share of a cycle later."""
-
-GATHERING_WEIGHT: Final = 0.25
-"""Weight of the newest cycle in the usual time between the due time and the closing."""
-
-GATHERING_SHARE_MAX: Final = 0.25
-"""Bound of the usual time between the due time and the closing, as a share of a cycle, and of the
-unweighted change by one cycle: a time without a quorum is not usual."""
-
-ROUND_SHARE_MAX: Final = 0.5
-"""Share of the time from a closing to the next due time that a round may take. Where it takes more
-the lines are full, and the time of the gathering lets members catch up that have missed a round.
-Simulated homes whose cycle asked for 98% of their lines used 93% of them and missed 2% of the
-member-rounds, without this bound 87% and 8%."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +67,6 @@ class DueTime:
         """k: takes part in every k-th version."""
         self._fragment = fragment
         self._anchor = step
-        self._planned: int | None = None
-        """Steps from the last closing to the next one as planned; ``None``: an attempt failed
-        since, or there was no closing."""
-        self._gathering = 0.0
-        """Usual number of steps between the due time and the closing."""
         self._last_version: int | None = None
         self._last_step = step
         self._took_part_at: deque[int] = deque(maxlen=ROUNDS_COUNTED)
@@ -112,25 +89,14 @@ class DueTime:
             return steps
         return max(1, round(steps * median_s / own_s))
 
-    def closed(self, step: int, interval: int, *, round_steps: float = 0.0) -> None:
-        """Count from this step: a roster closed, with or without this peer.
-
-        ``interval``: steps until the next one closes. ``round_steps``: what a round usually takes
-        this peer from the closing to the new version.
-        """
-        spare = interval - round_steps / ROUND_SHARE_MAX
-        most = max(0.0, min(GATHERING_SHARE_MAX * interval, spare))
-        if self._planned is not None:
-            late = step - self._anchor - self._planned
-            self._gathering += GATHERING_WEIGHT * max(-most, min(late, most))
-        self._gathering = max(0.0, min(self._gathering, most))
-        self._anchor, self._planned = step, interval
-        self._due = step + max(1, round(interval - self._gathering))
+    def closed(self, step: int, interval: int) -> None:
+        """Count from this step: a roster closed, with or without this peer."""
+        self._anchor = step
+        self._due = step + max(1, interval)
 
     def attempt_failed(self, step: int, interval: int) -> None:
         """Retry after a share of the interval: this peer's attempt ended without a version."""
         self._due = max(step + 1, step + round(interval * RETRY_SHARE))
-        self._planned = None
 
     def took_part(self, version: int, step: int) -> None:
         """Note that this peer is in the roster of this version."""

@@ -25,11 +25,12 @@ from averaging.rules.mixing import MixingPolicy
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
-from tests.averaging.live.quadratic import POLICY, Peer, QuadraticLearner, Swarm, swarm
+from tests.averaging.live.quadratic import POLICY, Peer, QuadraticLearner, Swarm, layout_of, swarm
 
 MALLORY = identity_of("mallory").peer_id
 CHECKED = replace(POLICY, spot_checks=4.0)
 NAMES = ("anna", "boris", "clara")
+LAYOUT = layout_of(4)
 
 
 class QuadraticJudge:
@@ -139,7 +140,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_honest_peers_that_check_each_other_strike_nobody(way: str) -> None:
     async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
+        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             peers = await checking(made, *NAMES, "dora", policy=WAYS[way])
             await made.live(60.0)
             assert checks_of(peers) >= 8
@@ -157,7 +158,7 @@ def test_who_poisons_within_the_norm_bound_is_refused_by_all_that_check(
     poison(monkeypatch, direction=direction)
 
     async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
+        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             peers = await checking(made, *NAMES, "mallory")
             await made.live(110.0)
             # Some may never have been given anything of it to check: others refused it before.
@@ -182,12 +183,12 @@ def test_a_leader_that_refuses_a_peer_leaves_its_work_out_whoever_reduces(
     poison(monkeypatch)
 
     async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
+        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             idle = {name: {"judges": False} for name in (*NAMES[1:], "mallory")}
             one_reducer = replace(CHECKED, slice_bytes_min=1 << 20)
             peers = await checking(made, *NAMES, "mallory", policy=one_reducer, judged_by=idle)
             anna, mallory = peers[0], peers[3]
-            await made.live(170.0)
+            await made.live(110.0)
             left_out = {each["round"] for each in anna.told("not_proposed")}
             rounds = [each for each in mallory.told("round") if each["round"] in left_out]
             assert len(rounds) > 3
@@ -208,7 +209,7 @@ def test_who_hears_of_a_suspect_checks_it_without_having_drawn_it(
     poison(monkeypatch)
 
     async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
+        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             anna, boris, clara, *_ = peers = await checking(made, *NAMES, "mallory")
             assert boris.averager.spot_checks is not None
             checks = boris.averager.spot_checks._checks
@@ -225,7 +226,7 @@ def test_who_hears_of_a_suspect_checks_it_without_having_drawn_it(
 
 def test_only_the_word_of_an_established_peer_about_one_that_is_there_makes_a_peer_look() -> None:
     async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
+        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             anna, boris, clara = await checking(made, *NAMES[:3])
             spot_checks = anna.averager.spot_checks
             assert spot_checks is not None
@@ -245,7 +246,7 @@ def test_a_peer_of_an_older_protocol_is_told_of_no_suspects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
+        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             anna, boris = await checking(made, *NAMES[:2])
             await made.live(10.0)
             sent: list[bytes] = []
@@ -266,7 +267,7 @@ def test_a_poisoner_cannot_hide_behind_other_data_where_the_run_fixes_it(
     poison(monkeypatch)
 
     async def main(same_data: bool) -> list[Peer]:
-        async with swarm(MemoryNetwork()) as made:
+        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             how: dict[str, Any] = {name: {"same_data": same_data} for name in NAMES}
             how["mallory"] = {"own": "none of yours"}
             peers = await checking(made, *NAMES, "mallory", judged_by=how)
@@ -289,7 +290,7 @@ def test_a_slow_author_holds_nobody_up_and_is_struck_only_if_it_has_failed_befor
     poison(monkeypatch)
 
     async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
+        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             how = {"clara": {"quick": 0}, "mallory": {"quick": 1}}
             peers = await checking(made, *NAMES, "mallory", judged_by=how)
             await made.live(150.0)
@@ -322,7 +323,7 @@ def test_a_reducer_cannot_have_honest_authors_suspected(monkeypatch: pytest.Monk
     policy = replace(CHECKED, slice_bytes_min=16, audit_rate=0.0)
 
     async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
+        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             peers = await checking(made, *NAMES, "mallory", policy=policy)
             await made.live(60.0)
             evaded = [each for peer in peers[:3] for each in peer.told("spot_check_evaded")]
@@ -335,7 +336,7 @@ def test_a_reducer_cannot_have_honest_authors_suspected(monkeypatch: pytest.Monk
 
 def test_who_cannot_judge_asks_for_nothing_and_is_checked() -> None:
     async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
+        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             how = {"anna": {"judges": False}}
             peers = await checking(made, *NAMES, judged_by=how)
             await made.live(40.0)
@@ -352,7 +353,7 @@ def test_who_cannot_judge_asks_for_nothing_and_is_checked() -> None:
 
 def test_without_the_runs_setting_nothing_is_read_kept_or_checked() -> None:
     async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
+        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             policy = replace(POLICY, spot_checks=0.0)
             peers = await checking(made, *NAMES, policy=policy)
             await made.live(30.0)

@@ -1,9 +1,5 @@
 """Due times, counted in own steps."""
 
-from collections.abc import Callable
-from itertools import pairwise
-from statistics import fmean
-
 import pytest
 
 from averaging.rules.due import DuePolicy, DueTime
@@ -119,74 +115,6 @@ def test_a_failed_attempt_is_retried_a_quarter_cycle_later() -> None:
     time.attempt_failed(30, 24)
 
     assert time.due_step == 36
-
-
-def closings(gathering: Callable[[int], int], *, cycles: int) -> list[int]:
-    """The steps at which a fragment closes, each so many steps after it was due."""
-    time, found = DueTime(POLICY, fragment=0, step=0), [0]
-    for cycle in range(cycles):
-        found.append(time.due_step + gathering(cycle))
-        time.closed(found[-1], 24)
-    return found
-
-
-def cycle_lengths(steps: list[int]) -> list[int]:
-    return [later - earlier for earlier, later in pairwise(steps)]
-
-
-@pytest.mark.parametrize("gathering", [0, 1, 3, 5])
-def test_closings_are_a_cycle_apart_however_long_the_roster_gathers(gathering: int) -> None:
-    lengths = cycle_lengths(closings(lambda cycle: gathering, cycles=60))
-
-    assert lengths[1] == 24 + gathering, "nothing is known yet"
-    assert fmean(lengths[20:]) == pytest.approx(24, abs=0.2)
-    assert max(lengths[20:]) - min(lengths[20:]) <= 1
-
-
-def test_gatherings_that_vary_do_not_make_cycles_swing() -> None:
-    swing = [0, 4] * 50
-    lengths = cycle_lengths(closings(lambda cycle: swing[cycle], cycles=100))[20:]
-
-    assert fmean(lengths) == pytest.approx(24, abs=0.2)
-    assert max(lengths) - min(lengths) <= 6, "what they vary by, and a little"
-
-
-def test_a_time_without_a_quorum_shortens_the_next_cycles_a_little_and_briefly() -> None:
-    lengths = cycle_lengths(closings(lambda cycle: 200 if cycle == 10 else 0, cycles=40))
-
-    assert lengths[10] == 224
-    assert min(lengths[11:]) >= 22
-    assert set(lengths[20:]) == {24}
-
-
-def test_a_roster_that_gathers_for_longer_than_a_cycle_is_begun_a_quarter_earlier_at_most() -> None:
-    time = DueTime(POLICY, fragment=0, step=0)
-    for cycle in range(1, 20):
-        time.closed(48 * cycle, 24)
-
-    assert time.due_step == 48 * 19 + 18
-
-
-@pytest.mark.parametrize(("round_steps", "due"), [(0.0, 20), (10.0, 20), (11.0, 22), (12.0, 24)])
-def test_where_a_round_takes_half_a_cycle_the_gathering_comes_on_top(
-    round_steps: float, due: int
-) -> None:
-    time, step = DueTime(POLICY, fragment=0, step=0), 0
-    for _ in range(60):
-        time.closed(step, 24, round_steps=round_steps)
-        step = time.due_step + 4
-
-    time.closed(step, 24, round_steps=round_steps)
-    assert time.due_step - step == due
-
-
-def test_steps_of_attempts_that_failed_are_no_gathering() -> None:
-    time = DueTime(POLICY, fragment=0, step=0)
-    time.closed(24, 24)
-    time.attempt_failed(50, 24)
-    time.closed(60, 24)
-
-    assert time.due_step == 84
 
 
 @pytest.mark.parametrize(

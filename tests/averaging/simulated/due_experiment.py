@@ -37,7 +37,7 @@ class FreeRunning(DueTime):
 
     __slots__ = ()
 
-    def closed(self, step: int, interval: int, *, round_steps: float = 0.0) -> None:
+    def closed(self, step: int, interval: int) -> None:
         while self._due <= step:
             self._due += self.policy.cycle_steps
 

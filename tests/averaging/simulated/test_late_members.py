@@ -17,7 +17,6 @@ from tests.averaging.simulated.late_experiment import (
     Setting,
     late_experiment,
     slow_experiment,
-    slow_gathering,
     uplinks_in_use,
 )
 
@@ -56,14 +55,6 @@ def test_homes_whose_cycles_follow_their_lines_use_the_share_that_their_run_allo
 
     assert 0.5 < some.used < 0.75 and some.missed < 0.03, some
     assert most.used > 0.8, most
-
-
-def test_the_time_in_which_rosters_gather_does_not_make_cycles_longer() -> None:
-    """It came on top of each cycle, and 72% of the lines were used."""
-    row = slow_gathering(0, line_share=0.9)
-
-    assert row.used > 0.74, row
-    assert row.missed < 0.01, row
 
 
 def test_homes_that_take_part_in_every_second_version_are_in_the_same_ones() -> None:
