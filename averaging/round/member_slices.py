@@ -15,7 +15,7 @@ class MemberSlices:
 
     def __init__(self, count: int) -> None:
         self.digests: list[bytes | None] = [None] * count
-        """Of the merged slices that are here."""
+        """Digests of the merged slices that are here."""
         self.tries: dict[int, int] = {}
         """Number of failed uploads, by slice."""
         self._retry_at: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""Who coordinates a round, and when one of its voters takes that over."""
+"""The coordinator of a round, and the time at which one of its voters takes that over."""
 
 from __future__ import annotations
 

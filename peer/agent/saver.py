@@ -1,4 +1,4 @@
-"""What a peer keeps on its disk while it takes part: checkpoints, the model, and its logs."""
+"""Files that a peer keeps while it takes part: checkpoints, the model, and its logs."""
 
 from __future__ import annotations
 
