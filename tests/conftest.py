@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from tests.processes import Processes, descendants, described, still_running
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Peers register in the data home and find each other's folders there; not in the user's.
-os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="shoal-tests-")
+DATA_HOME = tempfile.mkdtemp(prefix="shoal-tests-")
+os.environ["XDG_DATA_HOME"] = DATA_HOME
 
 # The workers of `make test` have work for a core each, and threads that wait for one another spin.
 # Measurements run without workers, and use all cores.
@@ -33,6 +35,10 @@ hypothesis.settings.load_profile("shoal")
 LONGEST = ("tests/integration/test_chaos.py", "tests/test_examples.py")
 """Modules that mostly wait for processes of theirs. As the last ones they would leave the other
 worker without work."""
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shutil.rmtree(DATA_HOME, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
