@@ -63,7 +63,7 @@ STORMS: tuple[tuple[int, Storm], ...] = (
     *((seed, SEVERAL_GROUPS) for seed in (5, 8, 14)),
     *((seed, GIVES_WAY) for seed in (6, 8)),
 )
-"""Storms that meet the changes which the plays below do not, each of them at least one more."""
+"""Storms that meet the changes which the plays below do not."""
 
 
 def seen_in_storms(monkeypatch: pytest.MonkeyPatch) -> set[Entry]:
