@@ -213,7 +213,7 @@ def test_who_hears_of_a_suspect_checks_it_without_having_drawn_it(
             anna, boris, clara, *_ = peers = await checking(made, *NAMES, "mallory")
             assert boris.averager.spot_checks is not None
             checks = boris.averager.spot_checks._checks
-            checks._drawn_at, checks._every_steps = 0.0, 10**6
+            checks._next_draw_at, checks._every_steps = 1e6, 10**6
             await made.live(110.0)
             assert any(each.averager.counters()["peers_named"] > 0 for each in (anna, clara))
             assert {e["peer"] for e in boris.told("spot_check_failed")} == {MALLORY}
@@ -293,7 +293,7 @@ def test_a_slow_author_holds_nobody_up_and_is_struck_only_if_it_has_failed_befor
         async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             how = {"clara": {"quick": 0}, "mallory": {"quick": 1}}
             peers = await checking(made, *NAMES, "mallory", judged_by=how)
-            await made.live(150.0)
+            await made.live(210.0)
             anna, boris, clara, _ = peers
             assert all(each.averager.counters()["spot_checks_without_answer"] for each in peers[:2])
             evaded = {e["peer"] for each in peers[:3] for e in each.told("spot_check_evaded")}
