@@ -34,8 +34,8 @@ would cost more. The peers of one group would gather at two leaders.
 **Power comes back later than work.** Who was refused neither leads, reduces nor votes at this peer
 until half of its strikes have faded, or it has passed two checks. Otherwise refusals of poisoners
 that were found at the same time end at the same time, and before anybody has checked them again
-they lead and reduce rounds with each other's work: with three of ten, two rounds of 24 cycles, which
-cost 3% of loss at their end.
+they lead and reduce rounds with each other's work. Three of ten did so in two rounds near the end
+of 24 cycles, which cost 3% of loss.
 
 **Words of others.** At one check in a cycle a peer of ten looks at a certain other one every nine
 cycles. So who has seen a peer fail twice names it to the others, and each of them checks it next:
