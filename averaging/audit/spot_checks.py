@@ -79,6 +79,8 @@ FALL_MEASURABLE = 0.0005
 FALLS_KEPT = 31
 FALLS_MIN = 5
 """Falls that must be known before anything is usual."""
+FIRST_SHARE = 0.25
+"""Time between two checks of a fragment in which nothing is usual yet, as a share of that later."""
 FAILED = 0.4 * LIMIT
 """Strikes of a failure: three of them, each at most eight minutes after the last, are a
 consequence. A check that is passed takes back as much."""
@@ -120,11 +122,15 @@ class SpotChecks:
         self._strikes = strikes
         self._every_steps = every_steps
         self._random = random
-        self._next_draw_at = self._named_drawn_at = -math.inf
+        self._drawn_at = self._named_drawn_at = -math.inf
+        self._wait = 1.0
+        """Random length of the time until the next draw, in usual ones."""
         self._named = BoundedMapping[PeerId, set[PeerId]](PEERS_MAX)
         """Peers that others suspect and this one has not checked since, and who has named each."""
         self._refused = BoundedMapping[PeerId, None](PEERS_MAX)
         """Peers that were refused, until they are trusted again."""
+        self._unclear = BoundedMapping[PeerId, None](PEERS_MAX)
+        """Authors whose last check said too little."""
         self._names_again_at = BoundedMapping[PeerId, float](PEERS_MAX)
         """Times before which a suspect is not named again."""
         self._false_alarms = Strikes()
@@ -146,17 +152,23 @@ class SpotChecks:
         there = sorted(contributors)
         usual = self._usual(fragment, now)
         tells = usual is None or usual >= FALL_MEASURABLE
-        suspects = [peer for peer in there if tells and self._is_suspect(peer, now)]
+        # Without anything usual another check of a suspect may say as little as the last one, and
+        # would take the place of those by which something becomes usual.
+        unclear = () if usual is not None else self._unclear
+        suspects = [
+            peer for peer in there if tells and self._is_suspect(peer, now) and peer not in unclear
+        ]
         if suspects:
             return suspects[int(self._random() * len(suspects))]
         named = [peer for peer in there if tells and peer in self._named]
         if named and step >= self._named_drawn_at + self._every_steps:
             self._named_drawn_at = step
             return named[int(self._random() * len(named))]
-        if not there or step < self._next_draw_at:
+        usual_wait = self._every_steps * (FIRST_SHARE if usual is None else 1.0)
+        if not there or step < self._drawn_at + self._wait * usual_wait:
             return None
         # Whole cycles between two checks would be always of the same fragment.
-        self._next_draw_at = step + (0.5 + self._random()) * self._every_steps
+        self._drawn_at, self._wait = step, 0.5 + self._random()
         return there[int(self._random() * len(there))]
 
     def names(self, author: PeerId, now: float) -> bool:
@@ -223,6 +235,7 @@ class SpotChecks:
             return True
         fall = (before - after) / before if math.isfinite(after) else -math.inf
         namers = self._named.pop(author, set())
+        self._unclear.pop(author, None)
         usual = self._usual(fragment, now)
         if self.strikes_of(author, now) < SUSPICIOUS:  # a suspect is checked far more often
             self._falls[fragment].append((author, fall))
@@ -236,6 +249,7 @@ class SpotChecks:
                 self._false_alarms.add(each, now)
             return True
         if fall >= min(least, self._lowest(fragment, author, now)):
+            self._unclear[author] = None
             return True  # it says too little to take anything back
         self._strikes.add(author, now, FAILED)
         self._note_refusal(author, now)
