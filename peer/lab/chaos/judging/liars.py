@@ -224,8 +224,5 @@ def _rounds_between(evidence: Evidence, begin_s: float, end_s: float) -> int:
     """Number of rounds that any honest peer finished first in this time."""
     if begin_s == math.inf:
         return 0
-    made: dict[str, float] = {}
-    for _, report in evidence.finished_rounds():
-        made[report.round] = min(report.at_s, made.get(report.round, math.inf))
-    times = sorted(made.values())
+    times = evidence.round_times_s()
     return bisect_right(times, end_s) - bisect_right(times, begin_s)

@@ -8,10 +8,8 @@ from collections import defaultdict
 from peer.lab.chaos.judging.evidence import Evidence, FaultDone, PeerEvidence
 from peer.lab.chaos.judging.schedule import ABSENT, FaultKind
 from peer.lab.chaos.judging.verdict import (
-    OTHERS_SHARE_MAX,
     Promise,
     Verdict,
-    others_text,
     verdict_of,
 )
 
@@ -86,9 +84,7 @@ def judge_speed(evidence: Evidence, control: Evidence | None) -> Verdict:
         f"{whose} {1e3 * usual:.0f} (mean {1e3 * usual_mean:.0f})"
     )
     kept = median <= SPEED_MEDIAN_MAX * usual and mean <= SPEED_MEAN_MAX * usual_mean
-    if not kept and evidence.others_share > OTHERS_SHARE_MAX:
-        return Verdict(Promise.SPEED, None, f"{figures}; {others_text(evidence)}")
-    return Verdict(Promise.SPEED, kept, figures)
+    return verdict_of(Promise.SPEED, [] if kept else [figures], figures, on=evidence)
 
 
 def judge_clean(evidence: Evidence) -> Verdict:
