@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import sys
 import tempfile
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from typer import Argument, Option
 from peer.cli.application import complain, start_logging
 from peer.cli.finding import no_peers
 from peer.cli.options import Json, JsonAtTheEnd, Plain
-from peer.cli.showing import seconds, usage_errors
+from peer.cli.showing import count, seconds, usage_errors
 
 commands = typer.Typer()
 
@@ -120,7 +121,7 @@ def bench_averaging(
 
     with usage_errors():
         bench = AveragingBench(
-            values=int(float(values)),
+            values=count(values),
             peers=tuple(int(count) for count in peers.split(",")),
             codecs=tuple(codec.split(",")),
             against=tuple(name for name in vs.split(",") if name),
@@ -237,18 +238,24 @@ def bench_memory(
 
     Example: shoal bench memory --values 100e6 --turns 3
     """
+    import psutil
+
     from peer.lab.bench.memory import MemoryBench, run_memory_bench, table
     from peer.signals import as_interrupts
 
     with usage_errors():
         bench = MemoryBench(
-            values=int(float(values)),
+            values=count(values),
             fragments=fragments,
             codec=codec,
             ways=tuple(ways.split(",")),
             founder=founder,
             turns=turns,
             step_s=seconds(step),
+        )
+        bench.check_fits(
+            memory_bytes=psutil.virtual_memory().available,
+            disk_bytes=shutil.disk_usage(directory).free,
         )
     with as_interrupts():
         found = run_memory_bench(bench, folder=directory.resolve(), tell=_tell)
