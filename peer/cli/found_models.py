@@ -82,11 +82,13 @@ def find_model(
     from peer.model.export.facts import facts_in_folder
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.home import OUTER
-    from peer.storage.outer_state import NothingToExport, load_outer
+    from peer.storage.outer_state import NoSuchFolder, NothingToExport, load_outer
 
     if is_remote(where):
         return _download(where, parts, data_dir=data_dir, quiet=quiet, check=check)
     folder = Path(where)
+    if not folder.is_dir():
+        raise NoSuchFolder(where)
     outer = load_outer(CheckpointFolder(folder / OUTER, reads_only=True))
     if outer is None:
         raise NothingToExport(str(folder / OUTER))

@@ -45,6 +45,14 @@ class NothingToExport(PeerError):
     )
 
 
+class NoSuchFolder(NothingToExport):
+    """The folder of a peer that a command was given does not exist."""
+
+    message = (
+        "there is no folder {folder}; name the folder of a peer, or the link or the file of a run"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class OuterState:
     """An agent's checkpoint, read back."""
