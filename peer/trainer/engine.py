@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from peer.model.recipes import clip_gradients, held_out_loss, next_token_loss
 from peer.model.recipes.chunked_loss import can_chunk, loss_in_chunks
 from peer.model.recipes.gpt import Gpt
-from peer.run_file.sections import GptModel, RunFile
+from peer.run_file.sections import RunFile
 from peer.trainer.choices import Choices, Precision, split
 from peer.trainer.device_facts import device_name, temperature_c, used_bytes
 from peer.trainer.late import Skips
@@ -293,20 +293,12 @@ class Engine:
 
     def use(self) -> DeviceUse:
         """State of the device, for people."""
-        model = self.run.model
         # Of frozen parameters no gradients are computed, which is a third of the operations.
         parameters = round(
             sum(p.numel() * (1 if p.requires_grad else 2 / 3) for p in self.model.parameters())
         )
-        # Attention adds operations that no parameter stands for; other models may differ.
-        shape = (model.layers, model.width) if isinstance(model, GptModel) else (0, 0)
         return DeviceUse(
-            flops_per_token=flops_per_token(
-                parameters,
-                layers=shape[0],
-                width=shape[1],
-                length=self.run.data.sequence_length,
-            ),
+            flops_per_token=flops_per_token(self.run, parameters),
             peak_flops=peak_flops(device_name(self.device), self.choices.precision),
             memory_bytes=used_bytes(self.device),
             temperature_c=temperature_c(self.device),
