@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from peer.cli.application import complain, start_logging
 from peer.cli.showing import progress
 from peer.quantities import bytes_text, plural
+from peer.storage.home import data_cache
 
 if TYPE_CHECKING:
     from averaging.numbers.layout import Layout
@@ -44,13 +45,6 @@ class FoundModel:
         Raises ``BaseUnavailable`` or ``ExtraMissing``.
         """
         return fetched_base(self.outer.run, founds=False, data_dir=self.data_dir, quiet=quiet)
-
-
-def data_cache() -> Path:
-    """The folder for tokens and downloads of all runs of this user."""
-    from peer.storage.home import data_home
-
-    return data_home(os.environ) / "data"
 
 
 def is_remote(where: str) -> bool:
@@ -167,12 +161,12 @@ def is_adapter_folder(folder: Path) -> bool:
 
 
 def _ready_adapter(folder: Path, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
-    from peer.model.recipes.lora import check_installed
+    from peer.model.recipes.lora import check_peft
     from peer.model.use.adapted import adapted_in
     from peer.model.use.ready import run_of
     from peer.run_file.base import base_of
 
-    check_installed()
+    check_peft()
     run = run_of(folder)
     base = None
     if run is not None and (named := base_of(run.model)) is not None:

@@ -14,7 +14,6 @@ from typer import Argument, Option
 
 from peer.cli.application import complain, log_to, start_logging
 from peer.cli.finding import find_patiently
-from peer.cli.found_models import data_cache
 from peer.cli.learner_options import (
     Announce,
     Directory,
@@ -31,6 +30,7 @@ from peer.cli.learner_options import (
 from peer.cli.models import Dtype
 from peer.cli.options import JsonLines, RelayBulk, RunPageAt
 from peer.cli.showing import seconds
+from peer.storage.home import data_cache
 
 if TYPE_CHECKING:
     from averaging.numbers.layout import Layout

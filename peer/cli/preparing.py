@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -43,9 +42,9 @@ def prepare(
     Example: shoal data prepare texts --out shards --tokenizer t.json --end-token '<|endoftext|>'
     """
     from peer.data.shards import tokenizer_named, write_shards
-    from peer.storage.home import data_home
+    from peer.storage.home import data_cache
 
-    chosen = tokenizer_named(tokenizer, end_token, data_home(os.environ) / "data")
+    chosen = tokenizer_named(tokenizer, end_token, data_cache())
     with report_if_slow("still tokenizing"):
         written = write_shards(texts, chosen, out, text_field=text_field)
     if as_json:

@@ -100,7 +100,7 @@ def _check_first_start(found: FoundRun, file: str, options: Options, where: Path
     """Find mistakes in the run file, and read its data, before anything of a new run starts."""
     from peer.data.sources import read_once
     from peer.run_file.sections import HfData, TextData
-    from peer.storage.home import data_home, has_been_there
+    from peer.storage.home import data_cache, has_been_there
 
     if has_been_there(where):
         return
@@ -109,7 +109,7 @@ def _check_first_start(found: FoundRun, file: str, options: Options, where: Path
         with report_if_slow("still reading the data"):
             read_once(
                 found.run,
-                cache_dir=data_home(os.environ) / "data",
+                cache_dir=data_cache(),
                 data_dir=options.data or found.folder or where / "data",
             )
 

@@ -25,7 +25,7 @@ from peer.errors import DataUnavailable, PeerError
 from peer.run_file.base import Base, base_of
 from peer.run_file.places import Place
 from peer.run_file.sections import RunFile
-from peer.storage.home import data_home
+from peer.storage.home import data_cache
 
 MODELS = "models"
 """Folder of downloaded weights, in the cache of data."""
@@ -86,8 +86,7 @@ def fetch_base(run: RunFile, data_dir: str | Path | None = None) -> Path | None:
     ``data_dir``: the folder that a base in a folder is in; by default the current one. ``None`` if
     the run has no base. Raises ``BaseUnavailable`` or ``ExtraMissing``.
     """
-    cache_dir = data_home(os.environ) / "data"
-    return base_folder(run, cache_dir=cache_dir, data_dir=Path(data_dir or "."))
+    return base_folder(run, cache_dir=data_cache(), data_dir=Path(data_dir or "."))
 
 
 def missing_files(run: RunFile, *, cache_dir: Path) -> tuple[Place, ...]:

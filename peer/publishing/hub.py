@@ -10,7 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from peer.errors import ExtraMissing, PeerError
+from peer.errors import PeerError
+from peer.extras import needed
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
@@ -61,8 +62,4 @@ def push(folder: Path, repository: str, *, message: str) -> str:
 
 
 def _hub() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise ExtraMissing("--push", "huggingface_hub", "hf") from error
-    return huggingface_hub
+    return needed("huggingface_hub", "--push")

@@ -59,6 +59,11 @@ def data_home(environment: Mapping[str, str]) -> Path:
     return (Path(home) if home else Path.home() / ".local" / "share") / "shoal"
 
 
+def data_cache() -> Path:
+    """The folder for tokens and downloads of all runs of this user."""
+    return data_home(os.environ) / "data"
+
+
 def default_directory(run_id: RunId) -> Path:
     """The folder for key, checkpoints and logs of a learner of this run."""
     return data_home(os.environ) / "runs" / run_id[:16]

@@ -20,7 +20,7 @@ from peer.model.export.adapter import CONFIG, WEIGHTS, name_in_file
 from peer.model.export.loading import in_fp32
 from peer.model.naming import named_parameters
 from peer.model.recipes import build_model
-from peer.model.recipes.lora import check_installed
+from peer.model.recipes.lora import check_peft
 from peer.model.use.ready import (
     ExportUnusable,
     ReadyModel,
@@ -40,7 +40,7 @@ def adapted_in(
     a run the base is the one that the folder names. Raises ``ExportUnusable``, ``ExtraMissing`` or
     ``DataUnavailable``.
     """
-    check_installed()
+    check_peft()
     if not (folder / WEIGHTS).is_file():
         raise ExportUnusable(str(folder), f"it has no {WEIGHTS}; other formats are not read")
     model = _of_peft(folder) if run is None else _of_run(folder, run, base)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from peer.data.tokenizing import BYTES_END, ByteTokenizer
-from peer.errors import DataUnavailable, ExtraMissing
+from peer.errors import DataUnavailable
+from peer.extras import needed
 from peer.model.export.tokenizer import TokenizerFiles
 from peer.run_file.forms import Form
 
@@ -177,10 +178,7 @@ def codec_of(files: TokenizerFiles) -> Codec:
 
 def codec_in(folder: Path, *, end: int | None = None) -> Codec:
     """The codec of the tokenizer in a folder. Raises ``ExtraMissing`` or ``DataUnavailable``."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise ExtraMissing(f"the tokenizer in {folder}", "transformers", "hf") from error
+    transformers = needed("transformers", f"the tokenizer in {folder}")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True

@@ -10,7 +10,8 @@ from typing import Any
 from blake3 import blake3
 from torch import nn
 
-from peer.errors import ExtraMissing, PathError, PeerError, RunFileError
+from peer.errors import PathError, PeerError, RunFileError
+from peer.extras import needed
 from peer.model.export.folder import RUN_FILE
 from peer.model.export.loading import model_of
 from peer.model.export.tokenizer import TokenizerFiles, bytes_tokenizer
@@ -141,10 +142,7 @@ def pretrained(named: str, *, revision: str | None = None) -> nn.Module:
 
     Raises ``ExportUnusable`` or ``ExtraMissing``.
     """
-    try:
-        import transformers
-    except ImportError as error:
-        raise ExtraMissing(f"the model in {named}", "transformers", "hf") from error
+    transformers = needed("transformers", f"the model in {named}")
     transformers.utils.logging.disable_progress_bar()
     try:
         # Weights in other formats can run code.

@@ -20,6 +20,7 @@ import blake3
 import msgspec
 import numpy as np
 
+from dht.presence.kept_peers import write_whole
 from peer.lab.results.mean import Mean
 from peer.lab.simulate.swarm.experiment import Experiment
 from peer.lab.simulate.swarm.outcome import SwarmResult
@@ -199,10 +200,7 @@ class TrainingFolder:
             return None
 
     def store(self, key: str, trained: Trained) -> None:
-        file = self._file(key)
-        part = file.with_suffix(".part")
-        part.write_bytes(msgspec.json.encode(trained))
-        part.replace(file)
+        write_whole(self._file(key), msgspec.json.encode(trained))
 
     def _file(self, key: str) -> Path:
         return self.path / f"{key}.json"
