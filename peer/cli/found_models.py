@@ -99,7 +99,7 @@ def _download(
     check: Callable[[RunFile], None],
 ) -> FoundModel:
     from peer.cli.finding import find_known_run
-    from peer.event_loop import run_until_stopped, unless_stopped
+    from peer.event_loop import run_unless_stopped
     from peer.joining.link import Link
     from peer.model.export.facts import Facts, facts_of_peers
     from peer.storage.download import download
@@ -119,7 +119,7 @@ def _download(
             on_progress=on_progress,
             on_seen=seen.append,
         )
-        outer = run_until_stopped(lambda stop: unless_stopped(stop, work))
+        outer = run_unless_stopped(work)
     facts = facts_of_peers(seen[0], outer) if seen else Facts()
     return FoundModel(outer, facts, data_dir or found.folder or Path())
 

@@ -49,7 +49,7 @@ def show_status(
     Example: shoal status 'shoal://RUN_ID?seed=...' --watch
     """
     from peer.errors import NobodyMet, RunOver
-    from peer.event_loop import run_until_stopped, unless_stopped
+    from peer.event_loop import run_unless_stopped
     from peer.joining.visit import status_lines, visit
     from peer.storage.last_seen import date_text, recall
 
@@ -72,7 +72,7 @@ def show_status(
                 await asyncio.sleep(WATCH_EVERY_S)
 
     try:
-        run_until_stopped(lambda stop: unless_stopped(stop, look()))
+        run_unless_stopped(look())
     except NobodyMet as error:
         known = recall(wanted.run_id)
         if known is None:
