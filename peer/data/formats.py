@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.errors import DataUnavailable
+from peer.errors import DataUnavailable, one_line
 from peer.extras import needed
 from peer.run_file.forms import Form
 from peer.run_file.places import TEXT_FORMATS, TOKEN_FORMATS
@@ -276,7 +276,7 @@ def _parquet(file: DataFile) -> Any:
         opened = pyarrow.parquet.ParquetFile(file.path)
     except (pyarrow.ArrowException, OSError) as error:
         raise unusable(
-            f"{file.name} is no whole parquet file: {_one_line(error)}; {AGAIN}"
+            f"{file.name} is no whole parquet file: {one_line(error)}; {AGAIN}"
         ) from error
     names = opened.schema_arrow.names
     if file.form is not None:
@@ -340,10 +340,6 @@ def _parquet_items(file: DataFile, piece: int) -> Iterator[Item]:
         ) from None
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise unusable(
-            f"{file.name}, row groups {groups.start} to {groups.stop - 1}: {_one_line(error)}; "
+            f"{file.name}, row groups {groups.start} to {groups.stop - 1}: {one_line(error)}; "
             f"the file is damaged: {AGAIN}"
         ) from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]

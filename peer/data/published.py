@@ -16,7 +16,7 @@ from urllib.request import OpenerDirector
 
 from peer.data.base_models import INDEX, SINGLE, BaseUnavailable, Progress, model_downloads
 from peer.data.downloads import Downloads, Tell, file_sha256
-from peer.errors import DataUnavailable
+from peer.errors import DataUnavailable, one_line
 from peer.extras import needed
 from peer.run_file.base import WEIGHTS_FORMAT
 from peer.run_file.hf_config import published_settings
@@ -64,7 +64,7 @@ def published(
     except DataUnavailable as error:
         raise BaseUnavailable(named, error.reason) from error
     except OSError as error:
-        raise BaseUnavailable(named, " ".join(str(error).split())[:300]) from error
+        raise BaseUnavailable(named, one_line(error)) from error
 
 
 def _on_hub(named: str) -> Published:
@@ -94,7 +94,7 @@ def _on_hub(named: str) -> Published:
                 )
         settings = _settings(read, named)
     except (HfHubHTTPError, HFValidationError) as error:
-        raise BaseUnavailable(named, " ".join(str(error).split())[:300]) from error
+        raise BaseUnavailable(named, one_line(error)) from error
     source = f"{name}@{commit}"
     has_tokenizer = any(file.startswith("tokenizer") for file in there)
     return Published(

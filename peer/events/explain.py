@@ -65,7 +65,8 @@ def overview(logs: Sequence[Log]) -> list[Line]:
         Line(
             begin,
             "",
-            f"the clock of {log.name} was {_clock_text(log.clock_off_s)}; corrected",
+            f"the clock of {log.name} was {abs(log.clock_off_s):.1f} s "
+            f"{'behind' if log.clock_off_s > 0 else 'ahead'}; corrected",
         )
         for log in logs
         if log.clock_off_s
@@ -103,7 +104,8 @@ def _summary(log: Log, names: Names) -> list[Line]:
     ]
     troubles: Counter[str] = Counter()
     for event in log.events:
-        if audience_of(event["event"]) & Audience.TROUBLE or _is_given_up(event):
+        given_up = event["event"] == "round" and event["outcome"] != "finished"
+        if given_up or audience_of(event["event"]) & Audience.TROUBLE:
             troubles[in_story(event, names)] += 1
     lines += [
         Line(at, "", f"{_times(times)}: {text}")
@@ -266,13 +268,5 @@ def _round_filter(wanted: str) -> Callable[[Event], bool]:
     return lambda event: str(event["round"]).startswith(wanted.lower())
 
 
-def _is_given_up(event: Event) -> bool:
-    return bool(event["event"] == "round" and event["outcome"] != "finished")
-
-
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
-
-
-def _clock_text(seconds: float) -> str:
-    return f"{abs(seconds):.1f} s {'behind' if seconds > 0 else 'ahead'}"

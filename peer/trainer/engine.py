@@ -264,16 +264,13 @@ class Engine:
             if not (short or self.tuning.wait()):
                 raise
             # The last resort is spent: nothing is left to reduce.
-            if short and self._is_smallest():
+            if short and self.choices.micro_batch == 1 and self.choices.lean:
                 raise
         # Outside of the handler: the error's traceback held the activations.
         self.forget_gradients()
         if short:
             self._reduce()
         return None
-
-    def _is_smallest(self) -> bool:
-        return self.choices.micro_batch == 1 and self.choices.lean
 
     def _reduce(self) -> None:
         """Train with half as many sequences at once, in the end with recomputed activations."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 
-from peer.lab.chaos.judging.evidence import Evidence, FaultDone, PeerEvidence
+from peer.lab.chaos.judging.evidence import Evidence
 from peer.lab.chaos.judging.schedule import ABSENT, FaultKind
 from peer.lab.chaos.judging.verdict import (
     Promise,
@@ -41,7 +41,8 @@ def step_times_s(evidence: Evidence) -> list[float]:
     """Mean step times over spans of about two seconds, of learners without a fault of their own."""
     times: list[float] = []
     for peer in evidence.honest:
-        own = [fault for fault in evidence.faults if _stops(peer, fault)]
+        # Losing the agent or the disk must not slow a trainer down, so these faults do not count.
+        own = [f for f in evidence.faults if f.victim == peer.name and f.kind in ABSENT]
         for life in peer.lives:
             begin = None
             for report in life.reports:
@@ -61,11 +62,6 @@ def step_times_s(evidence: Evidence) -> list[float]:
                     times.append((report.trained_s - begin.trained_s) / steps)
                 begin = report
     return times
-
-
-def _stops(peer: PeerEvidence, fault: FaultDone) -> bool:
-    # Losing the agent or the disk must not slow a trainer down, so these faults do not count.
-    return fault.victim == peer.name and fault.kind in ABSENT
 
 
 def judge_speed(evidence: Evidence, control: Evidence | None) -> Verdict:

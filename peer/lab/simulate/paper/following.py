@@ -204,15 +204,14 @@ def _row(
         computing=Mean.of(one.goodput for one in group).value,
         missed=Mean.of(one.missed for one in group).value,
         duration_s=Mean.of(one.duration_s for one in group).value,
-        last=_last(changed) or (str(FIRST) if label in FOLLOWING else label),
+        last=next(
+            (change.level for change in reversed(changed) if not change.reason),
+            str(FIRST) if label in FOLLOWING else label,
+        ),
         changes=max((most_changes(one.levels) for one in group), default=0),
         settled_s=max((change.time_s for change in changed if not change.reason), default=0.0),
         reason=next((change.reason for change in reversed(changed) if change.reason), ""),
     )
-
-
-def _last(changed: Sequence[LevelChange]) -> str:
-    return next((change.level for change in reversed(changed) if not change.reason), "")
 
 
 def most_changes(levels: Sequence[LevelChange]) -> int:

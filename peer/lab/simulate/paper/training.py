@@ -26,6 +26,7 @@ from peer.lab.simulate.swarm.experiment import Experiment
 from peer.lab.simulate.swarm.outcome import SwarmResult
 from peer.lab.simulate.swarm.resolving import problem_of
 from peer.lab.simulate.swarm.swarm import run as run_swarm
+from peer.whole import read_json
 
 TEXT: Mapping[str, Any] = {
     "problem.name": "text_mlp",
@@ -194,10 +195,7 @@ class TrainingFolder:
 
     def find(self, key: str) -> Trained | None:
         """The result of the job with this key, unless it is missing or damaged."""
-        try:
-            return msgspec.json.decode(self._file(key).read_bytes(), type=Trained)
-        except (FileNotFoundError, msgspec.DecodeError):
-            return None
+        return read_json(self._file(key), Trained)
 
     def store(self, key: str, trained: Trained) -> None:
         write_whole(self._file(key), msgspec.json.encode(trained))

@@ -39,9 +39,7 @@ class BadExperiment(PeerError):
 
     exit_code = 2
     problem: str
-
-    def __str__(self) -> str:
-        return self.problem
+    message = "{problem}"
 
 
 class _Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
