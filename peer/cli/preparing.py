@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from peer.cli.application import report_if_slow
 from peer.cli.options import Json
+from peer.quantities import plural
 
 data = typer.Typer(help="Prepare training data.", no_args_is_help=True)
 
@@ -57,11 +58,8 @@ def prepare(
         }
         print(json.dumps(record))
         return
-    count = len(written.files)
-    print(
-        f"# {written.tokens} tokens of a vocabulary of {written.vocabulary}, in {count} "
-        f"shard{'' if count == 1 else 's'}"
-    )
+    shards = plural(len(written.files), "shard")
+    print(f"# {written.tokens} tokens of a vocabulary of {written.vocabulary}, in {shards}")
     print("# For a run file, whose model.vocabulary is at least that; a URL may stand before")
     print("# the name of the list. Peers with the files pass the folder above them with --data.")
     print('[data]\nrecipe = "files"\n\n' + written.source, end="")
