@@ -41,19 +41,19 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
         # waits at one fragment, and may have come there by other steps than others: it must answer
         # every call, or two would wait for each other at two fragments.
         due = replace(due, scale_by_speed=False, called_share=1 / outer.steps_per_cycle)
+    upload_s = min(RoundPolicy().upload_s, rounds.round_deadline_s / 3)
     return replace(
-        merging_policy(outer, rounds, run.mixing),
+        merging_policy(outer, rounds, run.mixing, upload_s=upload_s),
         due=due,
         probation=_probation_policy(run.policy),
         audit_rate=run.policy.audit_rate,
         spot_checks=run.policy.spot_checks,
         tokens_end=run.end.tokens if isinstance(run.end.tokens, int) else None,
         batch_tokens_max=run.limits.step_tokens_max,
-        upload_s=min(RoundPolicy().upload_s, rounds.round_deadline_s / 3),
     )
 
 
-def merging_policy(outer: Outer, rounds: Rounds, mixing: Mixing) -> RoundPolicy:
+def merging_policy(outer: Outer, rounds: Rounds, mixing: Mixing, *, upload_s: float) -> RoundPolicy:
     """The rules that follow from ``[outer]``, ``[rounds]`` and ``[mixing]``, but for due times."""
     up, down = outer.codecs
     return RoundPolicy(
@@ -76,6 +76,7 @@ def merging_policy(outer: Outer, rounds: Rounds, mixing: Mixing) -> RoundPolicy:
         eta=outer.learning_rate,
         mu=outer.momentum,
         stale_max=rounds.stale_max,
+        upload_s=upload_s,
         round_s=rounds.round_deadline_s,
         alone_s=rounds.alone_s,
     )

@@ -250,7 +250,7 @@ class Experiment(_Table, frozen=True, kw_only=True):
         """The policy of the round machines."""
         outer, rounds = self.outer, self.rounds
         return replace(
-            merging_policy(outer, rounds, self.mixing),
+            merging_policy(outer, rounds, self.mixing, upload_s=rounds.upload_s),
             due=DuePolicy(
                 cycle_steps=outer.steps_per_cycle,
                 fragments=outer.fragments,
@@ -258,7 +258,6 @@ class Experiment(_Table, frozen=True, kw_only=True):
                 called_share=rounds.called_share,
             ),
             grouping=rounds.grouping,
-            upload_s=rounds.upload_s,
             slice_bytes_min=rounds.slice_bytes_min,
             probation=ProbationPolicy(
                 rounds=rounds.probation_rounds, seconds=60.0 * rounds.probation_minutes
