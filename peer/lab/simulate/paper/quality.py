@@ -292,12 +292,10 @@ class Row:
 
     factor: str
     label: str
-    loss: float
-    loss_error: float
+    loss: Mean
     against: str | None
-    change: float | None
+    change: Mean | None
     """Relative difference of the loss, paired by seed."""
-    change_error: float | None
     bound: float | None
     missed: float
     staleness: float
@@ -348,19 +346,15 @@ def table(
 
 
 def _row(cell: Cell, groups: Mapping[str, Sequence[Trained]]) -> Row:
-    group = groups[cell.name]
-    loss = Mean.of(one.loss for one in group)
-    change = None
+    group, change = groups[cell.name], None
     if cell.against is not None:
         change = against(group, groups[f"{cell.factor}/{cell.against}"])
     return Row(
         factor=cell.factor,
         label=cell.label,
-        loss=loss.value,
-        loss_error=loss.error,
+        loss=Mean.of(one.loss for one in group),
         against=cell.against,
-        change=None if change is None else change.value,
-        change_error=None if change is None else change.error,
+        change=change,
         bound=cell.bound,
         held=is_held(change, cell.bound),
         missed=Mean.of(one.missed for one in group).value,
@@ -376,17 +370,14 @@ def section(rows: Sequence[Row], *, seeds: int) -> Section:
         if row.factor != factor:
             factor = row.factor
             shown.append([factor])
-        change = ""
-        if row.change is not None and row.change_error is not None:
-            change = Mean(row.change, row.change_error).percent(2)
         bound = ""
         if row.bound is not None:
             bound = f"{row.bound:+.1%}: {'held' if row.held else 'missed'}"
         shown.append(
             [
                 f"  {row.label}",
-                Mean(row.loss, row.loss_error).text(4),
-                change,
+                row.loss.text(4),
+                "" if row.change is None else row.change.percent(2),
                 bound,
                 f"{100 * row.missed:.0f}%",
                 f"{row.sent_mb:.1f}",
@@ -416,10 +407,10 @@ def _picture(rows: Sequence[Row]) -> bytes:
     axes.axvline(0.0, color="gray", linewidth=1)
     axes.set_yticks(range(len(shown)), [name for name, _ in shown])
     for place, (label, (_, one)) in enumerate(zip(axes.get_yticklabels(), shown, strict=True)):
-        if one is None or one.change is None or one.change_error is None:
+        if one is None or one.change is None:
             label.set_fontweight("bold")
             continue
-        change, error = 100 * one.change, 100 * one.change_error
+        change, error = 100 * one.change.value, 100 * one.change.error
         color = "tab:red" if one.held is False else "tab:blue"
         axes.errorbar(change, place, xerr=2 * error, fmt="o", color=color, capsize=3)
         if one.bound is not None:

@@ -49,7 +49,6 @@ TIME_FACTOR = 3.0
 """Default time limit of an experiment, as a multiple of its duration without any waiting."""
 GARBAGE_MIN = 1_000_000
 """Allocations between collections: more objects than rounds in progress hold."""
-"""Time between two comparisons of a final state with others, as in ``peer.agent.active_peer``."""
 
 LINE_EVENTS = ("line_needs", "level")
 """Notes of round machines that the event log has."""
