@@ -24,7 +24,7 @@ from peer.run_file.base import Base, base_of
 from peer.run_file.places import Place
 from peer.run_file.sections import RunFile
 from peer.storage.home import data_cache
-from peer.whole import new_folder
+from peer.whole_files import new_folder
 
 MODELS = "models"
 """Folder of downloaded weights, in the cache of data."""

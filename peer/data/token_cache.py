@@ -23,7 +23,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from peer.errors import DataUnavailable
-from peer.whole import new_file
+from peer.whole_files import new_file
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from peer.rules.limits import (
 from peer.rules.monthly_volume import MonthlyVolume
 from peer.rules.monthly_volume import decode as decode_volume
 from peer.rules.monthly_volume import encode as encode_volume
-from peer.whole import new_file
+from peer.whole_files import new_file
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from peer.errors import PathError
-from peer.whole import new_file
+from peer.whole_files import new_file
 
 STATE_FOLDER = "%S/shoal-bootstrap"
 """The data folder that systemd creates, usually /var/lib/shoal-bootstrap."""

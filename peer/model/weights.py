@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from peer.errors import PathError, one_line
 from peer.model.naming import bare_name, unwrapped
-from peer.whole import new_file
+from peer.whole_files import new_file
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

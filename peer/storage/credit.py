@@ -11,7 +11,7 @@ from dht.presence.kept_peers import write_whole
 from peer.credit import wire
 from peer.credit.reading import everything
 from peer.credit.tally import Tally
-from peer.whole import read_json
+from peer.whole_files import read_json
 
 TALLY_FILE = "tally"
 WISHES_FILE = "credit.json"

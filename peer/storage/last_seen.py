@@ -21,7 +21,7 @@ from peer.run_file.reading import from_canonical
 from peer.run_file.sections import RunFile
 from peer.storage.home import OUTER, PEERS, default_directory, keeper_directory
 from peer.storage.outer_state import kept_run
-from peer.whole import read_json
+from peer.whole_files import read_json
 
 FILE = "last_seen.json"
 STATE_FILE = "state.json"

@@ -28,7 +28,7 @@ from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import Checkpoint, CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.tensor_file import Tensor, write_safetensors
-from peer.whole import new_file
+from peer.whole_files import new_file
 
 _LINEAGE_BYTES = 32
 

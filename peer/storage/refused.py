@@ -12,7 +12,7 @@ import msgspec
 
 from averaging.rules.loss_gate import Refusals, Refused
 from dht.presence.kept_peers import write_whole
-from peer.whole import read_json
+from peer.whole_files import read_json
 
 FILE = "refused.json"
 

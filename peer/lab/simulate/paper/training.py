@@ -26,7 +26,7 @@ from peer.lab.simulate.swarm.experiment import Experiment
 from peer.lab.simulate.swarm.outcome import SwarmResult
 from peer.lab.simulate.swarm.resolving import problem_of
 from peer.lab.simulate.swarm.swarm import run as run_swarm
-from peer.whole import read_json
+from peer.whole_files import read_json
 
 TEXT: Mapping[str, Any] = {
     "problem.name": "text_mlp",

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from peer.storage.home import run_of
-from peer.whole import new_file, new_folder, read_json
+from peer.whole_files import new_file, new_folder, read_json
 
 
 class Named(msgspec.Struct):
