@@ -26,7 +26,7 @@ from averaging.live.bundling import Bundling
 from averaging.live.parts import FragmentFacts, Parts, Tally, Workshop
 from averaging.live.reducing import Reducing
 from averaging.live.uploading import Uploading
-from averaging.numbers.arithmetic import MeldNumbers
+from averaging.numbers.arithmetic import MeldNumbers, Step
 from averaging.numbers.arrays import Float32s, Float64s
 from averaging.numbers.chunks import Chunk
 from averaging.round.contributing import Contribution
@@ -180,10 +180,9 @@ class Exchange:
 
     def _encode_chunk(self, chunk: Chunk, given: Contribution, out: memoryview) -> None:
         numbers, scratch = self.parts.numbers, self.parts.threads.scratch()
-        base, values, share = given.base, given.values, given.share
-        numbers.encode(chunk, base, values, out, scratch, share=share)
+        numbers.encode(chunk, given, out, scratch)
         if given.feedback:
-            numbers.leave_rest(chunk, base, values, out, scratch, share=share)
+            numbers.leave_rest(chunk, given, out, scratch)
 
     # The outer step
 
@@ -246,5 +245,5 @@ class Exchange:
             if not self.moves_states and momentum is not state.momentum:
                 np.copyto(momentum[part], state.momentum[part])
             data, numbers = self.parts.merged_bytes[chunk.merged], self.parts.numbers
-            numbers.step(chunk, data, state.theta, theta, momentum, scratch)
+            numbers.step(chunk, data, Step(state.theta, theta, momentum), scratch)
             squares[chunk.first_unit : chunk.end_unit] = numbers.down.squares(chunk, data)

@@ -23,6 +23,7 @@ from averaging.live.bulk import Bulk
 from averaging.live.bundling import Bundling, Rider
 from averaging.live.parts import Parts, receive_behind, send_growing
 from averaging.messages import Opening
+from averaging.numbers.arithmetic import Weighted
 from averaging.numbers.chunks import Chunk
 from averaging.round.inputs import SliceMerged
 from averaging.round.seals import expected_of
@@ -466,14 +467,9 @@ class Reducing:
             if making.stopped:
                 return
             out = making.made.data[place]
-            self.parts.numbers.merge(
-                chunk,
-                [source.data[part] for source in making.sources],
-                making.weights,
-                out,
-                scratch,
-                members=making.members,
-            )
+            payloads = [source.data[part] for source in making.sources]
+            uploads = Weighted(payloads, making.weights, making.members)
+            self.parts.numbers.merge(chunk, uploads, out, scratch)
             making.hasher.update(out)
             say(place.stop)
 

@@ -26,9 +26,7 @@ from averaging.messages import (
     Opening,
     Signatures,
 )
-from averaging.numbers.arithmetic import (
-    MeldNumbers,
-)
+from averaging.numbers.arithmetic import MeldNumbers, Step
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Fragment
@@ -457,9 +455,9 @@ class FragmentNode:
                 numbers.measure(chunk, state.theta, stepped.mean)
         else:
             theta, momentum = state.theta.copy(), state.momentum.copy()
+            made = Step(state.theta, theta, momentum)
             for chunk in chunks:
-                part = data[chunk.merged]
-                numbers.step(chunk, part, state.theta, theta, momentum, _scratch)
+                numbers.step(chunk, data[chunk.merged], made, _scratch)
         if (squares := exchange.merged_squares(data)) is not None:
             self.usual.merged(squares)
         standing = apply.standing

@@ -21,7 +21,7 @@ from averaging.history.standing import (
     with_merged_map,
 )
 from averaging.messages import Commit, Head
-from averaging.numbers.arithmetic import MeldNumbers, encoded_size
+from averaging.numbers.arithmetic import MeldNumbers, Moved, Step, Weighted, encoded_size
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
@@ -244,19 +244,19 @@ def melt(codec: str, states: list[tuple[Float32s, ...]], weights: list[float]) -
         cutting = Cutting(FRAGMENT, numbers, (1,))
         payload = memoryview(bytearray(cutting.data_size))
         for chunk in cutting.chunks[0]:
-            numbers.encode(chunk, base, values, payload[chunk.data], scratch)
+            numbers.encode(chunk, Moved(base, values), payload[chunk.data], scratch)
             numbers.up.check(chunk, payload[chunk.data], scratch)
         payloads.append(payload)
     out = memoryview(bytearray(cutting.merged_size))
     for chunk in cutting.chunks[0]:
         given = [payload[chunk.data] for payload in payloads]
-        numbers.merge(chunk, given, weights, out[chunk.merged], scratch)
+        numbers.merge(chunk, Weighted(given, weights), out[chunk.merged], scratch)
     ended = []
     for _, _, theta, momentum in states:
         numbers = MeldNumbers(codec=codec, merge="mean", eta=0.7, mu=0.5)
         after, moved = theta.copy(), momentum.copy()
         for chunk in cutting.chunks[0]:
-            numbers.step(chunk, out[chunk.merged], theta, after, moved, scratch)
+            numbers.step(chunk, out[chunk.merged], Step(theta, after, moved), scratch)
         ended.append((after, moved, numbers.dispersion))
     return ended
 
