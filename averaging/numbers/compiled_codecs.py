@@ -25,7 +25,7 @@ from averaging.numbers.arrays import (
     sum_squares_with,
 )
 from averaging.numbers.block_codecs import Float16, Int3, Int4, Int8, ScaledCodec
-from averaging.numbers.codec import Codec, Scratch, as_bytes, checked_bytes, require_size
+from averaging.numbers.codec import Codec, Scratch, checked_bytes, require_size
 from averaging.numbers.codecs import replace
 from averaging.numbers.outer import Nesterov, StepsFused, step_encoded
 from averaging.numbers.tiles import plan_of
@@ -121,16 +121,6 @@ class _Compiled(ScaledCodec, StepsFused):
         require_size(held, sizes if mu else ())
         tiles = _tiles_of(self, tuple(sizes))
         kernels.step(self.number, tiles, octets, theta, held, eta, mu, into)
-
-    def _target(self, out: Buffer, sizes: Sequence[int], count: int) -> Bytes:
-        target = as_bytes(out)
-        plan = plan_of(self, tuple(sizes))
-        if target.size != plan.bytes or count != plan.values:
-            raise ValueError(
-                f"{count} values into {target.size} bytes; the units hold {plan.values} values, "
-                f"which are {plan.bytes} bytes in {self.name}"
-            )
-        return target
 
     def _source(self, data: Buffer, sizes: Sequence[int], vector: Float32s) -> Bytes:
         octets = checked_bytes(self.name, data, plan_of(self, tuple(sizes)).bytes)

@@ -15,11 +15,10 @@ from averaging.numbers.codec import (
     TileReader,
     as_bytes,
     checked_bytes,
-    require_size,
 )
 
 
-class Float32:
+class Float32(Codec):
     """Raw little-endian fp32, without scales and without error."""
 
     name = "f32"
@@ -95,19 +94,6 @@ class Float32:
             values = scratch.first[: part.stop - part.start]
             np.multiply(source[part], rounded if spread is None else spread[part], out=values)
             yield part, values
-
-    def decode_add(
-        self,
-        data: Buffer,
-        sizes: Sequence[int],
-        weight: float | Float64s,
-        accumulator: Float32s,
-        scratch: Scratch,
-    ) -> None:
-        require_size(accumulator, sizes)
-        with arithmetic():
-            for part, values in self.pieces(data, sizes, weight, scratch):
-                np.add(accumulator[part], values, out=accumulator[part])
 
     def _target(self, out: Buffer, sizes: Sequence[int], count: int) -> Float32s:
         target = as_bytes(out)
