@@ -52,7 +52,6 @@ from dht.records import (
     ADDRESSES_MAX,
     ContributionCounters,
     Reason,
-    Role,
 )
 
 
@@ -274,8 +273,6 @@ class Presence:
         self,
         *,
         name: str | UnsetType = UNSET,
-        site: str | UnsetType = UNSET,
-        role: Role | UnsetType = UNSET,
         trains: bool | UnsetType = UNSET,
         step_time_s: float | UnsetType | None = UNSET,
         link_bytes_s: float | UnsetType | None = UNSET,
@@ -290,8 +287,6 @@ class Presence:
         if versions is not UNSET:
             own.set_versions(versions)
         own.name = own.name if name is UNSET else name
-        own.site = own.site if site is UNSET else site
-        own.role = own.role if role is UNSET else role
         if trains is not UNSET and trains != own.trains:
             own.trains = trains
             self._announcement.hurry()  # no round should wait for a peer that has stopped
@@ -350,7 +345,6 @@ class Presence:
 
     async def _beat(self) -> None:
         this = self._this
-        this.stats.heartbeats += 1
         with contextlib.suppress(HostClosed):  # its daemon is being restarted
             await self._refresh()
         async with asyncio.TaskGroup() as group:

@@ -94,7 +94,7 @@ def test_a_peer_a_little_behind_takes_part_and_one_further_behind_fetches() -> N
 
 def test_the_lighter_side_gives_way_only_after_a_long_parting() -> None:
     here, there = Head(20, lineage("here"), ()), Head(19, lineage("there"), ())
-    light = Apart(ancestor=20 - RECENT, ancestor_tokens=0, mine=1, theirs=100)
+    light = Apart(ancestor=20 - RECENT, mine=1, theirs=100)
 
     assert meets(light, here, there)
     assert not meets(replace(light, ancestor=19 - RECENT), here, there)
