@@ -46,7 +46,6 @@ from averaging.audit.readings import Reading, decode_reading, encode_reading
 from averaging.audit.spot_checks import BACK_MAX
 from averaging.audit.strikes import Strikes
 from averaging.audit.witness import Witness
-from averaging.bounded_mapping import BoundedMapping
 from averaging.live.evidence import Uploads
 from averaging.live.fair_shares import Places
 from averaging.live.parts import Parts
@@ -54,6 +53,7 @@ from averaging.live.threads import Threads
 from averaging.messages import Accused, BadMessage, Digest, Index, Message, unpacked
 from averaging.numbers.arrays import uninitialised
 from averaging.numbers.chunks import Cutting
+from dht.bounded_mapping import BoundedMapping
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.guarded_host import REASON_MAX_BYTES, REFUSED, refuse
 from dht.host import Host, Stream

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from averaging.bounded_mapping import BoundedMapping
 from averaging.history.adoption import Parting
 from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog
@@ -51,6 +50,7 @@ from averaging.round.phase import Phase
 from averaging.round.turns import rank
 from averaging.rules.sites import site_pass
 from averaging.rules.usual_norms import UsualNorms
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId, verify
 
 NUMBER_BITS = 48

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from averaging import messages
-from averaging.bounded_mapping import BoundedMapping
 from averaging.history.standing import (
     Apart,
     IAmBehind,
@@ -63,6 +62,7 @@ from averaging.rules.mixing import meets
 from averaging.rules.protocols import agreed_protocol, without_protocol
 from averaging.rules.quorum import Close, NoRound, Timings, Turnout, decide
 from dht import protocol
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 UNPROVEN = "too few that count for me have signed the version that you stand on"

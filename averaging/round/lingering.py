@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 
 from averaging import messages
-from averaging.bounded_mapping import BoundedMapping
 from averaging.history.lineage import Lineage
 from averaging.history.standing import Standing
 from averaging.round.effects import Send
 from averaging.round.identity import Identity
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.round.transitions import Changes
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 TELL_EVERY_S = 1.0

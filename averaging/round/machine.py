@@ -122,7 +122,6 @@ from collections.abc import Mapping
 import msgspec
 
 from averaging import messages
-from averaging.bounded_mapping import BoundedMapping
 from averaging.history.standing import Standing, with_merged_map
 from averaging.messages import Commit, Committed, Head, Link, Message, ParentCertificate
 from averaging.round import inputs, transitions
@@ -160,6 +159,7 @@ from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import Probation
 from averaging.rules.sites import carries
 from dht import protocol
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 ROUNDS_MAX = 16
