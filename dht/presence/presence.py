@@ -345,6 +345,7 @@ class Presence:
 
     async def _beat(self) -> None:
         this = self._this
+        this.stats.heartbeats += 1
         with contextlib.suppress(HostClosed):  # its daemon is being restarted
             await self._refresh()
         async with asyncio.TaskGroup() as group:

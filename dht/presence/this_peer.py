@@ -20,6 +20,7 @@ from dht.presence.settings import PresenceSettings, Profile
 class PresenceStats:
     """Counts of what was done so far."""
 
+    heartbeats: int = 0
     look_ups: int = 0
     stored_on: int = 0
     """Number of other peers that stored the own record at the last heartbeat."""
