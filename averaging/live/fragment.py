@@ -26,7 +26,7 @@ from averaging.live.reducing import Reducing
 from averaging.live.services import Services
 from averaging.live.spot_checking import Drawn
 from averaging.live.state_files import StateFiles
-from averaging.messages import Commit
+from averaging.messages import Commit, Head
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codecs import codec_names
 from averaging.round import effects
@@ -159,6 +159,10 @@ class FragmentWork:
         payload = await asyncio.to_thread(files.kept, entry.payload)
         if self.replay is not None:
             self.replay.move(entry, payload)
+
+    def shown(self, state: FragmentState) -> Head:
+        """The head of a state as other peers are shown it: with the signatures under it."""
+        return self.machine.certificates.show(Standing.of(state).head(), self.averager.now())
 
     def usual_norm(self) -> float | None:
         """How far a merge usually moves the fragment; ``None``: not known yet."""
