@@ -128,7 +128,17 @@ from averaging.round import inputs, transitions
 from averaging.round.catching_up import ATTEMPTS_IN_VAIN, CatchingUp, UnreliableSources
 from averaging.round.certificates import SIGNATURES_SPARE, Certificates, link_of
 from averaging.round.doubt import Doubt, Doubting
-from averaging.round.effects import Effect, GiveUp, Note, RefuseStream, Send, Value
+from averaging.round.effects import (
+    CountRefused,
+    Effect,
+    GiveUp,
+    Note,
+    RefuseStream,
+    Send,
+    Strike,
+    Value,
+    WarnOfCommit,
+)
 from averaging.round.identity import Circumstances, Identity
 from averaging.round.inputs import Input
 from averaging.round.joining import Joining
@@ -565,7 +575,8 @@ class FragmentRounds:
         reason = None if head is None else self._leap(head)
         if reason is not None:
             self.counters["implausible_head"] += 1
-            self._note("implausible", peer=sender, reason=reason)
+            told = {"peer": sender, "reason": reason}
+            self._effects.append(CountRefused("implausible", told, "implausible_head"))
             return
         if head is not None:
             self.certificates.hear(link_of(head), head.signatures, now)
@@ -742,7 +753,8 @@ class FragmentRounds:
             self.counters["bad_signature"] += 1
             return str(error)
         except NotACommit as error:
-            self._note("not_a_commit", peer=sender, reason=str(error))
+            told = {"peer": sender, "reason": str(error)}
+            self._effects.append(WarnOfCommit("not_a_commit", told))
             return str(error)
         except NotForThisPeer as error:
             return str(error)
@@ -772,7 +784,8 @@ class FragmentRounds:
         median_step_s = self.pace.median_step_s(now)
         overstated = overstatement_of_leader(commit, self.peers, median_step_s, now)
         if overstated is not None:
-            self._note("overstated", peer=commit.leader, reason=f"it claims {overstated}")
+            told = {"peer": commit.leader, "reason": f"it claims {overstated}"}
+            self._effects.append(Strike("overstated", told))
         situation = self._situation(now)
         self._send(
             commit.leader,

@@ -331,10 +331,10 @@ class FragmentNode:
             case effects.Silent(peer, since):
                 wires.heap.call_in(0.0, self.owner.silent, peer, since)
             case Note():
-                if effect.event == "withheld" and self.audits is not None:
-                    self.audits.doubt(PeerId(str(effect.fields["peer"])))
-                if effect.event == "overstated" and self.audits is not None:
-                    self.audits.hold_against(PeerId(str(effect.fields["peer"])))
+                if self.audits is not None and isinstance(effect, effects.Suspect):
+                    self.audits.doubt(effect.peer)
+                if self.audits is not None and isinstance(effect, effects.Strike):
+                    self.audits.hold_against(effect.peer)
                 wires.watch.noted(self, effect)
             case effects.TakeSnapshot():
                 if learner is None or not self.owner.wants_snapshot(self):
