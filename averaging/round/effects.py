@@ -218,7 +218,7 @@ class Fold(Struct, frozen=True):
 
 
 class Note(Struct, frozen=True):
-    """An event for logs and tests, named ``event``. Nothing follows from it, but from a ``Blame``."""
+    """An event for logs and tests. ``event`` names it. Only from a ``Blame`` more follows."""
 
     event: str
     fields: Mapping[str, Value] = {}
