@@ -106,12 +106,12 @@ class Averager(Services):
         """The fragments that have reached the run's tokens in a version that nothing follows."""
         now = self.now()
         machines = (work.machine for work in self._works)
-        return frozenset(each.fragment for each in machines if each.is_final(now))
+        return frozenset(each.fragment for each in machines if each.ending.is_final(now))
 
     @property
     def closed_ranks(self) -> bool:
         """True once a swarm of several groups meets in one, because the run ends."""
-        return any(work.machine.closed_ranks for work in self._works)
+        return any(work.machine.ending.closed_ranks for work in self._works)
 
     @property
     def in_flight(self) -> int:

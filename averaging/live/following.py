@@ -268,7 +268,7 @@ class Following:
         return is_newer(
             None if mine is None else Standing.of(mine),
             theirs,
-            end=machine.end(self._averager.now()),
+            end=machine.ending.end(self._averager.now()),
             effect=effect,
         )
 

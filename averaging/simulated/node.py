@@ -556,7 +556,7 @@ class FragmentNode:
         usual = self.usual.norm(slice(None))
         ratio = self.wires.norm_ratio_max
         newer = is_newer(
-            Standing.of(before), Standing.of(state), end=machine.end(now), effect=effect
+            Standing.of(before), Standing.of(state), end=machine.ending.end(now), effect=effect
         )
         fits = unfit(state, before, usual=usual, norm_ratio_max=ratio) is None
         if not (newer and fits and machine.catching_up.takes(link, now)):
