@@ -70,8 +70,7 @@ class Lingering:
         # From the own name on, so that not all tell the same one.
         for peer in sorted(silent, key=lambda peer: (peer < self._id.me, peer)):
             if peer != self._id.me and now >= self._told.get(peer, -math.inf) + TELL_AGAIN_S:
-                self._told.pop(peer, None)
-                self._told[peer] = now
+                self._told.renew(peer, now)
                 self._at = now + TELL_EVERY_S
                 return [Send(peer, messages.Compare(self._id.fragment, standing.head()))]
         self._at = now + TELL_AGAIN_S
