@@ -27,13 +27,7 @@ from averaging.live.fetch_server import FetchServer
 from averaging.live.fragment import FragmentWork
 from averaging.live.learner_port import LearnerPort
 from averaging.live.services import Services
-from averaging.live.settings import (
-    AveragerSettings,
-    Participant,
-    RunTerms,
-    Surroundings,
-    topic_of,
-)
+from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings, topic_of
 from averaging.live.state_files import StateFiles
 from averaging.messages import BadMessage, Head, Link, Signatures
 from averaging.round import inputs

@@ -39,12 +39,7 @@ class Exchange:
     """The bytes of one participation. Made by ``Enter``, ended by ``close``."""
 
     def __init__(
-        self,
-        enter: Enter,
-        facts: FragmentFacts,
-        workshop: Workshop,
-        *,
-        now: float,
+        self, enter: Enter, facts: FragmentFacts, workshop: Workshop, *, now: float
     ) -> None:
         self.round = enter.round
         self.commit = enter.commit

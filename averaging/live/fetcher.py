@@ -29,12 +29,7 @@ import msgspec
 
 from averaging.errors import AveragingError, BadPayload, LineageBroken
 from averaging.history.lineage import Lineage
-from averaging.history.manifest import (
-    MANIFEST_MAX_BYTES,
-    PIECE_BYTES,
-    Manifest,
-    read_manifest,
-)
+from averaging.history.manifest import MANIFEST_MAX_BYTES, PIECE_BYTES, Manifest, read_manifest
 from averaging.history.replay import ReplayEntry, ReplayHead
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
@@ -531,10 +526,7 @@ class Fetcher:
             holders.discard(peer)
             self.counters["sources_left"] += 1
             logger.info(
-                "source_left fragment=%d peer=%s reason=%s",
-                partial.manifest.fragment,
-                peer,
-                reason,
+                "source_left fragment=%d peer=%s reason=%s", partial.manifest.fragment, peer, reason
             )
 
         async with asyncio.TaskGroup() as tasks:

@@ -138,12 +138,7 @@ class Parts:
     """The bytes that one peer holds of one round, and the tasks that work on them."""
 
     def __init__(
-        self,
-        enter: Enter,
-        facts: FragmentFacts,
-        workshop: Workshop,
-        *,
-        now: float,
+        self, enter: Enter, facts: FragmentFacts, workshop: Workshop, *, now: float
     ) -> None:
         self.round = enter.round
         self.commit = enter.commit

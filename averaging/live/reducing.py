@@ -392,12 +392,7 @@ class Reducing:
                 return
             first = last
 
-    async def _merge(
-        self,
-        index: int,
-        inside: tuple[int, ...],
-        taken: Payloads,
-    ) -> None:
+    async def _merge(self, index: int, inside: tuple[int, ...], taken: Payloads) -> None:
         """``inside``: the contributors; delegates send the payloads for all of their site."""
         parts = self.parts
         growing = parts.merged[index]

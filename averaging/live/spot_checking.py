@@ -97,12 +97,7 @@ class SpotChecking:
     """The spot checks of one peer with a learner."""
 
     def __init__(
-        self,
-        judge: Judge,
-        checks: SpotChecks,
-        *,
-        audits: Auditing,
-        around: Around,
+        self, judge: Judge, checks: SpotChecks, *, audits: Auditing, around: Around
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._judge = judge

@@ -282,12 +282,7 @@ class MeldNumbers:
     # The parts of step(): all but measure() give the same result at every member
 
     def decode(
-        self,
-        chunk: Chunk,
-        data: memoryview,
-        theta: Float32s,
-        momentum: Float32s,
-        scratch: Scratch,
+        self, chunk: Chunk, data: memoryview, theta: Float32s, momentum: Float32s, scratch: Scratch
     ) -> None:
         self.down.decode(chunk, data, {1: theta, 2: momentum}, scratch)
 
@@ -302,12 +297,7 @@ class MeldNumbers:
             self._distance += squared_norm(before[part] - mean[part])
 
     def move(
-        self,
-        chunk: Chunk,
-        data: memoryview,
-        theta: Float32s,
-        momentum: Float32s,
-        scratch: Scratch,
+        self, chunk: Chunk, data: memoryview, theta: Float32s, momentum: Float32s, scratch: Scratch
     ) -> None:
         """Take the outer step on the means, in place."""
         for part, (moved, _, _) in self.down.units(chunk, data):

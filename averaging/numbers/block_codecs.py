@@ -17,14 +17,7 @@ from numpy.typing import NDArray
 
 from averaging.errors import BadPayload, NotFinite
 from averaging.numbers.arrays import Buffer, Bytes, Float32s, Float64s, arithmetic
-from averaging.numbers.codec import (
-    BLOCK,
-    Codec,
-    Scratch,
-    TileReader,
-    as_bytes,
-    checked_bytes,
-)
+from averaging.numbers.codec import BLOCK, Codec, Scratch, TileReader, as_bytes, checked_bytes
 from averaging.numbers.tiles import Tile, peaks_of, plan_of, row_starts, scales_of, view_of
 
 PEAK_MIN = np.float32(2.0**-100)

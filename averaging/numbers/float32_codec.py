@@ -8,14 +8,7 @@ import numpy as np
 
 from averaging.errors import BadPayload, NotFinite
 from averaging.numbers.arrays import Buffer, Float32s, Float64s, arithmetic
-from averaging.numbers.codec import (
-    TILE,
-    Codec,
-    Scratch,
-    TileReader,
-    as_bytes,
-    checked_bytes,
-)
+from averaging.numbers.codec import TILE, Codec, Scratch, TileReader, as_bytes, checked_bytes
 
 
 class Float32(Codec):

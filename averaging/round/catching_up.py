@@ -491,10 +491,7 @@ class CatchingUp:
         gives_way: bool = False,
     ) -> Changes:
         if not self.takes(link_of(theirs), now):
-            return [
-                *self._stays_apart(source, apart, now),
-                *self._uncertified(source, mine, now),
-            ]
+            return [*self._stays_apart(source, apart, now), *self._uncertified(source, mine, now)]
         note = Note("rebase", {"source": source, "mine": apart.mine, "theirs": apart.theirs})
         effect = Rebase(
             source,

@@ -16,13 +16,7 @@ from averaging.rules.claims import overstated
 from averaging.rules.grouping import group_of, grouping_named
 from averaging.rules.mixing import MELD_LAG
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, PeerView
-from averaging.rules.probation import (
-    SEEN_MAX,
-    SLACK,
-    STRIKES_COUNT_SINCE,
-    Asked,
-    Probation,
-)
+from averaging.rules.probation import SEEN_MAX, SLACK, STRIKES_COUNT_SINCE, Asked, Probation
 from averaging.rules.succession import NO_LINEAGE, leaders, on_usual_lines, succession
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
@@ -182,12 +176,7 @@ class Neighbourhood:
         since = self._merged_at.get(peer, seen.first_seen if seen is not None else None)
         if since is None or peer == self._id.me:
             return None
-        return overstated(
-            steps,
-            seen_s=now - since,
-            median_step_s=median_step_s,
-            slack=slack,
-        )
+        return overstated(steps, seen_s=now - since, median_step_s=median_step_s, slack=slack)
 
     def newcomers(self, peers: Iterable[PeerId], now: float) -> set[PeerId]:
         """Those of these peers that are on probation."""

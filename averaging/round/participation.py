@@ -517,8 +517,7 @@ class Participation:
         signature = self._id.sign(messages.promise_text(self.id, message.ballot, *last))
         fragment = self.commit.fragment
         self._send(
-            sender,
-            messages.Promise(fragment, self.id, message.ballot, *last, reports, signature),
+            sender, messages.Promise(fragment, self.id, message.ballot, *last, reports, signature)
         )
         return True
 

@@ -18,14 +18,7 @@ from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance
 from averaging.history.rewind import rewound
 from averaging.history.standing import Standing, with_merged_map
 from averaging.history.state import FragmentState
-from averaging.messages import (
-    Directed,
-    Head,
-    Link,
-    Message,
-    Opening,
-    Signatures,
-)
+from averaging.messages import Directed, Head, Link, Message, Opening, Signatures
 from averaging.numbers.arithmetic import MeldNumbers, Step
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
@@ -35,14 +28,7 @@ from averaging.round.contributing import contribution
 from averaging.round.effects import Apply, CatchUp, Effect, Fold, Note, Rebase, refusal
 from averaging.round.inputs import Offer
 from averaging.round.machine import FragmentRounds
-from averaging.round.taking_over import (
-    Life,
-    hand_over,
-    is_newer,
-    parting_at,
-    shared_version,
-    unfit,
-)
+from averaging.round.taking_over import Life, hand_over, is_newer, parting_at, shared_version, unfit
 from averaging.rules.usual_norms import UsualNorms
 from averaging.simulated.auditing import NodeAudits
 from averaging.simulated.exchange import Exchange

@@ -49,16 +49,7 @@ from dht.libp2p.lane_settings import (
     TICKET_LIFE_S,
     LaneSettings,
 )
-from dht.libp2p.lane_wire import (
-    REASON_MAX,
-    Answer,
-    Begin,
-    Circuit,
-    Leg,
-    Offer,
-    decode,
-    encode,
-)
+from dht.libp2p.lane_wire import REASON_MAX, Answer, Begin, Circuit, Leg, Offer, decode, encode
 from dht.libp2p.meetings import Meetings, Where
 from dht.libp2p.observers import Ask, Observers, Outside, RouterView
 from dht.libp2p.pacing import Pace, Pacer

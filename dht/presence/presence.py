@@ -47,12 +47,7 @@ from dht.presence.run_files import RunFiles
 from dht.presence.seeking import Seeking
 from dht.presence.settings import GOODBYE_TIMEOUT_S, PresenceSettings, Profile
 from dht.presence.this_peer import PresenceStats, ThisPeer
-from dht.records import (
-    ADDRESS_MAX_BYTES,
-    ADDRESSES_MAX,
-    ContributionCounters,
-    Reason,
-)
+from dht.records import ADDRESS_MAX_BYTES, ADDRESSES_MAX, ContributionCounters, Reason
 
 
 class Presence:
