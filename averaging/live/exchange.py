@@ -26,9 +26,10 @@ from averaging.live.bundling import Bundling
 from averaging.live.parts import FragmentFacts, Parts, Tally, Workshop
 from averaging.live.reducing import Reducing
 from averaging.live.uploading import Uploading
-from averaging.numbers.arithmetic import MeldNumbers, Step
+from averaging.numbers.arithmetic import MeldNumbers
 from averaging.numbers.arrays import Float32s, Float64s
 from averaging.numbers.chunks import Chunk
+from averaging.numbers.outer import Step
 from averaging.round.contributing import Contribution
 from averaging.round.effects import Enter
 from averaging.rules.jumps import is_unusual

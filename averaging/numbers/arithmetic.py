@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from averaging.numbers.columns import Columns, Displacements, shares_by_heads
 from averaging.numbers.layout import Fragment
 from averaging.numbers.merge import Units, merge_encoded, rule_named
 from averaging.numbers.merge_estimate import can_estimate, is_like
-from averaging.numbers.outer import Nesterov, step_encoded
+from averaging.numbers.outer import Nesterov, Step, step_encoded
 
 
 class Leg(Protocol):
@@ -91,14 +91,6 @@ class Weighted:
     """Number of members that each payload stands for; ``None``: one each."""
     again: bool = False
     """The result is a contribution itself, which other reducers merge."""
-
-
-class Step(NamedTuple):
-    """The vectors of an outer step: ``theta`` is filled, ``momentum`` updated in place."""
-
-    before: Float32s
-    theta: Float32s
-    momentum: Float32s
 
 
 class Numbers(Protocol):
@@ -173,17 +165,8 @@ class MergeNumbers:
         )
 
     def step(self, chunk: Chunk, data: memoryview, made: Step, scratch: Scratch) -> None:
-        part = chunk.values
-        step_encoded(
-            made.before[part],
-            made.momentum[part],
-            self.down.codec,
-            data,
-            chunk.sizes,
-            self._optimizer,
-            scratch=scratch,
-            into=made.theta[part],
-        )
+        part, codec = made.of(chunk.values), self.down.codec
+        step_encoded(part, codec, data, chunk.sizes, self._optimizer, scratch)
 
 
 class MixNumbers:
@@ -302,15 +285,8 @@ class MeldNumbers:
         """Take the outer step on the means, in place."""
         for part, (moved, _, _) in self.down.units(chunk, data):
             size = (part.stop - part.start,)
-            step_encoded(
-                theta[part],
-                momentum[part],
-                self._merged,
-                moved,
-                size,
-                self._optimizer,
-                scratch=scratch,
-            )
+            made = Step(theta, theta, momentum).of(part)
+            step_encoded(made, self._merged, moved, size, self._optimizer, scratch)
 
 
 def _values_of(chunk: Chunk) -> Iterator[slice]:

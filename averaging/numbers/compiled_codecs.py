@@ -27,7 +27,7 @@ from averaging.numbers.arrays import (
 from averaging.numbers.block_codecs import Float16, Int3, Int4, Int8, ScaledCodec
 from averaging.numbers.codec import Codec, Scratch, checked_bytes, require_size
 from averaging.numbers.codecs import replace
-from averaging.numbers.outer import Nesterov, StepsFused, step_encoded
+from averaging.numbers.outer import Nesterov, Step, StepsFused, step_encoded
 from averaging.numbers.tiles import plan_of
 from averaging.numbers.two_level_codec import Int2
 
@@ -106,21 +106,15 @@ class _Compiled(ScaledCodec, StepsFused):
         kernels.decode(self.number, _tiles_of(self, tuple(sizes)), octets, weights, action, out)
 
     def step_fused(
-        self,
-        theta: Float32s,
-        momentum: Float32s,
-        payload: Buffer,
-        sizes: Sequence[int],
-        optimizer: Nesterov,
-        into: Float32s,
+        self, made: Step, payload: Buffer, sizes: Sequence[int], optimizer: Nesterov
     ) -> None:
-        octets = self._source(payload, sizes, theta)
+        octets = self._source(payload, sizes, made.before)
         eta, mu = np.float32(optimizer.eta), np.float32(optimizer.mu)
-        held = momentum if mu else _NOTHING
-        require_size(into, sizes)
+        held = made.momentum if mu else _NOTHING
+        require_size(made.theta, sizes)
         require_size(held, sizes if mu else ())
         tiles = _tiles_of(self, tuple(sizes))
-        kernels.step(self.number, tiles, octets, theta, held, eta, mu, into)
+        kernels.step(self.number, tiles, octets, made.before, held, eta, mu, made.theta)
 
     def _source(self, data: Buffer, sizes: Sequence[int], vector: Float32s) -> Bytes:
         octets = checked_bytes(self.name, data, plan_of(self, tuple(sizes)).bytes)
@@ -219,9 +213,9 @@ def compare(
         codec.decode(other, sizes, decoded, scratch)
         spread = np.linspace(*weights, len(sizes))
         codec.decode_add(encoded, sizes, spread, decoded, scratch)
-        step_encoded(theta, momentum, codec, merged, sizes, optimizer, scratch=scratch)
-        plainly = Nesterov(1.0, 0.0)
-        step_encoded(first, momentum, codec, encoded, sizes, plainly, scratch=scratch, into=plain)
+        step_encoded(Step(theta, theta, momentum), codec, merged, sizes, optimizer, scratch)
+        made, plainly = Step(first, plain, momentum), Nesterov(1.0, 0.0)
+        step_encoded(made, codec, encoded, sizes, plainly, scratch)
         vectors = (each.tobytes() for each in (decoded, theta, momentum, plain))
         results.append((bytes(encoded), bytes(other), bytes(merged), *vectors))
     names = "a difference", "values", "a sum", "decoding", "theta", "momentum", "subtraction"

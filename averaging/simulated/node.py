@@ -19,10 +19,11 @@ from averaging.history.rewind import rewound
 from averaging.history.standing import Standing, with_merged_map
 from averaging.history.state import FragmentState
 from averaging.messages import Directed, Head, Link, Message, Opening, Signatures
-from averaging.numbers.arithmetic import MeldNumbers, Step
+from averaging.numbers.arithmetic import MeldNumbers
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Fragment
+from averaging.numbers.outer import Step
 from averaging.round import effects, inputs, taking_over
 from averaging.round.contributing import contribution
 from averaging.round.effects import Apply, CatchUp, Effect, Fold, Note, Rebase, refusal

@@ -35,7 +35,6 @@ from averaging.audit.proofs import Court, FalseMerge, Right, check
 from averaging.numbers.arithmetic import (
     PIECES_SINCE,
     Moved,
-    Step,
     Weighted,
     cutting_of,
     numbers_of,
@@ -43,6 +42,7 @@ from averaging.numbers.arithmetic import (
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Layout, TensorSpec
+from averaging.numbers.outer import Step
 from averaging.rules.weights import weights_of
 from dht.identity import Identity, verify
 from tests.averaging.history.replayed_rounds import commit_after, founded

@@ -21,7 +21,7 @@ from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named, codec_names
 from averaging.numbers.layout import UNIT_MAX_VALUES, Kind
 from averaging.numbers.merge import Units, merge_encoded, rule_named
-from averaging.numbers.outer import Nesterov, step_encoded
+from averaging.numbers.outer import Nesterov, Step, step_encoded
 
 MERGED = 4
 """Number of contributions in the measured merges."""
@@ -66,7 +66,8 @@ def _measure(name: str, sizes: tuple[int, ...], repetitions: int) -> Iterator[Sp
         merge_encoded(rule_named(rule), codec, payloads, weights, units, out, scratch)
 
     def outer_step() -> None:
-        step_encoded(theta, momentum, codec, encoded, sizes, Nesterov(0.7, 0.9), scratch=scratch)
+        made = Step(theta, theta, momentum)
+        step_encoded(made, codec, encoded, sizes, Nesterov(0.7, 0.9), scratch)
 
     works: dict[str, Callable[[], None]] = {
         "encode": lambda: codec.encode(delta, sizes, out, scratch),

@@ -21,11 +21,12 @@ from averaging.live.compiling import can_compile, use_compiled_codecs
 from averaging.live.learner_port import Progress, Snapshot
 from averaging.live.settings import AveragerSettings, RunTerms, Surroundings
 from averaging.live.settings import Participant as RunParticipant
-from averaging.numbers.arithmetic import MergeNumbers, Moved, Step, Weighted
+from averaging.numbers.arithmetic import MergeNumbers, Moved, Weighted
 from averaging.numbers.arrays import Float32s, uninitialised
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Layout, TensorSpec
+from averaging.numbers.outer import Step
 from averaging.rules.due import DuePolicy
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy

@@ -11,13 +11,14 @@ import pytest
 from averaging.errors import NotFinite
 from averaging.history.adoption import OwnWork, Parting
 from averaging.history.state import FragmentState
-from averaging.numbers.arithmetic import MeldNumbers, MergeNumbers, MixNumbers, Moved, Step
+from averaging.numbers.arithmetic import MeldNumbers, MergeNumbers, MixNumbers, Moved
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.merge import Units, merge_encoded, rule_named, rule_names
+from averaging.numbers.outer import Step
 
 LAYOUT = Layout.build([TensorSpec("block.weight", (70, 50)), TensorSpec("block.bias", (50,))], 1)
 FRAGMENT = LAYOUT.fragments[0]

@@ -27,7 +27,7 @@ from averaging.numbers.codec import Codec, Scratch
 from averaging.numbers.compiled_codecs import PAIRS, compare, compare_sums
 from averaging.numbers.float32_codec import Float32
 from averaging.numbers.merge import Units, merge_encoded, rule_named
-from averaging.numbers.outer import Nesterov, step_encoded
+from averaging.numbers.outer import Nesterov, Step, step_encoded
 
 HERE = Path(__file__).parent
 TESTS = [HERE / f"test_{name}.py" for name in ("codec", "outer")]
@@ -160,7 +160,7 @@ def test_infinities_and_nan_in_a_state_give_the_same_step(
     results = []
     for codec in pair:
         after, held, payload = theta.copy(), momentum.copy(), encoded(codec, moved)
-        step_encoded(after, held, codec, payload, SIZES, OPTIMIZER, scratch=Scratch())
+        step_encoded(Step(after, after, held), codec, payload, SIZES, OPTIMIZER, Scratch())
         results.append((after.tobytes(), held.tobytes()))
     assert results[0] == results[1]
 
@@ -179,7 +179,7 @@ def test_bytes_at_odd_addresses_and_read_only_vectors_are_taken(
     codec.decode(shifted, SIZES, out, Scratch())
     pair[0].decode(data, SIZES, expected, Scratch())
     assert out.tobytes() == expected.tobytes()
-    step_encoded(values, values, codec, data, SIZES, Nesterov(1, 0), scratch=Scratch(), into=out)
+    step_encoded(Step(values, out, values), codec, data, SIZES, Nesterov(1, 0), Scratch())
 
 
 @EACH
@@ -205,9 +205,8 @@ def test_no_kernel_gets_a_payload_or_a_vector_of_another_length(
     with pytest.raises(ValueError, match="values"):
         codec.decode_add(data, SIZES, 1.0, short, scratch)
     for vectors in ((values, values, short), (values, short, values), (short, values, values)):
-        theta, momentum, into = vectors
         with pytest.raises(ValueError, match="values"):
-            step_encoded(theta, momentum, codec, data, SIZES, OPTIMIZER, scratch=scratch, into=into)
+            step_encoded(Step(*vectors), codec, data, SIZES, OPTIMIZER, scratch)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 1000, 1023, 4097, SUM_TILE - 1, SUM_TILE])

@@ -21,21 +21,23 @@ from averaging.history.standing import (
     with_merged_map,
 )
 from averaging.messages import Commit, Head
-from averaging.numbers.arithmetic import MeldNumbers, Moved, Step, Weighted, encoded_size
+from averaging.numbers.arithmetic import MeldNumbers, Moved, Weighted, encoded_size
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Layout, TensorSpec
-from averaging.numbers.outer import Nesterov, step
+from averaging.numbers.outer import Nesterov, Step
 from averaging.round.roster import MELD_LINKS, Leader, compose
 from averaging.rules.commit_check import objection
 from averaging.rules.mixing import MELD_LAG, RECENT, Measured, MixingPolicy, meets
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
+from tests.averaging.numbers.plain_steps import step
 
 LAYOUT = Layout.build(
     [TensorSpec("a", (7, 300)), TensorSpec("b", (40,)), TensorSpec("c", (1500,))], 1
 )
+
 FRAGMENT = LAYOUT.fragments[0]
 POLICY = RoundPolicy(group_size=4, codec="int8")
 PEERS = [PeerId(f"p{index}") for index in range(4)]
@@ -290,7 +292,7 @@ def test_averaging_first_and_stepping_then_is_stepping_first_and_averaging_then(
     thetas, momenta = [], []
     for _, _, theta, momentum in states:
         own, moved = theta.copy(), momentum.copy()
-        step(own, moved, delta, Nesterov(0.7, 0.5), scratch=Scratch())
+        step(own, moved, delta, Nesterov(0.7, 0.5))
         thetas.append(own)
         momenta.append(moved)
 
