@@ -22,7 +22,7 @@ from averaging.errors import NotFinite
 from averaging.messages import Commit
 from averaging.numbers.arrays import Float32s, Float64s, arithmetic, squared_norm
 from averaging.numbers.chunks import PIECES, Chunk, Cutting
-from averaging.numbers.codec import Scratch
+from averaging.numbers.codec import Addends, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.columns import Columns, Displacements, shares_by_heads
 from averaging.numbers.layout import Fragment
@@ -82,11 +82,10 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Weighted:
-    """Contributions of several members, encoded, in the order of the roster."""
+class Weighted(Addends):
+    """Contributions of several members, encoded."""
 
     payloads: Sequence[memoryview]
-    weights: Sequence[float]
     members: Sequence[int] | None = None
     """Number of members that each payload stands for; ``None``: one each."""
     again: bool = False
@@ -146,22 +145,14 @@ class MergeNumbers:
         given.lengthen(chunk.values)
 
     def merge(self, chunk: Chunk, given: Weighted, out: memoryview, scratch: Scratch) -> None:
-        merge_encoded(
-            self._rule,
-            self.up.codec,
-            given.payloads,
-            given.weights,
-            Units(chunk.sizes, chunk.kinds),
-            out,
-            scratch,
-            into=(self.up if given.again else self.down).codec,
-        )
+        units, into = Units(chunk.sizes, chunk.kinds), self.up if given.again else self.down
+        merge_encoded(self._rule, self.up.codec, given, units, out, scratch, into=into.codec)
 
     def is_like(self, chunk: Chunk, given: Weighted, merged: memoryview, scratch: Scratch) -> bool:
         """Return whether ``merged`` is about what ``merge`` gives. ``False`` says nothing."""
-        up, down, payloads = self.up.codec, self.down.codec, given.payloads
-        return can_estimate(self._rule, len(payloads), chunk.sizes) and is_like(
-            up, payloads, given.weights, chunk.sizes, merged, scratch, into=down
+        up, down = self.up.codec, self.down.codec
+        return can_estimate(self._rule, len(given.payloads), chunk.sizes) and is_like(
+            up, given, chunk.sizes, merged, scratch, into=down
         )
 
     def step(self, chunk: Chunk, data: memoryview, made: Step, scratch: Scratch) -> None:

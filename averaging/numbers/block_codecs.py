@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 
 from averaging.errors import BadPayload, NotFinite
 from averaging.numbers.arrays import Buffer, Bytes, Float32s, Float64s, arithmetic
-from averaging.numbers.codec import BLOCK, Codec, Scratch, TileReader, as_bytes, checked_bytes
+from averaging.numbers.codec import (
+    BLOCK,
+    Addends,
+    Codec,
+    Scratch,
+    TileReader,
+    as_bytes,
+    checked_bytes,
+)
 from averaging.numbers.tiles import Tile, peaks_of, plan_of, row_starts, scales_of, view_of
 
 PEAK_MIN = np.float32(2.0**-100)
@@ -80,17 +88,11 @@ class ScaledCodec(Codec):
         self._encode(sizes, out, scratch, difference, values.size)
 
     def encode_sum(
-        self,
-        source: Codec,
-        payloads: Sequence[Buffer],
-        weights: Sequence[float],
-        sizes: Sequence[int],
-        out: Buffer,
-        scratch: Scratch,
+        self, source: Codec, given: Addends, sizes: Sequence[int], out: Buffer, scratch: Scratch
     ) -> None:
         first, *others = [
             source.tile_reader(payload, sizes, weight, scratch)
-            for payload, weight in zip(payloads, weights, strict=True)
+            for payload, weight in zip(given.payloads, given.weights, strict=True)
         ]
 
         def added(number: int, tile: Tile) -> Float32s:

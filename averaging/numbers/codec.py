@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -67,6 +68,14 @@ TileReader: TypeAlias = Callable[[int, slice, Float32s], None]
 into the same tiles (``averaging.numbers.tiles``)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Addends:
+    """What is added up: encoded vectors in the order of the roster, and a weight for each."""
+
+    payloads: Sequence[Buffer]
+    weights: Sequence[float]
+
+
 class Codec(ABC):
     """How values are encoded. ``sizes`` are unit sizes; vectors are flat, contiguous fp32.
 
@@ -98,13 +107,7 @@ class Codec(ABC):
 
     @abstractmethod
     def encode_sum(
-        self,
-        source: Codec,
-        payloads: Sequence[Buffer],
-        weights: Sequence[float],
-        sizes: Sequence[int],
-        out: Buffer,
-        scratch: Scratch,
+        self, source: Codec, given: Addends, sizes: Sequence[int], out: Buffer, scratch: Scratch
     ) -> None:
         """Encode the sum that ``decode_add`` of ``source`` makes from zero, tile by tile."""
 

@@ -9,7 +9,7 @@ import numpy as np
 from averaging.errors import NotFinite
 from averaging.numbers.arrays import Float32s, Float64s
 from averaging.numbers.chunks import Chunk
-from averaging.numbers.codec import Codec, Scratch
+from averaging.numbers.codec import Addends, Codec, Scratch
 from averaging.numbers.merge import MergeRule, Units, merge_encoded
 from averaging.numbers.norm_bounds import squares_at_most
 from averaging.numbers.outer import Nesterov, Step, step_encoded
@@ -129,17 +129,9 @@ class Columns:
         for index, (_, targets) in enumerate(into.units(chunk, out)):
             unit = Units((chunk.sizes[index],), (chunk.kinds[index],))
             for column, (rule, weights) in enumerate(ways):
-                parts = [units[index][1][column] for units in given]
-                merge_encoded(
-                    rule,
-                    self._codecs[column],
-                    parts,
-                    weights,
-                    unit,
-                    targets[column],
-                    scratch,
-                    into=into._codecs[column],
-                )
+                parts = Addends([units[index][1][column] for units in given], weights)
+                codec, to = self._codecs[column], into._codecs[column]
+                merge_encoded(rule, codec, parts, unit, targets[column], scratch, into=to)
 
 
 def shares_by_heads(payloads: Sequence[memoryview], members: Sequence[int] | None) -> list[float]:

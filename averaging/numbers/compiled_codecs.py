@@ -25,7 +25,7 @@ from averaging.numbers.arrays import (
     sum_squares_with,
 )
 from averaging.numbers.block_codecs import Float16, Int3, Int4, Int8, ScaledCodec
-from averaging.numbers.codec import Codec, Scratch, checked_bytes, require_size
+from averaging.numbers.codec import Addends, Codec, Scratch, checked_bytes, require_size
 from averaging.numbers.codecs import replace
 from averaging.numbers.outer import Nesterov, Step, StepsFused, step_encoded
 from averaging.numbers.tiles import plan_of
@@ -55,24 +55,18 @@ class _Compiled(ScaledCodec, StepsFused):
         _refuse(kernels.encode(self.number, _tiles_of(self, tuple(sizes)), base, values, target))
 
     def encode_sum(
-        self,
-        source: Codec,
-        payloads: Sequence[Buffer],
-        weights: Sequence[float],
-        sizes: Sequence[int],
-        out: Buffer,
-        scratch: Scratch,
+        self, source: Codec, given: Addends, sizes: Sequence[int], out: Buffer, scratch: Scratch
     ) -> None:
         if not isinstance(source, _Compiled):
-            super().encode_sum(source, payloads, weights, sizes, out, scratch)
+            super().encode_sum(source, given, sizes, out, scratch)
             return
         target = self._target(out, sizes, sum(sizes))
         length = source.encoded_size(sizes)
-        given = [checked_bytes(source.name, payload, length) for payload in payloads]
-        factors = np.array(weights, np.float32)
-        if len(factors) != len(given):
-            raise ValueError(f"{len(factors)} weights for {len(given)} payloads")
-        addresses = np.array([data.ctypes.data for data in given], np.uint64)
+        payloads = [checked_bytes(source.name, payload, length) for payload in given.payloads]
+        factors = np.array(given.weights, np.float32)
+        if len(factors) != len(payloads):
+            raise ValueError(f"{len(factors)} weights for {len(payloads)} payloads")
+        addresses = np.array([data.ctypes.data for data in payloads], np.uint64)
         tiles, made = _tiles_of(source, tuple(sizes)), _tiles_of(self, tuple(sizes))
         _refuse(
             kernels.merge(
@@ -208,7 +202,7 @@ def compare(
         encoded, other, merged = (bytearray(codec.encoded_size(sizes)) for _ in range(3))
         codec.encode_difference(first, second, sizes, encoded, scratch)
         codec.encode(second, sizes, other, scratch)
-        codec.encode_sum(codec, [encoded, other], weights, sizes, merged, scratch)
+        codec.encode_sum(codec, Addends([encoded, other], weights), sizes, merged, scratch)
         decoded, theta, momentum, plain = (second.copy() for _ in range(4))
         codec.decode(other, sizes, decoded, scratch)
         spread = np.linspace(*weights, len(sizes))

@@ -8,7 +8,15 @@ import numpy as np
 
 from averaging.errors import BadPayload, NotFinite
 from averaging.numbers.arrays import Buffer, Float32s, Float64s, arithmetic
-from averaging.numbers.codec import TILE, Codec, Scratch, TileReader, as_bytes, checked_bytes
+from averaging.numbers.codec import (
+    TILE,
+    Addends,
+    Codec,
+    Scratch,
+    TileReader,
+    as_bytes,
+    checked_bytes,
+)
 
 
 class Float32(Codec):
@@ -39,17 +47,11 @@ class Float32(Codec):
                 self._refuse_not_finite(target[part], part.start, sizes)
 
     def encode_sum(
-        self,
-        source: Codec,
-        payloads: Sequence[Buffer],
-        weights: Sequence[float],
-        sizes: Sequence[int],
-        out: Buffer,
-        scratch: Scratch,
+        self, source: Codec, given: Addends, sizes: Sequence[int], out: Buffer, scratch: Scratch
     ) -> None:
         target = self._target(out, sizes, sum(sizes))
         target.fill(0)
-        for payload, weight in zip(payloads, weights, strict=True):
+        for payload, weight in zip(given.payloads, given.weights, strict=True):
             source.decode_add(payload, sizes, weight, target, scratch)
         for part in _parts(target.size):
             self._refuse_not_finite(target[part], part.start, sizes)

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 import psutil
 
-from averaging.numbers.codec import Scratch
+from averaging.numbers.codec import Addends, Scratch
 from averaging.numbers.codecs import codec_named, codec_names
 from averaging.numbers.layout import UNIT_MAX_VALUES, Kind
 from averaging.numbers.merge import Units, merge_encoded, rule_named
@@ -61,9 +61,8 @@ def _measure(name: str, sizes: tuple[int, ...], repetitions: int) -> Iterator[Sp
     codec.encode(delta, sizes, encoded, scratch)
 
     def merge(rule: str) -> None:
-        payloads, weights = [encoded] * MERGED, [1 / MERGED] * MERGED
-        units = Units(sizes, kinds)
-        merge_encoded(rule_named(rule), codec, payloads, weights, units, out, scratch)
+        given = Addends([encoded] * MERGED, [1 / MERGED] * MERGED)
+        merge_encoded(rule_named(rule), codec, given, Units(sizes, kinds), out, scratch)
 
     def outer_step() -> None:
         made = Step(theta, theta, momentum)

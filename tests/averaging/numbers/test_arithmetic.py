@@ -14,7 +14,7 @@ from averaging.history.state import FragmentState
 from averaging.numbers.arithmetic import MeldNumbers, MergeNumbers, MixNumbers, Moved
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Cutting
-from averaging.numbers.codec import Scratch
+from averaging.numbers.codec import Addends, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.merge import Units, merge_encoded, rule_named, rule_names
@@ -50,16 +50,9 @@ def test_a_merge_into_another_codec_loses_only_what_that_codec_loses(
 
     def merged(into: str) -> bytearray:
         out = bytearray(codec_named(into).encoded_size(SIZES))
-        merge_encoded(
-            rule_named(rule),
-            codec_named(up),
-            payloads,
-            weights,
-            Units(SIZES, KINDS),
-            out,
-            scratch,
-            into=codec_named(into),
-        )
+        given, units = Addends(payloads, weights), Units(SIZES, KINDS)
+        above, below = codec_named(up), codec_named(into)
+        merge_encoded(rule_named(rule), above, given, units, out, scratch, into=below)
         return out
 
     again = bytearray(codec_named(down).encoded_size(SIZES))

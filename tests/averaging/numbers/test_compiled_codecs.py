@@ -23,7 +23,7 @@ from averaging.errors import BadPayload, CodecsDiffer, NotFinite
 from averaging.numbers import compiled_codecs, kernels
 from averaging.numbers.arrays import SUM_TILE
 from averaging.numbers.block_codecs import ScaledCodec
-from averaging.numbers.codec import Codec, Scratch
+from averaging.numbers.codec import Addends, Codec, Scratch
 from averaging.numbers.compiled_codecs import PAIRS, compare, compare_sums
 from averaging.numbers.float32_codec import Float32
 from averaging.numbers.merge import Units, merge_encoded, rule_named
@@ -115,7 +115,8 @@ def test_a_sum_is_the_same_whichever_of_both_codecs_are_compiled(
         payloads = [encoded(given_in, each) for each in some_values(3)]
         for codec in pair:
             out = bytearray(codec.encoded_size(SIZES))
-            codec.encode_sum(given_in, payloads, [0.2, 0.5, 0.3], SIZES, out, Scratch())
+            given = Addends(payloads, [0.2, 0.5, 0.3])
+            codec.encode_sum(given_in, given, SIZES, out, Scratch())
             results.add(bytes(out))
     assert len(results) == 1
 
@@ -130,7 +131,8 @@ def test_merges_by_norms_have_the_bits_of_numpy(
         payloads = [encoded(codec, each) for each in some_values(3)]
         out = bytearray(codec.encoded_size(SIZES))
         units = Units(SIZES, ["matrix"] * len(SIZES))
-        merge_encoded(rule_named(rule), codec, payloads, [0.2, 0.5, 0.3], units, out, Scratch())
+        given = Addends(payloads, [0.2, 0.5, 0.3])
+        merge_encoded(rule_named(rule), codec, given, units, out, Scratch())
         results.add(bytes(out))
     assert len(results) == 1
 
@@ -197,9 +199,9 @@ def test_no_kernel_gets_a_payload_or_a_vector_of_another_length(
     with pytest.raises(ValueError, match="values"):
         codec.encode_difference(short, values, SIZES, data, scratch)
     with pytest.raises(BadPayload):
-        codec.encode_sum(codec, [data, other], [1, 1], SIZES, data, scratch)
+        codec.encode_sum(codec, Addends([data, other], [1, 1]), SIZES, data, scratch)
     with pytest.raises(ValueError, match="weights"):
-        codec.encode_sum(codec, [data, data], [1], SIZES, data, scratch)
+        codec.encode_sum(codec, Addends([data, data], [1]), SIZES, data, scratch)
     with pytest.raises(BadPayload):
         codec.decode(other, SIZES, values, scratch)
     with pytest.raises(ValueError, match="values"):
