@@ -337,7 +337,7 @@ class SimulatedSwarm(Watch):
         """True if all peers stand on one final version of each fragment."""
         nodes = [node for peer in self.alive for node in peer.nodes]
         lineages = {(node.fragment.index, node.state.lineage) for node in nodes if node.state}
-        final = all(node.machine.is_final(self.heap.now) for node in nodes)
+        final = all(node.machine.ending.is_final(self.heap.now) for node in nodes)
         return final and len(lineages) == len(self.layout.fragments)
 
     def run(self, progress: Callable[[float], None] = lambda share: None) -> SwarmResult:
