@@ -143,9 +143,11 @@ class _GptTraining:
         for parameter, part in _parts(self._model, self.values):
             parameter.data = part
         self._optimizer = build_optimizer(self._run, self._model)
+        # A peer's data follow from the run's id: they are the same for every optimizer.
+        of_data = replace(self._run, inner=AdamwInner())
         self._streams = [
             open_data(
-                self._run,
+                of_data,
                 peer_id=PeerId(f"simulated-{peer}"),
                 cache_dir=problem.cache,
                 data_dir=problem.cache,

@@ -128,6 +128,16 @@ def test_a_problem_has_the_momentum_that_its_experiment_sets(optimizer: str, set
     assert getattr(chosen.run(0).inner, setting) == 0.8
 
 
+def test_a_learner_has_the_same_data_whatever_its_optimizer() -> None:
+    pytest.importorskip("torch")
+    losses = []
+    for changes in ({}, {"problem.optimizer": "muon"}, {"problem.learning_rate": 0.02}):
+        settings = {"problem.name": "text_gpt", **changes}
+        learner = problem_of(Experiment().with_settings(settings)).learner([3], seed=0)
+        losses.append(learner.train(1))  # of the first weights, on the first batch
+    assert losses[1:] == losses[:1] * 2
+
+
 def test_a_problem_has_the_batch_that_its_experiment_sets() -> None:
     pytest.importorskip("torch")
     for name, tokens in (("text_gpt", 3 * 32), ("text_mlp", 3)):
