@@ -202,7 +202,7 @@ RATES: Mapping[str, float] = {"adamw": 1.2e-2, "muon": 2.4e-2}
 """Peak learning rates: the best ones of the factor ``muon, rates``."""
 RATES_TRIED = (1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2)
 MOMENTA_TRIED = (0.95, 0.9)
-"""Of the inner optimizer."""
+"""Momenta of Muon in the factor ``muon, momentum``."""
 OPTIMIZERS: Mapping[str, str] = {"adamw": "AdamW", "muon": "Muon"}
 MUON_BOUNDS: Mapping[int, float] = {4: 0.03, 8: 0.03, 16: 0.05}
 """Largest acceptable distance from data parallel with Muon, by number of learners."""
