@@ -201,6 +201,8 @@ MUON: Mapping[str, Any] = {"problem.name": "text_gpt", "outer.steps_per_cycle": 
 RATES: Mapping[str, float] = {"adamw": 1.2e-2, "muon": 2.4e-2}
 """Peak learning rates: the best ones of the factor ``muon, rates``."""
 RATES_TRIED = (1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2)
+MOMENTA_TRIED = (0.95, 0.9)
+"""Momenta of Muon in the factor ``muon, momentum``."""
 OPTIMIZERS: Mapping[str, str] = {"adamw": "AdamW", "muon": "Muon"}
 MUON_BOUNDS: Mapping[int, float] = {4: 0.03, 8: 0.03, 16: 0.05}
 """Largest acceptable distance from data parallel with Muon, by number of learners."""
@@ -238,6 +240,15 @@ def muon_cells() -> list[Cell]:
     # For other lengths of the cycle: --set outer.steps_per_cycle=15 --cycles 80, and so on.
     found.append(Cell("muon, cycle", reference, muon, central=True))
     found.append(Cell("muon, cycle", "Muon", muon, reference))
+    for momentum in MOMENTA_TRIED:
+        tried = {**muon, "problem.momentum": momentum}
+        central, swarm = f"data parallel, {momentum:g}", f"Muon, {momentum:g}"
+        fails = {**tried, **failing(8), **PER_CYCLE}
+        found += [
+            Cell("muon, momentum", central, tried, central=True),
+            Cell("muon, momentum", swarm, tried, central),
+            Cell("muon, momentum", f"{swarm}, 30% fail, per cycle", fails, swarm, 0.02),
+        ]
     for name, shown in OPTIMIZERS.items():
         for rate in RATES_TRIED:
             tried = {**MUON, "peers.count": 8, **_inner(name, rate)}

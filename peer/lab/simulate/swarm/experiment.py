@@ -85,6 +85,8 @@ class ProblemChoice(_Table, frozen=True, kw_only=True):
     """The inner optimizer of ``text_gpt``. Default: AdamW, which the other text model always has.
     """
     learning_rate: Positive | None = None
+    momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] | None = None
+    """Momentum of Muon in ``text_gpt``, or beta1 of its AdamW."""
     batch: Count | None = None
     """Sequences of ``text_gpt``, or predictions of ``text_mlp``, in one step of a learner."""
     warmup_share: Share = 0.0
