@@ -24,7 +24,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy --num-workers 2
+	$(BIN)/mypy
 
 test: setup
 	$(BIN)/pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
