@@ -598,30 +598,6 @@ class Opening(_Part, frozen=True, kw_only=True):
     """Members of the sender's site whose contributions are in the slice as well (``own`` only)."""
 
 
-class Claim(_Part, frozen=True, kw_only=True):
-    """The part of a ``Join`` that its sender signs, for one leader only.
-
-    With the links of the parents, the claims of its members are all that a commit follows from.
-    """
-
-    topic: Topic
-    fragment: Index
-    leader: Peer
-    incarnation: Count
-    join: Count
-    lineage: Digest
-    base_version: Count
-    staleness: Count
-    mark: Count
-    steps: Count
-    tokens: Count
-    batch_tokens_max: Count
-    bytes_per_s: BytesPerSecond
-    reachable: bool
-    site: SitePass | None
-    level: Index
-
-
 _T = TypeVar("_T")
 
 LEAVES_SINCE: Final = 2
@@ -714,57 +690,28 @@ def digest(commit: bytes) -> bytes:
 
 
 def claim_of(join: Join, leader: PeerId, number: int = 1) -> bytes:
-    """Return what a member signs with its join to this leader, for a round of this protocol."""
-    return _encode_claim(
-        number,
-        Claim(
-            topic=join.topic,
-            fragment=join.fragment,
-            leader=leader,
-            incarnation=join.incarnation,
-            join=join.join,
-            lineage=join.head.lineage,
-            base_version=join.base_version,
-            staleness=join.staleness,
-            mark=join.mark,
-            steps=join.steps,
-            tokens=join.tokens,
-            batch_tokens_max=join.batch_tokens_max,
-            bytes_per_s=join.bytes_per_s,
-            reachable=join.reachable,
-            site=join.site,
-            level=join.level,
-        ),
-    )
+    """Return what a member signs with its join to this leader, for a round of this protocol.
+
+    With the links of the parents, the claims of its members are all that a commit follows from.
+    """
+    return _claim(number, (join.topic, join.fragment, leader), join, join.head.lineage, join.tokens)
 
 
 def claim_in(commit: Commit, entry: Entry) -> bytes:
     """Return what a member signed with its join, if its entry in the commit is true."""
-    return _encode_claim(
-        commit.protocol,
-        Claim(
-            topic=commit.topic,
-            fragment=commit.fragment,
-            leader=commit.leader,
-            incarnation=entry.incarnation,
-            join=entry.join,
-            lineage=commit.parents[entry.parent].lineage,
-            base_version=entry.base_version,
-            staleness=entry.staleness,
-            mark=entry.mark,
-            steps=entry.steps,
-            tokens=entry.tokens if entry.claimed_tokens is None else entry.claimed_tokens,
-            batch_tokens_max=entry.batch_tokens_max,
-            bytes_per_s=entry.bytes_per_s,
-            reachable=entry.reachable,
-            site=entry.site,
-            level=entry.level,
-        ),
-    )
+    about = commit.topic, commit.fragment, commit.leader
+    lineage = commit.parents[entry.parent].lineage
+    tokens = entry.tokens if entry.claimed_tokens is None else entry.claimed_tokens
+    return _claim(commit.protocol, about, entry, lineage, tokens)
 
 
-def _encode_claim(number: int, claim: Claim) -> bytes:
+def _claim(
+    number: int, about: tuple[bytes, int, PeerId], said: Join | Entry, lineage: bytes, tokens: int
+) -> bytes:
     # Who signs it for a number agrees to a round whose commit, votes and claims are of that form.
+    started = said.base_version, said.staleness, said.mark, said.steps, tokens
+    means = said.batch_tokens_max, said.bytes_per_s, said.reachable, said.site, said.level
+    claim = (*about, said.incarnation, said.join, lineage, *started, *means)
     return b"shoal join %d " % number + _encoder.encode(claim)
 
 

@@ -419,9 +419,7 @@ def rank(addresses: Iterable[Multiaddr]) -> tuple[Multiaddr, ...]:
     return tuple(sorted(addresses, key=place))
 
 
-def _ips(
-    own: Iterable[Multiaddr],
-) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+def _ips(own: Iterable[Multiaddr]) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     """The IP addresses of this peer's direct addresses."""
     direct = (address for address in own if not is_relayed(address))
     return [_ip(_pairs(address)[0][1]) for address in direct if ip_of(address) is not None]

@@ -18,6 +18,7 @@ from averaging.history.lineage import bound
 from averaging.messages import Count, Digest, Index
 from dht.host import Host
 from dht.identity import PeerId, RunId
+from peer.answers import decoded
 
 PROTOCOL = "/shoal/attestable/1"
 STATES_MAX = 256
@@ -54,12 +55,7 @@ def encode(states: Sequence[Kept]) -> bytes:
 
 def decode(data: bytes) -> tuple[Kept, ...]:
     """Decode an answer of any peer. Raises ``ValueError``."""
-    if len(data) > ANSWER_MAX_BYTES:
-        raise ValueError(f"kept states of {len(data)} bytes; at most {ANSWER_MAX_BYTES}")
-    try:
-        return _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"these are no kept states: {error}") from error
+    return decoded(data, _decoder, "a list of kept states", max_bytes=ANSWER_MAX_BYTES)
 
 
 async def ask(host: Host, peer: PeerId, run: RunId, *, timeout_s: float) -> tuple[Kept, ...]:

@@ -20,6 +20,7 @@ from msgspec import Meta, Struct
 from averaging.numbers.layout import Kind, Layout, TensorSpec
 from dht.host import Host
 from dht.identity import PeerId, RunId
+from peer.answers import decoded
 
 PROTOCOL = "/shoal/model/1"
 REQUEST_MAX_BYTES = 256
@@ -139,12 +140,7 @@ _decoder = msgspec.msgpack.Decoder(tuple[bool, list[Described]])
 
 def read_page(answer: bytes) -> tuple[bool, list[Described]]:
     """Decode an answer of any peer. Raises ``ValueError``."""
-    if len(answer) > 2 * PAGE_BYTES:
-        raise ValueError(f"a description has at most {2 * PAGE_BYTES} bytes, not {len(answer)}")
-    try:
-        knows_frozen, tensors = _decoder.decode(answer)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"not a description: {error}") from error
+    knows_frozen, tensors = decoded(answer, _decoder, "a description", max_bytes=2 * PAGE_BYTES)
     if not all(tensor.name.isprintable() for tensor in tensors):  # they are shown on terminals
         raise ValueError("a description contains characters that cannot be printed")
     return knows_frozen, tensors
@@ -179,12 +175,7 @@ _kinds_decoder = msgspec.msgpack.Decoder(Kinds)
 
 def read_kinds(answer: bytes) -> Kinds:
     """Decode an answer of any peer. Raises ``ValueError``."""
-    if len(answer) > 2 * PAGE_BYTES:
-        raise ValueError(f"the kinds of tensors have {len(answer)} bytes")
-    try:
-        return _kinds_decoder.decode(answer)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"not the kinds of tensors: {error}") from error
+    return decoded(answer, _kinds_decoder, "the kinds of tensors", max_bytes=2 * PAGE_BYTES)
 
 
 async def read_layout(

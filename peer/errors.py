@@ -17,6 +17,11 @@ INTERRUPTED = 130
 """Exit code of a command that Ctrl-C or SIGTERM has ended, as in shells."""
 
 
+def one_line(error: BaseException) -> str:
+    """The text of an error of another library, for a sentence of ours."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 class PeerError(ExpectedError):
     """Base class: a file, a run or a machine is not as it should be."""
 
@@ -348,9 +353,7 @@ class LoopMistake(PeerError):
     exit_code = 2
     kind: str
     text: str
-
-    def __str__(self) -> str:
-        return self.text
+    message = "{text}"
 
 
 class MachineTooSmall(PeerError):
@@ -391,23 +394,25 @@ class DiskFull(PeerError):
     needed_bytes: int
     free_bytes: int
 
+    LEFT: ClassVar[str] = (
+        "are free; the older checkpoints are kept, training goes on; free some space or choose "
+        "another --directory"
+    )
+
     def __str__(self) -> str:
         return (
             f"no room for a checkpoint in {self.path}: it takes {self.needed_bytes / 1e6:.1f} MB, "
-            f"{self.free_bytes / 1e6:.1f} MB are free; the older checkpoints are kept, "
-            "training goes on; free some space or choose another --directory"
+            f"{self.free_bytes / 1e6:.1f} MB {self.LEFT}"
         )
 
 
 class QuotaFull(DiskFull):
     """A checkpoint would exceed the disk limit, of which ``free_bytes`` are left."""
 
-    def __str__(self) -> str:
-        return (
-            f"no room for a checkpoint in {self.path}: it takes {self.needed_bytes / 1e6:.1f} MB, "
-            f"{self.free_bytes / 1e6:.1f} MB are left of the limit; the older checkpoint is kept, "
-            "training goes on; raise the limit with `shoal limits --disk`"
-        )
+    LEFT = (
+        "are left of the limit; the older checkpoint is kept, training goes on; raise the limit "
+        "with `shoal limits --disk`"
+    )
 
 
 class NotWritten(PathError):
@@ -437,12 +442,10 @@ class OfLaterRelease(PathError):
     """A file that a later release has written, in a format that this one does not read."""
 
     exit_code = 4
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path} was written by a later release ({self.reason}): this one is too old; "
-            f"upgrade it with `{UPGRADE}`. The file is left as it is"
-        )
+    message = (
+        "{path} was written by a later release ({reason}): this one is too old; upgrade it with "
+        f"`{UPGRADE}`. The file is left as it is"
+    )
 
 
 REFUSALS: tuple[type[PeerError], ...] = (

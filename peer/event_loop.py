@@ -46,6 +46,11 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -
             signal.signal(number, handler)
 
 
+def run_unless_stopped(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work``, which the first signal cancels: there is nothing to finish."""
+    return run_until_stopped(lambda stop: unless_stopped(stop, work))
+
+
 async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work``, which the first signal cancels: there is nothing to finish."""
     working = asyncio.ensure_future(work)

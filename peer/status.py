@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from dht.host import Host
 from dht.identity import PeerId, RunId, parse_peer_id
+from peer.answers import decoded
 
 VERSION = 1
 PROTOCOL = "/shoal/status/1"
@@ -119,12 +120,7 @@ def encode(status: Status) -> bytes:
 
 def decode(data: bytes) -> Status:
     """Decode an answer of any peer. Raises ``ValueError``."""
-    if len(data) > STATUS_MAX_BYTES:
-        raise ValueError(f"a status has at most {STATUS_MAX_BYTES} bytes, this one {len(data)}")
-    try:
-        status = _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"not a status: {error}") from error
+    status = decoded(data, _decoder, "a status", max_bytes=STATUS_MAX_BYTES)
     shown = (status.peer, status.name, status.role, status.phase, status.rest or "", status.merging)
     for text in (*shown, *status.fates, *status.limits, *status.paths, *status.banned):
         if not text.isprintable():  # it is shown on terminals

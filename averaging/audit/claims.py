@@ -21,15 +21,7 @@ import blake3
 import msgspec
 from msgspec import Meta, Struct
 
-from averaging.messages import (
-    BadMessage,
-    Commit,
-    Digest,
-    Index,
-    Indices,
-    Signature,
-    unpacked,
-)
+from averaging.messages import BadMessage, Commit, Digest, Index, Indices, Signature, unpacked
 from dht.identity import PeerId
 
 STATEMENT_MAX_BYTES = 512

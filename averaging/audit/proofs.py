@@ -53,7 +53,7 @@ from averaging.messages import (
     Signature,
     unpacked,
 )
-from averaging.numbers.arithmetic import MergeNumbers, Numbers, cutting_of, numbers_of
+from averaging.numbers.arithmetic import MergeNumbers, Numbers, Weighted, cutting_of, numbers_of
 from averaging.numbers.arrays import Buffer
 from averaging.numbers.chunks import Chunk, Cutting
 from averaging.numbers.codec import Scratch
@@ -388,8 +388,8 @@ class _Case:
     ) -> bool:
         if not (self.head.merged and isinstance(self.numbers, MergeNumbers)):
             return False
-        weights = [share.weight for share in self._shares()]
-        return self.numbers.is_like(self.chunk, payloads, weights, result, scratch)
+        given = Weighted(payloads, [share.weight for share in self._shares()])
+        return self.numbers.is_like(self.chunk, given, result, scratch)
 
     def _shares(self) -> tuple[Share, ...]:
         """The payloads of a merged slice, with the members in each and their weight."""
@@ -405,19 +405,15 @@ class _Case:
                 out[:] = payloads[0]  # a bundle of one is not encoded a second time
             else:
                 weights = weights_of(commit, head.claim.members)
-                self.numbers.merge(self.chunk, payloads, weights, out, scratch, again=True)
+                given = Weighted(payloads, weights, again=True)
+                self.numbers.merge(self.chunk, given, out, scratch)
             return
         taken = self._shares()
         counts = tuple(share.members for share in taken)
         several = any(_bundles(head.sources).values()) or commit.on_probation
-        self.numbers.merge(
-            self.chunk,
-            payloads,
-            tuple(share.weight for share in taken),
-            out,
-            scratch,
-            members=counts if several else None,
-        )
+        weights = tuple(share.weight for share in taken)
+        given = Weighted(payloads, weights, counts if several else None)
+        self.numbers.merge(self.chunk, given, out, scratch)
 
 
 def _deed_of_sources(

@@ -62,7 +62,7 @@ from collections.abc import Callable, Iterable
 from statistics import median
 
 from averaging.audit.strikes import LIMIT, PEERS_MAX, Strikes
-from averaging.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 CHANGE_MIN = 0.005

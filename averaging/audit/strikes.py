@@ -12,7 +12,7 @@ in a while: a peer that does it in every round is out after a minute, one that s
 
 from __future__ import annotations
 
-from averaging.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 HALF_LIFE_S = 1800.0

@@ -26,8 +26,8 @@ from averaging.audit.proofs import (
     check,
     is_denied,
 )
-from averaging.bounded_mapping import BoundedMapping
 from averaging.messages import BadMessage, Commit, Message
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 BALLOTS_MAX = 64

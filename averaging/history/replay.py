@@ -30,7 +30,7 @@ from averaging.messages import BadMessage, Commit, Digest, Indices, unpacked
 from averaging.numbers.arrays import Buffer
 from averaging.numbers.codec import Codec, Scratch
 from averaging.numbers.codecs import codec_named, codec_names
-from averaging.numbers.outer import Nesterov, step_encoded
+from averaging.numbers.outer import Nesterov, Step, step_encoded
 from averaging.numbers.slices import cut
 
 HEAD_MAX_BYTES = messages.MESSAGE_MAX_BYTES
@@ -178,15 +178,8 @@ def advance(
     theta = state.theta if in_place else state.theta.copy()
     momentum = state.momentum if in_place else state.momentum.copy()
     commit = entry.head.commit
-    step_encoded(
-        theta,
-        momentum,
-        codec,
-        entry.payload,
-        sizes,
-        Nesterov(commit.eta, commit.mu),
-        scratch=scratch,
-    )
+    made, optimizer = Step(theta, theta, momentum), Nesterov(commit.eta, commit.mu)
+    step_encoded(made, codec, entry.payload, sizes, optimizer, scratch)
     return standing.state(state.fragment, theta, momentum)
 
 

@@ -86,7 +86,6 @@ class Apart:
 
     ancestor: int | None
     """The last version that both chains are known to share."""
-    ancestor_tokens: int
     mine: int
     """Tokens merged on this side since then; a few too many where chains are thinned out."""
     theirs: int
@@ -123,7 +122,6 @@ def relate(mine: Head, chain: Chain | None, theirs: Head) -> Relation:
     since = ancestor.tokens if ancestor is not None else 0
     return Apart(
         ancestor=None if ancestor is None else ancestor.version,
-        ancestor_tokens=since,
         mine=max(0, tokens_of(mine) - since),
         theirs=max(0, tokens_of(theirs) - since),
         founded_apart=ancestor is None and _shows_root(mine) and _shows_root(theirs),

@@ -4,8 +4,8 @@
 a view of the live peers, and the states of a checkpoint. **Out**: states for the learner and for
 other peers, and events for people and logs.
 
-Start reading at ``averager`` (one per run and peer: timers, turns, incoming messages), then
-``fragment`` (one per fragment: carries out effects one by one).
+Start reading at ``averager`` (one per run and peer: timers, turns, incoming messages) and
+``services`` (its part that fragments know), then ``fragment`` (carries out effects one by one).
 
 - ``exchange``, ``parts``, ``uploading``, ``reducing``, ``bundling``: the bytes of one round
 - ``auditing``, ``evidence``: claims about slices, audits, and proofs that a peer has lied
@@ -14,7 +14,7 @@ Start reading at ``averager`` (one per run and peer: timers, turns, incoming mes
 - ``links``, ``bulk``: small messages, and streams of slices
 - ``buffers``, ``threads``: memory that is used again, and processor time beside the event loop
 - ``compiling``: compiled codecs, where numba is installed
-- ``settings``, ``services``, ``learner_port``: the values and protocols between the modules
+- ``settings``, ``learner_port``: the values and protocols between the modules
 
 Decisions do not belong here. Whether a round begins, who is in it and how it ends is
 ``averaging.round.machine``'s; which slice goes to whom ``averaging.round.traffic``'s; whether a

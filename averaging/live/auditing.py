@@ -46,7 +46,6 @@ from averaging.audit.readings import Reading, decode_reading, encode_reading
 from averaging.audit.spot_checks import BACK_MAX
 from averaging.audit.strikes import Strikes
 from averaging.audit.witness import Witness
-from averaging.bounded_mapping import BoundedMapping
 from averaging.live.evidence import Uploads
 from averaging.live.fair_shares import Places
 from averaging.live.parts import Parts
@@ -54,6 +53,7 @@ from averaging.live.threads import Threads
 from averaging.messages import Accused, BadMessage, Digest, Index, Message, unpacked
 from averaging.numbers.arrays import uninitialised
 from averaging.numbers.chunks import Cutting
+from dht.bounded_mapping import BoundedMapping
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.guarded_host import REASON_MAX_BYTES, REFUSED, refuse
 from dht.host import Host, Stream
@@ -245,12 +245,7 @@ class Auditing:
         self._fetching: set[bytes] = set()
         self._turn = asyncio.Semaphore(AUDITS_MAX)
         self._waiting = 0
-        self._served = Places(
-            SERVED_MAX,
-            SERVED_PER_PEER_MAX,
-            grace_s=10.0,
-            slow_bytes_s=0.0,
-        )
+        self._served = Places(SERVED_MAX, SERVED_PER_PEER_MAX, grace_s=10.0, slow_bytes_s=0.0)
 
     def __repr__(self) -> str:
         return f"Auditing({len(self.convicted)} convicted, {len(self._kept)} rounds kept)"

@@ -12,79 +12,41 @@ should not is refused with a reason naming it, counted, and never ends a round f
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 
 from averaging import messages as said
-from averaging.audit.proofs import Court, Guilty, Proof
-from averaging.audit.spot_checks import SpotChecks, steps_between
-from averaging.audit.strikes import Strikes
 from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
-from averaging.live.auditing import Auditing
-from averaging.live.buffers import Arena
 from averaging.live.bulk import Bulk
 from averaging.live.evidence import Uploads
-from averaging.live.fair_shares import ByteBudget
 from averaging.live.fetch_server import FetchServer
-from averaging.live.fetcher import Fetcher
 from averaging.live.fragment import FragmentWork
 from averaging.live.learner_port import LearnerPort
-from averaging.live.links import Transport
-from averaging.live.parts import Workshop
-from averaging.live.settings import (
-    AveragerSettings,
-    AveragerStats,
-    Participant,
-    RunTerms,
-    Surroundings,
-    topic_of,
-)
-from averaging.live.spot_checking import SpotChecking
-from averaging.live.state_files import StateFiles, StateMemory
-from averaging.live.threads import Threads
-from averaging.messages import BadMessage, Head, Link, Message, Signatures
+from averaging.live.services import Services
+from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings, topic_of
+from averaging.live.state_files import StateFiles
+from averaging.messages import BadMessage, Head, Link, Signatures
 from averaging.round import inputs
-from averaging.round.catching_up import UnreliableSources
 from averaging.round.effects import refusal
 from averaging.round.inputs import Input
 from averaging.round.phase import Phase
-from averaging.round.silence import LastHeard
 from averaging.round.turns import NO_PLACE, Turns, holder_that_gives_way
 from averaging.rules.due import HURRIED_SHARE
 from averaging.rules.line_levels import Level, Need
 from averaging.rules.line_pace import exchanges_at_once, merges_at_once
 from averaging.rules.orders import RoundOrders
-from averaging.rules.probation import Probation
-from averaging.rules.spacing import Spacing
 from dht.host import Host
-from dht.identity import PeerId, verify
-from dht.protocol import NEWEST, OLDEST
-
-logger = logging.getLogger(__name__)
-
-PEERS_BLAMED_MAX = 1024
-
-OUTSIDE_BYTES_MAX = 1 << 30
-"""Memory for uploads to rounds of which this peer is no member; at a peer with a learner, which is
-hardly ever asked to, at most two fp32 copies of the largest fragment."""
+from dht.identity import PeerId
 
 KEPT_LINKS = 8
 """Number of peers to which a peer that can only dial out keeps links open."""
 
-CATCHING_MAX = 2
-"""Fragments that are fetched at once."""
 
-SHARE_BITS = 32
-"""Bits of a random share."""
-
-
-class Averager:
+class Averager(Services):
     """All fragments of one run at one peer. ``run`` does the work until it is cancelled.
 
     What it must know, and whom it tells, is grouped in ``averaging.live.settings``.
@@ -101,72 +63,7 @@ class Averager:
         states: Sequence[FragmentState | None] = (),
         settings: AveragerSettings | None = None,
     ) -> None:
-        if me.identity.peer_id != host.peer_id:
-            raise ValueError(f"the identity is {me.identity.peer_id}, the host {host.peer_id}")
-        said.check_incarnation(me.incarnation)
-        self.host = host
-        self.port = port
-        self.me = me
-        self.terms = terms
-        self.around = around
-        self.settings = settings or AveragerSettings()
-        self.life = me.life
-        self.reachable = me.reachable
-        self.stats = AveragerStats()
-        self.keeps = me.keeps or port is not None
-        self.topic = topic_of(terms.run, terms.layout, around.rollback)
-        self.threads = Threads(self.settings.threads)
-        # Enough for what one round of the largest fragment lets go: an old theta, three payloads.
-        largest = max(fragment.size for fragment in terms.layout.fragments)
-        self.arena = Arena(min(self.settings.spare_bytes_max, 10 * largest))
-        self.memory: StateMemory = around.state_files or self.arena
-        self.transport = Transport(
-            host,
-            run=terms.run,
-            message=self._heard,
-            lost=self._lost,
-            bulk=self._serve,
-            settings=self.settings.transport,
-            prefers=self.is_established,
-        )
-        judge = around.judge if terms.policy.spot_checks > 0 else None
-        self.audits = Auditing(
-            host,
-            terms.run,
-            self,
-            Court(self.topic, terms.layout, verify),
-            rate=terms.policy.audit_rate,
-            sign=me.identity.sign,
-            kept_bytes_max=self.settings.uploads_bytes_max,
-            reading_of=judge.reading_of if judge is not None else None,
-        )
-        self.spot_checks: SpotChecking | None = None
-        """Checks of others' contributions, where the run asks for them and a learner judges."""
-        if judge is not None and port is not None:
-            every_steps = steps_between(
-                cycle_steps=terms.policy.due.cycle_steps, per_cycle=terms.policy.spot_checks
-            )
-            self.spot_checks = SpotChecking(
-                judge,
-                SpotChecks(Strikes(), every_steps=every_steps, random=self._draw_share),
-                audits=self.audits,
-                around=self,
-            )
-        self.workshop = Workshop(
-            me=host.peer_id,
-            transport=self.transport,
-            threads=self.threads,
-            arena=self.arena,
-            states=self.memory,
-            outside=ByteBudget(
-                OUTSIDE_BYTES_MAX if port is None else min(OUTSIDE_BYTES_MAX, 8 * largest)
-            ),
-            norm_ratio_max=self.settings.norm_ratio_max,
-            sign=me.identity.sign,
-            heard_claim=self.audits.sees_claim,
-            refuses=self._refuses,
-            spawn=self.spawn,
-        )
+        super().__init__(host, port, me=me, terms=terms, around=around, settings=settings)
         self._server = FetchServer(
             host,
             run=terms.run,
@@ -176,51 +73,17 @@ class Averager:
             state_bytes=8 * sum(fragment.size for fragment in terms.layout.fragments),
             line=self.transport.up,
         )
-        self.fetcher = Fetcher(
-            host,
-            terms.run,
-            self.threads,
-            on_progress=around.on_fetched,
-            on_wrong_bits=self._wrong_bits,
-            line=self.transport.down,
-            floats=self.memory.floats,
-        )
-        self._told_not_a_commit: set[PeerId] = set()
-        self._last_heard = LastHeard()
-        self.sources = UnreliableSources(terms.policy)
-        self.spacing = Spacing()
-        self.probation = Probation(
-            terms.policy.probation, trusted=around.trusted, struck=self._is_struck
-        )
         self._works = self._fragments(states)
         self._turns = Turns()
-        self._catching = asyncio.Semaphore(CATCHING_MAX)
-        self._fetching_slowly = asyncio.Lock()
-        self._tasks: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._draining = False
-        self._ended = False
-        """The tasks are being cancelled: what was scheduled before begins nothing any more."""
         self._pins = 0
         self._step_seen: int | None = None
-        self._waiting: list[asyncio.Future[None]] = []
 
     def __repr__(self) -> str:
         versions = [state.version if state else None for state in self.states]
         return f"Averager({self.host.peer_id}, versions={versions})"
-
-    def _draw_share(self) -> float:
-        return self.around.draw_bits(SHARE_BITS) / (1 << SHARE_BITS)
-
-    def _refuses(self, peer: PeerId) -> str | None:
-        return None if self.spot_checks is None else self.spot_checks.refuses(peer)
-
-    def _is_struck(self, peer: PeerId, now: float) -> bool:
-        checks = self.spot_checks
-        return self.audits.strikes.is_out(peer, now) or (
-            checks is not None and checks.distrusts(peer)
-        )
 
     # What others see
 
@@ -237,12 +100,12 @@ class Averager:
         """The fragments that have reached the run's tokens in a version that nothing follows."""
         now = self.now()
         machines = (work.machine for work in self._works)
-        return frozenset(each.fragment for each in machines if each.is_final(now))
+        return frozenset(each.fragment for each in machines if each.ending.is_final(now))
 
     @property
     def closed_ranks(self) -> bool:
         """True once a swarm of several groups meets in one, because the run ends."""
-        return any(work.machine.closed_ranks for work in self._works)
+        return any(work.machine.ending.closed_ranks for work in self._works)
 
     @property
     def in_flight(self) -> int:
@@ -287,36 +150,6 @@ class Averager:
         self.reachable = reachable
         self._tell(inputs.ReachabilityChanged(reachable))
 
-    @property
-    def bytes_per_s(self) -> float:
-        """Speed of this peer's line in its slower direction; 0 when it is not known.
-
-        A direction that is slow is told even while the other one is not known.
-        """
-        measured = (self.transport.up.bytes_per_s, self.transport.down.bytes_per_s)
-        known = [speed for speed in measured if speed is not None]
-        slowest = min([*known, self.around.line_max()])
-        return slowest if len(known) == 2 or slowest < self.terms.policy.slow_link_bytes_s else 0.0
-
-    def catching_up(self) -> AbstractAsyncContextManager[None]:
-        """A turn to catch up with a fragment."""
-        return self._catching
-
-    def fetching_state(self) -> AbstractAsyncContextManager[None]:
-        """A turn to fetch a whole state: on a slow line one is fetched after the other.
-
-        Replays do not wait for each other. Those of homes come as slowly as the full uplinks of
-        their sources send them, and one after the other each took a cycle: a home that had missed a
-        round was behind again as soon as it had caught up.
-        """
-        is_slow = 0.0 < self.bytes_per_s < self.terms.policy.slow_link_bytes_s
-        return self._fetching_slowly if is_slow else nullcontext()
-
-    def tell_line_speed(self) -> None:
-        """Tell the line speed to the machines, which state it when they join."""
-        # Whoever calls this may be in the middle of a machine's effects.
-        asyncio.get_running_loop().call_soon(self._tell, inputs.LineMeasured(self.bytes_per_s))
-
     def _tell(self, given: Input) -> None:
         for work in self._works:
             work.take(given)
@@ -336,8 +169,7 @@ class Averager:
 
     def shown(self, state: FragmentState) -> Head:
         """The head of a state as other peers are shown it: with the signatures under it."""
-        machine = self._works[state.fragment].machine
-        return machine.certificates.show(Standing.of(state).head(), self.now())
+        return self._works[state.fragment].shown(state)
 
     def believes(self, fragment: int, link: Link, signatures: Signatures) -> bool:
         """True if a version is part of the own history, or certified by these signatures."""
@@ -399,10 +231,6 @@ class Averager:
             if files.refusal is not None and refused is None:
                 self.event("state_in_memory", reason=files.refusal)
             refused = files.refusal
-
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        assert self._tasks is not None
-        return self._tasks.create_task(work, name=name)
 
     def offer_before_leaving(self) -> int:
         """Offer the learner's work now, as this peer leaves: to be called until nothing is left.
@@ -488,19 +316,8 @@ class Averager:
         finally:
             self._pins -= 1
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that can only change where ``changed`` is called."""
-        while not condition():
-            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiting)
-            await waiting
-
     def changed(self) -> None:
-        """Wake what waits in ``until``."""
-        waiting, self._waiting = self._waiting, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+        super().changed()
         if self._turns:
             # Whoever tells may be in the middle of a machine's effects.
             asyncio.get_running_loop().call_soon(self._let_in)
@@ -547,79 +364,11 @@ class Averager:
         """True if nobody but its owner reads this state's momentum."""
         return not self._pins and not self._server.is_frozen(state)
 
-    def now(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def is_established(self, peer: PeerId) -> bool:
-        """True if a peer has been here for a while and counts."""
-        now, seen = self.now(), self.around.view.get(peer)
-        if seen is None or not seen.is_established(now):
-            return False
-        live = [other for other, each in self.around.view.items() if each.is_live(now)]
-        return self.probation.is_established(peer, [self.life.peer, *live], now)
-
-    def event(self, event: str, **fields: Any) -> None:
-        self.around.on_event(event, fields)
-
-    def blame(self, peer: PeerId, kind: str, reason: str, **fields: Any) -> None:
-        """Count and report what a peer should not have sent."""
-        self.stats.refused[kind] += 1
-        if peer in self.stats.blamed or len(self.stats.blamed) < PEERS_BLAMED_MAX:
-            self.stats.blamed[peer] += 1
-        self.event("refused", peer=peer, kind=kind, reason=reason, **fields)
-
-    def not_a_commit(self, peer: PeerId, reason: str, *, fragment: int) -> None:
-        """A peer sent something that cannot be read as a commit: warn, once per peer.
-
-        The rounds that an established peer leads then come to nothing, which nobody else would
-        say. What strangers and newcomers send is only counted.
-        """
-        if (
-            not self.is_established(peer)
-            or peer in self._told_not_a_commit
-            or len(self._told_not_a_commit) >= PEERS_BLAMED_MAX
-        ):
-            return
-        self._told_not_a_commit.add(peer)
-        logger.warning("not_a_commit peer=%s fragment=%d reason=%s", peer, fragment, reason)
-        self.event("not_a_commit", peer=peer, reason=reason, fragment=fragment)
-
     # Audits
-
-    @property
-    def others(self) -> tuple[PeerId, ...]:
-        """The live peers in view."""
-        now, me = self.now(), self.life.peer
-        live = (peer for peer, seen in self.around.view.items() if peer != me and seen.is_live(now))
-        return tuple(sorted(live))
 
     def uploads_of(self, round_id: bytes) -> Uploads | None:
         found = (work.exchanges.get(round_id) for work in self._works)
         return next((each.parts.uploads for each in found if each is not None), None)
-
-    def send(self, peer: PeerId, message: Message, *, since: int = OLDEST) -> None:
-        """Send a message in the form that its receiver speaks; the oldest one to a stranger.
-
-        ``since``: peers of older protocol numbers are not sent it.
-        """
-        seen = self.around.view.get(peer)
-        number = OLDEST if seen is None else min(seen.protocol, NEWEST)
-        if max(since, said.MESSAGES_SINCE.get(type(message), OLDEST)) <= number:
-            self.transport.send(peer, said.encode(message, number))
-
-    def moved(self, *, sent: int = 0, received: int = 0) -> None:
-        """Count bytes of audits."""
-        self.stats.sent_bytes += sent
-        self.stats.received_bytes += received
-        self.stats.audit_bytes += sent + received
-
-    def _wrong_bits(self, peer: PeerId, fragment: int, reason: str) -> None:
-        self.audits.hold_against(peer, reason, fragment=fragment)
-
-    def convict(self, guilty: Guilty, proof: Proof) -> None:
-        """A peer is proved to have lied: what it says counts no more, and it is as good as gone."""
-        self.around.on_proof(guilty.peer, guilty.what, proof)
-        asyncio.get_running_loop().call_soon(self._tell_lost, guilty.peer, guilty.what)
 
     # Time
 
@@ -775,26 +524,6 @@ class Averager:
 
     def _work(self, fragment: int) -> FragmentWork | None:
         return self._works[fragment] if fragment < len(self._works) else None
-
-    def _lost(self, peer: PeerId, reason: str) -> None:
-        # It may be told from within ``send``, in the middle of somebody's effects.
-        asyncio.get_running_loop().call_soon(self._tell_lost, peer, reason)
-
-    def _tell_lost(self, peer: PeerId, reason: str) -> None:
-        if self._ended:
-            return
-        self.event("link_lost", peer=peer, reason=reason)
-        self._tell(inputs.LinkLost(peer))
-
-    def silent(self, peer: PeerId, since: float) -> None:
-        """One fragment waited for an answer in vain. Called in the middle of its effects."""
-        asyncio.get_running_loop().call_soon(self._tell_silent, peer, since)
-
-    def _tell_silent(self, peer: PeerId, since: float) -> None:
-        if self._ended or not self._last_heard.is_silent(peer, since=since):
-            return
-        self.event("silent", peer=peer, seconds=self.now() - since)
-        self._tell(inputs.PeerSilent(peer))
 
     async def _serve(self, bulk: Bulk, header: bytes) -> None:
         """Route a bulk stream that has opened to its fragment and round."""

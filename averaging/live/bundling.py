@@ -16,7 +16,7 @@ from averaging.audit.claims import Claim, digests_of
 from averaging.history.parent_maps import ParentMap
 from averaging.live.buffers import Growing
 from averaging.live.parts import Parts
-from averaging.numbers.arithmetic import Numbers
+from averaging.numbers.arithmetic import Numbers, Weighted
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.codec import Scratch
 from averaging.round.reducer import Length
@@ -149,5 +149,5 @@ def _merge(
     if len(pieces) == 1:
         out[:] = pieces[0]  # nobody else came: it is not encoded a second time
     else:
-        numbers.merge(chunk, pieces, weights, out, scratch(), again=True)
+        numbers.merge(chunk, Weighted(pieces, weights, again=True), out, scratch())
     return digests_of(out, places)

@@ -29,6 +29,7 @@ from averaging.live.uploading import Uploading
 from averaging.numbers.arithmetic import MeldNumbers
 from averaging.numbers.arrays import Float32s, Float64s
 from averaging.numbers.chunks import Chunk
+from averaging.numbers.outer import Step
 from averaging.round.contributing import Contribution
 from averaging.round.effects import Enter
 from averaging.rules.jumps import is_unusual
@@ -39,12 +40,7 @@ class Exchange:
     """The bytes of one participation. Made by ``Enter``, ended by ``close``."""
 
     def __init__(
-        self,
-        enter: Enter,
-        facts: FragmentFacts,
-        workshop: Workshop,
-        *,
-        now: float,
+        self, enter: Enter, facts: FragmentFacts, workshop: Workshop, *, now: float
     ) -> None:
         self.round = enter.round
         self.commit = enter.commit
@@ -180,10 +176,9 @@ class Exchange:
 
     def _encode_chunk(self, chunk: Chunk, given: Contribution, out: memoryview) -> None:
         numbers, scratch = self.parts.numbers, self.parts.threads.scratch()
-        base, values, share = given.base, given.values, given.share
-        numbers.encode(chunk, base, values, out, scratch, share=share)
+        numbers.encode(chunk, given, out, scratch)
         if given.feedback:
-            numbers.leave_rest(chunk, base, values, out, scratch, share=share)
+            numbers.leave_rest(chunk, given, out, scratch)
 
     # The outer step
 
@@ -246,5 +241,5 @@ class Exchange:
             if not self.moves_states and momentum is not state.momentum:
                 np.copyto(momentum[part], state.momentum[part])
             data, numbers = self.parts.merged_bytes[chunk.merged], self.parts.numbers
-            numbers.step(chunk, data, state.theta, theta, momentum, scratch)
+            numbers.step(chunk, data, Step(state.theta, theta, momentum), scratch)
             squares[chunk.first_unit : chunk.end_unit] = numbers.down.squares(chunk, data)

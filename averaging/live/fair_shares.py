@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 SHARES_MAX = 4096
@@ -64,16 +65,15 @@ class Shares:
     regained_s: float = 600.0
     """Time in which a peer regains its whole share."""
 
-    _used: dict[PeerId, tuple[float, float]] = field(default_factory=dict)
+    _used: BoundedMapping[PeerId, tuple[float, float]] = field(
+        default_factory=lambda: BoundedMapping(SHARES_MAX)
+    )
     """Bytes used, and the time at which they were counted, the longest silent peer first."""
 
     def use(self, peer: PeerId, size: int, now: float) -> None:
         used = self._left_of(peer, now) + size
-        self._used.pop(peer, None)
         # At most a second share of debt: a peer is served first again after twice the time.
-        self._used[peer] = (min(used, 2 * self.share_bytes), now)
-        while len(self._used) > SHARES_MAX:
-            del self._used[next(iter(self._used))]
+        self._used.renew(peer, (min(used, 2 * self.share_bytes), now))
 
     def is_used_up(self, peer: PeerId, now: float) -> bool:
         return self._left_of(peer, now) > self.share_bytes

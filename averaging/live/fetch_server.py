@@ -19,12 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from averaging.history.lineage import Lineage
-from averaging.history.manifest import (
-    PIECE_BYTES,
-    Pieces,
-    as_bytes,
-    describe,
-)
+from averaging.history.manifest import PIECE_BYTES, Pieces, as_bytes, describe
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
 from averaging.live.fair_shares import Place, Places, Shares

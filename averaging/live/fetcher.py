@@ -29,12 +29,7 @@ import msgspec
 
 from averaging.errors import AveragingError, BadPayload, LineageBroken
 from averaging.history.lineage import Lineage
-from averaging.history.manifest import (
-    MANIFEST_MAX_BYTES,
-    PIECE_BYTES,
-    Manifest,
-    read_manifest,
-)
+from averaging.history.manifest import MANIFEST_MAX_BYTES, PIECE_BYTES, Manifest, read_manifest
 from averaging.history.replay import ReplayEntry, ReplayHead
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
@@ -134,10 +129,14 @@ class Trust(Protocol):
 
 
 @dataclass(slots=True)
-class _Told:
-    """Answers of the peers that were asked for their manifests."""
+class _Attempt:
+    """One attempt to fetch a state: what is asked for, and the answers of the peers."""
 
-    reasons: dict[PeerId, str]
+    fragment: int
+    values: int
+    trust: Trust
+    reasons: dict[PeerId, str] = field(default_factory=dict)
+    """Why a peer gives nothing."""
     manifests: dict[PeerId, Manifest] = field(default_factory=dict)
     digests: dict[PeerId, bytes] = field(default_factory=dict)
     """Digests of the manifests of peers behind a relay. These hold the state, and send none."""
@@ -146,6 +145,13 @@ class _Told:
         """The peers that say they have this state."""
         found = {peer for peer, digest in self.digests.items() if digest == identity}
         return found | {p for p, each in self.manifests.items() if each.identity() == identity}
+
+    def votes(self, identity: bytes) -> int:
+        """Number of peers that count and say they have this state."""
+        return sum(map(self.trust.counts, self.holders(identity)))
+
+    def failed(self) -> FetchFailed:
+        return FetchFailed(self.fragment, self.reasons)
 
     def most_alike(self) -> int:
         """Number of peers that have the state that most of them have."""
@@ -327,91 +333,75 @@ class Fetcher:
 
         Raises ``FetchFailed``; verified pieces are kept for the next call.
         """
-        reasons: dict[PeerId, str] = {}
+        attempt = _Attempt(fragment, values, trust)
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._state(fragment, values, sources, trust, reasons)
+                return await self._state(attempt, sources)
         except TimeoutError:
-            reasons.setdefault(self.host.peer_id, f"not done within {timeout_s:g} s")
-            raise FetchFailed(fragment, reasons) from None
+            attempt.reasons.setdefault(self.host.peer_id, f"not done within {timeout_s:g} s")
+            raise attempt.failed() from None
 
-    async def _state(
-        self,
-        fragment: int,
-        values: int,
-        sources: Sequence[PeerId],
-        trust: Trust,
-        reasons: dict[PeerId, str],
-    ) -> FragmentState:
-        told = _Told(reasons)
+    async def _state(self, attempt: _Attempt, sources: Sequence[PeerId]) -> FragmentState:
+        fragment, trust = attempt.fragment, attempt.trust
         asked = list(dict.fromkeys(sources))[:SOURCES_MAX]
-        await self._ask_all(asked, fragment, values, trust, told)
-        manifest, holders = self._chosen(fragment, told, trust)
-        if sum(map(trust.counts, holders)) < trust.holders_min(manifest):
+        await self._ask_all(asked, attempt)
+        manifest = self._chosen(attempt)
+        if attempt.votes(manifest.identity()) < trust.holders_min(manifest):
             # Each group of a large swarm has a state of its own: ask those who made this one.
             signers = [peer for peer in trust.signers(manifest) if peer not in asked]
             more = signers[:SOURCES_MAX]
-            await self._ask_all(more, fragment, values, trust, told)
+            await self._ask_all(more, attempt)
             asked += more
-            manifest, holders = self._chosen(fragment, told, trust)
-        needed = trust.holders_min(manifest)
-        if (count := sum(map(trust.counts, holders))) < needed:
+            manifest = self._chosen(attempt)
+        needed, holders = trust.holders_min(manifest), attempt.holders(manifest.identity())
+        if (count := attempt.votes(manifest.identity())) < needed:
             for peer in holders:
-                reasons[peer] = (
+                attempt.reasons[peer] = (
                     f"{count} of {needed} peers that must hold the same bits of "
                     f"version {manifest.version}"
                 )
-            raise FetchFailed(fragment, reasons)
-        holders -= told.digests.keys()
+            raise attempt.failed()
+        holders -= attempt.digests.keys()
         partial = self._partials.get(fragment)
         if partial is None or partial.manifest != manifest:
-            partial = Partial.begin(manifest, values, self.floats, has_momentum=self.has_momentum)
+            values, has_momentum = attempt.values, self.has_momentum
+            partial = Partial.begin(manifest, values, self.floats, has_momentum=has_momentum)
             self._partials[fragment] = partial
         self._report(partial, len(holders))
         while not partial.done:
             if not holders:
-                raise FetchFailed(fragment, reasons)
-            await self._pieces_from_all(partial, holders, reasons, asked)
+                raise attempt.failed()
+            await self._pieces_from_all(partial, holders, attempt.reasons, asked)
         del self._partials[fragment]
-        self._blame(manifest, told, trust)
+        self._blame(manifest, attempt)
         return partial.state()
 
-    def _blame(self, fetched: Manifest, told: _Told, trust: Trust) -> None:
+    def _blame(self, fetched: Manifest, attempt: _Attempt) -> None:
         """Name the sources that are outvoted about the lineage of a state that was fetched.
 
         A state that cannot be had accuses nobody.
         """
-
-        def votes(manifest: Manifest) -> int:
-            return sum(map(trust.counts, told.holders(manifest.identity())))
-
-        for peer, theirs in sorted(told.manifests.items()):
+        votes = attempt.votes(fetched.identity())
+        for peer, theirs in sorted(attempt.manifests.items()):
             differs = theirs.lineage == fetched.lineage and theirs.identity() != fetched.identity()
-            if differs and is_outvoted(votes(theirs), by=votes(fetched)):
+            if differs and is_outvoted(attempt.votes(theirs.identity()), by=votes):
                 self.on_wrong_bits(peer, fetched.fragment, "it serves other bits than most")
 
-    async def _ask_all(
-        self,
-        asked: Sequence[PeerId],
-        fragment: int,
-        values: int,
-        trust: Trust,
-        told: _Told,
-    ) -> None:
+    async def _ask_all(self, asked: Sequence[PeerId], attempt: _Attempt) -> None:
         """Ask for manifests; once most of those who were asked agree, the others have a moment."""
 
         async def ask(peer: PeerId) -> None:
             try:
-                answer, signatures = await self._manifest(peer, fragment, values)
+                answer, signatures = await self._manifest(peer, attempt)
             except _SOURCE_ERRORS as error:
-                told.reasons[peer] = str(error)
+                attempt.reasons[peer] = str(error)
                 return
             if isinstance(answer, Manifest):
-                told.manifests[peer] = answer
-                trust.hear(answer, signatures)
+                attempt.manifests[peer] = answer
+                attempt.trust.hear(answer, signatures)
             else:
-                told.digests[peer] = answer
-                told.reasons[peer] = RELAYED
+                attempt.digests[peer] = answer
+                attempt.reasons[peer] = RELAYED
 
         async with asyncio.TaskGroup() as tasks:
             pending = {tasks.create_task(ask(peer)) for peer in asked}
@@ -422,62 +412,58 @@ class Fetcher:
                 )
                 if not done:
                     break
-                if 2 * told.most_alike() > len(asked):
+                if 2 * attempt.most_alike() > len(asked):
                     patience_s = STRAGGLERS_S
-            for late in pending:
-                late.cancel()
+            for each in pending:
+                each.cancel()
         for peer in asked:
-            if peer not in told.manifests:
-                told.reasons.setdefault(peer, "most of the others agreed long before it answered")
+            if peer not in attempt.manifests:
+                attempt.reasons.setdefault(
+                    peer, "most of the others agreed long before it answered"
+                )
 
-    def _chosen(self, fragment: int, told: _Told, trust: Trust) -> tuple[Manifest, set[PeerId]]:
-        """The state that most of the sources that count have, of those that may be taken, and the
-        peers that have it."""
-        reasons = told.reasons
+    def _chosen(self, attempt: _Attempt) -> Manifest:
+        """The state that most of the sources that count have, of those that may be taken."""
+        reasons = attempt.reasons
         camps: dict[bytes, Manifest] = {}
-        for peer in sorted(told.manifests):
-            manifest = told.manifests[peer]
-            problem = trust.problem(manifest)
+        for peer in sorted(attempt.manifests):
+            manifest = attempt.manifests[peer]
+            problem = attempt.trust.problem(manifest)
             if problem is None:
                 camps.setdefault(manifest.identity(), manifest)
             else:
                 reasons[peer] = problem
         if not camps:
-            raise FetchFailed(fragment, reasons)
+            raise attempt.failed()
 
         def weight(identity: bytes) -> tuple[int, int, int, bytes]:
             manifest = camps[identity]
-            count = sum(map(trust.counts, told.holders(identity)))
-            return count, manifest.links[-1][2], manifest.version, identity
+            return attempt.votes(identity), manifest.links[-1][2], manifest.version, identity
 
         best = max(camps, key=weight)
         chosen = camps[best]
         for identity, manifest in camps.items():
             if identity == best:
                 continue
-            for peer in sorted(told.holders(identity)):
+            for peer in sorted(attempt.holders(identity)):
                 if manifest.lineage == chosen.lineage:
                     # Equal history and different bits: a bug, bad hardware, or a liar.
                     self.counters["digests_disagree"] += 1
                     reasons[peer] = "same lineage as the majority, other bits"
-                    logger.warning(
-                        "digests_disagree fragment=%d version=%d peer=%s",
-                        fragment,
-                        chosen.version,
-                        peer,
-                    )
+                    said = "digests_disagree fragment=%d version=%d peer=%s"
+                    logger.warning(said, attempt.fragment, chosen.version, peer)
                 else:
                     reasons[peer] = f"it has version {manifest.version}, most have another"
-        return chosen, told.holders(best)
+        return chosen
 
     async def _manifest(
-        self, peer: PeerId, fragment: int, values: int
+        self, peer: PeerId, attempt: _Attempt
     ) -> tuple[Manifest | bytes, Signatures]:
         """A manifest with its signatures. Over a relay its digest."""
         timeout_s = MANIFEST_TIMEOUT_S
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._all_of_manifest(peer, fragment, values)
+                return await self._all_of_manifest(peer, attempt.fragment, attempt.values)
         except TimeoutError:
             raise StreamBroken(peer, f"its manifest was not here within {timeout_s:g} s") from None
 
@@ -540,10 +526,7 @@ class Fetcher:
             holders.discard(peer)
             self.counters["sources_left"] += 1
             logger.info(
-                "source_left fragment=%d peer=%s reason=%s",
-                partial.manifest.fragment,
-                peer,
-                reason,
+                "source_left fragment=%d peer=%s reason=%s", partial.manifest.fragment, peer, reason
             )
 
         async with asyncio.TaskGroup() as tasks:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,20 +23,23 @@ from averaging.history.audit import Audit, Minority, Others, Verdict
 from averaging.history.chain import Chain
 from averaging.history.lineage import Lineage
 from averaging.history.manifest import Manifest
-from averaging.history.replay import ReplayEntry, advance
+from averaging.history.replay import ReplayEntry, ReplayLog, advance
 from averaging.history.rewind import rewound
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.fetcher import SOURCES_MAX, FetchFailed
-from averaging.live.services import FragmentServices
-from averaging.messages import Commit, Signatures
+from averaging.live.services import Services
+from averaging.messages import Commit, Head, Signatures
 from averaging.numbers.codecs import codec_named
+from averaging.numbers.layout import Fragment
 from averaging.numbers.norm_bounds import norm_at_most
 from averaging.round.catching_up import fetch_timeout_s
 from averaging.round.effects import CatchUp, Rebase
-from averaging.round.inputs import CaughtUp
+from averaging.round.inputs import CaughtUp, Input
+from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.round.taking_over import (
+    Learner,
     hand_over,
     is_newer,
     parting_at,
@@ -50,10 +54,45 @@ from dht.identity import PeerId
 logger = logging.getLogger(__name__)
 
 
+class Followed(Learner, Protocol):
+    """One fragment, as this module sees it."""
+
+    index: int
+    fragment: Fragment
+    machine: FragmentRounds
+    state: FragmentState | None
+    replay: ReplayLog | None
+    earlier_tokens: int
+    averager: Services
+
+    @property
+    def is_free(self) -> bool: ...
+
+    def follow(self, state: FragmentState) -> None: ...
+
+    def set_state(self, state: FragmentState) -> None: ...
+
+    def keep_for_replay(self, entry: ReplayEntry, lineage: Lineage) -> None: ...
+
+    def keep_if_good(self, state: FragmentState) -> None: ...
+
+    def shown(self, state: FragmentState) -> Head: ...
+
+    def usual_norm(self) -> float | None: ...
+
+    def reduced(self, parent: Lineage) -> ReplayEntry | None: ...
+
+    def take(self, given: Input) -> None: ...
+
+    def event(self, event: str, **fields: Any) -> None: ...
+
+    async def stop_encoding(self) -> None: ...
+
+
 class Following:
     """Brings one fragment to states that other peers have."""
 
-    def __init__(self, work: FragmentServices) -> None:
+    def __init__(self, work: Followed) -> None:
         self._work = work
         self._averager = work.averager
         self._audit = Audit()
@@ -229,7 +268,7 @@ class Following:
         return is_newer(
             None if mine is None else Standing.of(mine),
             theirs,
-            end=machine.end(self._averager.now()),
+            end=machine.ending.end(self._averager.now()),
             effect=effect,
         )
 
@@ -367,7 +406,7 @@ class Following:
             if self._work.state is not None and sources:
                 turn += 1
                 peer = sources[turn % len(sources)]
-                compare = said.Compare(self._work.index, averager.shown(self._work.state))
+                compare = said.Compare(self._work.index, self._work.shown(self._work.state))
                 averager.transport.send(peer, said.encode(compare))
 
     # Another founding
@@ -470,7 +509,7 @@ class Following:
 class _Trust:
     """The states of one fragment that this peer takes: certified, and better than its own."""
 
-    def __init__(self, work: FragmentServices, is_wanted: Callable[[Standing], bool]) -> None:
+    def __init__(self, work: Followed, is_wanted: Callable[[Standing], bool]) -> None:
         self._averager = work.averager
         self._gate, self._fragment = work.averager.around.gate, work.index
         self._machine = work.machine

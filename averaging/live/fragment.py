@@ -8,12 +8,11 @@ asked for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from averaging.bounded_mapping import BoundedMapping
 from averaging.history.adoption import Parting
 from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog
@@ -27,7 +26,7 @@ from averaging.live.reducing import Reducing
 from averaging.live.services import Services
 from averaging.live.spot_checking import Drawn
 from averaging.live.state_files import StateFiles
-from averaging.messages import Commit
+from averaging.messages import Commit, Head
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codecs import codec_names
 from averaging.round import effects
@@ -51,7 +50,8 @@ from averaging.round.phase import Phase
 from averaging.round.turns import rank
 from averaging.rules.sites import site_pass
 from averaging.rules.usual_norms import UsualNorms
-from dht.identity import PeerId, verify
+from dht.bounded_mapping import BoundedMapping
+from dht.identity import verify
 
 NUMBER_BITS = 48
 """Bits of the random number that this peer's commits and joins begin with."""
@@ -60,13 +60,6 @@ GOOD_VERSIONS = 8
 ones at all peers, or none of them would be at more than one."""
 REDUCED_MAX = 2
 """Rounds of one fragment that were reduced for others, and are kept until they are replayed."""
-
-_BLAMED = {
-    "upload_outlying": "upload_refused",
-    "strange_join": "join_refused",
-    "implausible": "implausible_head",
-}
-"""Notes of a machine that are held against a peer, and the kind they are counted as."""
 
 
 class FragmentWork:
@@ -159,6 +152,10 @@ class FragmentWork:
         payload = await asyncio.to_thread(files.kept, entry.payload)
         if self.replay is not None:
             self.replay.move(entry, payload)
+
+    def shown(self, state: FragmentState) -> Head:
+        """The head of a state as other peers are shown it: with the signatures under it."""
+        return self.machine.certificates.show(Standing.of(state).head(), self.averager.now())
 
     def usual_norm(self) -> float | None:
         """How far a merge usually moves the fragment; ``None``: not known yet."""
@@ -288,8 +285,13 @@ class FragmentWork:
                 self.averager.send(effect.to, effect.message)
             case effects.Silent():
                 self.averager.silent(effect.peer, effect.since)
-            case effects.Note():
-                self._note(effect)
+            case effects.WarnOfCommit():
+                self.averager.not_a_commit(effect.peer, effect.reason, fragment=self.index)
+            case effects.Note() as note:
+                if isinstance(note, effects.Blame):
+                    self._blame(note)
+                self.averager.stats.void += note.event == "void"
+                self.event(note.event, **note.fields)
             case effects.TakeSnapshot():
                 self._take_snapshot()
             case effects.Enter():
@@ -329,31 +331,26 @@ class FragmentWork:
     def _reducing(self, round_id: bytes) -> Reducing:
         return self.exchanges[round_id].reducing
 
-    def _note(self, note: effects.Note) -> None:
-        """Report a note. Some are held against the peer that they name."""
-        averager = self.averager
-        fields: Mapping[str, Any] = note.fields
-        peer, reason = PeerId(str(fields.get("peer"))), str(fields.get("reason"))
-        if (kind := _BLAMED.get(note.event)) is not None and peer != averager.life.peer:
-            averager.blame(peer, kind, reason, fragment=self.index)
-        match note.event:
-            case "void":
-                averager.stats.void += 1
-            case "not_a_commit":
-                averager.not_a_commit(peer, reason, fragment=self.index)
-                return
-            case "withheld":
+    def _blame(self, blame: effects.Blame) -> None:
+        """Hold against a peer what it has done."""
+        averager, peer, reason = self.averager, blame.peer, blame.reason
+        match blame:
+            case effects.Suspect():
                 averager.audits.doubt(peer, reason, fragment=self.index)
-            case "overstated":
+            case effects.Strike():
                 averager.audits.hold_against(peer, reason, fragment=self.index)
-            case "upload_outlying":
-                exchange = self.exchanges[bytes.fromhex(fields["round"])]
-                entry = exchange.commit.index(peer)
-                assert entry is not None
-                exchange.reducing.left_out(fields["slice"], entry, reason)
-            case "not_proposed":
-                self.exchanges[bytes.fromhex(fields["round"])].tally.refused[peer] = reason
-        self.event(note.event, **fields)
+            case effects.CountRefused():
+                if peer != averager.life.peer:
+                    averager.blame(peer, blame.kind, reason, fragment=self.index)
+            case effects.LeaveOut():
+                exchange = self.exchanges[bytes.fromhex(str(blame.fields["round"]))]
+                exchange.tally.refused[peer] = reason
+                if isinstance(index := blame.fields.get("slice"), int):
+                    if peer != averager.life.peer:
+                        averager.blame(peer, "upload_refused", reason, fragment=self.index)
+                    entry = exchange.commit.index(peer)
+                    assert entry is not None
+                    exchange.reducing.left_out(index, entry, reason)
 
     # The learner
 

@@ -138,12 +138,7 @@ class Parts:
     """The bytes that one peer holds of one round, and the tasks that work on them."""
 
     def __init__(
-        self,
-        enter: Enter,
-        facts: FragmentFacts,
-        workshop: Workshop,
-        *,
-        now: float,
+        self, enter: Enter, facts: FragmentFacts, workshop: Workshop, *, now: float
     ) -> None:
         self.round = enter.round
         self.commit = enter.commit
@@ -285,11 +280,7 @@ class Parts:
         total = 0.0
         first = 0
         while first < len(pieces):
-            while growing.filled < pieces[first][1].stop:
-                await growing.beyond(growing.filled)
-            last = first + 1
-            while last < len(pieces) and pieces[last][1].stop <= growing.filled:
-                last += 1
+            last = await end_of_arrived(pieces, first, [growing])
             parts = [(chunk, growing.data[place]) for chunk, place in pieces[first:last]]
             total += await self.threads.run(_sum_over, work, parts)
             if done is not None:
@@ -432,6 +423,23 @@ class Parts:
     ) -> dict[int, ParentMap] | None:
         """The maps that came with the work of these members. Raises ``BadPayload``."""
         return None if data is None else read_maps(data, self.commit, members)
+
+
+async def end_of_arrived(
+    pieces: Sequence[tuple[Chunk, slice]], first: int, sources: Sequence[Growing]
+) -> int:
+    """Wait until a piece has come from all sources. Returns the end of those that have.
+
+    Raises ``Abandoned``.
+    """
+    for source in sources:
+        while source.filled < pieces[first][1].stop:
+            await source.beyond(source.filled)
+    ready = min(source.filled for source in sources)
+    last = first + 1
+    while last < len(pieces) and pieces[last][1].stop <= ready:
+        last += 1
+    return last
 
 
 async def _statement(bulk: Bulk) -> Statement:

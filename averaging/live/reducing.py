@@ -21,8 +21,9 @@ from averaging.history.parent_maps import ParentMap, encode_maps, parents_of
 from averaging.live.buffers import Abandoned, Growing
 from averaging.live.bulk import Bulk
 from averaging.live.bundling import Bundling, Rider
-from averaging.live.parts import Parts, receive_behind, send_growing
+from averaging.live.parts import Parts, end_of_arrived, receive_behind, send_growing
 from averaging.messages import Opening
+from averaging.numbers.arithmetic import Weighted
 from averaging.numbers.chunks import Chunk
 from averaging.round.inputs import SliceMerged
 from averaging.round.seals import expected_of
@@ -378,13 +379,7 @@ class Reducing:
         first = 0
         while first < len(pieces):
             try:
-                for source in making.sources:
-                    while source.filled < pieces[first][1].stop:
-                        await source.beyond(source.filled)
-                ready = min(source.filled for source in making.sources)
-                last = first + 1
-                while last < len(pieces) and pieces[last][1].stop <= ready:
-                    last += 1
+                last = await end_of_arrived(pieces, first, making.sources)
                 given = pieces[first:last]
                 work = partial(self._merge_chunks, given, places[first:last], making)
                 making.working = asyncio.ensure_future(
@@ -397,12 +392,7 @@ class Reducing:
                 return
             first = last
 
-    async def _merge(
-        self,
-        index: int,
-        inside: tuple[int, ...],
-        taken: Payloads,
-    ) -> None:
+    async def _merge(self, index: int, inside: tuple[int, ...], taken: Payloads) -> None:
         """``inside``: the contributors; delegates send the payloads for all of their site."""
         parts = self.parts
         growing = parts.merged[index]
@@ -466,14 +456,9 @@ class Reducing:
             if making.stopped:
                 return
             out = making.made.data[place]
-            self.parts.numbers.merge(
-                chunk,
-                [source.data[part] for source in making.sources],
-                making.weights,
-                out,
-                scratch,
-                members=making.members,
-            )
+            payloads = [source.data[part] for source in making.sources]
+            uploads = Weighted(payloads, making.weights, making.members)
+            self.parts.numbers.merge(chunk, uploads, out, scratch)
             making.hasher.update(out)
             say(place.stop)
 

@@ -1,21 +1,27 @@
-"""Protocols between an averager, its fragments, and their way to other peers' states.
+"""What all fragments of a run share at one peer: links, threads, memory, audits, events.
 
-``averaging.live.averager`` implements ``Services``, ``averaging.live.fragment`` and
-``averaging.live.following`` use it; so neither imports the other. The methods are documented where
-they are implemented.
+``averaging.live.averager`` is made of them, and adds what needs the fragments: turns, time, and the
+way of what comes in. ``averaging.live.fragment`` and ``averaging.live.following`` know it as this.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
 
-from averaging.history.lineage import Lineage
-from averaging.history.replay import ReplayEntry, ReplayLog
+from averaging.audit.proofs import Court, Guilty, Proof
+from averaging.audit.spot_checks import SpotChecks, steps_between
+from averaging.audit.strikes import Strikes
 from averaging.history.state import FragmentState
 from averaging.live.auditing import Auditing
+from averaging.live.buffers import Arena
+from averaging.live.bulk import Bulk
+from averaging.live.evidence import Uploads
+from averaging.live.fair_shares import ByteBudget
 from averaging.live.fetcher import Fetcher
 from averaging.live.learner_port import LearnerPort
 from averaging.live.links import Transport
@@ -26,119 +32,323 @@ from averaging.live.settings import (
     Participant,
     RunTerms,
     Surroundings,
+    topic_of,
 )
 from averaging.live.spot_checking import SpotChecking
 from averaging.live.state_files import StateMemory
 from averaging.live.threads import Threads
-from averaging.messages import Head, Message
-from averaging.numbers.layout import Fragment
+from averaging.messages import MESSAGES_SINCE, Message, check_incarnation, encode
+from averaging.round import inputs
 from averaging.round.catching_up import UnreliableSources
-from averaging.round.inputs import Input
-from averaging.round.machine import FragmentRounds
-from averaging.round.taking_over import Learner, Life
+from averaging.round.silence import LastHeard
 from averaging.rules.probation import Probation
 from averaging.rules.spacing import Spacing
-from dht.identity import PeerId
+from dht.host import Host
+from dht.identity import PeerId, verify
+from dht.protocol import NEWEST, OLDEST
+
+logger = logging.getLogger(__name__)
+
+PEERS_BLAMED_MAX = 1024
+
+OUTSIDE_BYTES_MAX = 1 << 30
+"""Memory for uploads to rounds of which this peer is no member; at a peer with a learner, which is
+hardly ever asked to, at most two fp32 copies of the largest fragment."""
+
+CATCHING_MAX = 2
+"""Fragments that are fetched at once."""
+
+SHARE_BITS = 32
+"""Bits of a random share."""
 
 
-class FragmentServices(Learner, Protocol):
-    """One fragment, as ``averaging.live.following`` sees it."""
+class Services(ABC):
+    """The part of an averager that its fragments know."""
 
-    index: int
-    fragment: Fragment
-    machine: FragmentRounds
-    state: FragmentState | None
-    replay: ReplayLog | None
-    earlier_tokens: int
-    averager: Services
+    def __init__(
+        self,
+        host: Host,
+        port: LearnerPort | None,
+        *,
+        me: Participant,
+        terms: RunTerms,
+        around: Surroundings,
+        settings: AveragerSettings | None = None,
+    ) -> None:
+        if me.identity.peer_id != host.peer_id:
+            raise ValueError(f"the identity is {me.identity.peer_id}, the host {host.peer_id}")
+        check_incarnation(me.incarnation)
+        self.host = host
+        self.port = port
+        self.me = me
+        self.terms = terms
+        self.around = around
+        self.settings = settings or AveragerSettings()
+        self.life = me.life
+        self.reachable = me.reachable
+        self.stats = AveragerStats()
+        self.keeps = me.keeps or port is not None
+        self.topic = topic_of(terms.run, terms.layout, around.rollback)
+        self.threads = Threads(self.settings.threads)
+        # Enough for what one round of the largest fragment lets go: an old theta, three payloads.
+        largest = max(fragment.size for fragment in terms.layout.fragments)
+        self.arena = Arena(min(self.settings.spare_bytes_max, 10 * largest))
+        self.memory: StateMemory = around.state_files or self.arena
+        self.transport = Transport(
+            host,
+            run=terms.run,
+            message=self._heard,
+            lost=self._lost,
+            bulk=self._serve,
+            settings=self.settings.transport,
+            prefers=self.is_established,
+        )
+        judge = around.judge if terms.policy.spot_checks > 0 else None
+        self.audits = Auditing(
+            host,
+            terms.run,
+            self,
+            Court(self.topic, terms.layout, verify),
+            rate=terms.policy.audit_rate,
+            sign=me.identity.sign,
+            kept_bytes_max=self.settings.uploads_bytes_max,
+            reading_of=judge.reading_of if judge is not None else None,
+        )
+        self.spot_checks: SpotChecking | None = None
+        """Checks of others' contributions, where the run asks for them and a learner judges."""
+        if judge is not None and port is not None:
+            every_steps = steps_between(
+                cycle_steps=terms.policy.due.cycle_steps, per_cycle=terms.policy.spot_checks
+            )
+            self.spot_checks = SpotChecking(
+                judge,
+                SpotChecks(Strikes(), every_steps=every_steps, random=self._draw_share),
+                audits=self.audits,
+                around=self,
+            )
+        self.workshop = Workshop(
+            me=host.peer_id,
+            transport=self.transport,
+            threads=self.threads,
+            arena=self.arena,
+            states=self.memory,
+            outside=ByteBudget(
+                OUTSIDE_BYTES_MAX if port is None else min(OUTSIDE_BYTES_MAX, 8 * largest)
+            ),
+            norm_ratio_max=self.settings.norm_ratio_max,
+            sign=me.identity.sign,
+            heard_claim=self.audits.sees_claim,
+            refuses=self._refuses,
+            spawn=self.spawn,
+        )
+        self.fetcher = Fetcher(
+            host,
+            terms.run,
+            self.threads,
+            on_progress=around.on_fetched,
+            on_wrong_bits=self._wrong_bits,
+            line=self.transport.down,
+            floats=self.memory.floats,
+        )
+        self._told_not_a_commit: set[PeerId] = set()
+        self._last_heard = LastHeard()
+        self.sources = UnreliableSources(terms.policy)
+        self.spacing = Spacing()
+        self.probation = Probation(
+            terms.policy.probation, trusted=around.trusted, struck=self._is_struck
+        )
+        self._catching = asyncio.Semaphore(CATCHING_MAX)
+        self._fetching_slowly = asyncio.Lock()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._ended = False
+        """The tasks are being cancelled: what was scheduled before begins nothing any more."""
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def _draw_share(self) -> float:
+        return self.around.draw_bits(SHARE_BITS) / (1 << SHARE_BITS)
+
+    def _refuses(self, peer: PeerId) -> str | None:
+        return None if self.spot_checks is None else self.spot_checks.refuses(peer)
+
+    def _is_struck(self, peer: PeerId, now: float) -> bool:
+        checks = self.spot_checks
+        return self.audits.strikes.is_out(peer, now) or (
+            checks is not None and checks.distrusts(peer)
+        )
+
+    # Tasks and time
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        assert self._tasks is not None
+        return self._tasks.create_task(work, name=name)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that can only change where ``changed`` is called."""
+        while not condition():
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            await waiting
+
+    def changed(self) -> None:
+        """Wake what waits in ``until``."""
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    # The line
 
     @property
-    def is_free(self) -> bool: ...
+    def bytes_per_s(self) -> float:
+        """Speed of this peer's line in its slower direction; 0 when it is not known.
 
-    def follow(self, state: FragmentState) -> None: ...
+        A direction that is slow is told even while the other one is not known.
+        """
+        measured = (self.transport.up.bytes_per_s, self.transport.down.bytes_per_s)
+        known = [speed for speed in measured if speed is not None]
+        slowest = min([*known, self.around.line_max()])
+        return slowest if len(known) == 2 or slowest < self.terms.policy.slow_link_bytes_s else 0.0
 
-    def set_state(self, state: FragmentState) -> None: ...
+    def tell_line_speed(self) -> None:
+        """Tell the line speed to the machines, which state it when they join."""
+        # Whoever calls this may be in the middle of a machine's effects.
+        asyncio.get_running_loop().call_soon(self._tell, inputs.LineMeasured(self.bytes_per_s))
 
-    def keep_for_replay(self, entry: ReplayEntry, lineage: Lineage) -> None: ...
+    def catching_up(self) -> AbstractAsyncContextManager[None]:
+        """A turn to catch up with a fragment."""
+        return self._catching
 
-    def keep_if_good(self, state: FragmentState) -> None: ...
+    def fetching_state(self) -> AbstractAsyncContextManager[None]:
+        """A turn to fetch a whole state: on a slow line one is fetched after the other.
 
-    def usual_norm(self) -> float | None: ...
+        Replays do not wait for each other. Those of homes come as slowly as the full uplinks of
+        their sources send them, and one after the other each took a cycle: a home that had missed a
+        round was behind again as soon as it had caught up.
+        """
+        is_slow = 0.0 < self.bytes_per_s < self.terms.policy.slow_link_bytes_s
+        return self._fetching_slowly if is_slow else nullcontext()
 
-    def reduced(self, parent: Lineage) -> ReplayEntry | None: ...
-
-    def take(self, given: Input) -> None: ...
-
-    def event(self, event: str, **fields: Any) -> None: ...
-
-    async def stop_encoding(self) -> None: ...
-
-
-class Services(Protocol):
-    """An averager, as its fragments see it."""
-
-    port: LearnerPort | None
-    me: Participant
-    life: Life
-    terms: RunTerms
-    around: Surroundings
-    settings: AveragerSettings
-    stats: AveragerStats
-    topic: bytes
-    keeps: bool
-    reachable: bool
-    sources: UnreliableSources
-    probation: Probation
-    spacing: Spacing
-    threads: Threads
-    transport: Transport
-    fetcher: Fetcher
-    workshop: Workshop
-    memory: StateMemory
-    audits: Auditing
-    spot_checks: SpotChecking | None
-
-    def catching_up(self) -> AbstractAsyncContextManager[None]: ...
-
-    def fetching_state(self) -> AbstractAsyncContextManager[None]: ...
+    # Other peers
 
     @property
-    def bytes_per_s(self) -> float: ...
+    def others(self) -> tuple[PeerId, ...]:
+        """The live peers in view."""
+        now, me = self.now(), self.life.peer
+        live = (peer for peer, seen in self.around.view.items() if peer != me and seen.is_live(now))
+        return tuple(sorted(live))
 
-    def send(self, peer: PeerId, message: Message) -> None: ...
+    def is_established(self, peer: PeerId) -> bool:
+        """True if a peer has been here for a while and counts."""
+        now, seen = self.now(), self.around.view.get(peer)
+        if seen is None or not seen.is_established(now):
+            return False
+        live = [other for other, each in self.around.view.items() if each.is_live(now)]
+        return self.probation.is_established(peer, [self.life.peer, *live], now)
 
-    def now(self) -> float: ...
+    def send(self, peer: PeerId, message: Message, *, since: int = OLDEST) -> None:
+        """Send a message in the form that its receiver speaks; the oldest one to a stranger.
 
-    def is_established(self, peer: PeerId) -> bool: ...
+        ``since``: peers of older protocol numbers are not sent it.
+        """
+        seen = self.around.view.get(peer)
+        number = OLDEST if seen is None else min(seen.protocol, NEWEST)
+        if max(since, MESSAGES_SINCE.get(type(message), OLDEST)) <= number:
+            self.transport.send(peer, encode(message, number))
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
+    def _lost(self, peer: PeerId, reason: str) -> None:
+        # It may be told from within ``send``, in the middle of somebody's effects.
+        asyncio.get_running_loop().call_soon(self._tell_lost, peer, reason)
 
-    def event(self, event: str, **fields: Any) -> None: ...
+    def _tell_lost(self, peer: PeerId, reason: str) -> None:
+        if self._ended:
+            return
+        self.event("link_lost", peer=peer, reason=reason)
+        self._tell(inputs.LinkLost(peer))
 
-    def blame(self, peer: PeerId, kind: str, reason: str, **fields: Any) -> None: ...
+    def silent(self, peer: PeerId, since: float) -> None:
+        """One fragment waited for an answer in vain. Called in the middle of its effects."""
+        asyncio.get_running_loop().call_soon(self._tell_silent, peer, since)
 
-    def not_a_commit(self, peer: PeerId, reason: str, *, fragment: int) -> None: ...
+    def _tell_silent(self, peer: PeerId, since: float) -> None:
+        if self._ended or not self._last_heard.is_silent(peer, since=since):
+            return
+        self.event("silent", peer=peer, seconds=self.now() - since)
+        self._tell(inputs.PeerSilent(peer))
 
-    def silent(self, peer: PeerId, since: float) -> None: ...
+    # Events, and who is to blame
 
-    def shown(self, state: FragmentState) -> Head: ...
+    def event(self, event: str, **fields: Any) -> None:
+        self.around.on_event(event, fields)
 
-    def changed(self) -> None: ...
+    def blame(self, peer: PeerId, kind: str, reason: str, **fields: Any) -> None:
+        """Count and report what a peer should not have sent."""
+        self.stats.refused[kind] += 1
+        if peer in self.stats.blamed or len(self.stats.blamed) < PEERS_BLAMED_MAX:
+            self.stats.blamed[peer] += 1
+        self.event("refused", peer=peer, kind=kind, reason=reason, **fields)
 
-    async def until(self, condition: Callable[[], bool]) -> None: ...
+    def not_a_commit(self, peer: PeerId, reason: str, *, fragment: int) -> None:
+        """A peer sent something that cannot be read as a commit: warn, once per peer.
 
+        The rounds that an established peer leads then come to nothing, which nobody else would
+        say. What strangers and newcomers send is only counted.
+        """
+        if (
+            not self.is_established(peer)
+            or peer in self._told_not_a_commit
+            or len(self._told_not_a_commit) >= PEERS_BLAMED_MAX
+        ):
+            return
+        self._told_not_a_commit.add(peer)
+        logger.warning("not_a_commit peer=%s fragment=%d reason=%s", peer, fragment, reason)
+        self.event("not_a_commit", peer=peer, reason=reason, fragment=fragment)
+
+    def moved(self, *, sent: int = 0, received: int = 0) -> None:
+        """Count bytes of audits."""
+        self.stats.sent_bytes += sent
+        self.stats.received_bytes += received
+        self.stats.audit_bytes += sent + received
+
+    def _wrong_bits(self, peer: PeerId, fragment: int, reason: str) -> None:
+        self.audits.hold_against(peer, reason, fragment=fragment)
+
+    def convict(self, guilty: Guilty, proof: Proof) -> None:
+        """A peer is proved to have lied: what it says counts no more, and it is as good as gone."""
+        self.around.on_proof(guilty.peer, guilty.what, proof)
+        self._lost(guilty.peer, guilty.what)
+
+    # What needs all fragments: the averager's
+
+    @abstractmethod
+    def _tell(self, given: inputs.Input) -> None:
+        """Give an input to the machines of all fragments."""
+
+    @abstractmethod
+    def _heard(self, peer: PeerId, data: bytes) -> None: ...
+
+    @abstractmethod
+    async def _serve(self, bulk: Bulk, header: bytes) -> None: ...
+
+    @abstractmethod
+    def uploads_of(self, round_id: bytes) -> Uploads | None: ...
+
+    @abstractmethod
     def pinned(self) -> AbstractAsyncContextManager[tuple[FragmentState | None, ...]]: ...
 
+    @abstractmethod
     def may_step_in_place(self, state: FragmentState) -> bool: ...
 
+    @abstractmethod
     def set_timer(self) -> None: ...
 
-    def tell_line_speed(self) -> None: ...
-
-    # Turns
-
+    @abstractmethod
     def has_place(self) -> bool: ...
 
+    @abstractmethod
     def has_its_turn_later(self, fragment: int) -> bool: ...
 
+    @abstractmethod
     def turn_away(self, fragment: int) -> None: ...

@@ -27,6 +27,7 @@ from averaging.audit.spot_checks import REFUSED, SpotChecks
 from averaging.live.auditing import WORLD, Around, Auditing, NotHere
 from averaging.live.parts import Parts
 from averaging.messages import Suspected
+from averaging.numbers.arithmetic import Moved
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk
 from dht.identity import PeerId, verify
@@ -96,12 +97,7 @@ class SpotChecking:
     """The spot checks of one peer with a learner."""
 
     def __init__(
-        self,
-        judge: Judge,
-        checks: SpotChecks,
-        *,
-        audits: Auditing,
-        around: Around,
+        self, judge: Judge, checks: SpotChecks, *, audits: Auditing, around: Around
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._judge = judge
@@ -281,7 +277,7 @@ class SpotChecking:
         self, parts: Parts, chunk: Chunk, before: Float32s, after: Float32s, data: memoryview
     ) -> None:
         # As error feedback does with the own contribution: the values that it stands for.
-        parts.numbers.leave_rest(chunk, before, after, data, self._around.threads.scratch())
+        parts.numbers.leave_rest(chunk, Moved(before, after), data, self._around.threads.scratch())
 
 
 def _upload_bytes(parts: Parts) -> int:

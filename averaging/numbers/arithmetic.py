@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Final, Protocol
 
@@ -21,13 +22,13 @@ from averaging.errors import NotFinite
 from averaging.messages import Commit
 from averaging.numbers.arrays import Float32s, Float64s, arithmetic, squared_norm
 from averaging.numbers.chunks import PIECES, Chunk, Cutting
-from averaging.numbers.codec import Scratch
+from averaging.numbers.codec import Addends, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.columns import Columns, Displacements, shares_by_heads
 from averaging.numbers.layout import Fragment
 from averaging.numbers.merge import Units, merge_encoded, rule_named
 from averaging.numbers.merge_estimate import can_estimate, is_like
-from averaging.numbers.outer import Nesterov, step_encoded
+from averaging.numbers.outer import Nesterov, Step, step_encoded
 
 
 class Leg(Protocol):
@@ -48,6 +49,49 @@ class Leg(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A contribution's arrays: ``share`` of ``base - values`` is encoded.
+
+    In a mix both are encoded as they are, momentum and theta.
+    """
+
+    base: Float32s
+    values: Float32s
+    share: float = field(default=1.0, kw_only=True)
+    """Factor on the displacement (``averaging.rules.late_work``)."""
+
+    def shortened(self, part: slice) -> Float32s:
+        """The values that are the given share of the way from ``base``."""
+        if self.share == 1.0:
+            return self.values[part]
+        with arithmetic():
+            moved = self.values[part] - self.base[part]
+            moved *= np.float32(self.share)
+            moved += self.base[part]
+        return moved
+
+    def lengthen(self, part: slice) -> None:
+        """Undo ``shortened``, in place."""
+        if self.share == 1.0:
+            return
+        with arithmetic():
+            moved = self.values[part] - self.base[part]
+            moved /= np.float32(self.share)
+            np.add(self.base[part], moved, out=self.values[part])
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted(Addends):
+    """Contributions of several members, encoded."""
+
+    payloads: Sequence[memoryview]
+    members: Sequence[int] | None = None
+    """Number of members that each payload stands for; ``None``: one each."""
+    again: bool = False
+    """The result is a contribution itself, which other reducers merge."""
+
+
 class Numbers(Protocol):
     """The arithmetic of one kind of round."""
 
@@ -57,89 +101,25 @@ class Numbers(Protocol):
     @property
     def down(self) -> Leg: ...
 
-    def encode(
-        self,
-        chunk: Chunk,
-        base: Float32s,
-        values: Float32s,
-        out: memoryview,
-        scratch: Scratch,
-        *,
-        share: float = 1.0,
-    ) -> None:
-        """Encode a contribution. Raises ``NotFinite``; its unit is counted in the chunk.
-
-        ``share``: factor on a displacement (``averaging.rules.late_work``).
-        """
+    def encode(self, chunk: Chunk, given: Moved, out: memoryview, scratch: Scratch) -> None:
+        """Encode a contribution. Raises ``NotFinite``; its unit is counted in the chunk."""
         ...
 
-    def leave_rest(
-        self,
-        chunk: Chunk,
-        base: Float32s,
-        values: Float32s,
-        data: memoryview,
-        scratch: Scratch,
-        *,
-        share: float = 1.0,
-    ) -> None:
-        """Change ``values`` into those that the encoded contribution stands for (error feedback).
+    def leave_rest(self, chunk: Chunk, given: Moved, data: memoryview, scratch: Scratch) -> None:
+        """Change the values into those that the encoded contribution stands for (error feedback).
 
         A learner that adopts the merged version relative to them keeps the rest, which encoding
         lost, in its parameters: it is part of what the learner offers next.
         """
         ...
 
-    def merge(
-        self,
-        chunk: Chunk,
-        payloads: Sequence[memoryview],
-        weights: Sequence[float],
-        out: memoryview,
-        scratch: Scratch,
-        *,
-        members: Sequence[int] | None = None,
-        again: bool = False,
-    ) -> None:
-        """Merge the members' bytes into ``out``.
-
-        ``members`` holds the number of members that each payload stands for; ``None``: one each.
-        ``again``: the result is a contribution itself, which other reducers merge.
-        """
+    def merge(self, chunk: Chunk, given: Weighted, out: memoryview, scratch: Scratch) -> None:
+        """Merge the members' bytes into ``out``."""
         ...
 
-    def step(
-        self,
-        chunk: Chunk,
-        data: memoryview,
-        before: Float32s,
-        theta: Float32s,
-        momentum: Float32s,
-        scratch: Scratch,
-    ) -> None:
-        """Fill the chunk's part of ``theta`` from ``before``, and update ``momentum`` in place."""
+    def step(self, chunk: Chunk, data: memoryview, made: Step, scratch: Scratch) -> None:
+        """Take the outer step on the chunk's part of the vectors."""
         ...
-
-
-def _shortened(base: Float32s, values: Float32s, part: slice, share: float) -> Float32s:
-    """The values that are the given share of the way from ``base``."""
-    if share == 1.0:
-        return values[part]
-    with arithmetic():
-        moved = values[part] - base[part]
-        moved *= np.float32(share)
-        moved += base[part]
-    return moved
-
-
-def _lengthen(base: Float32s, values: Float32s, part: slice, share: float) -> None:
-    """Undo ``_shortened``, in place."""
-    if share == 1.0:
-        return
-    with arithmetic():
-        moved = values[part] - base[part]
-        moved /= np.float32(share)
-        np.add(base[part], moved, out=values[part])
 
 
 class MergeNumbers:
@@ -156,157 +136,57 @@ class MergeNumbers:
         self._rule = rule_named(merge)
         self._optimizer = Nesterov(eta, mu)
 
-    def encode(
-        self,
-        chunk: Chunk,
-        base: Float32s,
-        values: Float32s,
-        out: memoryview,
-        scratch: Scratch,
-        *,
-        share: float = 1.0,
-    ) -> None:
-        start, end = base[chunk.values], _shortened(base, values, chunk.values, share)
+    def encode(self, chunk: Chunk, given: Moved, out: memoryview, scratch: Scratch) -> None:
+        start, end = given.base[chunk.values], given.shortened(chunk.values)
         self.up.codec.encode_difference(start, end, chunk.sizes, out, scratch)
 
-    def leave_rest(
-        self,
-        chunk: Chunk,
-        base: Float32s,
-        values: Float32s,
-        data: memoryview,
-        scratch: Scratch,
-        *,
-        share: float = 1.0,
-    ) -> None:
-        self.up.subtract(chunk, data, base, values, scratch)
-        _lengthen(base, values, chunk.values, share)
+    def leave_rest(self, chunk: Chunk, given: Moved, data: memoryview, scratch: Scratch) -> None:
+        self.up.subtract(chunk, data, given.base, given.values, scratch)
+        given.lengthen(chunk.values)
 
-    def merge(
-        self,
-        chunk: Chunk,
-        payloads: Sequence[memoryview],
-        weights: Sequence[float],
-        out: memoryview,
-        scratch: Scratch,
-        *,
-        members: Sequence[int] | None = None,
-        again: bool = False,
-    ) -> None:
-        merge_encoded(
-            self._rule,
-            self.up.codec,
-            payloads,
-            weights,
-            Units(chunk.sizes, chunk.kinds),
-            out,
-            scratch,
-            into=(self.up if again else self.down).codec,
-        )
+    def merge(self, chunk: Chunk, given: Weighted, out: memoryview, scratch: Scratch) -> None:
+        units, into = Units(chunk.sizes, chunk.kinds), self.up if given.again else self.down
+        merge_encoded(self._rule, self.up.codec, given, units, out, scratch, into=into.codec)
 
-    def is_like(
-        self,
-        chunk: Chunk,
-        payloads: Sequence[memoryview],
-        weights: Sequence[float],
-        merged: memoryview,
-        scratch: Scratch,
-    ) -> bool:
+    def is_like(self, chunk: Chunk, given: Weighted, merged: memoryview, scratch: Scratch) -> bool:
         """Return whether ``merged`` is about what ``merge`` gives. ``False`` says nothing."""
         up, down = self.up.codec, self.down.codec
-        return can_estimate(self._rule, len(payloads), chunk.sizes) and is_like(
-            up, payloads, weights, chunk.sizes, merged, scratch, into=down
+        return can_estimate(self._rule, len(given.payloads), chunk.sizes) and is_like(
+            up, given, chunk.sizes, merged, scratch, into=down
         )
 
-    def step(
-        self,
-        chunk: Chunk,
-        data: memoryview,
-        before: Float32s,
-        theta: Float32s,
-        momentum: Float32s,
-        scratch: Scratch,
-    ) -> None:
-        part = chunk.values
-        step_encoded(
-            before[part],
-            momentum[part],
-            self.down.codec,
-            data,
-            chunk.sizes,
-            self._optimizer,
-            scratch=scratch,
-            into=theta[part],
-        )
+    def step(self, chunk: Chunk, data: memoryview, made: Step, scratch: Scratch) -> None:
+        part, codec = made.of(chunk.values), self.down.codec
+        step_encoded(part, codec, data, chunk.sizes, self._optimizer, scratch)
 
 
 class MixNumbers:
-    """Arithmetic of a mix: theta in f32, then momentum in f16.
-
-    In ``encode``, ``base`` is the momentum and ``values`` are theta.
-    """
+    """Arithmetic of a mix: theta in f32, then momentum in f16."""
 
     def __init__(self) -> None:
         self.up = self.down = Columns(codec_named("f32"), codec_named("f16"), moves=False)
 
-    def encode(
-        self,
-        chunk: Chunk,
-        base: Float32s,
-        values: Float32s,
-        out: memoryview,
-        scratch: Scratch,
-        *,
-        share: float = 1.0,
-    ) -> None:
-        self.up.encode(chunk, {0: values, 1: base}, out, scratch)
+    def encode(self, chunk: Chunk, given: Moved, out: memoryview, scratch: Scratch) -> None:
+        self.up.encode(chunk, {0: given.values, 1: given.base}, out, scratch)
 
-    def leave_rest(
-        self,
-        chunk: Chunk,
-        base: Float32s,
-        values: Float32s,
-        data: memoryview,
-        scratch: Scratch,
-        *,
-        share: float = 1.0,
-    ) -> None:
+    def leave_rest(self, chunk: Chunk, given: Moved, data: memoryview, scratch: Scratch) -> None:
         return  # states travel, and f32 loses nothing of theta
 
-    def merge(
-        self,
-        chunk: Chunk,
-        payloads: Sequence[memoryview],
-        weights: Sequence[float],
-        out: memoryview,
-        scratch: Scratch,
-        *,
-        members: Sequence[int] | None = None,
-        again: bool = False,
-    ) -> None:
-        mean = rule_named("mean"), weights
-        self.up.merge(chunk, payloads, (mean, mean), out, scratch, into=self.down)
+    def merge(self, chunk: Chunk, given: Weighted, out: memoryview, scratch: Scratch) -> None:
+        mean = rule_named("mean"), given.weights
+        self.up.merge(chunk, given.payloads, (mean, mean), out, scratch, into=self.down)
 
-    def step(
-        self,
-        chunk: Chunk,
-        data: memoryview,
-        before: Float32s,
-        theta: Float32s,
-        momentum: Float32s,
-        scratch: Scratch,
-    ) -> None:
-        self.down.decode(chunk, data, {0: theta, 1: momentum}, scratch)
+    def step(self, chunk: Chunk, data: memoryview, made: Step, scratch: Scratch) -> None:
+        self.down.decode(chunk, data, {0: made.theta, 1: made.momentum}, scratch)
 
 
 class MeldNumbers:
     """Arithmetic of a meld: displacement, theta and momentum of each member.
 
     ``codec`` names three codecs, such as ``int4/f32/f16``; ``codec_down`` is that of the merged
-    displacement, if it is another one. In ``encode``, ``base`` and ``values``
-    are as in a merge; ``carry`` must be called before. Taking the outer step first and averaging
-    afterwards equals averaging everything and taking one step, for merge rules that are means
-    (``test_mixing.py`` checks it), so all members leave with the same bits.
+    displacement, if it is another one. ``carry`` must be called before ``encode``. Taking the outer
+    step first and averaging afterwards equals averaging everything and taking one step, for merge
+    rules that are means (``test_mixing.py`` checks it), so all members leave with the same bits.
     """
 
     def __init__(
@@ -336,18 +216,9 @@ class MeldNumbers:
         """Set the theta and momentum that this peer contributes."""
         self._own = theta, momentum
 
-    def encode(
-        self,
-        chunk: Chunk,
-        base: Float32s,
-        values: Float32s,
-        out: memoryview,
-        scratch: Scratch,
-        *,
-        share: float = 1.0,
-    ) -> None:
+    def encode(self, chunk: Chunk, given: Moved, out: memoryview, scratch: Scratch) -> None:
         self.encode_own(chunk, out, scratch)
-        self.encode_moved(chunk, base, values, out, scratch, share=share)
+        self.encode_moved(chunk, given, out, scratch)
 
     # The parts of encode(): members on the same lineage share the bytes of encode_own
 
@@ -357,76 +228,35 @@ class MeldNumbers:
         theta, momentum = self._own
         self.up.encode(chunk, {1: theta, 2: momentum}, out, scratch)
 
-    def encode_moved(
-        self,
-        chunk: Chunk,
-        base: Float32s,
-        values: Float32s,
-        out: memoryview,
-        scratch: Scratch,
-        *,
-        share: float = 1.0,
-    ) -> None:
+    def encode_moved(self, chunk: Chunk, given: Moved, out: memoryview, scratch: Scratch) -> None:
         for index, (part, (moved, _, _)) in enumerate(self.up.units(chunk, out)):
             size = (part.stop - part.start,)
             try:
-                end = _shortened(base, values, part, share)
-                self._displacement.encode_difference(base[part], end, size, moved, scratch)
+                start, end = given.base[part], given.shortened(part)
+                self._displacement.encode_difference(start, end, size, moved, scratch)
             except NotFinite:
                 raise NotFinite(index) from None
 
-    def leave_rest(
-        self,
-        chunk: Chunk,
-        base: Float32s,
-        values: Float32s,
-        data: memoryview,
-        scratch: Scratch,
-        *,
-        share: float = 1.0,
-    ) -> None:
-        self.up.subtract(chunk, data, base, values, scratch)
-        _lengthen(base, values, chunk.values, share)
+    def leave_rest(self, chunk: Chunk, given: Moved, data: memoryview, scratch: Scratch) -> None:
+        self.up.subtract(chunk, data, given.base, given.values, scratch)
+        given.lengthen(chunk.values)
 
-    def merge(
-        self,
-        chunk: Chunk,
-        payloads: Sequence[memoryview],
-        weights: Sequence[float],
-        out: memoryview,
-        scratch: Scratch,
-        *,
-        members: Sequence[int] | None = None,
-        again: bool = False,
-    ) -> None:
-        equal = rule_named("mean"), shares_by_heads(payloads, members)
-        ways = (self._rule, weights), equal, equal
-        into = self.up if again else self.down
-        self.up.merge(chunk, payloads, ways, out, scratch, into=into)
+    def merge(self, chunk: Chunk, given: Weighted, out: memoryview, scratch: Scratch) -> None:
+        equal = rule_named("mean"), shares_by_heads(given.payloads, given.members)
+        ways = (self._rule, given.weights), equal, equal
+        into = self.up if given.again else self.down
+        self.up.merge(chunk, given.payloads, ways, out, scratch, into=into)
 
-    def step(
-        self,
-        chunk: Chunk,
-        data: memoryview,
-        before: Float32s,
-        theta: Float32s,
-        momentum: Float32s,
-        scratch: Scratch,
-    ) -> None:
-        self.decode(chunk, data, theta, momentum, scratch)
-        self.measure_mean(chunk, theta)
-        self.measure(chunk, before, theta)
-        self.move(chunk, data, theta, momentum, scratch)
+    def step(self, chunk: Chunk, data: memoryview, made: Step, scratch: Scratch) -> None:
+        self.decode(chunk, data, made.theta, made.momentum, scratch)
+        self.measure_mean(chunk, made.theta)
+        self.measure(chunk, made.before, made.theta)
+        self.move(chunk, data, made.theta, made.momentum, scratch)
 
     # The parts of step(): all but measure() give the same result at every member
 
     def decode(
-        self,
-        chunk: Chunk,
-        data: memoryview,
-        theta: Float32s,
-        momentum: Float32s,
-        scratch: Scratch,
+        self, chunk: Chunk, data: memoryview, theta: Float32s, momentum: Float32s, scratch: Scratch
     ) -> None:
         self.down.decode(chunk, data, {1: theta, 2: momentum}, scratch)
 
@@ -441,25 +271,13 @@ class MeldNumbers:
             self._distance += squared_norm(before[part] - mean[part])
 
     def move(
-        self,
-        chunk: Chunk,
-        data: memoryview,
-        theta: Float32s,
-        momentum: Float32s,
-        scratch: Scratch,
+        self, chunk: Chunk, data: memoryview, theta: Float32s, momentum: Float32s, scratch: Scratch
     ) -> None:
         """Take the outer step on the means, in place."""
         for part, (moved, _, _) in self.down.units(chunk, data):
             size = (part.stop - part.start,)
-            step_encoded(
-                theta[part],
-                momentum[part],
-                self._merged,
-                moved,
-                size,
-                self._optimizer,
-                scratch=scratch,
-            )
+            made = Step(theta, theta, momentum).of(part)
+            step_encoded(made, self._merged, moved, size, self._optimizer, scratch)
 
 
 def _values_of(chunk: Chunk) -> Iterator[slice]:

@@ -8,7 +8,7 @@ result is bit-exact on every machine. ``averaging.numbers.tiles`` describes the 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
@@ -19,12 +19,12 @@ from averaging.errors import BadPayload, NotFinite
 from averaging.numbers.arrays import Buffer, Bytes, Float32s, Float64s, arithmetic
 from averaging.numbers.codec import (
     BLOCK,
+    Addends,
     Codec,
     Scratch,
     TileReader,
     as_bytes,
     checked_bytes,
-    require_size,
 )
 from averaging.numbers.tiles import Tile, peaks_of, plan_of, row_starts, scales_of, view_of
 
@@ -41,48 +41,28 @@ is faster than ``rint``, and integers are narrowed faster than floats.
 """
 
 
-class ScaledCodec(ABC):
+class ScaledCodec(Codec):
     """A codec with a scale for each block; subclasses define how a tile becomes bytes."""
 
-    name: str
     signed_zero: ClassVar[bool] = False
     """True if the code of a negative zero differs from that of a positive one."""
 
-    @property
-    @abstractmethod
-    def peak_of_scale(self) -> float: ...
-
-    @property
-    @abstractmethod
-    def scale_safe(self) -> float:
-        """Below this scale every code decodes to a finite value."""
+    scale_safe: float
+    """Below this scale every code decodes to a finite value."""
 
     @abstractmethod
     def code_bytes(self, columns: int) -> int:
         """Return the number of bytes of the codes of one block."""
 
     @abstractmethod
-    def error_bound(self, peak: float) -> float: ...
-
-    @abstractmethod
     def fill(
-        self,
-        tile: Float32s,
-        peaks: Float32s,
-        scales: NDArray[np.float32],
-        codes: Bytes,
-        scratch: Scratch,
+        self, tile: Float32s, peaks: Float32s, scales: Float32s, codes: Bytes, scratch: Scratch
     ) -> None:
         """Write scales and codes of a tile, which may be ``scratch.first``; ``second`` is free."""
 
     @abstractmethod
     def read(
-        self,
-        codes: Bytes,
-        scales: NDArray[np.float32],
-        factors: Float32s,
-        out: Float32s,
-        scratch: Scratch,
+        self, codes: Bytes, scales: Float32s, factors: Float32s, out: Float32s, scratch: Scratch
     ) -> None:
         """Set ``out`` to the decoded values, with ``factors`` in place of the scales."""
 
@@ -108,17 +88,11 @@ class ScaledCodec(ABC):
         self._encode(sizes, out, scratch, difference, values.size)
 
     def encode_sum(
-        self,
-        source: Codec,
-        payloads: Sequence[Buffer],
-        weights: Sequence[float],
-        sizes: Sequence[int],
-        out: Buffer,
-        scratch: Scratch,
+        self, source: Codec, given: Addends, sizes: Sequence[int], out: Buffer, scratch: Scratch
     ) -> None:
         first, *others = [
             source.tile_reader(payload, sizes, weight, scratch)
-            for payload, weight in zip(payloads, weights, strict=True)
+            for payload, weight in zip(given.payloads, given.weights, strict=True)
         ]
 
         def added(number: int, tile: Tile) -> Float32s:
@@ -157,15 +131,9 @@ class ScaledCodec(ABC):
         source: Callable[[int, Tile], Float32s],
         count: int,
     ) -> None:
-        plan = plan_of(self, tuple(sizes))
-        target = as_bytes(out)
-        if target.size != plan.bytes or count != plan.values:
-            raise ValueError(
-                f"{count} values into {target.size} bytes; the units hold {plan.values} values, "
-                f"which are {plan.bytes} bytes in {self.name}"
-            )
+        target = self._target(out, sizes, count)
         with arithmetic():
-            for number, tile in enumerate(plan.tiles):
+            for number, tile in enumerate(plan_of(self, tuple(sizes)).tiles):
                 values = source(number, tile)
                 peaks = peaks_of(values.reshape(-1), row_starts(tile.rows, tile.columns))
                 if not np.maximum.reduce(peaks) <= FLOAT_MAX:  # true for NaN too
@@ -173,6 +141,16 @@ class ScaledCodec(ABC):
                 np.maximum(peaks, PEAK_MIN, out=peaks)
                 scales, codes = view_of(target, tile, self.code_bytes(tile.columns))
                 self.fill(values, peaks, scales, codes, scratch)
+
+    def _target(self, out: Buffer, sizes: Sequence[int], count: int) -> Bytes:
+        """``out`` as an array. Raises ``ValueError`` unless it has room for ``count`` values."""
+        plan, target = plan_of(self, tuple(sizes)), as_bytes(out)
+        if target.size != plan.bytes or count != plan.values:
+            raise ValueError(
+                f"{count} values into {target.size} bytes; the units hold {plan.values} values, "
+                f"which are {plan.bytes} bytes in {self.name}"
+            )
+        return target
 
     def check(self, data: Buffer, sizes: Sequence[int], scratch: Scratch) -> None:
         plan = plan_of(self, tuple(sizes))
@@ -212,19 +190,6 @@ class ScaledCodec(ABC):
             self.read(codes, scales, factors, values.reshape(tile.rows, tile.columns), scratch)
             yield tile.values, values
 
-    def decode_add(
-        self,
-        data: Buffer,
-        sizes: Sequence[int],
-        weight: float | Float64s,
-        accumulator: Float32s,
-        scratch: Scratch,
-    ) -> None:
-        require_size(accumulator, sizes)
-        with arithmetic():
-            for part, values in self.pieces(data, sizes, weight, scratch):
-                np.add(accumulator[part], values, out=accumulator[part])
-
     def _read(
         self, data: Buffer, sizes: Sequence[int], weight: float | Float64s, count: int
     ) -> Iterator[tuple[Tile, Bytes, NDArray[np.float32], Float32s]]:
@@ -255,23 +220,13 @@ class BlockCodec(ScaledCodec):
         """Set ``out`` to codes * factors, with one factor per row."""
 
     def fill(
-        self,
-        tile: Float32s,
-        peaks: Float32s,
-        scales: NDArray[np.float32],
-        codes: Bytes,
-        scratch: Scratch,
+        self, tile: Float32s, peaks: Float32s, scales: Float32s, codes: Bytes, scratch: Scratch
     ) -> None:
         scales[:] = self.scales_for(peaks)
         self.pack(tile, peaks, codes, scratch)
 
     def read(
-        self,
-        codes: Bytes,
-        scales: NDArray[np.float32],
-        factors: Float32s,
-        out: Float32s,
-        scratch: Scratch,
+        self, codes: Bytes, scales: Float32s, factors: Float32s, out: Float32s, scratch: Scratch
     ) -> None:
         self.unpack(codes, factors, out, scratch)
 
@@ -282,16 +237,10 @@ class WholeNumberCodec(BlockCodec):
     steps: ClassVar[int]
 
     def __init__(self) -> None:
+        self.peak_of_scale = self.steps + 1.0
+        self.scale_safe = float(FLOAT_MAX) / (self.steps + 1)
         self.scale_max = np.nextafter(FLOAT_MAX / np.float32(self.steps), _ZERO)
         """Times ``steps`` it is finite, however that is rounded."""
-
-    @property
-    def peak_of_scale(self) -> float:
-        return self.steps + 1.0
-
-    @property
-    def scale_safe(self) -> float:
-        return float(FLOAT_MAX) / (self.steps + 1)
 
     def error_bound(self, peak: float) -> float:
         # Half a step, and a margin for the rounding of scale, quotient and product.

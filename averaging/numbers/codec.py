@@ -18,8 +18,10 @@ codes, save next to nothing, because tiles then travel through the caches as oft
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -31,6 +33,7 @@ from averaging.numbers.arrays import (
     Float32s,
     Float64s,
     aligned,
+    arithmetic,
 )
 
 BLOCK = 1024
@@ -65,51 +68,50 @@ TileReader: TypeAlias = Callable[[int, slice, Float32s], None]
 into the same tiles (``averaging.numbers.tiles``)."""
 
 
-class Codec(Protocol):
+@dataclass(frozen=True, slots=True)
+class Addends:
+    """What is added up: encoded vectors in the order of the roster, and a weight for each."""
+
+    payloads: Sequence[Buffer]
+    weights: Sequence[float]
+
+
+class Codec(ABC):
     """How values are encoded. ``sizes`` are unit sizes; vectors are flat, contiguous fp32.
 
     ``decode`` and ``decode_add`` raise ``BadPayload`` for a wrong length before they write
     anything. Data that ``check`` has not accepted may decode to infinity, and to nothing worse.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    peak_of_scale: float
+    """Largest absolute value in a block, as a multiple of the block's scale."""
 
-    @property
-    def peak_of_scale(self) -> float:
-        """Largest absolute value in a block, as a multiple of the block's scale."""
-        ...
-
+    @abstractmethod
     def encoded_size(self, sizes: Sequence[int]) -> int:
         """Return the number of bytes of these units, whatever their values."""
-        ...
 
+    @abstractmethod
     def error_bound(self, peak: float) -> float:
         """Return the largest error of a value in a block whose absolute maximum is ``peak``."""
-        ...
 
+    @abstractmethod
     def encode(self, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch) -> None:
         """Fill ``out``, of exactly ``encoded_size(sizes)`` bytes. Raises ``NotFinite``."""
-        ...
 
+    @abstractmethod
     def encode_difference(
         self, base: Float32s, values: Float32s, sizes: Sequence[int], out: Buffer, scratch: Scratch
     ) -> None:
         """Encode base - values without holding the whole difference in memory."""
-        ...
 
+    @abstractmethod
     def encode_sum(
-        self,
-        source: Codec,
-        payloads: Sequence[Buffer],
-        weights: Sequence[float],
-        sizes: Sequence[int],
-        out: Buffer,
-        scratch: Scratch,
+        self, source: Codec, given: Addends, sizes: Sequence[int], out: Buffer, scratch: Scratch
     ) -> None:
         """Encode the sum that ``decode_add`` of ``source`` makes from zero, tile by tile."""
-        ...
 
+    @abstractmethod
     def tile_reader(
         self, data: Buffer, sizes: Sequence[int], weight: float, scratch: Scratch
     ) -> TileReader:
@@ -117,16 +119,16 @@ class Codec(Protocol):
 
         ``scratch.first`` and ``second`` are the caller's. Use it inside ``arithmetic()``.
         """
-        ...
 
+    @abstractmethod
     def check(self, data: Buffer, sizes: Sequence[int], scratch: Scratch) -> None:
         """Raise ``BadPayload`` unless another peer's ``data`` decodes to finite values."""
-        ...
 
-    def decode(
-        self, data: Buffer, sizes: Sequence[int], out: Float32s, scratch: Scratch
-    ) -> None: ...
+    @abstractmethod
+    def decode(self, data: Buffer, sizes: Sequence[int], out: Float32s, scratch: Scratch) -> None:
+        """Fill ``out`` with the values."""
 
+    @abstractmethod
     def pieces(
         self, data: Buffer, sizes: Sequence[int], weight: float | Float64s, scratch: Scratch
     ) -> Iterator[tuple[slice, Float32s]]:
@@ -136,7 +138,6 @@ class Codec(Protocol):
         valid until the next one is requested; ``scratch.second`` is free for the caller. Iterate
         inside ``arithmetic()``.
         """
-        ...
 
     def decode_add(
         self,
@@ -147,7 +148,10 @@ class Codec(Protocol):
         scratch: Scratch,
     ) -> None:
         """Add what ``pieces`` yields to ``accumulator``."""
-        ...
+        require_size(accumulator, sizes)
+        with arithmetic():
+            for part, values in self.pieces(data, sizes, weight, scratch):
+                np.add(accumulator[part], values, out=accumulator[part])
 
 
 def require_size(vector: Float32s, sizes: Sequence[int]) -> None:

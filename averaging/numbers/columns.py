@@ -9,10 +9,10 @@ import numpy as np
 from averaging.errors import NotFinite
 from averaging.numbers.arrays import Float32s, Float64s
 from averaging.numbers.chunks import Chunk
-from averaging.numbers.codec import Codec, Scratch
+from averaging.numbers.codec import Addends, Codec, Scratch
 from averaging.numbers.merge import MergeRule, Units, merge_encoded
 from averaging.numbers.norm_bounds import squares_at_most
-from averaging.numbers.outer import Nesterov, step_encoded
+from averaging.numbers.outer import Nesterov, Step, step_encoded
 
 _FULL_STEP = Nesterov(eta=1.0, mu=0.0)
 """The outer step that subtracts a displacement, and does nothing to the momentum."""
@@ -38,7 +38,8 @@ class Displacements:
         self, chunk: Chunk, data: memoryview, base: Float32s, out: Float32s, scratch: Scratch
     ) -> None:
         """Set the chunk's part of ``out`` to base less the decoded displacement."""
-        _subtract(self.codec, data, chunk.sizes, base[chunk.values], out[chunk.values], scratch)
+        made = Step(base, out, _NO_MOMENTUM).of(chunk.values)
+        step_encoded(made, self.codec, data, chunk.sizes, _FULL_STEP, scratch)
 
 
 class Columns:
@@ -95,7 +96,8 @@ class Columns:
         """Set the chunk's part of ``out`` to base less the decoded first column."""
         for part, (moved, *_) in self.units(chunk, data):
             size = (part.stop - part.start,)
-            _subtract(self._codecs[0], moved, size, base[part], out[part], scratch)
+            made = Step(base, out, _NO_MOMENTUM).of(part)
+            step_encoded(made, self._codecs[0], moved, size, _FULL_STEP, scratch)
 
     def check(self, chunk: Chunk, data: memoryview, scratch: Scratch) -> None:
         for size, (_, parts) in zip(chunk.sizes, self.units(chunk, data), strict=True):
@@ -127,28 +129,9 @@ class Columns:
         for index, (_, targets) in enumerate(into.units(chunk, out)):
             unit = Units((chunk.sizes[index],), (chunk.kinds[index],))
             for column, (rule, weights) in enumerate(ways):
-                parts = [units[index][1][column] for units in given]
-                merge_encoded(
-                    rule,
-                    self._codecs[column],
-                    parts,
-                    weights,
-                    unit,
-                    targets[column],
-                    scratch,
-                    into=into._codecs[column],
-                )
-
-
-def _subtract(
-    codec: Codec,
-    data: memoryview,
-    sizes: Sequence[int],
-    base: Float32s,
-    out: Float32s,
-    scratch: Scratch,
-) -> None:
-    step_encoded(base, _NO_MOMENTUM, codec, data, sizes, _FULL_STEP, scratch=scratch, into=out)
+                parts = Addends([units[index][1][column] for units in given], weights)
+                codec, to = self._codecs[column], into._codecs[column]
+                merge_encoded(rule, codec, parts, unit, targets[column], scratch, into=to)
 
 
 def shares_by_heads(payloads: Sequence[memoryview], members: Sequence[int] | None) -> list[float]:

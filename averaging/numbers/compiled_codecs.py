@@ -25,9 +25,9 @@ from averaging.numbers.arrays import (
     sum_squares_with,
 )
 from averaging.numbers.block_codecs import Float16, Int3, Int4, Int8, ScaledCodec
-from averaging.numbers.codec import Codec, Scratch, as_bytes, checked_bytes, require_size
+from averaging.numbers.codec import Addends, Codec, Scratch, checked_bytes, require_size
 from averaging.numbers.codecs import replace
-from averaging.numbers.outer import Nesterov, StepsFused, step_encoded
+from averaging.numbers.outer import Nesterov, Step, StepsFused, step_encoded
 from averaging.numbers.tiles import plan_of
 from averaging.numbers.two_level_codec import Int2
 
@@ -55,24 +55,18 @@ class _Compiled(ScaledCodec, StepsFused):
         _refuse(kernels.encode(self.number, _tiles_of(self, tuple(sizes)), base, values, target))
 
     def encode_sum(
-        self,
-        source: Codec,
-        payloads: Sequence[Buffer],
-        weights: Sequence[float],
-        sizes: Sequence[int],
-        out: Buffer,
-        scratch: Scratch,
+        self, source: Codec, given: Addends, sizes: Sequence[int], out: Buffer, scratch: Scratch
     ) -> None:
         if not isinstance(source, _Compiled):
-            super().encode_sum(source, payloads, weights, sizes, out, scratch)
+            super().encode_sum(source, given, sizes, out, scratch)
             return
         target = self._target(out, sizes, sum(sizes))
         length = source.encoded_size(sizes)
-        given = [checked_bytes(source.name, payload, length) for payload in payloads]
-        factors = np.array(weights, np.float32)
-        if len(factors) != len(given):
-            raise ValueError(f"{len(factors)} weights for {len(given)} payloads")
-        addresses = np.array([data.ctypes.data for data in given], np.uint64)
+        payloads = [checked_bytes(source.name, payload, length) for payload in given.payloads]
+        factors = np.array(given.weights, np.float32)
+        if len(factors) != len(payloads):
+            raise ValueError(f"{len(factors)} weights for {len(payloads)} payloads")
+        addresses = np.array([data.ctypes.data for data in payloads], np.uint64)
         tiles, made = _tiles_of(source, tuple(sizes)), _tiles_of(self, tuple(sizes))
         _refuse(
             kernels.merge(
@@ -106,31 +100,15 @@ class _Compiled(ScaledCodec, StepsFused):
         kernels.decode(self.number, _tiles_of(self, tuple(sizes)), octets, weights, action, out)
 
     def step_fused(
-        self,
-        theta: Float32s,
-        momentum: Float32s,
-        payload: Buffer,
-        sizes: Sequence[int],
-        optimizer: Nesterov,
-        into: Float32s,
+        self, made: Step, payload: Buffer, sizes: Sequence[int], optimizer: Nesterov
     ) -> None:
-        octets = self._source(payload, sizes, theta)
+        octets = self._source(payload, sizes, made.before)
         eta, mu = np.float32(optimizer.eta), np.float32(optimizer.mu)
-        held = momentum if mu else _NOTHING
-        require_size(into, sizes)
+        held = made.momentum if mu else _NOTHING
+        require_size(made.theta, sizes)
         require_size(held, sizes if mu else ())
         tiles = _tiles_of(self, tuple(sizes))
-        kernels.step(self.number, tiles, octets, theta, held, eta, mu, into)
-
-    def _target(self, out: Buffer, sizes: Sequence[int], count: int) -> Bytes:
-        target = as_bytes(out)
-        plan = plan_of(self, tuple(sizes))
-        if target.size != plan.bytes or count != plan.values:
-            raise ValueError(
-                f"{count} values into {target.size} bytes; the units hold {plan.values} values, "
-                f"which are {plan.bytes} bytes in {self.name}"
-            )
-        return target
+        kernels.step(self.number, tiles, octets, made.before, held, eta, mu, made.theta)
 
     def _source(self, data: Buffer, sizes: Sequence[int], vector: Float32s) -> Bytes:
         octets = checked_bytes(self.name, data, plan_of(self, tuple(sizes)).bytes)
@@ -224,14 +202,14 @@ def compare(
         encoded, other, merged = (bytearray(codec.encoded_size(sizes)) for _ in range(3))
         codec.encode_difference(first, second, sizes, encoded, scratch)
         codec.encode(second, sizes, other, scratch)
-        codec.encode_sum(codec, [encoded, other], weights, sizes, merged, scratch)
+        codec.encode_sum(codec, Addends([encoded, other], weights), sizes, merged, scratch)
         decoded, theta, momentum, plain = (second.copy() for _ in range(4))
         codec.decode(other, sizes, decoded, scratch)
         spread = np.linspace(*weights, len(sizes))
         codec.decode_add(encoded, sizes, spread, decoded, scratch)
-        step_encoded(theta, momentum, codec, merged, sizes, optimizer, scratch=scratch)
-        plainly = Nesterov(1.0, 0.0)
-        step_encoded(first, momentum, codec, encoded, sizes, plainly, scratch=scratch, into=plain)
+        step_encoded(Step(theta, theta, momentum), codec, merged, sizes, optimizer, scratch)
+        made, plainly = Step(first, plain, momentum), Nesterov(1.0, 0.0)
+        step_encoded(made, codec, encoded, sizes, plainly, scratch)
         vectors = (each.tobytes() for each in (decoded, theta, momentum, plain))
         results.append((bytes(encoded), bytes(other), bytes(merged), *vectors))
     names = "a difference", "values", "a sum", "decoding", "theta", "momentum", "subtraction"

@@ -10,16 +10,16 @@ from averaging.errors import BadPayload, NotFinite
 from averaging.numbers.arrays import Buffer, Float32s, Float64s, arithmetic
 from averaging.numbers.codec import (
     TILE,
+    Addends,
     Codec,
     Scratch,
     TileReader,
     as_bytes,
     checked_bytes,
-    require_size,
 )
 
 
-class Float32:
+class Float32(Codec):
     """Raw little-endian fp32, without scales and without error."""
 
     name = "f32"
@@ -47,17 +47,11 @@ class Float32:
                 self._refuse_not_finite(target[part], part.start, sizes)
 
     def encode_sum(
-        self,
-        source: Codec,
-        payloads: Sequence[Buffer],
-        weights: Sequence[float],
-        sizes: Sequence[int],
-        out: Buffer,
-        scratch: Scratch,
+        self, source: Codec, given: Addends, sizes: Sequence[int], out: Buffer, scratch: Scratch
     ) -> None:
         target = self._target(out, sizes, sum(sizes))
         target.fill(0)
-        for payload, weight in zip(payloads, weights, strict=True):
+        for payload, weight in zip(given.payloads, given.weights, strict=True):
             source.decode_add(payload, sizes, weight, target, scratch)
         for part in _parts(target.size):
             self._refuse_not_finite(target[part], part.start, sizes)
@@ -95,19 +89,6 @@ class Float32:
             values = scratch.first[: part.stop - part.start]
             np.multiply(source[part], rounded if spread is None else spread[part], out=values)
             yield part, values
-
-    def decode_add(
-        self,
-        data: Buffer,
-        sizes: Sequence[int],
-        weight: float | Float64s,
-        accumulator: Float32s,
-        scratch: Scratch,
-    ) -> None:
-        require_size(accumulator, sizes)
-        with arithmetic():
-            for part, values in self.pieces(data, sizes, weight, scratch):
-                np.add(accumulator[part], values, out=accumulator[part])
 
     def _target(self, out: Buffer, sizes: Sequence[int], count: int) -> Float32s:
         target = as_bytes(out)

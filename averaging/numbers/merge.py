@@ -30,7 +30,7 @@ from averaging.numbers.arrays import (
     squared_norm,
     squared_norms,
 )
-from averaging.numbers.codec import BLOCK, Codec, Scratch
+from averaging.numbers.codec import BLOCK, Addends, Codec, Scratch
 from averaging.numbers.layout import Kind
 
 NORM_MIN = 2.0**-100
@@ -180,8 +180,7 @@ class Units(NamedTuple):
 def merge_encoded(
     rule: MergeRule,
     codec: Codec,
-    payloads: Sequence[Buffer],
-    weights: Sequence[float],
+    given: Addends,
     units: Units,
     out: Buffer,
     scratch: Scratch,
@@ -190,10 +189,11 @@ def merge_encoded(
 ) -> None:
     """Merge a range of units into ``out``, encoded with the codec ``into`` (``None``: the same).
 
-    ``payloads`` have been checked and are in the roster's order. The range may be divided among
-    threads, each with its part of the payloads and of ``out``: the bytes are the same. Raises
-    ``NotFinite`` only if absurdly large contributions add up to infinity.
+    The payloads have been checked. The range may be divided among threads, each with its part of
+    the payloads and of ``out``: the bytes are the same. Raises ``NotFinite`` only if absurdly large
+    contributions add up to infinity.
     """
+    payloads, weights = given.payloads, given.weights
     if not payloads or len(payloads) != len(weights):
         raise ValueError(f"{len(weights)} weights for {len(payloads)} contributions")
     sizes, kinds = units
@@ -207,7 +207,8 @@ def merge_encoded(
         encoded = tuple(view[at:end] for view in views)
         try:
             if rule.only_adds(kinds[first]):
-                coder.encode_sum(codec, encoded, weights, batch, target[start:stop], scratch)
+                added = Addends(encoded, weights)
+                coder.encode_sum(codec, added, batch, target[start:stop], scratch)
             else:
                 unit = Contributions(kinds[first], batch, tuple(weights), codec, encoded, scratch)
                 accumulator = scratch.vector(1, unit.size)

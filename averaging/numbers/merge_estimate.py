@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from averaging.errors import NotFinite
 from averaging.numbers.arrays import Buffer, Float32s, Float64s, arithmetic
-from averaging.numbers.codec import TILE, Codec, Scratch
+from averaging.numbers.codec import TILE, Addends, Codec, Scratch
 from averaging.numbers.merge import CenteredClip, MergeRule
 
 DIFFERENCE_MAX = 0.01
@@ -40,8 +40,7 @@ def can_estimate(rule: MergeRule, contributions: int, sizes: Sequence[int]) -> b
 
 def is_like(
     codec: Codec,
-    payloads: Sequence[Buffer],
-    weights: Sequence[float],
+    given: Addends,
     sizes: Sequence[int],
     merged: Buffer,
     scratch: Scratch,
@@ -52,7 +51,7 @@ def is_like(
 
     ``False`` says nothing: merge them. ``into``: the codec of ``merged``.
     """
-    views = [memoryview(payload).cast("B") for payload in payloads]
+    views = [memoryview(payload).cast("B") for payload in given.payloads]
     claimed = memoryview(merged).cast("B")
     at = start = 0
     with np.errstate(all="ignore"):
@@ -60,7 +59,7 @@ def is_like(
             end, stop = at + codec.encoded_size((size,)), start + into.encoded_size((size,))
             unit = _Unit(codec, [view[at:end] for view in views], size, scratch)
             try:
-                like = _is_unit_like(unit, weights, claimed[start:stop], into, scratch)
+                like = _is_unit_like(unit, given.weights, claimed[start:stop], into, scratch)
             except NotFinite:
                 like = False
             if not like:

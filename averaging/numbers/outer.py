@@ -18,11 +18,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from averaging.numbers.arrays import Buffer, Float32s, arithmetic
-from averaging.numbers.codec import TILE, Codec, Scratch
+from averaging.numbers.codec import Codec, Scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,50 +34,18 @@ class Nesterov:
     mu: float
 
 
-def step(
-    theta: Float32s,
-    momentum: Float32s,
-    delta: Float32s,
-    optimizer: Nesterov,
-    *,
-    scratch: Scratch,
-    into: Float32s | None = None,
-) -> None:
-    """Take one outer step in place.
+class Step(NamedTuple):
+    """The vectors of an outer step: ``theta`` is filled, ``momentum`` updated in place.
 
-    With ``into`` the new theta is written there and ``theta`` stays as it is.
+    ``before`` may be ``theta``. To step a part of a fragment, take that part of all three.
     """
-    target = theta if into is None else into
-    with arithmetic():
-        for start in range(0, theta.size, TILE):
-            part = slice(start, min(start + TILE, theta.size))
-            _step_tile(
-                theta[part], momentum[part], delta[part], target[part], optimizer, scratch.second
-            )
 
+    before: Float32s
+    theta: Float32s
+    momentum: Float32s
 
-def _step_tile(
-    theta: Float32s,
-    momentum: Float32s,
-    delta: Float32s,
-    target: Float32s,
-    optimizer: Nesterov,
-    spare: Float32s,
-) -> None:
-    eta, mu = np.float32(optimizer.eta), np.float32(optimizer.mu)
-    work = spare[: delta.size]
-    if mu == 0:
-        moved = delta
-    else:
-        np.multiply(momentum, mu, out=momentum)
-        np.add(momentum, delta, out=momentum)
-        np.multiply(momentum, mu, out=work)
-        np.add(work, delta, out=work)
-        moved = work
-    if eta != 1:  # multiplying by one is exact, and a fifth of the work
-        np.multiply(moved, eta, out=work)
-        moved = work
-    np.subtract(theta, moved, out=target)
+    def of(self, part: slice) -> Step:
+        return Step(self.before[part], self.theta[part], self.momentum[part])
 
 
 class StepsFused(ABC):
@@ -84,37 +53,44 @@ class StepsFused(ABC):
 
     @abstractmethod
     def step_fused(
-        self,
-        theta: Float32s,
-        momentum: Float32s,
-        payload: Buffer,
-        sizes: Sequence[int],
-        optimizer: Nesterov,
-        into: Float32s,
+        self, made: Step, payload: Buffer, sizes: Sequence[int], optimizer: Nesterov
     ) -> None:
-        """Do what ``step_encoded`` does. ``into`` may be ``theta``."""
+        """Do what ``step_encoded`` does."""
 
 
 def step_encoded(
-    theta: Float32s,
-    momentum: Float32s,
+    made: Step,
     codec: Codec,
     payload: Buffer,
     sizes: Sequence[int],
     optimizer: Nesterov,
-    *,
     scratch: Scratch,
-    into: Float32s | None = None,
 ) -> None:
-    """``step`` with an encoded displacement, which is decoded a tile at a time.
+    """Take one outer step with an encoded displacement, which is decoded a tile at a time.
 
-    ``payload`` has been checked. To step a part of a fragment, pass the parts of all three. The
-    bits do not depend on how the work is divided, so threads may share it.
+    ``payload`` has been checked. The bits do not depend on how the work is divided, so threads may
+    share it.
     """
-    target = theta if into is None else into
     if isinstance(codec, StepsFused):
-        codec.step_fused(theta, momentum, payload, sizes, optimizer, target)
+        codec.step_fused(made, payload, sizes, optimizer)
         return
     with arithmetic():
         for part, delta in codec.pieces(payload, sizes, 1.0, scratch):
-            _step_tile(theta[part], momentum[part], delta, target[part], optimizer, scratch.second)
+            _step_tile(made.of(part), delta, optimizer, scratch.second)
+
+
+def _step_tile(made: Step, delta: Float32s, optimizer: Nesterov, spare: Float32s) -> None:
+    eta, mu = np.float32(optimizer.eta), np.float32(optimizer.mu)
+    work = spare[: delta.size]
+    if mu == 0:
+        moved = delta
+    else:
+        np.multiply(made.momentum, mu, out=made.momentum)
+        np.add(made.momentum, delta, out=made.momentum)
+        np.multiply(made.momentum, mu, out=work)
+        np.add(work, delta, out=work)
+        moved = work
+    if eta != 1:  # multiplying by one is exact, and a fifth of the work
+        np.multiply(moved, eta, out=work)
+        moved = work
+    np.subtract(made.before, moved, out=made.theta)

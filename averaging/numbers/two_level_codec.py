@@ -52,12 +52,7 @@ class Int2(ScaledCodec):
         return max(peak, float(PEAK_MIN)) * (1 + 2.0**-13)
 
     def fill(
-        self,
-        tile: Float32s,
-        peaks: Float32s,
-        scales: NDArray[np.float32],
-        codes: Bytes,
-        scratch: Scratch,
+        self, tile: Float32s, peaks: Float32s, scales: Float32s, codes: Bytes, scratch: Scratch
     ) -> None:
         sizes = scratch.bytes[: tile.size].reshape(tile.shape)
         plane = _plane_bytes(tile.shape[1])
@@ -77,12 +72,7 @@ class Int2(ScaledCodec):
         scales.view("<u4")[:] = _heads(peaks, low, high)
 
     def read(
-        self,
-        codes: Bytes,
-        scales: NDArray[np.float32],
-        factors: Float32s,
-        out: Float32s,
-        scratch: Scratch,
+        self, codes: Bytes, scales: Float32s, factors: Float32s, out: Float32s, scratch: Scratch
     ) -> None:
         plane, columns = codes.shape[1] // 2, out.shape[1]
         low = (scales.view("<u4") & _K_BITS).astype(np.int8)

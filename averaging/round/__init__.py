@@ -15,7 +15,8 @@ the time. Out: ``effects``, a list of values for the owner to carry out in order
   follows from ballots and from what others say of its end, ``takeover`` for who coordinates, and
   ``member_slices`` and ``reducer`` for the slices;
   ``objections`` decides whether a commit holds, ``signed_commit`` reads one;
-- ``neighbourhood`` is the opinion about other peers, ``pace`` that about the own learner.
+- ``neighbourhood`` is the opinion about other peers, ``pace`` that about the own learner,
+  ``ending`` what is known of the run's end.
 
 A part gets an ``identity`` for good and a ``situation`` for each call, both frozen. It changes its
 own state only and returns effects and ``transitions``. No part imports another one or the machine,

@@ -39,7 +39,6 @@ import math
 from dataclasses import dataclass
 
 from averaging import messages
-from averaging.bounded_mapping import BoundedMapping
 from averaging.history.lineage import Lineage
 from averaging.history.standing import (
     Apart,
@@ -60,6 +59,7 @@ from averaging.round.situation import Situation
 from averaging.round.transitions import Abandon, Become, Changes, Count, SetTimer
 from averaging.rules.mixing import meets
 from averaging.rules.policy import RoundPolicy
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 SOURCES_REMEMBERED_MAX = 64
@@ -262,7 +262,7 @@ class CatchingUp:
             if self._gives_way_unproven(theirs, now):
                 return self._rebase(source, mine, theirs, relation, situation, now, gives_way=True)
         if isinstance(relation, TheyAreBehind) and self._goes_back(theirs, now):
-            back = Apart(theirs.version, tokens_of(theirs), tokens_of(mine) - tokens_of(theirs), 0)
+            back = Apart(theirs.version, tokens_of(mine) - tokens_of(theirs), 0)
             return self._rebase(source, mine, theirs, back, situation, now, gives_way=True)
         splits = not situation.closed_ranks and self._peers.has_several_groups(now)
         if not situation.in_doubt and splits and meets(relation, mine, theirs):
@@ -491,10 +491,7 @@ class CatchingUp:
         gives_way: bool = False,
     ) -> Changes:
         if not self.takes(link_of(theirs), now):
-            return [
-                *self._stays_apart(source, apart, now),
-                *self._uncertified(source, mine, now),
-            ]
+            return [*self._stays_apart(source, apart, now), *self._uncertified(source, mine, now)]
         note = Note("rebase", {"source": source, "mine": apart.mine, "theirs": apart.theirs})
         effect = Rebase(
             source,

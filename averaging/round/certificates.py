@@ -34,11 +34,11 @@ from __future__ import annotations
 import msgspec
 
 from averaging import messages
-from averaging.bounded_mapping import BoundedMapping
 from averaging.history.standing import Standing, tokens_of
 from averaging.messages import Head, Link, Signatures
 from averaging.round.identity import Identity
 from averaging.round.neighbourhood import Neighbourhood
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 HOLDERS_MIN = 2

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from averaging.history.parent_maps import ParentMap
 from averaging.history.state import FragmentState
+from averaging.numbers.arithmetic import Moved
 from averaging.numbers.arrays import Float32s
 from averaging.round.effects import Enter
 from averaging.rules.late_work import uploaded_share
@@ -13,20 +14,15 @@ from averaging.rules.policy import RoundPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
+class Contribution(Moved):
     """Arrays to be encoded, and what travels with them."""
 
-    base: Float32s
-    values: Float32s
-    """``base - values`` is encoded; in a mix both are, momentum and theta."""
     own_map: ParentMap | None = None
     """The own merged map, where states travel."""
     carried: tuple[Float32s, Float32s] | None = None
     """Theta and momentum, which a meld moves besides."""
     feedback: bool = False
     """``values`` become those that the encoded contribution stands for."""
-    share: float = 1.0
-    """Factor on the displacement (``averaging.rules.late_work``)."""
 
 
 def contribution(

@@ -218,10 +218,44 @@ class Fold(Struct, frozen=True):
 
 
 class Note(Struct, frozen=True):
-    """An event for logs and tests. ``event`` names it."""
+    """An event for logs and tests. ``event`` names it. Only from a ``Blame`` more follows."""
 
     event: str
     fields: Mapping[str, Value] = {}
+
+
+class Blame(Note, frozen=True):
+    """A note of what a peer has done, and the order to hold it against that peer."""
+
+    @property
+    def peer(self) -> PeerId:
+        return PeerId(str(self.fields["peer"]))
+
+    @property
+    def reason(self) -> str:
+        return str(self.fields["reason"])
+
+
+class Suspect(Blame, frozen=True):
+    """The peer has not done what it had promised; a slow line may be the reason: half a strike."""
+
+
+class Strike(Blame, frozen=True):
+    """The peer leads with a claim beyond belief: a strike."""
+
+
+class CountRefused(Blame, frozen=True):
+    """What the peer sent was refused: count it, as one of ``kind``."""
+
+    kind: str = "refused"
+
+
+class LeaveOut(Blame, frozen=True):
+    """The peer's upload to ``round`` is not merged: by the seal, or by the reducer of ``slice``."""
+
+
+class WarnOfCommit(Blame, frozen=True):
+    """The peer sent something that cannot be read as a commit."""
 
 
 Effect: TypeAlias = (

@@ -14,7 +14,6 @@ import math
 import msgspec
 
 from averaging import messages
-from averaging.bounded_mapping import BoundedMapping
 from averaging.history.standing import Standing, after_folding
 from averaging.messages import Commit, Entry, Join
 from averaging.round.effects import Discard, Fold, GiveUp, Note, Send, Silent, TakeSnapshot
@@ -44,6 +43,7 @@ from averaging.round.transitions import (
     StopTimers,
     TakeBackOwnJoin,
 )
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 LEADERS_TRIED_MAX = 6

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from averaging import messages
-from averaging.bounded_mapping import BoundedMapping
 from averaging.history.standing import (
     Apart,
     IAmBehind,
@@ -34,7 +33,7 @@ from averaging.history.standing import (
 from averaging.messages import Head, Join
 from averaging.round.catching_up import founded_apart
 from averaging.round.certificates import link_of
-from averaging.round.effects import Note, Send
+from averaging.round.effects import CountRefused, Note, Send
 from averaging.round.identity import Identity
 from averaging.round.neighbourhood import Neighbourhood, median
 from averaging.round.pace import Pace
@@ -63,6 +62,7 @@ from averaging.rules.mixing import meets
 from averaging.rules.protocols import agreed_protocol, without_protocol
 from averaging.rules.quorum import Close, NoRound, Timings, Turnout, decide
 from dht import protocol
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 UNPROVEN = "too few that count for me have signed the version that you stand on"
@@ -112,7 +112,7 @@ class Leading:
             reason = self._other_topic(join)
             return [
                 Count("wrong_topic"),
-                Note("strange_join", {"peer": sender, "reason": reason}),
+                _strange_join(sender, reason),
                 self._refusal(sender, join, reason),
             ]
         if sender == self._id.me:
@@ -122,7 +122,7 @@ class Leading:
         elif (unfit := self._unfit(sender, join, situation, now)) is not None:
             return [
                 Count("bad_join"),
-                Note("strange_join", {"peer": sender, "reason": unfit}),
+                _strange_join(sender, unfit),
                 self._refusal(sender, join, unfit),
             ]
         else:
@@ -792,6 +792,10 @@ class Leading:
         for peer in late:
             del self._late[peer]
         return late
+
+
+def _strange_join(sender: PeerId, reason: str) -> CountRefused:
+    return CountRefused("strange_join", {"peer": sender, "reason": reason}, "join_refused")
 
 
 def _closed(signed: SignedCommit) -> messages.Closed:

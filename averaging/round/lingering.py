@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 
 from averaging import messages
-from averaging.bounded_mapping import BoundedMapping
 from averaging.history.lineage import Lineage
 from averaging.history.standing import Standing
 from averaging.round.effects import Send
 from averaging.round.identity import Identity
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.round.transitions import Changes
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 TELL_EVERY_S = 1.0
@@ -70,8 +70,7 @@ class Lingering:
         # From the own name on, so that not all tell the same one.
         for peer in sorted(silent, key=lambda peer: (peer < self._id.me, peer)):
             if peer != self._id.me and now >= self._told.get(peer, -math.inf) + TELL_AGAIN_S:
-                self._told.pop(peer, None)
-                self._told[peer] = now
+                self._told.renew(peer, now)
                 self._at = now + TELL_EVERY_S
                 return [Send(peer, messages.Compare(self._id.fragment, standing.head()))]
         self._at = now + TELL_AGAIN_S

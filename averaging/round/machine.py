@@ -103,12 +103,7 @@ the cycle and the end are those of the directive at the version that the round m
 machine begins no round, and tells its directive to peers that join or call it: they may know that
 the pause is over. After a rollback the owner of the machine replaces it, under another topic.
 
-**The end.** With a version of one group that has the run's tokens, or that the owner has ordered to
-be the last, nothing more is offered. Several groups close ranks first (all peers form one group),
-and mix all of their lineages once (``averaging.rules.final_mix``). Two sides of a partition may
-each come to an end: so a peer that has ended goes on to show others where it stands
-(``averaging.round.lingering``). So it is after the last round of a run that ends by date
-(``LastRoundOver``), whatever its tokens.
+**The end** of a run: ``averaging.round.ending``.
 
 **Every wait has a deadline.** Every phase but IDLE has a timer (``deadline`` is the earliest). All
 deadlines are relative to the own clock; no time of another peer is compared with it.
@@ -122,14 +117,24 @@ from collections.abc import Mapping
 import msgspec
 
 from averaging import messages
-from averaging.bounded_mapping import BoundedMapping
 from averaging.history.standing import Standing, with_merged_map
 from averaging.messages import Commit, Committed, Head, Link, Message, ParentCertificate
 from averaging.round import inputs, transitions
 from averaging.round.catching_up import ATTEMPTS_IN_VAIN, CatchingUp, UnreliableSources
 from averaging.round.certificates import SIGNATURES_SPARE, Certificates, link_of
 from averaging.round.doubt import Doubt, Doubting
-from averaging.round.effects import Effect, GiveUp, Note, RefuseStream, Send, Value
+from averaging.round.effects import (
+    CountRefused,
+    Effect,
+    GiveUp,
+    Note,
+    RefuseStream,
+    Send,
+    Strike,
+    Value,
+    WarnOfCommit,
+)
+from averaging.round.ending import Ending
 from averaging.round.identity import Circumstances, Identity
 from averaging.round.inputs import Input
 from averaging.round.joining import Joining
@@ -151,15 +156,15 @@ from averaging.round.signed_commit import (
 )
 from averaging.round.situation import Situation
 from averaging.round.transitions import Changes, Question, Transition
-from averaging.rules import final_mix, plausible
+from averaging.rules import plausible
 from averaging.rules.due import DueTime
 from averaging.rules.mixing import Measured
-from averaging.rules.orders import RoundOrders
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import Probation
 from averaging.rules.sites import carries
 from dht import protocol
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 ROUNDS_MAX = 16
@@ -230,17 +235,9 @@ class FragmentRounds:
         self.several_groups_version: int | None = None
         """The version of the last own round beside which other groups had theirs, as far as this
         peer saw then."""
-        self._is_ending = False
-        """The run is about to end: every call is answered, whether this peer leaves or stays."""
-        self._is_over = False
-        """The run has reached its date, and this peer has made its last round."""
-        self._known_goal: tuple[RoundOrders, int, final_mix.Goal | None] | None = None
-        """The goal, and the orders and the next version that it follows from."""
-        self.closed_ranks = False
-        """True if all peers form one group now, because the run is at its goal.
-
-        See ``averaging.rules.final_mix``.
-        """
+        self.ending = Ending(
+            identity, self.peers, self.pace, self.certificates, lambda: self._next_version
+        )
         self.measured: Measured | None = None
         """How far this peer was from its group at its last meld."""
         self.fresh_version = version
@@ -263,12 +260,12 @@ class FragmentRounds:
     def handle(self, given: Input, now: float) -> list[Effect]:
         """Take one input. Returns what to do, in order."""
         self.certificates.take_input()
-        if self.standing is not None and self._has_reached_goal(self.standing):
+        if self.standing is not None and self.ending.is_reached_by(self.standing):
             self._consider_end(link_of(self.standing.head()), now)
         self._handle(given, now)
         while self._own_messages:
             self._receive(self._id.me, self._own_messages.popleft(), now)
-        self.lingering.stands(self.standing if self.is_final(now) else None, now)
+        self.lingering.stands(self.standing if self.ending.is_final(now) else None, now)
         self.deadline = self._next_at()
         effects, self._effects = self._effects, []
         return effects
@@ -307,43 +304,9 @@ class FragmentRounds:
         """A contribution of this peer of which it is not known whether it is merged."""
         return self.doubting.doubt
 
-    def is_final(self, now: float) -> bool:
-        """True if the run is at its goal, and nothing more is merged into this standing."""
-        standing, goal = self.standing, self.goal
-        if goal is None or standing is None or not self._has_reached_goal(standing):
-            return False
-        several_lineages = self.closed_ranks or self.peers.has_several_groups(now)
-        return not several_lineages or final_mix.grew_from(standing.chain, goal)
-
-    def end(self, now: float) -> final_mix.RunsEnd | None:
-        """The end of the run, once this peer may have to settle which state it ends on."""
-        goal = self.goal
-        if goal is None:
-            return None
-        is_dealt = self.peers.has_several_groups(now) and not self.closed_ranks
-        if is_dealt and not self.is_final(now):
-            return None
-        return final_mix.RunsEnd(goal, mixes=self.closed_ranks)
-
     def policy_at(self, version: int) -> RoundPolicy:
         """The policy of a round that makes this version."""
         return self._id.policy_at(version)
-
-    @property
-    def goal(self) -> final_mix.Goal | None:
-        """The state with which the fragment is done, as of the round that would follow.
-
-        Any state is after the last round of a run that ends by date.
-        """
-        if self._is_over:
-            return final_mix.Goal(tokens=0)
-        orders, version = self._id.book.orders, self._next_version
-        known = self._known_goal  # it is asked for several times for each input
-        if known is None or known[0] is not orders or known[1] != version:
-            tokens, last = self._id.policy_at(version).tokens_end, orders.last_version
-            goal = None if tokens is None and last is None else final_mix.Goal(tokens, last)
-            known = self._known_goal = orders, version, goal
-        return known[2]
 
     @property
     def _next_version(self) -> int:
@@ -419,16 +382,16 @@ class FragmentRounds:
                 self.peers.bytes_per_s = bytes_per_s
                 self._consider_line(now)
             case inputs.AnswerEveryCall():
-                self._is_ending = self.due_time.eager = True
+                self.ending.is_near = self.due_time.eager = True
             case inputs.MergeBeforeLeaving(leaves):
-                self.due_time.eager = leaves or self._is_ending
+                self.due_time.eager = leaves or self.ending.is_near
                 if leaves:
                     self._apply(self.joining.leave_soon(self._situation(now)), now)
                 self.joining.leaves = leaves
             case inputs.GatherEverybody():
                 self.peers.group_size = messages.ROSTER_MAX
             case inputs.LastRoundOver():
-                self._is_over = True
+                self.ending.is_over = True
                 reason = "the run has reached its date"
                 self._apply(self.joining.leave(reason, self._situation(now), retry=False), now)
                 self._apply(self.leading.dissolve(reason), now)
@@ -565,7 +528,8 @@ class FragmentRounds:
         reason = None if head is None else self._leap(head)
         if reason is not None:
             self.counters["implausible_head"] += 1
-            self._note("implausible", peer=sender, reason=reason)
+            told = {"peer": sender, "reason": reason}
+            self._effects.append(CountRefused("implausible", told, "implausible_head"))
             return
         if head is not None:
             self.certificates.hear(link_of(head), head.signatures, now)
@@ -742,7 +706,8 @@ class FragmentRounds:
             self.counters["bad_signature"] += 1
             return str(error)
         except NotACommit as error:
-            self._note("not_a_commit", peer=sender, reason=str(error))
+            told = {"peer": sender, "reason": str(error)}
+            self._effects.append(WarnOfCommit("not_a_commit", told))
             return str(error)
         except NotForThisPeer as error:
             return str(error)
@@ -772,7 +737,8 @@ class FragmentRounds:
         median_step_s = self.pace.median_step_s(now)
         overstated = overstatement_of_leader(commit, self.peers, median_step_s, now)
         if overstated is not None:
-            self._note("overstated", peer=commit.leader, reason=f"it claims {overstated}")
+            told = {"peer": commit.leader, "reason": f"it claims {overstated}"}
+            self._effects.append(Strike("overstated", told))
         situation = self._situation(now)
         self._send(
             commit.leader,
@@ -941,10 +907,6 @@ class FragmentRounds:
         self._consider_end(link_of(standing.head()), now)
         self._apply(self.doubting.standing_changed(standing), now)
 
-    def _has_reached_goal(self, standing: Standing) -> bool:
-        goal = self.goal
-        return goal is not None and goal.is_reached(standing.version, standing.merged.tokens)
-
     def _heard_of(self, head: Head | None, now: float) -> None:
         """Another peer stands here; only a certified head can end the run, or count as closed."""
         if head is not None and self.certificates.is_certified(link_of(head), now):
@@ -962,13 +924,7 @@ class FragmentRounds:
 
     def _consider_end(self, link: Link, now: float) -> None:
         """Close ranks when a peer is at the run's goal on one of several lineages."""
-        goal = self.goal
-        if goal is None or self.closed_ranks:
-            return
-        if goal.is_reached(link.version, link.tokens) and self.peers.has_several_groups(now):
-            self.closed_ranks = True
-            self.peers.group_size = messages.ROSTER_MAX
-            self._is_ending = self.due_time.eager = True
+        if self.ending.closes_ranks(link, now):
             self._note("closed_ranks", version=link.version)
             self._apply(self.leading.look_round(self._situation(now), now), now)
 
@@ -1001,10 +957,10 @@ class FragmentRounds:
             under_way=self._under_way(),
             measured=self.measured,
             in_doubt=self.doubting.doubt is not None,
-            goal=self.goal,
-            is_final=self.is_final(now),
-            closed_ranks=self.closed_ranks,
-            end=self.end(now),
+            goal=self.ending.goal,
+            is_final=self.ending.is_final(now),
+            closed_ranks=self.ending.closed_ranks,
+            end=self.ending.end(now),
             several_groups_version=self.several_groups_version,
         )
 
@@ -1103,7 +1059,7 @@ class FragmentRounds:
             self._tell_directive(to, now)
         head: Head | None = getattr(message, "head", None)
         if head is not None:
-            goal = self.goal
+            goal = self.ending.goal
             ends = goal is not None and goal.is_reached_by(head)
             briefly = isinstance(message, messages.Join | messages.Call) and not ends
             signatures_max = self._signatures_in(message, now) if briefly else None

@@ -7,25 +7,18 @@ one object that the parts of a machine share, and each of them may add to it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from averaging.bounded_mapping import BoundedMapping
 from averaging.messages import LEAVES_SINCE, ROSTER_MAX, Commit, Head, Join
 from averaging.round.identity import Circumstances, Identity
 from averaging.rules.claims import overstated
 from averaging.rules.grouping import group_of, grouping_named
 from averaging.rules.mixing import MELD_LAG
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, PeerView
-from averaging.rules.probation import (
-    SEEN_MAX,
-    SLACK,
-    STRIKES_COUNT_SINCE,
-    Asked,
-    Probation,
-)
+from averaging.rules.probation import SEEN_MAX, SLACK, STRIKES_COUNT_SINCE, Asked, Probation
 from averaging.rules.succession import NO_LINEAGE, leaders, on_usual_lines, succession
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 VOUCHERS_MIN = 2
@@ -86,7 +79,7 @@ class Neighbourhood:
         self.closed_version = 0
         """The newest version of which a roster closed, as far as this peer heard."""
         self.started_at = now
-        self.failed: OrderedDict[PeerId, float] = OrderedDict()
+        self.failed = BoundedMapping[PeerId, float](FAILED_MAX)
         """Peers whose last call failed, and when."""
         self.passed_over = BoundedMapping[PeerId, None](FAILED_MAX)
         """Peers that answer and lead to no round: the next in rank leads instead."""
@@ -99,10 +92,7 @@ class Neighbourhood:
         self.failed.pop(peer, None)
 
     def mark_failed(self, peer: PeerId, now: float) -> None:
-        self.failed[peer] = now
-        self.failed.move_to_end(peer)
-        while len(self.failed) > FAILED_MAX:
-            self.failed.popitem(last=False)
+        self.failed.renew(peer, now)
 
     def drop_outdated_failures(self) -> None:
         """A peer of which the owner's view has heard since its failure is back."""
@@ -186,12 +176,7 @@ class Neighbourhood:
         since = self._merged_at.get(peer, seen.first_seen if seen is not None else None)
         if since is None or peer == self._id.me:
             return None
-        return overstated(
-            steps,
-            seen_s=now - since,
-            median_step_s=median_step_s,
-            slack=slack,
-        )
+        return overstated(steps, seen_s=now - since, median_step_s=median_step_s, slack=slack)
 
     def newcomers(self, peers: Iterable[PeerId], now: float) -> set[PeerId]:
         """Those of these peers that are on probation."""

@@ -30,10 +30,12 @@ from averaging.round.effects import (
     Effect,
     Enter,
     Forget,
+    LeaveOut,
     Merge,
     Note,
     Reduce,
     Send,
+    Suspect,
     Upload,
     Value,
 )
@@ -430,7 +432,7 @@ class Participation:
             sent = self.entry in lead.expected and index not in self.slices.tries
             if sent and self.entry not in complete and not self._peers.is_down(peer, now):
                 reason = f"it has not got slice {index} of my upload, which I sent"
-                self._note("withheld", peer=peer, reason=reason)
+                self._emit(Suspect("withheld", {"peer": peer, "reason": reason}))
 
     def _withdrawn(self, sender: PeerId, message: messages.Withdraw, now: float) -> None:
         """A member has withdrawn a join. If it is the one in the roster, the member declines."""
@@ -515,8 +517,7 @@ class Participation:
         signature = self._id.sign(messages.promise_text(self.id, message.ballot, *last))
         fragment = self.commit.fragment
         self._send(
-            sender,
-            messages.Promise(fragment, self.id, message.ballot, *last, reports, signature),
+            sender, messages.Promise(fragment, self.id, message.ballot, *last, reports, signature)
         )
         return True
 
@@ -830,7 +831,7 @@ class Participation:
                 could = self.commit.kind == "merge" or index > 0
                 if could and reducer != self._id.me and not self._peers.is_down(reducer, now):
                     reason = f"it has not sent slice {index}, which it merged"
-                    self._note("withheld", peer=reducer, reason=reason)
+                    self._emit(Suspect("withheld", {"peer": reducer, "reason": reason}))
                 self._send_to_coordinator(messages.Missing(self.commit.fragment, self.id, index))
 
     def _take_over(self, now: float) -> None:
@@ -858,9 +859,9 @@ class Participation:
             if (index, member) not in self._outlying:
                 self._outlying.add((index, member))
                 peer = self.commit.members[member].peer
-                self._note(
-                    "upload_outlying", round=self.id.hex(), peer=peer, slice=index, reason=reason
-                )
+                fields: dict[str, Value] = {"round": self.id.hex(), "peer": peer, "slice": index}
+                fields["reason"] = reason
+                self._emit(LeaveOut("upload_outlying", fields))
         self._send_to_coordinator(
             messages.Report(
                 self.commit.fragment,

@@ -29,7 +29,7 @@ from averaging.messages import (
     vote,
     vow,
 )
-from averaging.round.effects import Note, Send, Value
+from averaging.round.effects import LeaveOut, Note, Send, Suspect, Value
 from averaging.round.identity import Keys
 from averaging.round.seals import VOID, all_peers_of, expected_of, is_backed, owner_of
 from averaging.round.signed_commit import SignedCommit
@@ -427,7 +427,8 @@ class Coordinator:
 
     def _note_withheld(self, peer: PeerId, what: str, now: float) -> None:
         if peer != owner_of(self.ballot, self.commit) and not self._is_down(peer, now):
-            self._note("withheld", peer=peer, reason=f"it has not sent {what}")
+            told = {"peer": peer, "reason": f"it has not sent {what}"}
+            self._changes.append(Suspect("withheld", told))
 
     def _resend(self, now: float) -> None:
         if self.phase is Phase.PREPARING:
@@ -547,9 +548,8 @@ class Coordinator:
             reason = self._refuses(members[index if delegate is None else delegate].peer)
             if reason is not None:
                 found.add(index)
-                self._note(
-                    "not_proposed", round=self.round.hex(), peer=members[index].peer, reason=reason
-                )
+                told = {"round": self.round.hex(), "peer": members[index].peer, "reason": reason}
+                self._changes.append(LeaveOut("not_proposed", told))
         return found
 
     def _propose(self, seal: tuple[int, ...], why: str, now: float) -> None:

@@ -156,11 +156,7 @@ def compose(
     count = reducers_count(len(able), size, slice_bytes_min=policy.slice_bytes_min)
     # With fewer slices than members the reducers change with the version, so the load goes round.
     turn = succession(
-        able,
-        topic=b"reduce",
-        fragment=leader.fragment,
-        version=version,
-        lineage=parents[0].lineage,
+        able, topic=b"reduce", fragment=leader.fragment, version=version, lineage=parents[0].lineage
     )
     reducers = turn[:count]
     shares = slice_shares([speeds.get(peer, 0) for peer in reducers])
@@ -295,8 +291,7 @@ def _in_rank(
         lineage=parent.lineage,
     )
     return sorted(
-        ranked,
-        key=lambda peer: (peer in newcomers, peer != leader.peer, not joins[peer].reachable),
+        ranked, key=lambda peer: (peer in newcomers, peer != leader.peer, not joins[peer].reachable)
     )
 
 

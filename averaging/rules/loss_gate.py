@@ -24,6 +24,7 @@ from typing import Final, Protocol
 
 from averaging.history.chain import Chain
 from averaging.history.lineage import Lineage
+from dht.bounded_mapping import BoundedMapping
 
 RISE_HARMLESS: Final = 0.1
 """A rise of the loss up to this is never refused. Where the loss is close to zero, noise alone may
@@ -127,7 +128,7 @@ class Refusals:
         self.in_a_row = dict(in_a_row or {})
         """Refusals of each fragment since its last jump that was kept; fragments without any are
         left out."""
-        self._refused: dict[int, dict[tuple[int, Lineage], Refused]] = {}
+        self._refused: dict[int, BoundedMapping[tuple[int, Lineage], Refused]] = {}
         for each in remembered:
             self._remember(each)
 
@@ -153,11 +154,8 @@ class Refusals:
             self._remember(Refused(fragment, version, lineage, self.in_a_row[fragment]))
 
     def _remember(self, refused: Refused) -> None:
-        known = self._refused.setdefault(refused.fragment, {})
-        known.pop((refused.version, refused.lineage), None)
-        known[refused.version, refused.lineage] = refused
-        while len(known) > REMEMBERED_MAX:
-            del known[next(iter(known))]
+        known = self._refused.setdefault(refused.fragment, BoundedMapping(REMEMBERED_MAX))
+        known.renew((refused.version, refused.lineage), refused)
 
     def row(self, fragments: Iterable[int]) -> int:
         """Most refusals in a row of any of these fragments."""

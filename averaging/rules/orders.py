@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from averaging.bounded_mapping import BoundedMapping
 from averaging.history.lineage import Lineage
 from averaging.messages import Stamp
 from averaging.rules.policy import RoundPolicy
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 ANSWER_EVERY_S = 2.0

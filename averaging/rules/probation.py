@@ -50,8 +50,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from averaging.bounded_mapping import BoundedMapping
 from averaging.messages import Commit
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 RELATIVE: Final = 0.5

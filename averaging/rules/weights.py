@@ -98,10 +98,7 @@ def weights_of(commit: Commit, contributors: Sequence[int]) -> tuple[float, ...]
 
 
 def credited(
-    claims: Sequence[tuple[int, int]],
-    *,
-    batch_tokens_max: int,
-    on_probation: Collection[int] = (),
+    claims: Sequence[tuple[int, int]], *, batch_tokens_max: int, on_probation: Collection[int] = ()
 ) -> tuple[int, ...]:
     """Return the tokens that count of each claim (tokens, steps), in order.
 

@@ -35,11 +35,11 @@ from averaging.audit.proofs import (
 )
 from averaging.audit.strikes import Strikes
 from averaging.audit.witness import Witness
-from averaging.bounded_mapping import BoundedMapping
 from averaging.history.parent_maps import encode_maps
 from averaging.messages import Commit, Message
 from averaging.numbers.chunks import Cutting
 from averaging.simulated.wires import Part, Wires
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 ROUNDS_KEPT = 8

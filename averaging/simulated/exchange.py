@@ -16,7 +16,7 @@ import numpy as np
 from averaging.errors import BadPayload
 from averaging.history.parent_maps import ParentMap, parents_of, problem_of
 from averaging.messages import MERGED, OWN, Opening
-from averaging.numbers.arithmetic import MeldNumbers, numbers_of
+from averaging.numbers.arithmetic import MeldNumbers, Weighted, numbers_of
 from averaging.numbers.arrays import Float64s
 from averaging.numbers.codec import Scratch
 from averaging.numbers.norm_bounds import norm_at_most
@@ -116,9 +116,7 @@ class Exchange:
         if given.feedback:
             for chunk in self.cutting.all_chunks:
                 data = memoryview(self.payload)[chunk.data]
-                self.numbers.leave_rest(
-                    chunk, given.base, given.values, data, _scratch, share=given.share
-                )
+                self.numbers.leave_rest(chunk, given, data, _scratch)
 
     def _encoded(self, given: Contribution) -> bytes:
         numbers, cutting = self.numbers, self.cutting
@@ -133,7 +131,7 @@ class Exchange:
         view = memoryview(out)
         for chunk in cutting.all_chunks:
             data = view[chunk.data]
-            encode(chunk, given.base, given.values, data, _scratch, share=given.share)
+            encode(chunk, given, data, _scratch)
         return bytes(out)
 
     def own_part(self, index: int) -> Part:
@@ -369,15 +367,9 @@ class Exchange:
         made = given if again else self.cutting.pieces(index, merged=True)
         out = bytearray(made[-1][1].stop if made else 0)
         for (chunk, piece), (_, place) in zip(given, made, strict=True):
-            self.numbers.merge(
-                chunk,
-                [memoryview(part.data)[piece] for part in parts],
-                weights,
-                memoryview(out)[place],
-                _scratch,
-                members=members,
-                again=again,
-            )
+            payloads = [memoryview(part.data)[piece] for part in parts]
+            taken = Weighted(payloads, weights, members, again)
+            self.numbers.merge(chunk, taken, memoryview(out)[place], _scratch)
         if not self.traffic.has_maps(index):
             return Part(bytes(out), None)
         there = {parent: each for part in parts for parent, each in (part.maps or {}).items()}

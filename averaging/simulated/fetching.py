@@ -136,11 +136,7 @@ class Fetching:
         signatures = other.shown(state).signatures
         self._ask_others(signatures)
         node.wires.network.transfer(
-            self._source,
-            node.name,
-            size,
-            lambda: self._arrived(state, signatures),
-            lambda: None,
+            self._source, node.name, size, lambda: self._arrived(state, signatures), lambda: None
         )
 
     # Rounds

@@ -18,33 +18,18 @@ from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance
 from averaging.history.rewind import rewound
 from averaging.history.standing import Standing, with_merged_map
 from averaging.history.state import FragmentState
-from averaging.messages import (
-    Directed,
-    Head,
-    Link,
-    Message,
-    Opening,
-    Signatures,
-)
-from averaging.numbers.arithmetic import (
-    MeldNumbers,
-)
+from averaging.messages import Directed, Head, Link, Message, Opening, Signatures
+from averaging.numbers.arithmetic import MeldNumbers
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Fragment
+from averaging.numbers.outer import Step
 from averaging.round import effects, inputs, taking_over
 from averaging.round.contributing import contribution
 from averaging.round.effects import Apply, CatchUp, Effect, Fold, Note, Rebase, refusal
 from averaging.round.inputs import Offer
 from averaging.round.machine import FragmentRounds
-from averaging.round.taking_over import (
-    Life,
-    hand_over,
-    is_newer,
-    parting_at,
-    shared_version,
-    unfit,
-)
+from averaging.round.taking_over import Life, hand_over, is_newer, parting_at, shared_version, unfit
 from averaging.rules.usual_norms import UsualNorms
 from averaging.simulated.auditing import NodeAudits
 from averaging.simulated.exchange import Exchange
@@ -333,10 +318,10 @@ class FragmentNode:
             case effects.Silent(peer, since):
                 wires.heap.call_in(0.0, self.owner.silent, peer, since)
             case Note():
-                if effect.event == "withheld" and self.audits is not None:
-                    self.audits.doubt(PeerId(str(effect.fields["peer"])))
-                if effect.event == "overstated" and self.audits is not None:
-                    self.audits.hold_against(PeerId(str(effect.fields["peer"])))
+                if self.audits is not None and isinstance(effect, effects.Suspect):
+                    self.audits.doubt(effect.peer)
+                if self.audits is not None and isinstance(effect, effects.Strike):
+                    self.audits.hold_against(effect.peer)
                 wires.watch.noted(self, effect)
             case effects.TakeSnapshot():
                 if learner is None or not self.owner.wants_snapshot(self):
@@ -457,9 +442,9 @@ class FragmentNode:
                 numbers.measure(chunk, state.theta, stepped.mean)
         else:
             theta, momentum = state.theta.copy(), state.momentum.copy()
+            made = Step(state.theta, theta, momentum)
             for chunk in chunks:
-                part = data[chunk.merged]
-                numbers.step(chunk, part, state.theta, theta, momentum, _scratch)
+                numbers.step(chunk, data[chunk.merged], made, _scratch)
         if (squares := exchange.merged_squares(data)) is not None:
             self.usual.merged(squares)
         standing = apply.standing
@@ -558,7 +543,7 @@ class FragmentNode:
         usual = self.usual.norm(slice(None))
         ratio = self.wires.norm_ratio_max
         newer = is_newer(
-            Standing.of(before), Standing.of(state), end=machine.end(now), effect=effect
+            Standing.of(before), Standing.of(state), end=machine.ending.end(now), effect=effect
         )
         fits = unfit(state, before, usual=usual, norm_ratio_max=ratio) is None
         if not (newer and fits and machine.catching_up.takes(link, now)):

@@ -15,7 +15,6 @@ import numpy as np
 from averaging import messages as said
 from averaging.audit.claims import Claim
 from averaging.audit.proofs import Guilty
-from averaging.bounded_mapping import BoundedMapping
 from averaging.history.lineage import Lineage
 from averaging.history.merged_map import MergedMap
 from averaging.history.parent_maps import ParentMap, encode_maps, united
@@ -28,6 +27,7 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Fragment
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 from dht.memory.event_heap import EventHeap
 from dht.memory.network import SimulatedNetwork

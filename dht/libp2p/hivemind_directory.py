@@ -427,9 +427,7 @@ class HivemindDirectory:
         """
         table = node.protocol.routing_table
         search = Search(
-            key_id,
-            dict(table.get_nearest_neighbors(key_id, ROOTS, exclude=node.node_id)),
-            seeds,
+            key_id, dict(table.get_nearest_neighbors(key_id, ROOTS, exclude=node.node_id)), seeds
         )
         asking: dict[asyncio.Task[Any], Any] = {}
         try:

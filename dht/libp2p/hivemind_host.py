@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +21,7 @@ from typing import Self
 from multiaddr import Multiaddr
 
 from dht import addresses as address_rules
+from dht.bounded_mapping import BoundedMapping
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
 from dht.guarded_host import Refusal
 from dht.host import UNARY_MAX_BYTES, CallHandler, Connection, Directory, Stream, StreamHandler
@@ -43,7 +44,7 @@ from dht.libp2p.hivemind_patches import (
     RefusedByHandler,
     p2pd_pb2,
 )
-from dht.libp2p.lane import Lane, connected
+from dht.libp2p.lane import Lane
 from dht.libp2p.lane_settings import LaneSettings
 from dht.libp2p.lane_wire import (
     CIRCUIT_MAX_BYTES,
@@ -62,6 +63,7 @@ from dht.libp2p.lane_wire import (
     is_outer,
 )
 from dht.libp2p.port_mapping import own_gateway
+from dht.libp2p.relaying import connected
 from dht.record_keeper import RecordKeeper
 
 _logger = logging.getLogger("dht.host")
@@ -152,8 +154,8 @@ class HivemindHost:
         self._open: Counter[PeerId] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._supervisor: asyncio.Task[None] | None = None
-        self._known: OrderedDict[PeerId, tuple[Multiaddr, ...]] = OrderedDict()
-        self._dialled: OrderedDict[PeerId, tuple[Multiaddr, ...]] = OrderedDict()
+        self._known = BoundedMapping[PeerId, tuple[Multiaddr, ...]](KNOWN_PEERS_MAX)
+        self._dialled = BoundedMapping[PeerId, tuple[Multiaddr, ...]](DIALLED_PEERS_MAX)
         """Addresses at which this host dialled each peer, successfully or not."""
 
         self._no_place_since: float | None = None
@@ -396,17 +398,12 @@ class HivemindHost:
         """Note the addresses at which a peer was reached, for a redial after a restart."""
         if not at or (not replace_known and peer in self._known):
             return
-        self._known[peer] = tuple(at)
-        self._known.move_to_end(peer)
-        while len(self._known) > KNOWN_PEERS_MAX:
-            self._known.popitem(last=False)
+        self._known.renew(peer, tuple(at))
 
     def _note_dial(self, peer: PeerId, at: Sequence[Multiaddr]) -> None:
-        known = self._dialled.pop(peer, ())
+        known = self._dialled.get(peer, ())
         latest = (*(address for address in known if address not in at), *at)
-        self._dialled[peer] = latest[-DIALLED_ADDRESSES_MAX:]
-        while len(self._dialled) > DIALLED_PEERS_MAX:
-            self._dialled.popitem(last=False)
+        self._dialled.renew(peer, latest[-DIALLED_ADDRESSES_MAX:])
 
     def _running(self) -> Daemon:
         if self._closed:

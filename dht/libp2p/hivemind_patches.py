@@ -107,12 +107,7 @@ import base58  # noqa: E402  # hivemind's own dependency, as the next one
 from google.protobuf.message import DecodeError  # noqa: E402
 from hivemind.utils.logging import get_logger, use_hivemind_log_handler  # noqa: E402
 from hivemind.utils.serializer import MSGPackSerializer, SerializerBase  # noqa: E402
-from hivemind.utils.timed_storage import (  # noqa: E402
-    HeapEntry,
-    TimedStorage,
-    ValueWithExpiration,
-    get_dht_time,
-)
+from hivemind.utils.timed_storage import HeapEntry, TimedStorage, ValueWithExpiration, get_dht_time  # noqa: E402
 
 if _utils is not None:  # names that hivemind's own modules import from the package itself
     for _name, _value in {
@@ -137,11 +132,7 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
 from hivemind.p2p import P2P, P2PContext, PeerID  # noqa: E402
 from hivemind.p2p.p2p_daemon_bindings import p2pclient  # noqa: E402
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient  # noqa: E402
-from hivemind.p2p.p2p_daemon_bindings.utils import (  # noqa: E402
-    P2PDaemonError,
-    P2PHandlerError,
-    read_pbmsg_safe,
-)
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError, read_pbmsg_safe  # noqa: E402
 from hivemind.proto import dht_pb2, p2pd_pb2  # noqa: E402
 from hivemind.utils.multiaddr import Multiaddr as HivemindMultiaddr  # noqa: E402
 

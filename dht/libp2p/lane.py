@@ -49,21 +49,12 @@ from dht.libp2p.lane_settings import (
     TICKET_LIFE_S,
     LaneSettings,
 )
-from dht.libp2p.lane_wire import (
-    REASON_MAX,
-    Answer,
-    Begin,
-    Circuit,
-    Leg,
-    Offer,
-    decode,
-    encode,
-)
+from dht.libp2p.lane_wire import REASON_MAX, Answer, Begin, Circuit, Leg, Offer, decode, encode
 from dht.libp2p.meetings import Meetings, Where
 from dht.libp2p.observers import Ask, Observers, Outside, RouterView
 from dht.libp2p.pacing import Pace, Pacer
 from dht.libp2p.port_mapping import keep_mapped
-from dht.libp2p.relaying import Relay
+from dht.libp2p.relaying import Relay, connected
 from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES, Ticket, Tickets
 
 _logger = logging.getLogger("dht.libp2p.lane")
@@ -617,15 +608,3 @@ async def _number_from(dialled: socket.socket) -> bytes:
             raise ConnectionError("it did not begin with a number")
         got += part
     return got[1:]
-
-
-async def connected(host: str, port: int) -> socket.socket:
-    """A TCP connection to an IP address. Raises ``OSError``."""
-    dialling = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    dialling.setblocking(False)
-    try:
-        await asyncio.get_running_loop().sock_connect(dialling, (host, port))
-    except BaseException:
-        dialling.close()
-        raise
-    return dialling

@@ -301,13 +301,22 @@ class Relay:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def connected(host: str, port: int) -> socket.socket:
+    """A TCP connection to an IP address. Raises ``OSError``."""
+    dialling = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    dialling.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(dialling, (host, port))
+    except BaseException:
+        dialling.close()
+        raise
+    return dialling
+
+
 async def reach_through(ip: str, port: int, leg: bytes) -> socket.socket:
     """A connection to the other end of a circuit through a relay. Raises ``OSError``."""
-    loop = asyncio.get_running_loop()
-    made = socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET)
-    made.setblocking(False)
+    loop, made = asyncio.get_running_loop(), await connected(ip, port)
     try:
-        await loop.sock_connect(made, (ip, port))
         await loop.sock_sendall(made, bytes((NUMBER_BYTES,)) + leg)
         if await loop.sock_recv(made, 1) != JOINED:
             raise OSError("the relay closed the connection before the other end came")

@@ -9,13 +9,13 @@ only the signatures of a credential are checked once.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from blake3 import blake3
 
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId, RunId, peer_id_of, public_key_of
 from dht.membership.credentials import (
     Credential,
@@ -75,7 +75,7 @@ class Admission:
         self.terms = terms
         self._judge_orders = judge_orders
         self._directives: dict[PeerId, Directive] = {}
-        self._shown: OrderedDict[PeerId, Credential] = OrderedDict()
+        self._shown = BoundedMapping[PeerId, Credential](SHOWN_MAX)
         self.convicted: dict[PeerId, str] = {}
         """Peers that this one has seen proved to lie, and what each did."""
 
@@ -108,7 +108,7 @@ class Admission:
         credential = self._shown.get(peer)
         if credential is None:
             return NO_INVITE
-        self._shown.move_to_end(peer)
+        self._shown.renew(peer, credential)
         return self._refusal_of(credential, role, now)
 
     def _refusal_of(self, credential: Credential, role: str, now: float) -> str | None:
@@ -153,10 +153,8 @@ class Admission:
             return credential.reason
         known = self._shown.get(peer)
         if known is None or self._worth(credential, now) > self._worth(known, now):
-            self._shown[peer] = credential
-        self._shown.move_to_end(peer)
-        if len(self._shown) > SHOWN_MAX:
-            self._shown.popitem(last=False)
+            known = credential
+        self._shown.renew(peer, known)
         return None
 
     def judge_record(self, sealed: Sealed, *, now: float) -> str | None:

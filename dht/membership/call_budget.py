@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import Generic, TypeVar
 
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 C = TypeVar("C")
@@ -17,15 +18,12 @@ class CallBudget:
         if per_minute < 1:
             raise ValueError(f"per_minute is {per_minute}; it is at least 1")
         self._per_minute = per_minute
-        self._peers_max = peers_max
-        self._calls: dict[PeerId, deque[float]] = {}
+        self._calls = BoundedMapping[PeerId, deque[float]](peers_max)
 
     def spend(self, peer: PeerId, now: float) -> bool:
         """Count one more call of a peer, if it may make one now. Says whether it may."""
-        calls = self._calls.pop(peer, None) or deque()
-        self._calls[peer] = calls  # moved to the end: the longest silent peer is forgotten first
-        while len(self._calls) > self._peers_max:
-            del self._calls[next(iter(self._calls))]
+        calls = self._calls.get(peer) or deque()
+        self._calls.renew(peer, calls)  # the longest silent peer is forgotten first
         while calls and now - calls[0] >= 60.0:
             calls.popleft()
         if len(calls) >= self._per_minute:
@@ -42,18 +40,15 @@ class CallRate:
             raise ValueError(f"per_s is {per_s:g} and burst is {burst:g}; 0 < per_s <= burst")
         self._per_s = per_s
         self._burst = burst
-        self._peers_max = peers_max
-        self._left: dict[bytes, tuple[float, float]] = {}
+        self._left = BoundedMapping[bytes, tuple[float, float]](peers_max)
         """Tokens and the time at which they were counted, the longest silent peer first."""
 
     def spend(self, peer: bytes, now: float, tokens: float = 1.0) -> bool:
         """Take tokens of a peer, even if it has too few. Says whether it had any left."""
-        left, counted_at = self._left.pop(peer, (self._burst, now))
+        left, counted_at = self._left.get(peer, (self._burst, now))
         left = min(self._burst, left + (now - counted_at) * self._per_s)
         # At most a second of debt: who goes on calling is not shut out for ever.
-        self._left[peer] = (max(left - tokens, -self._per_s), now)
-        while len(self._left) > self._peers_max:
-            del self._left[next(iter(self._left))]
+        self._left.renew(peer, (max(left - tokens, -self._per_s), now))
         return left >= 1.0
 
     def is_frugal(self, peer: bytes, now: float) -> bool:

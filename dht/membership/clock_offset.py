@@ -7,8 +7,9 @@ people who read logs, and breaks TLS certificates and dates of runs.
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 SAMPLES_MAX = 128
@@ -51,22 +52,18 @@ def sample(
     return ClockSample(offset_s, max(0.0, round_trip_s), now)
 
 
-@dataclass(slots=True)
 class ClockOffsets:
     """The last exchange with each peer, and the median of their offsets.
 
     A minority of the peers cannot move the median beyond the values of the others.
     """
 
-    _samples: dict[PeerId, ClockSample] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._samples = BoundedMapping[PeerId, ClockSample](SAMPLES_MAX)
 
     def add(self, peer: PeerId, measured: ClockSample) -> None:
-        if measured.round_trip_s > ROUND_TRIP_MAX_S:
-            return
-        self._samples.pop(peer, None)  # moved to the end: the oldest sample is dropped first
-        self._samples[peer] = measured
-        while len(self._samples) > SAMPLES_MAX:
-            del self._samples[next(iter(self._samples))]
+        if measured.round_trip_s <= ROUND_TRIP_MAX_S:
+            self._samples.renew(peer, measured)
 
     def estimate(self, now: float) -> ClockEstimate | None:
         """The estimate; ``None`` without a recent exchange."""

@@ -104,11 +104,7 @@ def contacts_to_make(
 
 
 def is_lonely(
-    table: PeerTable | None,
-    connected: Collection[PeerId],
-    settings: ContactSettings,
-    *,
-    now: float,
+    table: PeerTable | None, connected: Collection[PeerId], settings: ContactSettings, *, now: float
 ) -> bool:
     """Say whether too few members are connected, so that seeds have to be dialled."""
     if table is None:

@@ -7,10 +7,11 @@ nothing has to be asked at all.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from dht.bounded_mapping import BoundedMapping
 
 KEYS_MAX = 512
 KNOWN_FOR_S = 90.0
@@ -19,20 +20,19 @@ KNOWN_FOR_S = 90.0
 Holder = TypeVar("Holder", bound=Hashable)
 
 
-@dataclass(slots=True)
 class Holders(Generic[Holder]):
     """The nodes that the last search for each key found."""
 
-    _known: OrderedDict[str, tuple[float, deque[Holder]]] = field(default_factory=OrderedDict)
+    def __init__(self) -> None:
+        self._known = BoundedMapping[str, tuple[float, deque[Holder]]](KEYS_MAX)
 
     def found(self, key: str, holders: Iterable[Holder], *, now: float) -> None:
         """Note the nodes that answered a search with records; none if the key is empty."""
-        self._known.pop(key, None)
         in_turn = deque(holders)
         if in_turn:
-            self._known[key] = (now, in_turn)
-        while len(self._known) > KEYS_MAX:
-            self._known.popitem(last=False)
+            self._known.renew(key, (now, in_turn))
+        else:
+            self._known.pop(key, None)
 
     def next(self, key: str, *, now: float) -> Holder | None:
         """The node to ask next; ``None`` if the key has to be searched for."""

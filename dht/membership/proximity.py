@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from multiaddr import Multiaddr
 
 from dht.addresses import Scope, is_announced, is_loopback, scope_guessed, scope_seen
+from dht.bounded_mapping import BoundedMapping
 from dht.host import Connection
 from dht.identity import PeerId
 from dht.membership.reachability import scope_that_counts
@@ -34,7 +35,7 @@ class Proximity:
         """Remote address of each direct connection, as of the last look."""
 
         self._own: tuple[Multiaddr, ...] = ()
-        self._seen: dict[PeerId, tuple[Scope, float]] = {}
+        self._seen = BoundedMapping[PeerId, tuple[Scope, float]](PEERS_MAX)
         """Scope of peers that are or were connected, and when that was observed."""
 
         self._scope_at: dict[Multiaddr, Scope] = {}
@@ -58,12 +59,9 @@ class Proximity:
         self.present = {c.peer: c.address for c in connections if not c.relayed}
         for connection in connections:
             peer = connection.peer
-            self._seen.pop(peer, None)
-            self._seen[peer] = (self.scope_seen(connection.address), now)
+            self._seen.renew(peer, (self.scope_seen(connection.address), now))
             if peer in self.present and peer not in before and connection.inbound is not False:
                 self._arrivals[peer] = (connection, now + ARRIVAL_S)
-        while len(self._seen) > PEERS_MAX:
-            del self._seen[next(iter(self._seen))]
 
     def opened_by_others(
         self, announced_by: Callable[[PeerId], Sequence[Multiaddr]], *, now: float

@@ -183,12 +183,7 @@ class Reachability:
         return True
 
     def confirmed(
-        self,
-        helper: PeerId,
-        *,
-        now: float,
-        scope: Scope = Scope.INTERNET,
-        how: str = "dialled it",
+        self, helper: PeerId, *, now: float, scope: Scope = Scope.INTERNET, how: str = "dialled it"
     ) -> bool:
         """Note a fresh connection from ``scope``. Says whether the verdict changed.
 
@@ -206,13 +201,7 @@ class Reachability:
         return self.reachable != before
 
     def denied(
-        self,
-        helper: PeerId,
-        reason: str,
-        *,
-        others: int,
-        now: float,
-        scope: Scope = Scope.INTERNET,
+        self, helper: PeerId, reason: str, *, others: int, now: float, scope: Scope = Scope.INTERNET
     ) -> bool:
         """Note that a helper in ``scope`` could not reach this peer. Says whether that is news.
 

@@ -371,11 +371,7 @@ class MemoryHost:
     """``dht.host.Host`` on the simulated network. Made by ``MemoryNetwork.host``."""
 
     def __init__(
-        self,
-        network: MemoryNetwork,
-        identity: Identity,
-        keeper: RecordKeeper,
-        wall_offset_s: float,
+        self, network: MemoryNetwork, identity: Identity, keeper: RecordKeeper, wall_offset_s: float
     ) -> None:
         self._network = network
         self.peer_id = identity.peer_id
@@ -544,11 +540,7 @@ class MemoryHost:
             _report(f"{task.get_name()} failed", error)
 
     async def _answer(
-        self,
-        caller: PeerId,
-        protocol: str,
-        request: bytes,
-        answer: Callable[[_Reply], None],
+        self, caller: PeerId, protocol: str, request: bytes, answer: Callable[[_Reply], None]
     ) -> None:
         if protocol not in self._calls:
             answer(_Reply(refused="this protocol is not served"))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from multiaddr import Multiaddr
 
 from dht.addresses import peer_of, with_peer
+from dht.bounded_mapping import BoundedMapping
 from dht.errors import PeerUnreachable
 from dht.host import Connection
 from dht.identity import PeerId
@@ -39,7 +40,7 @@ class Dialler:
         self._this = this
         self._seed_peers = frozenset(peer_of(seed) for seed in seeds)
         self._reachability = reachability
-        self._answered: dict[PeerId, None] = {}
+        self._answered = BoundedMapping[PeerId, None](ANSWERED_MAX)
 
     async def look(self) -> tuple[Connection, ...]:
         """Take note of the present connections. Raises ``HostClosed``."""
@@ -63,10 +64,7 @@ class Dialler:
             raise PeerUnreachable(peer, "it is about to dial this peer")
         self.not_fresh.add(peer)
         await self._this.host.connect(peer, addresses, timeout_s=timeout_s)
-        self._answered.pop(peer, None)
-        self._answered[peer] = None
-        while len(self._answered) > ANSWERED_MAX:
-            del self._answered[next(iter(self._answered))]
+        self._answered.renew(peer, None)
 
     def is_known(self, peer: PeerId) -> bool:
         """Say whether this peer dials others for ``peer``: for members and peers it has dialled."""

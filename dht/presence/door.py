@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
+from dht.bounded_mapping import BoundedMapping
 from dht.errors import DhtError, HostClosed
 from dht.host import Host
 from dht.identity import PeerId
@@ -69,7 +70,7 @@ class Door:
         self._connected = connected
         self._path = this.settings.directives_path
         self._asking: dict[PeerId, asyncio.Event] = {}
-        self._not_before: dict[PeerId, float] = {}
+        self._not_before = BoundedMapping[PeerId, float](NOT_ASKED_MAX)
         """Time before which a peer is not asked for its credential again."""
 
         self._let_in: set[PeerId] = set()
@@ -244,10 +245,7 @@ class Door:
             await self._call(peer)
         finally:
             del self._asking[peer]
-            self._not_before.pop(peer, None)
-            self._not_before[peer] = now + ASK_AGAIN_S
-            while len(self._not_before) > NOT_ASKED_MAX:
-                del self._not_before[next(iter(self._not_before))]
+            self._not_before.renew(peer, now + ASK_AGAIN_S)
             answered.set()
 
     # --- papers ---------------------------------------------------------------------------------

@@ -187,10 +187,7 @@ class Greeting:
     async def _say_goodbye_to(self, peer: PeerId, sealed: bytes) -> None:
         with contextlib.suppress(DhtError):
             await self._this.host.call(
-                peer,
-                wire.GOODBYE_PROTOCOL,
-                sealed,
-                timeout_s=GOODBYE_TIMEOUT_S,
+                peer, wire.GOODBYE_PROTOCOL, sealed, timeout_s=GOODBYE_TIMEOUT_S
             )
 
     async def _exchange(self, peer: PeerId, hello: bytes) -> tuple[bytes, float, float]:

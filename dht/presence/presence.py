@@ -47,13 +47,7 @@ from dht.presence.run_files import RunFiles
 from dht.presence.seeking import Seeking
 from dht.presence.settings import GOODBYE_TIMEOUT_S, PresenceSettings, Profile
 from dht.presence.this_peer import PresenceStats, ThisPeer
-from dht.records import (
-    ADDRESS_MAX_BYTES,
-    ADDRESSES_MAX,
-    ContributionCounters,
-    Reason,
-    Role,
-)
+from dht.records import ADDRESS_MAX_BYTES, ADDRESSES_MAX, ContributionCounters, Reason
 
 
 class Presence:
@@ -274,8 +268,6 @@ class Presence:
         self,
         *,
         name: str | UnsetType = UNSET,
-        site: str | UnsetType = UNSET,
-        role: Role | UnsetType = UNSET,
         trains: bool | UnsetType = UNSET,
         step_time_s: float | UnsetType | None = UNSET,
         link_bytes_s: float | UnsetType | None = UNSET,
@@ -290,8 +282,6 @@ class Presence:
         if versions is not UNSET:
             own.set_versions(versions)
         own.name = own.name if name is UNSET else name
-        own.site = own.site if site is UNSET else site
-        own.role = own.role if role is UNSET else role
         if trains is not UNSET and trains != own.trains:
             own.trains = trains
             self._announcement.hurry()  # no round should wait for a peer that has stopped

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from averaging.bounded_mapping import BoundedMapping
 from averaging.errors import CodecsNotCompiled
 from averaging.history.attested import grew_from
 from averaging.history.state import FragmentState
@@ -29,6 +28,7 @@ from averaging.numbers.layout import Layout
 from averaging.round.phase import Phase as RoundPhase
 from averaging.rules.orders import RoundOrders
 from averaging.rules.peer_view import PeerView
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import Identity, PeerId
 from dht.membership.credentials import Directive
 from dht.membership.orders import NONE, Orders, Root, Value, settings_at

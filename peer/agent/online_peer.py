@@ -18,11 +18,11 @@ from typing import Any
 from multiaddr import Multiaddr
 
 from averaging.audit.proofs import Proof
-from averaging.bounded_mapping import BoundedMapping
 from averaging.rules.peer_view import PeerView
 from averaging.rules.sites import site_name
 from dht import addresses as address_rules
 from dht import protocol
+from dht.bounded_mapping import BoundedMapping
 from dht.errors import DhtError
 from dht.guarded_host import GuardedHost
 from dht.identity import PeerId

@@ -7,6 +7,7 @@ number that may wait for members is bounded by memory: 18 of 24 fragments at fou
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from blake3 import blake3
 
@@ -26,7 +27,7 @@ from dht.membership.orders import Orders
 from dht.membership.table import MembershipSettings
 from dht.presence.settings import PresenceSettings
 from peer.rules.amendments import effective
-from peer.run_file.merging import Mixing, Outer, Quorum
+from peer.run_file.merging import Mixing, Outer, Quorum, Rounds
 from peer.run_file.places import place_of
 from peer.run_file.sections import FilesData, HfData, Policy, RunFile
 
@@ -34,31 +35,39 @@ from peer.run_file.sections import FilesData, HfData, Policy, RunFile
 def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
     """The rules of rounds. ``fragments``: the number of fragments of the layout."""
     outer, rounds = run.outer, run.rounds
+    due = DuePolicy(cycle_steps=outer.steps_per_cycle, fragments=fragments)
+    if run.synchronous:
+        # Synchronous peers wait for each other, so each makes as many steps as the others. Each
+        # waits at one fragment, and may have come there by other steps than others: it must answer
+        # every call, or two would wait for each other at two fragments.
+        due = replace(due, scale_by_speed=False, called_share=1 / outer.steps_per_cycle)
     upload_s = min(RoundPolicy().upload_s, rounds.round_deadline_s / 3)
+    return replace(
+        merging_policy(outer, rounds, run.mixing, upload_s=upload_s),
+        due=due,
+        probation=_probation_policy(run.policy),
+        audit_rate=run.policy.audit_rate,
+        spot_checks=run.policy.spot_checks,
+        tokens_end=run.end.tokens if isinstance(run.end.tokens, int) else None,
+        batch_tokens_max=run.limits.step_tokens_max,
+    )
+
+
+def merging_policy(outer: Outer, rounds: Rounds, mixing: Mixing, *, upload_s: float) -> RoundPolicy:
+    """The rules that follow from ``[outer]``, ``[rounds]`` and ``[mixing]``, but for due times."""
+    up, down = outer.codecs
     return RoundPolicy(
         quorum=QuorumPolicy(
-            required=required(rounds.quorum),
+            required=_required(rounds.quorum),
             wait_s=rounds.quorum_deadline_s,
             gamma=rounds.grace,
             tau=float(outer.overlap_steps),
         ),
-        due=DuePolicy(
-            cycle_steps=outer.steps_per_cycle,
-            fragments=fragments,
-            # Synchronous peers wait for each other, so each makes as many steps as the others.
-            scale_by_speed=not run.synchronous,
-            # Each peer waits at one fragment, and may have come there by other steps than others.
-            # It must answer every call, or two would wait for each other at two fragments.
-            called_share=1 / outer.steps_per_cycle if run.synchronous else DuePolicy().called_share,
-        ),
-        mixing=mixing_policy(run.mixing),
-        probation=_probation_policy(run.policy),
-        audit_rate=run.policy.audit_rate,
-        spot_checks=run.policy.spot_checks,
+        mixing=_mixing_policy(mixing),
         group_size=rounds.group_size,
-        codec=outer.codecs[0],
-        codec_down=outer.codecs[1],
-        smaller_levels=smaller_levels(outer),
+        codec=up,
+        codec_down=down,
+        smaller_levels=_smaller_levels(outer),
         embedding_codecs=outer.embedding_pair,
         line_share=outer.line_share,
         feedback=outer.fed_back,
@@ -66,9 +75,7 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
         late_work=outer.late_work,
         eta=outer.learning_rate,
         mu=outer.momentum,
-        tokens_end=run.end.tokens if isinstance(run.end.tokens, int) else None,
         stale_max=rounds.stale_max,
-        batch_tokens_max=run.limits.step_tokens_max,
         upload_s=upload_s,
         round_s=rounds.round_deadline_s,
         alone_s=rounds.alone_s,
@@ -109,7 +116,7 @@ def _attested(orders: Orders) -> dict[Place, bytes]:
     return found
 
 
-def smaller_levels(outer: Outer) -> tuple[Level, ...]:
+def _smaller_levels(outer: Outer) -> tuple[Level, ...]:
     """Codecs and cycles for lines that do not carry the preferred ones."""
     up, down = outer.codecs
     first = Level(codec=up, codec_down=down, cycle_steps=outer.steps_per_cycle)
@@ -167,7 +174,7 @@ def _rounds_at_once(run: RunFile, layout: Layout) -> int:
     return max(1, min(len(layout.fragments), int(share_bytes / round_bytes)))
 
 
-def required(quorum: Quorum) -> Required:
+def _required(quorum: Quorum) -> Required:
     """The quorum as the rules of rounds have it."""
     if quorum == "all":
         return ALL
@@ -176,7 +183,7 @@ def required(quorum: Quorum) -> Required:
     return quorum
 
 
-def mixing_policy(mixing: Mixing) -> MixingPolicy:
+def _mixing_policy(mixing: Mixing) -> MixingPolicy:
     bound = mixing.dispersion_max
     return MixingPolicy(
         every=mixing.every,

@@ -33,11 +33,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from averaging.bounded_mapping import BoundedMapping
 from averaging.history.adoption import AdoptionRule, Held, Origin, Parting, change_for
 from averaging.history.state import FragmentState
 from averaging.live.learner_port import Progress, Snapshot
 from averaging.numbers.arrays import Float32s
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 from peer.bridge.shared_memory import Adoption, AdoptionOrder, Base, SharedTensors, SlotState
 

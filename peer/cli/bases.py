@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peer.cli.found_models import data_cache
 from peer.cli.showing import progress
+from peer.storage.home import data_cache
 
 if TYPE_CHECKING:
     from peer.run_file.sections import Data, RunFile

@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from peer.cli.application import start_logging
-from peer.cli.finding import link_of
+from peer.cli.finding import link_of, seen_by_peers
 from peer.cli.options import Json
 
 if TYPE_CHECKING:
@@ -125,17 +125,8 @@ def _in_folder(folder: Path) -> list[Contributor]:
 
 def _of_peers(where: str) -> list[Contributor]:
     """The contributors as the peers of a run on line tell."""
-    from peer.event_loop import run_until_stopped, unless_stopped
-    from peer.joining.visit import RunStatus, visit
-
     start_logging(logging.ERROR)
-    wanted = link_of(where)
-
-    async def look() -> RunStatus:
-        async with visit(wanted) as visitor:
-            return await visitor.look(timeout_s=SEARCH_S)
-
-    return list(run_until_stopped(lambda stop: unless_stopped(stop, look())).contributors)
+    return list(seen_by_peers(link_of(where), timeout_s=SEARCH_S).contributors)
 
 
 def _state(folders: list[Path], name: str | None, also_mine: list[str] | tuple[()]) -> None:

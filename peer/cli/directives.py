@@ -130,7 +130,7 @@ def direct(
     from dht.membership.credentials import encode
     from dht.membership.orders import NONE
     from dht.presence.kept_peers import write_whole
-    from peer.event_loop import run_until_stopped, unless_stopped
+    from peer.event_loop import run_unless_stopped
     from peer.joining.link import Link
     from peer.joining.visit import visit
     from peer.rules.amendments import objection, too_new
@@ -163,7 +163,7 @@ def direct(
             return Delivered(directive, True, await visitor.deliver(encode(directive)))
 
     with report_if_slow("still searching for peers of the run (Ctrl-C to stop)"):
-        return run_until_stopped(lambda stop: unless_stopped(stop, spread()))
+        return run_unless_stopped(spread())
 
 
 def _last(copy: Path, signer: Signer, found: FoundRun, told: Directive | None) -> Directive | None:

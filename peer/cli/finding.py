@@ -14,6 +14,7 @@ from peer.cli.application import complain, report_if_slow
 
 if TYPE_CHECKING:
     from peer.joining.link import FoundRun, Link
+    from peer.joining.visit import RunStatus
 
 SEARCHING = "still searching for the run file (Ctrl-C to stop)"
 ASK_AGAIN_S = (5, 10, 20, 40, 80, 160, 300)
@@ -73,6 +74,18 @@ def find_patiently(where: str, directory: Path | None) -> FoundRun:
             )
         time.sleep(pause_s)
     raise AssertionError("the pauses have no end")
+
+
+def seen_by_peers(link: Link, *, timeout_s: float) -> RunStatus:
+    """A run as its peers report it. Raises ``NobodyMet`` or ``DhtError``."""
+    from peer.event_loop import run_unless_stopped
+    from peer.joining.visit import visit
+
+    async def look() -> RunStatus:
+        async with visit(link) as visitor:
+            return await visitor.look(timeout_s=timeout_s)
+
+    return run_unless_stopped(look())
 
 
 def no_peers(link: object) -> bytes:

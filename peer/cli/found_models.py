@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from peer.cli.application import complain, start_logging
 from peer.cli.showing import progress
 from peer.quantities import bytes_text, plural
+from peer.storage.home import data_cache
 
 if TYPE_CHECKING:
     from averaging.numbers.layout import Layout
@@ -46,13 +47,6 @@ class FoundModel:
         return fetched_base(self.outer.run, founds=False, data_dir=self.data_dir, quiet=quiet)
 
 
-def data_cache() -> Path:
-    """The folder for tokens and downloads of all runs of this user."""
-    from peer.storage.home import data_home
-
-    return data_home(os.environ) / "data"
-
-
 def is_remote(where: str) -> bool:
     """Return whether this is a link, an address or a run file, and no folder."""
     return "://" in where or Path(where).is_file()
@@ -82,11 +76,13 @@ def find_model(
     from peer.model.export.facts import facts_in_folder
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.home import OUTER
-    from peer.storage.outer_state import NothingToExport, load_outer
+    from peer.storage.outer_state import NoSuchFolder, NothingToExport, load_outer
 
     if is_remote(where):
         return _download(where, parts, data_dir=data_dir, quiet=quiet, check=check)
     folder = Path(where)
+    if not folder.is_dir():
+        raise NoSuchFolder(where)
     outer = load_outer(CheckpointFolder(folder / OUTER, reads_only=True))
     if outer is None:
         raise NothingToExport(str(folder / OUTER))
@@ -103,7 +99,7 @@ def _download(
     check: Callable[[RunFile], None],
 ) -> FoundModel:
     from peer.cli.finding import find_known_run
-    from peer.event_loop import run_until_stopped, unless_stopped
+    from peer.event_loop import run_unless_stopped
     from peer.joining.link import Link
     from peer.model.export.facts import Facts, facts_of_peers
     from peer.storage.download import download
@@ -123,7 +119,7 @@ def _download(
             on_progress=on_progress,
             on_seen=seen.append,
         )
-        outer = run_until_stopped(lambda stop: unless_stopped(stop, work))
+        outer = run_unless_stopped(work)
     facts = facts_of_peers(seen[0], outer) if seen else Facts()
     return FoundModel(outer, facts, data_dir or found.folder or Path())
 
@@ -165,12 +161,12 @@ def is_adapter_folder(folder: Path) -> bool:
 
 
 def _ready_adapter(folder: Path, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
-    from peer.model.recipes.lora import check_installed
+    from peer.model.recipes.lora import check_peft
     from peer.model.use.adapted import adapted_in
     from peer.model.use.ready import run_of
     from peer.run_file.base import base_of
 
-    check_installed()
+    check_peft()
     run = run_of(folder)
     base = None
     if run is not None and (named := base_of(run.model)) is not None:

@@ -155,7 +155,7 @@ def doctor(
     from peer.doctor.examination import examine
     from peer.doctor.findings import Finding, as_record, exit_code
     from peer.doctor.targets import plan_of
-    from peer.event_loop import run_until_stopped, unless_stopped
+    from peer.event_loop import run_unless_stopped
 
     start_logging(logging.ERROR)
     plan = plan_of(targets or (), port=port, data_directory=data_dir or data_home(os.environ))
@@ -164,7 +164,7 @@ def doctor(
         if not as_json:
             print(finding, flush=True)
 
-    findings = run_until_stopped(lambda stop: unless_stopped(stop, examine(plan, on_finding=show)))
+    findings = run_unless_stopped(examine(plan, on_finding=show))
     if as_json:
         print(json.dumps(as_record(findings), indent=1))
     return exit_code(findings)

@@ -14,7 +14,6 @@ from typer import Argument, Option
 
 from peer.cli.application import complain, log_to, start_logging
 from peer.cli.finding import find_patiently
-from peer.cli.found_models import data_cache
 from peer.cli.learner_options import (
     Announce,
     Directory,
@@ -31,6 +30,7 @@ from peer.cli.learner_options import (
 from peer.cli.models import Dtype
 from peer.cli.options import JsonLines, RelayBulk, RunPageAt
 from peer.cli.showing import seconds
+from peer.storage.home import data_cache
 
 if TYPE_CHECKING:
     from averaging.numbers.layout import Layout
@@ -41,43 +41,6 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)
-
-Until = Annotated[
-    str,
-    Option(
-        help="How long to keep the run: 'forever', 'end' (of the run), or a date and time such as "
-        "2027-01-31T18:00.",
-        metavar="forever|end|DATE",
-    ),
-]
-
-Publish = Annotated[
-    Path | None,
-    Option(
-        help="Write the run's model to this folder from time to time, each time complete or not at "
-        "all, with a link 'latest' and a feed, for any web server to serve.",
-        metavar="FOLDER",
-        show_default=False,
-    ),
-]
-Every = Annotated[
-    str, Option(help="With --publish: time between two exports, such as 30m, 6h or 1d.")
-]
-KeepExports = Annotated[
-    int, Option(help="With --publish: number of exports that stay; older ones are removed.", min=1)
-]
-ExportDtype = Annotated[
-    Dtype, Option("--dtype", help="With --publish: type of the exported parameters.")
-]
-Push = Annotated[
-    str | None,
-    Option(
-        help="With --publish: upload each export to this repository on the hub of Hugging Face, "
-        "too. The token is that of `hf auth login`.",
-        metavar="OWNER/NAME",
-        show_default=False,
-    ),
-]
 
 
 @commands.command()
@@ -94,12 +57,42 @@ def keep(
     state_on_disk: StateOnDisk = "auto",
     relay_bulk: RelayBulk = None,
     page: Page = "auto",
-    until: Until = "forever",
-    publish: Publish = None,
-    every: Every = "1h",
-    keep_exports: KeepExports = 3,
-    dtype: ExportDtype = Dtype.BF16,
-    push: Push = None,
+    until: Annotated[
+        str,
+        Option(
+            help="How long to keep the run: 'forever', 'end' (of the run), or a date and time such "
+            "as 2027-01-31T18:00.",
+            metavar="forever|end|DATE",
+        ),
+    ] = "forever",
+    publish: Annotated[
+        Path | None,
+        Option(
+            help="Write the run's model to this folder from time to time, each time complete or "
+            "not at all, with a link 'latest' and a feed, for any web server to serve.",
+            metavar="FOLDER",
+            show_default=False,
+        ),
+    ] = None,
+    every: Annotated[
+        str, Option(help="With --publish: time between two exports, such as 30m, 6h or 1d.")
+    ] = "1h",
+    keep_exports: Annotated[
+        int,
+        Option(help="With --publish: number of exports that stay; older ones are removed.", min=1),
+    ] = 3,
+    dtype: Annotated[
+        Dtype, Option("--dtype", help="With --publish: type of the exported parameters.")
+    ] = Dtype.BF16,
+    push: Annotated[
+        str | None,
+        Option(
+            help="With --publish: upload each export to this repository on the hub of Hugging "
+            "Face, too. The token is that of `hf auth login`.",
+            metavar="OWNER/NAME",
+            show_default=False,
+        ),
+    ] = None,
     run_page: RunPageAt = None,
     as_json: JsonLines = False,
 ) -> int:
@@ -235,7 +228,7 @@ def _told_layout(found: FoundRun, seeds: Sequence[str], where: Path) -> Layout |
     """
     from multiaddr import Multiaddr
 
-    from peer.event_loop import run_until_stopped, unless_stopped
+    from peer.event_loop import run_unless_stopped
     from peer.joining.link import Link
     from peer.run_file.sections import CustomModel
     from peer.storage.checkpoint import CheckpointFolder
@@ -251,7 +244,7 @@ def _told_layout(found: FoundRun, seeds: Sequence[str], where: Path) -> Layout |
         return kept.layout
     addresses = (*map(Multiaddr, seeds), *found.seeds)
     work = layout_of_peers(Link(run.run_id, addresses, found.invite), run)
-    return run_until_stopped(lambda stop: unless_stopped(stop, work))
+    return run_unless_stopped(work)
 
 
 def _date(until: str) -> datetime | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ from typer import Argument, Option
 
 from peer.cli.application import report_if_slow
 from peer.cli.options import Json
+from peer.quantities import plural
 
 data = typer.Typer(help="Prepare training data.", no_args_is_help=True)
 
@@ -43,9 +43,9 @@ def prepare(
     Example: shoal data prepare texts --out shards --tokenizer t.json --end-token '<|endoftext|>'
     """
     from peer.data.shards import tokenizer_named, write_shards
-    from peer.storage.home import data_home
+    from peer.storage.home import data_cache
 
-    chosen = tokenizer_named(tokenizer, end_token, data_home(os.environ) / "data")
+    chosen = tokenizer_named(tokenizer, end_token, data_cache())
     with report_if_slow("still tokenizing"):
         written = write_shards(texts, chosen, out, text_field=text_field)
     if as_json:
@@ -58,11 +58,8 @@ def prepare(
         }
         print(json.dumps(record))
         return
-    count = len(written.files)
-    print(
-        f"# {written.tokens} tokens of a vocabulary of {written.vocabulary}, in {count} "
-        f"shard{'' if count == 1 else 's'}"
-    )
+    shards = plural(len(written.files), "shard")
+    print(f"# {written.tokens} tokens of a vocabulary of {written.vocabulary}, in {shards}")
     print("# For a run file, whose model.vocabulary is at least that; a URL may stand before")
     print("# the name of the list. Peers with the files pass the folder above them with --data.")
     print('[data]\nrecipe = "files"\n\n' + written.source, end="")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -130,7 +129,7 @@ def run_check(
     from peer.errors import DataUnavailable, RunFileError
     from peer.joining.link import find_run
     from peer.run_file.sections import CustomData, CustomModel
-    from peer.storage.home import data_home
+    from peer.storage.home import data_cache
 
     try:
         found_run = find_run(str(file), ask_peers=no_peers)
@@ -158,11 +157,10 @@ def run_check(
     if data is not None:
         try:
             with report_if_slow("still reading the data"):
-                cache = data_home(os.environ) / "data"
                 found["data"] = (
                     "custom: a program reads it"
                     if isinstance(run.data, CustomData)
-                    else read_once(run, cache_dir=cache, data_dir=data)
+                    else read_once(run, cache_dir=data_cache(), data_dir=data)
                 )
         except DataUnavailable as error:
             if not as_json:

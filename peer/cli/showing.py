@@ -86,6 +86,13 @@ def seconds(text: str) -> float:
     return _quantity(text, _TIME_UNITS, "a time such as 90s, 4m, 9h or 2d")
 
 
+def count(text: str) -> int:
+    try:
+        return int(float(text))
+    except (ValueError, OverflowError) as error:
+        raise typer.BadParameter(f"{text!r} is not a number such as 30e6") from error
+
+
 def milliseconds(text: str) -> float:
     return _quantity(f"{text.strip()}s", _TIME_UNITS, "a time in milliseconds") / 1e3
 

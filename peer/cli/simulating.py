@@ -512,6 +512,7 @@ def _train_and_show(
 
     ``command``: name of the experiment, and its options, for repeating it.
     """
+    from peer.lab.results.page import record_of
     from peer.lab.simulate.paper.training import TrainingFolder, run_jobs
 
     kept = None if out is None else TrainingFolder(out / "trainings")
@@ -522,5 +523,5 @@ def _train_and_show(
         chosen += ["--set", setting]
     whole = shlex.join(["shoal", "simulate", *command.split(), *chosen])
     name = command.split()[0]
-    record = {"command": whole, "rows": [asdict(row) for row in rows]}
+    record = {"command": whole, "rows": [record_of(row) for row in rows]}
     present(name, whole, rows, draw, record=record, out=out, as_json=as_json)

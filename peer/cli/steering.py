@@ -19,6 +19,7 @@ from dht.identity import RunId
 from peer.cli.application import complain, report_if_slow, start_logging
 from peer.cli.finding import link_of
 from peer.cli.options import Json, JsonLines
+from peer.quantities import count_text, duration_text, plural
 from peer.storage.home import data_home
 
 commands = typer.Typer()
@@ -49,7 +50,7 @@ def show_status(
     Example: shoal status 'shoal://RUN_ID?seed=...' --watch
     """
     from peer.errors import NobodyMet, RunOver
-    from peer.event_loop import run_until_stopped, unless_stopped
+    from peer.event_loop import run_unless_stopped
     from peer.joining.visit import status_lines, visit
     from peer.storage.last_seen import date_text, recall
 
@@ -72,7 +73,7 @@ def show_status(
                 await asyncio.sleep(WATCH_EVERY_S)
 
     try:
-        run_until_stopped(lambda stop: unless_stopped(stop, look()))
+        run_unless_stopped(look())
     except NobodyMet as error:
         known = recall(wanted.run_id)
         if known is None:
@@ -90,7 +91,6 @@ def _show_own_peers(*, watch: bool, as_json: bool) -> int:
     import time
 
     from peer.events.printable import printable
-    from peer.quantities import count_text, duration_text
     from peer.storage.last_seen import date_text
 
     while True:
@@ -163,7 +163,6 @@ def show_peers(as_json: Json = False) -> None:
     Example: shoal ps
     """
     from peer.events.printable import printable
-    from peer.quantities import count_text, duration_text
 
     rows = _own_peers()
     if as_json:
@@ -367,7 +366,7 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
     if as_json:
         print(json.dumps(shown))
     elif changes and directory is None:
-        print(f"changed {len(folders)} peer{'s' * (len(folders) > 1)}")
+        print(f"changed {plural(len(folders), 'peer')}")
 
 
 @commands.command()

@@ -16,12 +16,10 @@ from typer import Argument
 
 from dht.errors import DhtError
 from peer.cli.application import EXIT_REFUSED, complain, log_to, report_if_slow, start_logging
-from peer.cli.finding import check_new, find_patiently, no_peers
+from peer.cli.finding import check_new, find_patiently, no_peers, seen_by_peers
 from peer.cli.found_models import base_to_fetch, fetched_base
-from peer.cli.learner_options import (
-    Options,
-    trains,
-)
+from peer.cli.learner_options import Options, trains
+from peer.cli.showing import usage_errors
 from peer.errors import PeerError, RunOver
 
 if TYPE_CHECKING:
@@ -100,7 +98,7 @@ def _check_first_start(found: FoundRun, file: str, options: Options, where: Path
     """Find mistakes in the run file, and read its data, before anything of a new run starts."""
     from peer.data.sources import read_once
     from peer.run_file.sections import HfData, TextData
-    from peer.storage.home import data_home, has_been_there
+    from peer.storage.home import data_cache, has_been_there
 
     if has_been_there(where):
         return
@@ -109,7 +107,7 @@ def _check_first_start(found: FoundRun, file: str, options: Options, where: Path
         with report_if_slow("still reading the data"):
             read_once(
                 found.run,
-                cache_dir=data_home(os.environ) / "data",
+                cache_dir=data_cache(),
                 data_dir=options.data or found.folder or where / "data",
             )
 
@@ -165,7 +163,7 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     usual = manners(desktop=_is_desktop(), cores=psutil.cpu_count(logical=False) or 1)
     os.nice(usual.niceness if options.nice is None else options.nice)
     threads = options.threads or usual.threads
-    try:
+    with usage_errors():
         devices = choose_devices(
             options.device, options.devices, batch_size=found.run.inner.batch_size
         )
@@ -184,8 +182,6 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
             weights=options.weights,
         )
         check_wishes(settings)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     where = own.directory or default_directory(found.run.run_id)
     check_folder(where, found.run)
     earlier = look_at_checkpoints(where)
@@ -256,20 +252,13 @@ def _look_at_run(found: FoundRun, seeds: Sequence[str]) -> RunStatus | str:
     """The run as its peers report it, or why that is not known. Raises ``RunOver``."""
     from multiaddr import Multiaddr
 
-    from peer.event_loop import run_until_stopped, unless_stopped
     from peer.joining.link import Link
-    from peer.joining.visit import visit
     from peer.rules.ending import ended
     from peer.storage.last_seen import date_text
 
     link = Link(found.run.run_id, tuple(Multiaddr(seed) for seed in seeds))
-
-    async def look() -> RunStatus:
-        async with visit(replace(link, invite=found.invite)) as visitor:
-            return await visitor.look(timeout_s=10.0)
-
     try:
-        seen = run_until_stopped(lambda stop: unless_stopped(stop, look()))
+        seen = seen_by_peers(replace(link, invite=found.invite), timeout_s=10.0)
     except (PeerError, DhtError) as error:
         return str(error)
     over = ended(found.run.end, seen.peers, now=datetime.now(UTC), ordered=seen.is_ordered_to_end)

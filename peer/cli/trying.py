@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import sys
+import tempfile
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,7 @@ from typer import Argument, Option
 from peer.cli.application import complain, start_logging
 from peer.cli.finding import no_peers
 from peer.cli.options import Json, JsonAtTheEnd, Plain
-from peer.cli.showing import seconds, usage_errors
+from peer.cli.showing import count, seconds, usage_errors
 
 commands = typer.Typer()
 
@@ -39,8 +41,6 @@ def demo(
 
     Example: shoal demo --peers 4
     """
-    import tempfile
-
     from rich.live import Live
 
     from peer.lab.demo import report as demo_report
@@ -50,9 +50,8 @@ def demo(
 
     start_logging(logging.WARNING)
     new_figure()  # a missing matplotlib is reported now, not after three minutes
-    where = directory or Path(tempfile.mkdtemp(prefix="shoal-demo-"))
-    where.mkdir(parents=True, exist_ok=True)
-    settings = DemoSettings(peers=peers, steps=steps, kill=kill, directory=where.resolve())
+    where = _folder(directory, "demo")
+    settings = DemoSettings(peers=peers, steps=steps, kill=kill, directory=where)
     with as_interrupts(), Demo(settings) as swarm:
         if plain or as_json or not sys.stdout.isatty():
             printed = 0
@@ -74,6 +73,13 @@ def demo(
     demo_report.write(settings.directory, result, compared, record)
     print(json.dumps(record) if as_json else summary_text(record), flush=True)
     return 0 if record["ok"] else 1
+
+
+def _folder(chosen: Path | None, command: str) -> Path:
+    """The folder that was chosen for logs, or a new one."""
+    folder = (chosen or Path(tempfile.mkdtemp(prefix=f"shoal-{command}-"))).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _tell(*words: str) -> None:
@@ -115,7 +121,7 @@ def bench_averaging(
 
     with usage_errors():
         bench = AveragingBench(
-            values=int(float(values)),
+            values=count(values),
             peers=tuple(int(count) for count in peers.split(",")),
             codecs=tuple(codec.split(",")),
             against=tuple(name for name in vs.split(",") if name),
@@ -232,18 +238,24 @@ def bench_memory(
 
     Example: shoal bench memory --values 100e6 --turns 3
     """
+    import psutil
+
     from peer.lab.bench.memory import MemoryBench, run_memory_bench, table
     from peer.signals import as_interrupts
 
     with usage_errors():
         bench = MemoryBench(
-            values=int(float(values)),
+            values=count(values),
             fragments=fragments,
             codec=codec,
             ways=tuple(ways.split(",")),
             founder=founder,
             turns=turns,
             step_s=seconds(step),
+        )
+        bench.check_fits(
+            memory_bytes=psutil.virtual_memory().available,
+            disk_bytes=shutil.disk_usage(directory).free,
         )
     with as_interrupts():
         found = run_memory_bench(bench, folder=directory.resolve(), tell=_tell)
@@ -293,8 +305,6 @@ def bench_regions(
 
     Example: shoal bench regions examples/regions/run.toml --mbit 50,200 --cycle 8,32
     """
-    import tempfile
-
     import msgspec
 
     from peer.joining.link import find_run
@@ -307,7 +317,7 @@ def bench_regions(
     from peer.signals import as_interrupts
 
     start_logging(logging.WARNING)
-    where = (directory or Path(tempfile.mkdtemp(prefix="shoal-regions-"))).resolve()
+    where = _folder(directory, "regions")
     with usage_errors():
         run = find_run(str(file), ask_peers=no_peers).run
         large = None if extrapolate is None else find_run(str(extrapolate), ask_peers=no_peers).run
@@ -395,8 +405,6 @@ def chaos_run(
 
     Example: shoal chaos run churn --peers 4 --minutes 2 --seed 7
     """
-    import tempfile
-
     from peer.lab.chaos import report
     from peer.lab.chaos.judging.scenarios import chosen
     from peer.lab.chaos.run import ChaosSettings, Watcher, run_chaos, summary
@@ -404,11 +412,11 @@ def chaos_run(
     start_logging(logging.WARNING)
     with usage_errors():
         wanted = chosen(tuple(scenarios or ("churn",)))
-    where = directory or Path(tempfile.mkdtemp(prefix="shoal-chaos-run-"))
+    where = _folder(directory, "chaos-run")
     with usage_errors():
         settings = ChaosSettings(
             scenarios=wanted,
-            directory=where.resolve(),
+            directory=where,
             peers=peers,
             minutes=minutes,
             seed=seed,
@@ -446,20 +454,18 @@ def chaos_goodput(
 
     Example: shoal chaos goodput
     """
-    import tempfile
-
     from peer.lab.chaos.goodput import GoodputSettings, figures_text, measure
 
     start_logging(logging.WARNING)
     swarms = {"shoal": False, "synchronous": True}
     if only is not None and only not in swarms:
         raise typer.BadParameter(f"--only is {only!r}; it is one of {', '.join(swarms)}")
-    where = directory or Path(tempfile.mkdtemp(prefix="shoal-goodput-"))
+    where = _folder(directory, "goodput")
     found = []
     for synchronous in swarms.values() if only is None else (swarms[only],):
         with usage_errors():
             settings = GoodputSettings(
-                directory=where.resolve(),
+                directory=where,
                 learners=learners,
                 minutes=minutes,
                 recovery_s=seconds(recovery),

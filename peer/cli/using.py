@@ -15,8 +15,9 @@ from unicodedata import category
 import typer
 from typer import Argument, Option
 
-from peer.cli.found_models import data_cache, find_ready
+from peer.cli.found_models import find_ready
 from peer.cli.options import Json
+from peer.storage.home import data_cache
 
 if TYPE_CHECKING:
     from peer.model.use.codec import Message

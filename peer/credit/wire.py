@@ -18,6 +18,7 @@ from averaging.errors import AveragingError, BadPayload
 from averaging.history.parent_maps import decode_maps, encode_maps
 from averaging.messages import ROSTER_MAX, Count, Index, Link, Peer, Signature, Signatures
 from dht.identity import PeerId, RunId
+from peer.answers import decoded
 from peer.credit.proof import ProvenMap
 from peer.credit.reports import DAYS_MAX, KEPT_PER_DAY, Report
 from peer.credit.statements import Statement
@@ -124,12 +125,7 @@ def summary(tally: Tally) -> bytes:
 
 def read_summary(data: bytes, run: RunId) -> Summary:
     """Decode another peer's summary. Raises ``ValueError``."""
-    if len(data) > SUMMARY_MAX_BYTES:
-        raise ValueError(f"a summary has at most {SUMMARY_MAX_BYTES} bytes, not {len(data)}")
-    try:
-        found = _summaries.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"not a summary of a tally: {error}") from error
+    found = decoded(data, _summaries, "a summary of a tally", max_bytes=SUMMARY_MAX_BYTES)
     if found.run != run:
         raise ValueError(f"this peer is in run {run}, not {found.run!r}")
     return found
@@ -250,12 +246,10 @@ def _encoded_maps(maps: Sequence[ProvenMap]) -> Iterable[_Maps]:
 
 def decode(data: bytes, *, max_bytes: int = PART_MAX_BYTES) -> Part:
     """Decode a part without comparing it with anything. Raises ``ValueError``."""
-    if len(data) > max_bytes:
-        raise ValueError(f"a part of a tally has at most {max_bytes} bytes, not {len(data)}")
+    found = decoded(data, _parts, "a part of a tally", max_bytes=max_bytes)
     try:
-        found = _parts.decode(data)
         maps = tuple(each for table in found.maps for each in _read_maps(table))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, BadPayload) as error:
+    except BadPayload as error:
         raise ValueError(f"not a part of a tally: {error}") from error
     totals = [_read_totals(each, found.peers) for each in found.totals]
     if any(each.totals >= len(totals) for each in found.reports):

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.request import OpenerDirector
@@ -21,11 +19,12 @@ from safetensors import SafetensorError, safe_open
 
 from peer.data.downloads import Downloads, Host, KnownHashes
 from peer.data.hub import hub_address, hub_host
-from peer.errors import DataUnavailable, PeerError
+from peer.errors import DataUnavailable, PeerError, one_line
 from peer.run_file.base import Base, base_of
 from peer.run_file.places import Place
 from peer.run_file.sections import RunFile
-from peer.storage.home import data_home
+from peer.storage.home import data_cache
+from peer.whole_files import new_folder
 
 MODELS = "models"
 """Folder of downloaded weights, in the cache of data."""
@@ -77,7 +76,7 @@ def base_folder(
     except DataUnavailable as error:
         raise BaseUnavailable(base.text, error.reason) from error
     except (OSError, SafetensorError) as error:
-        raise BaseUnavailable(base.text, " ".join(str(error).split())) from error
+        raise BaseUnavailable(base.text, one_line(error)) from error
 
 
 def fetch_base(run: RunFile, data_dir: str | Path | None = None) -> Path | None:
@@ -86,8 +85,7 @@ def fetch_base(run: RunFile, data_dir: str | Path | None = None) -> Path | None:
     ``data_dir``: the folder that a base in a folder is in; by default the current one. ``None`` if
     the run has no base. Raises ``BaseUnavailable`` or ``ExtraMissing``.
     """
-    cache_dir = data_home(os.environ) / "data"
-    return base_folder(run, cache_dir=cache_dir, data_dir=Path(data_dir or "."))
+    return base_folder(run, cache_dir=data_cache(), data_dir=Path(data_dir or "."))
 
 
 def missing_files(run: RunFile, *, cache_dir: Path) -> tuple[Place, ...]:
@@ -170,9 +168,7 @@ def _together(base: Base, paths: Sequence[Path], folder: Path) -> Path:
     made = folder / blake3(json.dumps(places).encode()).hexdigest()[:32]
     if made.is_dir():
         return made
-    temporary = folder / f"{made.name}.{secrets.token_hex(8)}.tmp"
-    temporary.mkdir(parents=True)
-    try:
+    with new_folder(made) as temporary:
         for name, place in places.items():
             (temporary / name).symlink_to(place)
         # transformers 5 fails without one; how a published model is sampled from is not used.
@@ -182,13 +178,6 @@ def _together(base: Base, paths: Sequence[Path], folder: Path) -> Path:
             total = sum(path.stat().st_size for path in paths)
             index = {"metadata": {"total_size": total}, "weight_map": tensors}
             (temporary / INDEX).write_text(json.dumps(index))
-        try:
-            temporary.rename(made)
-        except OSError:
-            if not made.is_dir():  # else another process was faster and wrote the same
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return made
 
 

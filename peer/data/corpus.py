@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import shutil
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from numpy.typing import NDArray
 from peer.data.held_out import rank
 from peer.errors import DataUnavailable
 from peer.run_file.sections import TextData
+from peer.whole_files import new_folder
 
 SEPARATOR = 0
 """The byte token between two documents, which occurs in no text."""
@@ -131,7 +130,7 @@ def _mapped(path: Path) -> NDArray[np.uint8]:
 
 
 def _build_corpus(files: list[SourceFile], folder: Path, *, held_out: float, by_name: bool) -> None:
-    """Write both parts into a temporary folder and rename it to ``folder``."""
+    """Write both parts into ``folder``."""
     keys = (
         (file.name.encode() for file in files)
         if by_name
@@ -140,9 +139,7 @@ def _build_corpus(files: list[SourceFile], folder: Path, *, held_out: float, by_
     ranks = [rank(key) for key in keys]
     # A small corpus may have no piece below the threshold: hold out the one of lowest rank.
     threshold = max(held_out, float(np.nextafter(min(ranks), 1.0))) if ranks else held_out
-    temporary = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.tmp")
-    temporary.mkdir(parents=True)
-    try:
+    with new_folder(folder) as temporary:
         train, held = temporary / "train.u8", temporary / "held_out.u8"
         with train.open("wb") as train_file, held.open("wb") as held_file:
             remaining = iter(ranks)
@@ -155,13 +152,6 @@ def _build_corpus(files: list[SourceFile], folder: Path, *, held_out: float, by_
             for written in (train_file, held_file):
                 written.flush()
                 os.fsync(written.fileno())
-        try:
-            temporary.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was faster and wrote the same bytes
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _pieces(file: SourceFile, *, whole: bool) -> Iterator[bytes]:

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from dht.presence.kept_peers import write_whole
 from peer.data.token_cache import FOLDER_MAX_BYTES, keep_below
 from peer.errors import DataUnavailable
 from peer.https import https_opener, is_public
@@ -320,8 +321,5 @@ class KnownHashes:
                 )
         joined = hashes[0] if len(hashes) == 1 else blake3("".join(hashes).encode()).hexdigest()
         with suppress(OSError):  # remembering saves time, no more
-            self._folder.mkdir(parents=True, exist_ok=True)
-            temporary = memory.with_suffix(f".{os.getpid()}.tmp")
-            temporary.write_text(joined)
-            temporary.rename(memory)
+            write_whole(memory, joined.encode())
         return joined

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future, wait
@@ -23,7 +22,7 @@ from peer.data.sources import open_data
 from peer.errors import RunRefused
 from peer.run_file.places import Place
 from peer.run_file.sections import RunFile
-from peer.storage.home import data_home
+from peer.storage.home import data_cache
 
 Batch = TypeVar("Batch")
 
@@ -153,7 +152,7 @@ class Feed:
     def begin_to_open(self) -> Future[Data]:
         """Open the run's data recipe in the background, once. Errors are raised by ``recipe``."""
         if self._opening is None:
-            cache, heard = data_home(os.environ) / "data", self._arriving.heard
+            cache, heard = data_cache(), self._arriving.heard
             self._opening = in_background(
                 lambda: open_data(
                     self._run,
@@ -175,7 +174,7 @@ class Feed:
         opened = open_data(
             self._run,
             peer_id=reader,
-            cache_dir=data_home(os.environ) / "data",
+            cache_dir=data_cache(),
             data_dir=self._data_dir,
             over=lambda: time.monotonic() > until,
         )

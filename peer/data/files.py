@@ -7,7 +7,6 @@ a sequence is from follows from its number. So a position is a few numbers per s
 
 from __future__ import annotations
 
-import importlib.util
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from dht.identity import PeerId, RunId
 from peer.data.downloads import Downloads, KnownHashes, TellOf, file_sha256
-from peer.data.formats import PIECE_BYTES, DataFile, piece_count
+from peer.data.formats import PIECE_BYTES, DataFile, piece_count, unusable
 from peer.data.hub import hub_tokenizer_file
 from peer.data.order import Order
 from peer.data.pieces import Bundle, Pieces, Preparation
@@ -33,7 +32,7 @@ from peer.data.sequences import (
 from peer.data.token_cache import TokenCache
 from peer.data.tokenizing import ByteTokenizer, FileTokenizer, Tokenizer
 from peer.data.workers import Workers
-from peer.errors import DataUnavailable, ExtraMissing
+from peer.extras import check_installed
 from peer.run_file.base import base_of
 from peer.run_file.places import (
     LIST_FORMAT,
@@ -68,7 +67,7 @@ def open_files(
     size = vocabulary(run.model)
     reads_text = any(place.suffix in TEXT_FORMATS for each in places for place, _ in each)
     if reads_text and size is not None and tokenizer.vocabulary > size:
-        raise _unusable(
+        raise unusable(
             f"the tokenizer {recipe.tokenizer!r} has {tokenizer.vocabulary} tokens, the model has "
             f"{size}: {_remedy(run)}"
         )
@@ -117,12 +116,12 @@ def check_files_there(recipe: FilesData, data_dir: Path) -> None:
 
     Raises ``DataUnavailable`` or ``ExtraMissing``.
     """
-    if recipe.tokenizer != "bytes" and importlib.util.find_spec("tokenizers") is None:
-        raise ExtraMissing(f"the tokenizer {recipe.tokenizer!r}", "tokenizers", "hf")
+    if recipe.tokenizer != "bytes":
+        check_installed("tokenizers", f"the tokenizer {recipe.tokenizer!r}")
     for source in recipe.sources:
         for place, path in _places(source, data_dir, downloads=None):
-            if place.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
-                raise ExtraMissing(f"the file {place}", "pyarrow", "hf")
+            if place.suffix == ".parquet":
+                check_installed("pyarrow", f"the file {place}")
             if path is not None and place.suffix in FORMATS:
                 try:
                     piece_count(
@@ -135,7 +134,7 @@ def check_files_there(recipe: FilesData, data_dir: Path) -> None:
                         )
                     )
                 except OSError as error:
-                    raise _unusable(f"{path}: {error.strerror}") from error
+                    raise unusable(f"{path}: {error.strerror}") from error
     place = place_of(recipe.tokenizer)
     if place.sha256 is not None and not place.is_url:
         _local_tokenizer(place, data_dir)
@@ -172,7 +171,7 @@ def _local(place: Place, data_dir: Path) -> Iterator[tuple[Place, Path]]:
     try:
         matches = sorted(data_dir.glob(place.name))
     except ValueError as error:
-        raise _unusable(f"{place.name!r} is no pattern: {error}") from error
+        raise unusable(f"{place.name!r} is no pattern: {error}") from error
     found = 0
     for match in matches:
         inside = sorted(match.rglob("*")) if match.is_dir() else [match]
@@ -181,7 +180,7 @@ def _local(place: Place, data_dir: Path) -> Iterator[tuple[Place, Path]]:
                 found += 1
                 yield Place(path.relative_to(data_dir).as_posix(), place.sha256), path
     if not found:
-        raise _unusable(
+        raise unusable(
             f"no file in {data_dir.resolve()} matches {place.name!r}; "
             "put the files there or pass their folder with --data"
         )
@@ -195,15 +194,15 @@ def _listed(
             return
         path = downloads.fetch(place)
     elif place.sha256 is not None and file_sha256(path) != place.sha256:
-        raise _unusable(f"{path} is not the list that the run file demands; copy it again")
+        raise unusable(f"{path} is not the list that the run file demands; copy it again")
     try:
         with path.open("rb") as file:
             content = file.read(LIST_MAX_BYTES + 1)
         if len(content) > LIST_MAX_BYTES:
-            raise _unusable(f"the list {place} is longer than {LIST_MAX_BYTES >> 20} MiB")
+            raise unusable(f"the list {place} is longer than {LIST_MAX_BYTES >> 20} MiB")
         lines = content.decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise _unusable(f"the list {place} cannot be read: {error}") from error
+        raise unusable(f"the list {place} cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):
         digest, _, name = line.partition(" ")
         if not line.strip():
@@ -215,7 +214,7 @@ def _listed(
         if fault is None and below.suffix not in FORMATS:
             fault = f"its format is none of {', '.join(FORMATS)}"
         if fault:
-            raise _unusable(
+            raise unusable(
                 f"the list {place}, line {number}: {line[:100]!r}: {fault}; write the list with "
                 "sha256sum in the folder of the files"
             )
@@ -286,19 +285,15 @@ def _local_tokenizer(place: Place, data_dir: Path) -> Path:
     try:
         found = file_sha256(path)
     except OSError as error:
-        raise _unusable(
+        raise unusable(
             f"the tokenizer {path}: {error.strerror}; put it there or pass its folder with --data"
         ) from error
     if found != place.sha256:
-        raise _unusable(
+        raise unusable(
             f"the tokenizer {path} has the sha256 {found}, the run file demands {place.sha256}: "
             "replace it with the one that the run's author used"
         )
     return path
-
-
-def _unusable(reason: str) -> DataUnavailable:
-    return DataUnavailable("files", reason)
 
 
 # --- reading them -------------------------------------------------------------------------------
@@ -370,7 +365,7 @@ class SourceStream:
                 self._visit, self._place = self._visit + 1, 0
                 empty_visits += 1
                 if empty_visits > 2 * self._pieces.bundles:
-                    raise _unusable(
+                    raise unusable(
                         f"source {self._number} of data.sources has no text or tokens for a "
                         f"sequence of {length}: add data, or shorten data.sequence_length"
                     )
@@ -474,7 +469,7 @@ def _held_out(
             spread = evenly_chosen if source.in_examples else evenly_spaced
             parts.append(spread(tokens, wanted, sequence_length=length))
     if not parts:
-        raise _unusable(
+        raise unusable(
             f"the held-out part has no sequence of {length} tokens; raise data.held_out, add data "
             "or shorten data.sequence_length"
         )

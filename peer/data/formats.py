@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.errors import DataUnavailable, ExtraMissing
+from peer.errors import DataUnavailable, one_line
+from peer.extras import needed
 from peer.run_file.forms import Form
 from peer.run_file.places import TEXT_FORMATS, TOKEN_FORMATS
 
@@ -72,7 +73,7 @@ class Item:
 def piece_count(file: DataFile) -> int:
     """Number of pieces; 0 for a file without text. Raises ``DataUnavailable``."""
     if file.form is not None and file.suffix not in (".jsonl", ".parquet"):
-        raise _unusable(
+        raise unusable(
             f"{file.name} has no columns; data.form = {file.form.kind!r} reads .jsonl and .parquet"
         )
     if file.is_tokens:
@@ -82,7 +83,7 @@ def piece_count(file: DataFile) -> int:
     if file.suffix in TEXT_FORMATS:
         return -(-file.path.stat().st_size // PIECE_BYTES)
     known = ", ".join((*TEXT_FORMATS, *TOKEN_FORMATS))
-    raise _unusable(f"{file.name} has none of the formats {known}; name such files, or a folder")
+    raise unusable(f"{file.name} has none of the formats {known}; name such files, or a folder")
 
 
 def items(file: DataFile, piece: int) -> Iterator[Item]:
@@ -112,12 +113,12 @@ def shard_piece(file: DataFile, piece: int, *, vocabulary: int | None) -> NDArra
     offset = shard.offset + start * shard.dtype.itemsize
     tokens = np.fromfile(file.path, shard.dtype, count, offset=offset)
     if tokens.size < count:
-        raise _unusable(f"{file.name} became shorter while it was read; {AGAIN}")
+        raise unusable(f"{file.name} became shorter while it was read; {AGAIN}")
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or (vocabulary is not None and high >= vocabulary):
         wrong = low if low < 0 else high
         index = start + int(np.argmax(tokens == wrong))
-        raise _unusable(
+        raise unusable(
             f"{file.name} has the token {wrong} at index {index}; the model has the tokens 0 to "
             f"{'...' if vocabulary is None else vocabulary - 1}: set model.vocabulary to that of "
             "the shard's tokenizer, and dtype in [[data.sources]] to the type of its tokens"
@@ -132,13 +133,13 @@ def _shard(file: DataFile) -> _Shard:
         dtype = np.dtype(file.dtype).newbyteorder("<")
         size, rest = divmod(file.path.stat().st_size, dtype.itemsize)
         if rest:
-            raise _unusable(
+            raise unusable(
                 f"{file.name} has {size * dtype.itemsize + rest} bytes, which is no whole number "
                 f"of {file.dtype} tokens; {AGAIN}, or correct dtype in its [[data.sources]]"
             )
         shard = _Shard(dtype, 0, size)
     if not shard.size:
-        raise _unusable(f"{file.name} has no tokens; {AGAIN}, or remove it from data.sources")
+        raise unusable(f"{file.name} has no tokens; {AGAIN}, or remove it from data.sources")
     return shard
 
 
@@ -147,16 +148,17 @@ def _npy(file: DataFile) -> _Shard:
         # Opening a map checks the size of the file; nothing is read through it.
         tokens = np.lib.format.open_memmap(file.path, mode="r")
     except (ValueError, EOFError) as error:
-        raise _unusable(f"{file.name} is no whole .npy file: {error}; {AGAIN}") from error
+        raise unusable(f"{file.name} is no whole .npy file: {error}; {AGAIN}") from error
     if tokens.ndim != 1 or tokens.dtype.kind not in "ui":
-        raise _unusable(
+        raise unusable(
             f"{file.name} has shape {tokens.shape} of {tokens.dtype}; "
             "a shard is one row of whole numbers: write it with numpy.save(tokens.ravel())"
         )
     return _Shard(tokens.dtype, tokens.offset, tokens.size)
 
 
-def _unusable(reason: str) -> DataUnavailable:
+def unusable(reason: str) -> DataUnavailable:
+    """The error of files that cannot be used, with the reason."""
     return DataUnavailable("files", reason)
 
 
@@ -172,7 +174,7 @@ def _txt_items(file: DataFile, piece: int) -> Iterator[Item]:
             try:
                 text = chunk.decode()
             except UnicodeDecodeError as error:
-                raise _unusable(
+                raise unusable(
                     f"{file.name}: byte {at + error.start} is not UTF-8; convert the file, such as "
                     f"with iconv --to-code=UTF-8"
                 ) from error
@@ -207,7 +209,7 @@ def _jsonl_items(file: DataFile, piece: int) -> Iterator[Item]:
                     yield Item(_text_of(line, file), is_end=True)
                 except _Refused as refused:
                     number = _newlines_before(file.path, at) + 1
-                    raise _unusable(f"{file.name}, line {number}: {refused}") from None
+                    raise unusable(f"{file.name}, line {number}: {refused}") from None
             at += len(line)
 
 
@@ -267,20 +269,19 @@ def _newlines_before(path: Path, at: int) -> int:
 
 
 def _parquet(file: DataFile) -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ExtraMissing(f"the file {file.name}", "pyarrow", "hf") from error
+    needed("pyarrow.parquet", f"the file {file.name}")
+    import pyarrow.parquet
+
     try:
         opened = pyarrow.parquet.ParquetFile(file.path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise _unusable(
-            f"{file.name} is no whole parquet file: {_one_line(error)}; {AGAIN}"
+        raise unusable(
+            f"{file.name} is no whole parquet file: {one_line(error)}; {AGAIN}"
         ) from error
     names = opened.schema_arrow.names
     if file.form is not None:
         if missing := [column for column in file.columns if column not in names]:
-            raise _unusable(
+            raise unusable(
                 f"{file.name} has no column {missing[0]!r}; its columns are "
                 f"{', '.join(names)[:300]}: set data.columns"
             )
@@ -291,7 +292,7 @@ def _parquet(file: DataFile) -> Any:
         or pyarrow.types.is_large_string(kind)
         or pyarrow.types.is_string_view(kind)
     ):
-        raise _unusable(
+        raise unusable(
             f"{file.name} has no text in the column {file.text_field!r}; its columns are "
             f"{', '.join(names)[:300]}: set text_field in its [[data.sources]]"
         )
@@ -334,15 +335,11 @@ def _parquet_items(file: DataFile, piece: int) -> Iterator[Item]:
                     _example(file.form, [row[column] for column in file.columns]), is_end=True
                 )
     except _Refused as refused:
-        raise _unusable(
+        raise unusable(
             f"{file.name}, row groups {groups.start} to {groups.stop - 1}: a row {refused}"
         ) from None
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise _unusable(
-            f"{file.name}, row groups {groups.start} to {groups.stop - 1}: {_one_line(error)}; "
+        raise unusable(
+            f"{file.name}, row groups {groups.start} to {groups.stop - 1}: {one_line(error)}; "
             f"the file is damaged: {AGAIN}"
         ) from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]

@@ -5,8 +5,6 @@ The author of a dataset is a stranger: only text in files of the dataset itself 
 
 from __future__ import annotations
 
-import importlib.util
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +15,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from dht.identity import PeerId
+from dht.presence.kept_peers import write_whole
 from peer.data.documents import (
     DocumentStream,
     ShardedDocuments,
@@ -35,7 +34,8 @@ from peer.data.sequences import Data
 from peer.data.token_cache import TokenCache
 from peer.data.tokenizing import ByteTokenizer, FileTokenizer
 from peer.data.tokenizing import Tokenizer as EncodingTokenizer
-from peer.errors import DataUnavailable, ExtraMissing
+from peer.errors import DataUnavailable
+from peer.extras import check_installed, needed
 from peer.run_file.forms import Form
 from peer.run_file.sections import HfData, RunFile, vocabulary
 
@@ -140,8 +140,7 @@ def _kept(
 
 
 def check_hub(recipe: HfData) -> None:
-    if importlib.util.find_spec("datasets") is None:
-        raise ExtraMissing("the data recipe 'hf'", "datasets", "hf")
+    check_installed("datasets", "the data recipe 'hf'")
     for name in {recipe.dataset, recipe.tokenizer} - {"bytes"}:
         _refuse_local(name.partition("@")[0])
 
@@ -220,10 +219,7 @@ def check_files(dataset: str, reader: str, files: Mapping[str, Iterable[str]]) -
 
 def commit_of(dataset: str) -> str:
     """The newest commit of a dataset. Raises ``DataUnavailable`` or ``ExtraMissing``."""
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise ExtraMissing(f"the commit of {dataset}", "huggingface_hub", "hf") from error
+    huggingface_hub = needed("huggingface_hub", f"the commit of {dataset}")
     try:
         return str(huggingface_hub.HfApi().dataset_info(dataset).sha)
     except (OSError, ValueError, RuntimeError) as error:
@@ -233,10 +229,7 @@ def commit_of(dataset: str) -> str:
 
 def hub_address(name: str, commit: str, file: str) -> str:
     """The address of a file of a model. Raises ``ExtraMissing``."""
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise ExtraMissing(f"the model {name}", "huggingface_hub", "hf") from error
+    huggingface_hub = needed("huggingface_hub", f"the model {name}")
     return str(huggingface_hub.hf_hub_url(name, file, revision=commit))
 
 
@@ -245,12 +238,9 @@ def hub_host(name: str) -> Host:
 
     Raises ``ExtraMissing``.
     """
-    try:
-        from huggingface_hub import constants, utils
-    except ImportError as error:
-        raise ExtraMissing(f"the model {name}", "huggingface_hub", "hf") from error
+    constants = needed("huggingface_hub.constants", f"the model {name}")
     log_in = f"accept its licence at {constants.ENDPOINT}/{name} and log in with `hf auth login`"
-    sent = utils.build_hf_headers()
+    sent = needed("huggingface_hub.utils", f"the model {name}").build_hf_headers()
     return Host(
         headers={name: sent[name] for name in ("authorization",) if name in sent},
         remedies={401: log_in, 403: log_in},
@@ -261,10 +251,7 @@ def hub_host(name: str) -> Host:
 def _loaded_tokenizer(named: str) -> Any:
     """The tokenizer ``owner/name@commit``; without a commit, the newest."""
     name, _, commit = named.partition("@")
-    try:
-        import transformers
-    except ImportError as error:
-        raise ExtraMissing(f"the tokenizer {name!r}", "transformers", "hf") from error
+    transformers = needed("transformers", f"the tokenizer {name!r}")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             name, revision=commit or "main", trust_remote_code=False
@@ -286,11 +273,8 @@ def hub_tokenizer_file(name: str, folder: Path) -> tuple[Path, str]:
         )
     content = tokenizer.backend_tokenizer.to_str().encode()
     path = folder / f"{blake3(content).hexdigest()}.json"
-    temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content)
-        temporary.rename(path)
+        write_whole(path, content)
     except OSError as error:
         raise DataUnavailable("hf", f"{path}: {error.strerror}") from error
     return path, str(tokenizer.eos_token)

@@ -16,7 +16,8 @@ from urllib.request import OpenerDirector
 
 from peer.data.base_models import INDEX, SINGLE, BaseUnavailable, Progress, model_downloads
 from peer.data.downloads import Downloads, Tell, file_sha256
-from peer.errors import DataUnavailable, ExtraMissing
+from peer.errors import DataUnavailable, one_line
+from peer.extras import needed
 from peer.run_file.base import WEIGHTS_FORMAT
 from peer.run_file.hf_config import published_settings
 from peer.run_file.places import pinned
@@ -63,15 +64,13 @@ def published(
     except DataUnavailable as error:
         raise BaseUnavailable(named, error.reason) from error
     except OSError as error:
-        raise BaseUnavailable(named, " ".join(str(error).split())[:300]) from error
+        raise BaseUnavailable(named, one_line(error)) from error
 
 
 def _on_hub(named: str) -> Published:
-    try:
-        import huggingface_hub
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-    except ImportError as error:
-        raise ExtraMissing(f"the model {named}", "huggingface_hub", "hf") from error
+    huggingface_hub = needed("huggingface_hub", f"the model {named}")
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
     name, _, revision = named.partition("@")
     if name.count("/") != 1:
         raise BaseUnavailable(
@@ -95,7 +94,7 @@ def _on_hub(named: str) -> Published:
                 )
         settings = _settings(read, named)
     except (HfHubHTTPError, HFValidationError) as error:
-        raise BaseUnavailable(named, " ".join(str(error).split())[:300]) from error
+        raise BaseUnavailable(named, one_line(error)) from error
     source = f"{name}@{commit}"
     has_tokenizer = any(file.startswith("tokenizer") for file in there)
     return Published(

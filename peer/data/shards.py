@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dht.presence.kept_peers import write_whole
 from peer.data.formats import DataFile, items, piece_count
 from peer.data.hub import hub_tokenizer_file
 from peer.data.tokenizing import ByteTokenizer, FileTokenizer, Tokenizer, batches
@@ -74,11 +75,11 @@ def write_shards(
         for number, shard in enumerate(_shards(tokens, shard_tokens)):
             content = shard.astype(dtype).tobytes()
             files.append(out / f"tokens-{number:05}.bin")
-            _write(files[-1], content)
+            write_whole(files[-1], content)
             lines.append(f"{hashlib.sha256(content).hexdigest()}  {files[-1].name}\n")
             total += shard.size
         index = "".join(lines).encode()
-        _write(list_file, index)
+        write_whole(list_file, index)
     except OSError as error:
         raise NotWritten(str(error.filename or out), error.strerror or str(error)) from error
     name = pinned(f"{out.name}/{list_file.name}", hashlib.sha256(index).hexdigest())
@@ -125,9 +126,3 @@ def _shards(parts: Iterator[NDArray[Any]], size: int) -> Iterator[NDArray[Any]]:
             waiting, have = [joined[size:]], have - size
     if have:
         yield np.concatenate(waiting)
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(content)
-    temporary.rename(path)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import shutil
 import struct
 import time
@@ -24,6 +23,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from peer.errors import DataUnavailable
+from peer.whole_files import new_file
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,6 @@ FOLDER_MAX_BYTES = 64 << 30
 
 RECENTLY_USED_S = 600.0
 """Age below which an entry is not removed: it may be about to be opened."""
-
-TEMPORARY = ".tmp"
 
 _HEADER = struct.Struct("<8sB7xQQ32s")
 _MAGIC = b"SHOALTK1"
@@ -82,15 +80,10 @@ class TokenCache:
         digest = blake3(payload).digest()
         header = _HEADER.pack(_MAGIC, train.dtype.itemsize, train.size, held_out.size, digest)
         path = self.path(key)
-        temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with temporary.open("wb") as file:
-                    file.write(header + payload)
-                temporary.rename(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            with new_file(path) as temporary:
+                temporary.write_bytes(header + payload)
         except OSError as error:
             raise DataUnavailable(
                 "files",

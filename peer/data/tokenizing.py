@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from peer.data.formats import Item
 from peer.data.held_out import is_held_out
 from peer.data.token_cache import PieceTokens
-from peer.errors import DataUnavailable, ExtraMissing
+from peer.errors import DataUnavailable
+from peer.extras import needed
 
 BATCH_CHARACTERS = 1 << 18
 FILE_MAX_BYTES = 1 << 26
@@ -69,10 +70,7 @@ class FileTokenizer(Tokenizer):
     """A ``tokenizer.json`` of the tokenizers package. Raises ``DataUnavailable``."""
 
     def __init__(self, path: Path, end_token: str) -> None:
-        try:
-            import tokenizers
-        except ImportError as error:
-            raise ExtraMissing(f"the tokenizer {path}", "tokenizers", "hf") from error
+        tokenizers = needed("tokenizers", f"the tokenizer {path}")
         try:
             if path.stat().st_size > FILE_MAX_BYTES:
                 raise ValueError(f"it is larger than {FILE_MAX_BYTES >> 20} MiB")

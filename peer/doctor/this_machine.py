@@ -6,11 +6,11 @@ import asyncio
 import json
 import os
 import shutil
-import socket
 import sys
 from pathlib import Path
 
 import psutil
+from multiaddr import Multiaddr
 
 from averaging.errors import CodecsNotCompiled
 from averaging.live.compiling import COMPILE_FROM_VALUES, can_compile, try_compiler
@@ -21,6 +21,7 @@ from peer.hosting.service import (
     check_seen,
     own_installation,
 )
+from peer.storage.address import listen_briefly
 
 DISK_FREE_WISHED_BYTES = 5 << 30
 DISK_FREE_MIN_BYTES = 512 << 20
@@ -177,11 +178,7 @@ async def check_codecs() -> Finding:
 def check_port(port: int) -> Finding:
     """Check that this user may listen on the port, or on any port."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("0.0.0.0", port))
-            probe.listen(1)
-            got = probe.getsockname()[1]
+        got = listen_briefly(Multiaddr(f"/ip4/0.0.0.0/tcp/{port}"))
     except OSError as error:
         remedy = (
             f"`ss -ltnp 'sport = :{port}'` names the program that has it; choose another --port"

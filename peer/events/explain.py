@@ -11,7 +11,7 @@ from peer.events.names import Names, NothingFound
 from peer.events.sentences import Event
 from peer.events.table import OPENED, Audience, audience_of
 from peer.events.telling import in_story
-from peer.quantities import bytes_text, count_text, duration_text
+from peer.quantities import bytes_text, count_text, duration_text, plural
 
 REASONS_MAX = 3
 """The most frequent reasons of each kind that a summary lists."""
@@ -57,15 +57,16 @@ def overview(logs: Sequence[Log]) -> list[Line]:
         Line(
             begin,
             "",
-            f"{_count(len(logs), 'log')} of {duration_text(end - begin)}: "
-            f"{_count(len(rounds), 'round')}, {len(finished)} of them finished",
+            f"{plural(len(logs), 'log')} of {duration_text(end - begin)}: "
+            f"{plural(len(rounds), 'round')}, {len(finished)} of them finished",
         )
     )
     lines += [
         Line(
             begin,
             "",
-            f"the clock of {log.name} was {_clock_text(log.clock_off_s)}; corrected",
+            f"the clock of {log.name} was {abs(log.clock_off_s):.1f} s "
+            f"{'behind' if log.clock_off_s > 0 else 'ahead'}; corrected",
         )
         for log in logs
         if log.clock_off_s
@@ -97,13 +98,14 @@ def _summary(log: Log, names: Names) -> list[Line]:
         Line(
             at,
             "",
-            f"{_count(len(done), 'round')} finished, {own} with its work; "
+            f"{plural(len(done), 'round')} finished, {own} with its work; "
             f"{bytes_text(sent)} up, {bytes_text(received)} down",
         )
     ]
     troubles: Counter[str] = Counter()
     for event in log.events:
-        if audience_of(event["event"]) & Audience.TROUBLE or _is_given_up(event):
+        given_up = event["event"] == "round" and event["outcome"] != "finished"
+        if given_up or audience_of(event["event"]) & Audience.TROUBLE:
             troubles[in_story(event, names)] += 1
     lines += [
         Line(at, "", f"{_times(times)}: {text}")
@@ -148,7 +150,7 @@ def _one_round(reports: Sequence[tuple[Log, Event]], names: Names) -> list[Line]
     headline = (
         f"round {first['round'][:8]}, fragment {first['fragment']}, for version "
         f"{first['version']} ({first['kind']}, {_codecs(first)}): led by "
-        f"{names(first['leader'])}, {_count(len(members), 'member')}: "
+        f"{names(first['leader'])}, {plural(len(members), 'member')}: "
         + ", ".join(names(peer) for peer in members)
     )
     lines: list[Line] = []
@@ -197,7 +199,7 @@ def _work_text(mark: Sequence[int] | None) -> str:
     """Steps and tokens of a contributor, from the field ``marks`` of a round."""
     if not mark or len(mark) < 4:
         return ""
-    return f" ({_count(mark[2], 'step')}, {count_text(mark[3])} tokens)"
+    return f" ({plural(mark[2], 'step')}, {count_text(mark[3])} tokens)"
 
 
 # --- a peer -------------------------------------------------------------------------------------
@@ -216,7 +218,7 @@ def peer_story(logs: Sequence[Log], wanted: str) -> list[Line]:
     def sum_up() -> None:
         if busy:
             own = sum(bool(event.get("contributed")) for event in busy)
-            text = f"{_count(len(busy), 'round')} finished, {own} with its work"
+            text = f"{plural(len(busy), 'round')} finished, {own} with its work"
             lines.append(Line(busy[-1]["at"], names(peer), text))
             busy.clear()
 
@@ -266,17 +268,5 @@ def _round_filter(wanted: str) -> Callable[[Event], bool]:
     return lambda event: str(event["round"]).startswith(wanted.lower())
 
 
-def _is_given_up(event: Event) -> bool:
-    return bool(event["event"] == "round" and event["outcome"] != "finished")
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
-
-
-def _clock_text(seconds: float) -> str:
-    return f"{abs(seconds):.1f} s {'behind' if seconds > 0 else 'ahead'}"

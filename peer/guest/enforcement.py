@@ -35,6 +35,7 @@ from peer.rules.limits import (
 from peer.rules.monthly_volume import MonthlyVolume
 from peer.rules.monthly_volume import decode as decode_volume
 from peer.rules.monthly_volume import encode as encode_volume
+from peer.whole_files import new_file
 
 logger = logging.getLogger(__name__)
 
@@ -262,11 +263,8 @@ def folder_bytes(folder: Path) -> int:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_bytes(data)
-        beside.replace(path)
+        with new_file(path) as beside:
+            beside.write_bytes(data)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from error

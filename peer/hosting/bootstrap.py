@@ -362,7 +362,8 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
         board.note(
             {**event.fields, "at": host.wall_time(), "event": event.name, "text": event.text}
         )
-        _log_warning(event)
+        if event.name in WARNINGS:
+            _logger.warning("%s %s", event.name, event.text)
 
     host_settings = HostSettings(daemon=daemon, lane=settings.lane)
     async with await HivemindHost.open(identity, host_settings) as host:
@@ -489,8 +490,3 @@ def _is_public(address: Multiaddr) -> bool:
         or addresses.is_private(address)
         or addresses.is_relayed(address)
     )
-
-
-def _log_warning(event: PresenceEvent) -> None:
-    if event.name in WARNINGS:
-        _logger.warning("%s %s", event.name, event.text)

@@ -5,7 +5,6 @@ Nothing is installed or started here: that is left to the administrator.
 
 from __future__ import annotations
 
-import os
 import socket
 import stat
 import sys
@@ -14,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from peer.errors import PathError
+from peer.whole_files import new_file
 
 STATE_FOLDER = "%S/shoal-bootstrap"
 """The data folder that systemd creates, usually /var/lib/shoal-bootstrap."""
@@ -42,9 +42,7 @@ class ServiceCannotRun(PathError):
     """The service could not use this installation."""
 
     exit_code = 2
-
-    def __str__(self) -> str:
-        return f"the service could not run {self.path}: {self.reason}; {INSTALL_FOR_ALL}"
+    message = "the service could not run {path}: {reason}; " + INSTALL_FOR_ALL
 
 
 class ServiceNotifier:
@@ -113,14 +111,11 @@ def lies_in_a_home(path: Path) -> bool:
 
 def write_service(path: Path, unit: str) -> None:
     """Write the unit atomically. Raises ``ServiceFileError``."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(unit)
-        temporary.chmod(0o644)
-        temporary.replace(path)
+        with new_file(path) as temporary:
+            temporary.write_text(unit)
+            temporary.chmod(0o644)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise ServiceFileError(str(path), error.strerror or str(error)) from error
 
 

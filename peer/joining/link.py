@@ -54,8 +54,9 @@ class Link:
     def __str__(self) -> str:
         """The text that people pass on, with only those addresses that lead here from farthest."""
         # "/" and ":" need no escape in a query (RFC 3986, 3.4), which keeps the link legible.
-        texts = [urllib.parse.quote(str(seed), safe="/:") for seed in self._shareable()]
-        parts = [f"seed={text}" for text in texts]
+        # Where the link is pasted, 127.0.0.1 or 192.168.1.5 is another machine or none.
+        far = [seed for seed in self.seeds if addresses.scope_of(seed) is self.scope]
+        parts = [f"seed={urllib.parse.quote(str(seed), safe='/:')}" for seed in far]
         if self.invite is not None:
             parts.append(f"invite={self.invite}")
         return f"{SCHEME}{self.run_id}" + ("?" + "&".join(parts) if parts else "")
@@ -64,10 +65,6 @@ class Link:
     def scope(self) -> addresses.Scope | None:
         """The scope in which the link can be used; ``None``: it names no address."""
         return max(map(addresses.scope_of, self.seeds), default=None)
-
-    def _shareable(self) -> list[Multiaddr]:
-        # Where the link is pasted, 127.0.0.1 or 192.168.1.5 is another machine or none.
-        return [seed for seed in self.seeds if addresses.scope_of(seed) is self.scope]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,27 @@ class ProcessFailed(PeerError):
 CLI = ("-P", "-m", "peer.cli")
 """How users start the command: without the current folder on the module path."""
 
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+
 PORTS = range(20_000, 32_000)
 """Ports below the kernel's ephemeral range, so that no outgoing connection takes one of them."""
+
+
+def bootstrap_command(folder: Path, *, listen: str = LOOPBACK) -> list[str]:
+    """Arguments of a bootstrap peer that keeps its key in ``folder`` and prints its address."""
+    there = ("--listen", listen, "--data-dir", str(folder))
+    return ["bootstrap", *there, "--page", "off", "--json"]
+
+
+def learner_command(
+    command: Sequence[str], folder: Path, *, pace_s: float, listen: Sequence[str] = (LOOPBACK,)
+) -> list[str]:
+    """Arguments of a learner that is named after its folder and trains on one core.
+
+    ``command``: ``start`` or ``join``, with its argument. ``listen``: the address, and options.
+    """
+    own = ("--directory", str(folder), "--name", folder.name, "--listen", *listen)
+    return [*command, *own, "--pace", str(pace_s), "--threads", "1", "--json", "--yes"]
 
 
 def spawn(

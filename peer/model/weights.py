@@ -7,7 +7,6 @@ the bare model (``peer.model.naming``).
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from peer.errors import PathError
+from peer.errors import PathError, one_line
 from peer.model.naming import bare_name, unwrapped
+from peer.whole_files import new_file
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -49,12 +49,8 @@ def save_weights(model: torch.nn.Module, path: str | Path) -> None:
     if torch.distributed.is_initialized() and torch.distributed.get_rank():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
-    try:
+    with new_file(path) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def check_there(path: Path) -> None:
@@ -175,9 +171,7 @@ def _places(path: Path) -> tuple[Mapping[str, Path], bool]:
             is_export = "shoal_run_id" in (opened.metadata() or {})
             return dict.fromkeys(opened.keys(), file), is_export
     except (OSError, SafetensorError, ValueError, KeyError, AttributeError) as error:
-        raise WeightsUnfit(
-            str(path), " ".join(str(error).split()) or type(error).__name__
-        ) from error
+        raise WeightsUnfit(str(path), one_line(error)) from error
 
 
 def _differences(missing: Sequence[str], superfluous: Sequence[str]) -> str:

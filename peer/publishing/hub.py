@@ -10,7 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from peer.errors import ExtraMissing, PeerError
+from peer.errors import PeerError, one_line
+from peer.extras import needed
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
@@ -56,13 +57,9 @@ def push(folder: Path, repository: str, *, message: str) -> str:
             delete_patterns=["*.safetensors", "*.safetensors.index.json"],
         )
     except (OSError, ValueError, RuntimeError) as error:  # those of its HTTP are of both kinds
-        raise NotPushed(repository, " ".join(str(error).split())[:300]) from error
+        raise NotPushed(repository, one_line(error)) from error
     return str(done.commit_url)
 
 
 def _hub() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise ExtraMissing("--push", "huggingface_hub", "hf") from error
-    return huggingface_hub
+    return needed("huggingface_hub", "--push")

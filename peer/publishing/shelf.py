@@ -11,10 +11,8 @@ removed by the next one. The oldest exports make room for new ones.
 
 from __future__ import annotations
 
-import secrets
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +23,7 @@ from dht.presence.kept_peers import write_whole
 from peer.errors import NotWritten, PeerError
 from peer.publishing.feed import Entry, atom
 from peer.run_file.sections import RunFile
+from peer.whole_files import new_file, read_json
 
 INDEX = "exports.json"
 FEED = "feed.xml"
@@ -136,14 +135,8 @@ class Shelf:
 
     def _link(self, name: str) -> None:
         """Have ``latest`` lead to this export: at any moment it leads to one that is whole."""
-        temporary = self.folder / f".{LATEST}.{secrets.token_hex(4)}"
-        temporary.symlink_to(name, target_is_directory=True)
-        try:
-            temporary.replace(self.folder / LATEST)
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+        with new_file(self.folder / LATEST) as temporary:
+            temporary.symlink_to(name, target_is_directory=True)
 
     def _drop_oldest(self) -> None:
         entries = self.entries()
@@ -161,10 +154,7 @@ class Shelf:
 
 def read_index(folder: Path) -> Index | None:
     """The exports published in a folder; ``None`` if there are none."""
-    try:
-        return msgspec.json.decode((folder / INDEX).read_bytes(), type=Index)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    return read_json(folder / INDEX, Index)
 
 
 def published(folder: Path) -> list[Entry]:

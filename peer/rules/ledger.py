@@ -17,8 +17,13 @@ must be zero, because a contribution is merged at most once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+Tokens: TypeAlias = Annotated[int, Meta(ge=0)]
 
 CRASH = "crash"
 """The trainer or its machine crashed."""
@@ -62,16 +67,15 @@ class Fate:
         return self.processed - self.merged - self.pending - self.discarded_total + self.excess
 
 
-@dataclass(slots=True)
-class _Account:
+class _Account(Struct):
     """Counts of tokens in one fragment."""
 
-    merged: int = 0
-    settled: int = 0
+    merged: Tokens
+    settled: Tokens
     """Tokens of this incarnation that are no longer pending, whatever their fate."""
-    discarded: dict[str, int] = field(default_factory=dict)
-    excess: int = 0
-    recalled: int = 0
+    discarded: dict[str, Tokens]
+    excess: Tokens = 0
+    recalled: Tokens = 0
     """Tokens of incarnations that only other peers know, as this peer lost its files."""
     observed: bool = False
 
@@ -91,6 +95,14 @@ class _Account:
         return tokens
 
 
+class _Saved(Struct):
+    """A ledger as it is kept with the outer checkpoint."""
+
+    earlier: Tokens
+    current: Tokens
+    accounts: list[_Account]
+
+
 class Ledger:
     """The tokens of one peer in one run, over all its incarnations."""
 
@@ -98,7 +110,7 @@ class Ledger:
         if not fragment_sizes or min(fragment_sizes) < 1:
             raise ValueError(f"fragment sizes are {list(fragment_sizes)}; each is at least 1")
         self._sizes = tuple(fragment_sizes)
-        self._accounts = [_Account() for _ in fragment_sizes]
+        self._accounts = [_Account(0, 0, {}) for _ in fragment_sizes]
         self._earlier = 0
         self._current = 0
 
@@ -204,50 +216,22 @@ class Ledger:
 
     def plain(self) -> dict[str, Any]:
         """The ledger as values that JSON has."""
-        return {
-            "earlier": self._earlier,
-            "current": self._current,
-            "accounts": [
-                {
-                    "merged": account.merged,
-                    "settled": account.settled,
-                    "discarded": dict(sorted(account.discarded.items())),
-                    "excess": account.excess,
-                    "recalled": account.recalled,
-                    "observed": account.observed,
-                }
-                for account in self._accounts
-            ],
-        }
+        saved = _Saved(self._earlier, self._current, self._accounts)
+        plain: dict[str, Any] = msgspec.to_builtins(saved, order="sorted")
+        return plain
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], fragment_sizes: Sequence[int]) -> Ledger:
         """Restore a ledger from ``plain()``; call ``begin`` next. Raises ``ValueError``."""
-        ledger = cls(fragment_sizes)
         try:
-            accounts = [_read_account(entry) for entry in plain["accounts"]]
-            ledger._earlier = _count(plain["earlier"])
-            ledger._current = _count(plain["current"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a ledger: {error!r}") from error
-        if len(accounts) != len(fragment_sizes):
-            raise ValueError(f"a ledger of {len(accounts)} fragments, not {len(fragment_sizes)}")
-        ledger._accounts = accounts
+            saved = msgspec.convert(plain, _Saved)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"not a ledger: {error}") from error
+        if len(saved.accounts) != len(fragment_sizes):
+            raise ValueError(
+                f"a ledger of {len(saved.accounts)} fragments, not {len(fragment_sizes)}"
+            )
+        ledger = cls(fragment_sizes)
+        ledger._earlier, ledger._current = saved.earlier, saved.current
+        ledger._accounts = saved.accounts
         return ledger
-
-
-def _read_account(plain: Mapping[str, Any]) -> _Account:
-    return _Account(
-        merged=_count(plain["merged"]),
-        settled=_count(plain["settled"]),
-        discarded={str(reason): _count(count) for reason, count in plain["discarded"].items()},
-        excess=_count(plain["excess"]),
-        recalled=_count(plain["recalled"]),
-        observed=bool(plain["observed"]),
-    )
-
-
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is not a count of tokens")
-    return value

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from peer.errors import PathError, PeerError
+from peer.quantities import plural
 
 RATE_MIN_BYTES_S = 100_000
 """Smallest allowed rate: below it a piece of 512 kB takes longer than its timeout."""
@@ -112,7 +113,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
         if self.gpu_share < 1:
             found.append(f"{self.gpu_share:.0%} of the accelerator's time")
         if self.threads is not None:
-            found.append("1 thread" if self.threads == 1 else f"{self.threads} threads")
+            found.append(plural(self.threads, "thread"))
         if self.idle_below is not None:
             found.append(f"only while other programs use less than {self.idle_below:.0%}")
         if self.disk_bytes is not None:

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from dht.host import Host
 from dht.identity import PeerId, RunId
+from peer.answers import decoded
 
 PROTOCOL = "/shoal/run-page/1"
 REQUEST_MAX_BYTES = 128
@@ -124,12 +125,7 @@ def encode(page: RunPage) -> bytes:
 
 def decode(data: bytes, run: RunId) -> RunPage:
     """Decode a page of any peer. Raises ``ValueError``."""
-    if len(data) > PAGE_MAX_BYTES:
-        raise ValueError(f"a page has at most {PAGE_MAX_BYTES} bytes, not {len(data)}")
-    try:
-        page = _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"not the page of a run: {error}") from error
+    page = decoded(data, _decoder, "the page of a run", max_bytes=PAGE_MAX_BYTES)
     if page.run != run:
         raise ValueError(f"the page of run {page.run[:16]}, not {run[:16]}")
     return page

@@ -60,10 +60,10 @@ def with_port(listen: tuple[Multiaddr, ...], port: int) -> tuple[Multiaddr, ...]
     return (addresses.parse(f"{str(listen[0]).removesuffix('/0')}/{port}"),)
 
 
-def listen_briefly(address: Multiaddr) -> None:
+def listen_briefly(address: Multiaddr) -> int:
     """Listen at an address for a moment, because the daemon does not report a port that is taken.
 
-    Raises ``OSError``.
+    Returns the port. Raises ``OSError``.
     """
     ip = addresses.ip_of(address) or ""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
@@ -73,3 +73,4 @@ def listen_briefly(address: Multiaddr) -> None:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         probe.bind((ip, addresses.port_of(address)))
         probe.listen(1)
+        return int(probe.getsockname()[1])

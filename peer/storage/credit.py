@@ -11,6 +11,7 @@ from dht.presence.kept_peers import write_whole
 from peer.credit import wire
 from peer.credit.reading import everything
 from peer.credit.tally import Tally
+from peer.whole_files import read_json
 
 TALLY_FILE = "tally"
 WISHES_FILE = "credit.json"
@@ -26,10 +27,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_wishes(folder: Path) -> Wishes | None:
-    try:
-        return msgspec.json.decode((folder / WISHES_FILE).read_bytes(), type=Wishes)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    return read_json(folder / WISHES_FILE, Wishes)
 
 
 def write_wishes(folder: Path, wishes: Wishes) -> None:

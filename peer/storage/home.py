@@ -22,6 +22,7 @@ import msgspec
 from dht.identity import RunId
 from peer.errors import FolderInUse, FolderNotEmpty, FolderOfAnotherRun, FolderUnusable
 from peer.run_file.sections import RunFile
+from peer.whole_files import read_json
 
 MARKS = frozenset(("in_use", "identity.key"))
 """Files by which a folder is known to be a peer's. The first is in all, the second is older."""
@@ -57,6 +58,11 @@ def data_home(environment: Mapping[str, str]) -> Path:
     """The folder for keys, checkpoints and logs (XDG Base Directory Specification)."""
     home = environment.get("XDG_DATA_HOME")
     return (Path(home) if home else Path.home() / ".local" / "share") / "shoal"
+
+
+def data_cache() -> Path:
+    """The folder for tokens and downloads of all runs of this user."""
+    return data_home(os.environ) / "data"
 
 
 def default_directory(run_id: RunId) -> Path:
@@ -209,10 +215,7 @@ def _locked(folder: Path) -> int:
 
 def _read_occupant(folder: Path) -> Occupant | None:
     """The last process in a folder; ``None`` if it was never held or by an older version."""
-    try:
-        return msgspec.json.decode((folder / "in_use").read_bytes(), type=Occupant)
-    except (OSError, msgspec.DecodeError):
-        return None
+    return read_json(folder / "in_use", Occupant)
 
 
 def _registry() -> Path:

@@ -21,6 +21,7 @@ from peer.run_file.reading import from_canonical
 from peer.run_file.sections import RunFile
 from peer.storage.home import OUTER, PEERS, default_directory, keeper_directory
 from peer.storage.outer_state import kept_run
+from peer.whole_files import read_json
 
 FILE = "last_seen.json"
 STATE_FILE = "state.json"
@@ -73,10 +74,7 @@ def save_state(folder: Path, state: State) -> None:
 
 def load_state(folder: Path) -> State | None:
     """The last state that a peer has kept."""
-    try:
-        return msgspec.json.decode((folder / STATE_FILE).read_bytes(), type=State)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    return read_json(folder / STATE_FILE, State)
 
 
 def _listed(names: tuple[str, ...]) -> str:
@@ -94,10 +92,7 @@ def save_last_seen(folder: Path, seen: LastSeen) -> None:
 
 def load_last_seen(folder: Path, run_id: RunId) -> LastSeen | None:
     """The memory of the peer of this folder; ``None`` if it never was in the run."""
-    try:
-        seen = msgspec.json.decode((folder / FILE).read_bytes(), type=LastSeen)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        seen = None
+    seen = read_json(folder / FILE, LastSeen)
     if seen is not None:
         return seen if seen.run_file(run_id) is not None else None
     return _from_checkpoint(folder, run_id) or _from_peers(folder, run_id)

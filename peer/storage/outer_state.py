@@ -6,11 +6,9 @@ A checkpoint is self-contained: it has the run file and the shapes of the tensor
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import Checkpoint, CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.tensor_file import Tensor, write_safetensors
+from peer.whole_files import new_file
 
 _LINEAGE_BYTES = 32
 
@@ -42,6 +41,14 @@ class NothingToExport(PeerError):
     message = (
         "there is no usable checkpoint in {folder}; pass the folder of a peer, which has "
         "one some minutes after it has come into its run"
+    )
+
+
+class NoSuchFolder(NothingToExport):
+    """The folder of a peer that a command was given does not exist."""
+
+    message = (
+        "there is no folder {folder}; name the folder of a peer, or the link or the file of a run"
     )
 
 
@@ -141,7 +148,7 @@ def load_outer(
     ``floats(count)``: memory for the numbers of the states.
     Raises ``FolderOfAnotherRun`` if the checkpoint belongs to another run or model.
     """
-    for checkpoint in _usable(folder):
+    while (checkpoint := folder.load_latest()) is not None:
         try:
             outer = _read(checkpoint, floats)
         except (CheckpointDamaged, KeyError, ValueError, TypeError, RunFileError):
@@ -212,18 +219,13 @@ def write_model(
     """
     metadata = export_metadata(outer) | ({"shoal_apart": apart} if apart else {})
     tensors = {name: cast(each) for name, each in named_tensors(outer.layout, outer.states).items()}
-    temporary = out.with_name(f".{out.name}.{secrets.token_hex(8)}")
     try:
-        with temporary.open("xb") as file:
+        with new_file(out) as temporary, temporary.open("xb") as file:
             write_safetensors(file, tensors, metadata=metadata)
             file.flush()
             os.fsync(file.fileno())
-        temporary.rename(out)
     except OSError as error:
         raise NotWritten(str(out), error.strerror or str(error)) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def export_metadata(outer: OuterState) -> dict[str, str]:
@@ -253,11 +255,6 @@ def named_tensors(layout: Layout, states: Sequence[FragmentState]) -> dict[str, 
     return {
         spec.name: Tensor("F32", spec.shape, pieces.get(spec.name, ())) for spec in layout.specs
     }
-
-
-def _usable(folder: CheckpointFolder) -> Iterator[Checkpoint]:
-    while (checkpoint := folder.load_latest()) is not None:
-        yield checkpoint
 
 
 def _describe(layout: Layout, *, fragments: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import msgspec
 
 from averaging.rules.loss_gate import Refusals, Refused
 from dht.presence.kept_peers import write_whole
+from peer.whole_files import read_json
 
 FILE = "refused.json"
 
@@ -30,8 +31,5 @@ def keep_refusals(folder: Path, refusals: Refusals) -> None:
 
 def kept_refusals(folder: Path) -> Refusals:
     """Read the refusals; none if there is no file that can be read."""
-    try:
-        kept = msgspec.json.decode((folder / FILE).read_bytes(), type=_Kept)
-    except (OSError, msgspec.DecodeError):
-        return Refusals()
-    return Refusals(kept.refused, in_a_row=kept.in_a_row)
+    kept = read_json(folder / FILE, _Kept)
+    return Refusals() if kept is None else Refusals(kept.refused, in_a_row=kept.in_a_row)

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from peer.quantities import plural
+
 Precision: TypeAlias = Literal["bf16", "fp16", "tf32", "fp32"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
@@ -65,8 +67,8 @@ class Choices:
     @property
     def text(self) -> str:
         """The choices in words: ``bf16, compiled, 8 sequences at once``."""
-        at_once = "1 sequence" if self.micro_batch == 1 else f"{self.micro_batch} sequences"
-        parts = [self.precision, *(["compiled"] if self.compile else []), f"{at_once} at once"]
+        at_once = f"{plural(self.micro_batch, 'sequence')} at once"
+        parts = [self.precision, *(["compiled"] if self.compile else []), at_once]
         return ", ".join([*parts, *(["activations recomputed"] if self.lean else [])])
 
 

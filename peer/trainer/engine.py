@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from peer.model.recipes import clip_gradients, held_out_loss, next_token_loss
 from peer.model.recipes.chunked_loss import can_chunk, loss_in_chunks
 from peer.model.recipes.gpt import Gpt
-from peer.run_file.sections import GptModel, RunFile
+from peer.run_file.sections import RunFile
 from peer.trainer.choices import Choices, Precision, split
 from peer.trainer.device_facts import device_name, temperature_c, used_bytes
 from peer.trainer.late import Skips
@@ -264,16 +264,13 @@ class Engine:
             if not (short or self.tuning.wait()):
                 raise
             # The last resort is spent: nothing is left to reduce.
-            if short and self._is_smallest():
+            if short and self.choices.micro_batch == 1 and self.choices.lean:
                 raise
         # Outside of the handler: the error's traceback held the activations.
         self.forget_gradients()
         if short:
             self._reduce()
         return None
-
-    def _is_smallest(self) -> bool:
-        return self.choices.micro_batch == 1 and self.choices.lean
 
     def _reduce(self) -> None:
         """Train with half as many sequences at once, in the end with recomputed activations."""
@@ -293,20 +290,12 @@ class Engine:
 
     def use(self) -> DeviceUse:
         """State of the device, for people."""
-        model = self.run.model
         # Of frozen parameters no gradients are computed, which is a third of the operations.
         parameters = round(
             sum(p.numel() * (1 if p.requires_grad else 2 / 3) for p in self.model.parameters())
         )
-        # Attention adds operations that no parameter stands for; other models may differ.
-        shape = (model.layers, model.width) if isinstance(model, GptModel) else (0, 0)
         return DeviceUse(
-            flops_per_token=flops_per_token(
-                parameters,
-                layers=shape[0],
-                width=shape[1],
-                length=self.run.data.sequence_length,
-            ),
+            flops_per_token=flops_per_token(self.run, parameters),
             peak_flops=peak_flops(device_name(self.device), self.choices.precision),
             memory_bytes=used_bytes(self.device),
             temperature_c=temperature_c(self.device),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
+from dht.presence.kept_peers import write_whole
 from peer.errors import MachineTooSmall
 from peer.model.recipes import trained_parameters
 from peer.quantities import bytes_text
@@ -115,10 +115,7 @@ class Remembered:
         known.pop(key, None)
         known[key] = asdict(fit)
         kept = dict(list(known.items())[-REMEMBERED_MAX:])
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        written = self._path.with_suffix(f".{os.getpid()}")
-        written.write_text(json.dumps(kept), encoding="utf-8")
-        written.replace(self._path)
+        write_whole(self._path, json.dumps(kept).encode())
 
     def put_speed(self, key: str, sequence_s: float) -> None:
         """Replace the measured time by that of steps of training, if the machine is known."""

@@ -10,10 +10,8 @@ an offer are then a step or two newer than its mark says. That costs nothing: of
 what was offered is subtracted when the merged value comes back, and the tokens of those steps count
 as merged one cycle later.
 
-A large fragment is copied over several safe points (1 ms each, at least a sixth of the fragment).
-An offer may then combine several neighbouring steps; for each value it is exactly what is
-subtracted when the merged one comes back, so nothing is lost or counted twice. With that, agent and
-daemon at nice level 5, and the slots' pages mapped beforehand, the 99th percentile of the blocked
+With safe points of 1 ms, which copy at least a sixth of a fragment each, agent and daemon at nice
+level 5, and the slots' pages mapped beforehand, the 99th percentile of the blocked
 time of a paced trainer beside three others on two cores fell from 12 to 1.2 ms.
 """
 

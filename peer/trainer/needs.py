@@ -240,14 +240,7 @@ def expected_tokens_per_s(
     if peak is None:
         return None
     if frozen:
-        work = round(parameters + 2 / 3 * frozen)
-        return USUAL_SHARE * peak / flops_per_token(work, layers=0, width=0, length=0)
-    if not isinstance(run.model, GptModel):
+        parameters = round(parameters + 2 / 3 * frozen)
+    elif not isinstance(run.model, GptModel):
         return None
-    flops = flops_per_token(
-        parameters,
-        layers=run.model.layers,
-        width=run.model.width,
-        length=run.data.sequence_length,
-    )
-    return USUAL_SHARE * peak / flops
+    return USUAL_SHARE * peak / flops_per_token(run, parameters)

@@ -59,6 +59,9 @@ STARTS_MAX = 4
 FOUND_AFTER_S = 30.0
 END_AGENT_WITHIN_S = 20.0
 LINK_WITHIN_S = 5.0
+LOOK_EVERY_S = 0.02
+"""Between looks whether the agent has arrived, which takes seconds. With 2 ms they took 4.5% of a
+core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,13 +301,13 @@ def arrive(parts: Parts, news: News, conditions: Conditions) -> None:
             raise RunUnreachable(
                 run, f"still {doing}, and no further for {timeout_s:g} s; see {log}"
             )
-        time.sleep(0.002)
+        time.sleep(LOOK_EVERY_S)
     deadline = time.monotonic() + LINK_WITHIN_S
     while not (news.facts.link or news.over or conditions.leaving()):
         parts.learner.exchange()
         if time.monotonic() > deadline:
             return  # it has no address at all, and trains all the same
-        time.sleep(0.002)
+        time.sleep(LOOK_EVERY_S)
 
 
 def _has_arrived(parts: Parts, news: News) -> bool:

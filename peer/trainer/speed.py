@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from peer.run_file.sections import GptModel, RunFile
 from peer.trainer.choices import Precision
 
 PEAKS: Mapping[str, Mapping[Precision, float]] = {
@@ -34,9 +35,14 @@ def peak_flops(device_name: str, precision: Precision) -> float | None:
     return PEAKS[max(known, key=len)].get(precision)
 
 
-def flops_per_token(parameters: int, *, layers: int, width: int, length: int) -> float:
-    """Floating-point operations of forward and backward pass per token (arXiv 2204.02311, B)."""
-    return 6.0 * parameters + 12.0 * layers * width * length
+def flops_per_token(run: RunFile, parameters: int) -> float:
+    """Floating-point operations of forward and backward pass per token (arXiv 2204.02311, B).
+
+    Attention adds operations that no parameter stands for; those of other models are not known.
+    """
+    model, length = run.model, run.data.sequence_length
+    attention = model.layers * model.width * length if isinstance(model, GptModel) else 0
+    return 6.0 * parameters + 12.0 * attention
 
 
 def steps_to_merge(merged_at: Sequence[int], *, cycle: int, steps: int) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from peer.errors import ExtraMissing, PeerError
+from peer.extras import needed
 from peer.views.progress import progress
 
 if TYPE_CHECKING:
@@ -153,10 +154,7 @@ class Wandb:
     """A run in a project of Weights & Biases, or in a folder with WANDB_MODE=offline."""
 
     def __init__(self, project: str, *, name: str, directory: Path) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise ExtraMissing("--wandb", "wandb", "wandb") from error
+        wandb = needed("wandb", "--wandb", extra="wandb")
         directory.mkdir(parents=True, exist_ok=True)
         try:
             self._run: Any = wandb.init(

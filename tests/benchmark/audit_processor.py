@@ -32,10 +32,17 @@ from averaging.audit.claims import (
 )
 from averaging.audit.inquiry import Inquiry
 from averaging.audit.proofs import Court, FalseMerge, Right, check
-from averaging.numbers.arithmetic import PIECES_SINCE, cutting_of, numbers_of
+from averaging.numbers.arithmetic import (
+    PIECES_SINCE,
+    Moved,
+    Weighted,
+    cutting_of,
+    numbers_of,
+)
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Layout, TensorSpec
+from averaging.numbers.outer import Step
 from averaging.rules.weights import weights_of
 from dht.identity import Identity, verify
 from tests.averaging.history.replayed_rounds import commit_after, founded
@@ -118,7 +125,7 @@ class Bench:
         out = bytearray(self.cutting.data_size)
         for chunk in self.cutting.all_chunks:
             place = memoryview(out)[chunk.data]
-            self.numbers.encode(chunk, self.base, values, place, self.scratch)
+            self.numbers.encode(chunk, Moved(self.base, values), place, self.scratch)
         return out
 
     def merge(self, index: int) -> None:
@@ -129,13 +136,13 @@ class Bench:
                 self.numbers.up.check(chunk, payload, self.scratch)
                 self.numbers.up.squares(chunk, payload)
             out = memoryview(self.merged)[chunk.merged]
-            self.numbers.merge(chunk, payloads, self.weights, out, self.scratch)
+            self.numbers.merge(chunk, Weighted(payloads, self.weights), out, self.scratch)
 
     def step(self) -> None:
         theta, momentum = self.base.copy(), np.zeros_like(self.base)
         for chunk in self.cutting.all_chunks:
             data = memoryview(self.merged)[chunk.merged]
-            self.numbers.step(chunk, data, self.base, theta, momentum, self.scratch)
+            self.numbers.step(chunk, data, Step(self.base, theta, momentum), self.scratch)
 
     def one_round_without_merges(self) -> None:
         self.encode(self.others[0])

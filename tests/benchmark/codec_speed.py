@@ -17,11 +17,11 @@ from functools import partial
 import numpy as np
 import psutil
 
-from averaging.numbers.codec import Scratch
+from averaging.numbers.codec import Addends, Scratch
 from averaging.numbers.codecs import codec_named, codec_names
 from averaging.numbers.layout import UNIT_MAX_VALUES, Kind
 from averaging.numbers.merge import Units, merge_encoded, rule_named
-from averaging.numbers.outer import Nesterov, step_encoded
+from averaging.numbers.outer import Nesterov, Step, step_encoded
 
 MERGED = 4
 """Number of contributions in the measured merges."""
@@ -61,12 +61,12 @@ def _measure(name: str, sizes: tuple[int, ...], repetitions: int) -> Iterator[Sp
     codec.encode(delta, sizes, encoded, scratch)
 
     def merge(rule: str) -> None:
-        payloads, weights = [encoded] * MERGED, [1 / MERGED] * MERGED
-        units = Units(sizes, kinds)
-        merge_encoded(rule_named(rule), codec, payloads, weights, units, out, scratch)
+        given = Addends([encoded] * MERGED, [1 / MERGED] * MERGED)
+        merge_encoded(rule_named(rule), codec, given, Units(sizes, kinds), out, scratch)
 
     def outer_step() -> None:
-        step_encoded(theta, momentum, codec, encoded, sizes, Nesterov(0.7, 0.9), scratch=scratch)
+        made = Step(theta, theta, momentum)
+        step_encoded(made, codec, encoded, sizes, Nesterov(0.7, 0.9), scratch)
 
     works: dict[str, Callable[[], None]] = {
         "encode": lambda: codec.encode(delta, sizes, out, scratch),

@@ -13,6 +13,7 @@ from averaging.live.links import Transport
 from dht.identity import PeerId, RunId
 from dht.libp2p.lane_settings import LaneSettings
 from peer.lab.chaos import stranger
+from peer.lab.chaos.visit import visit
 from tests.integration.loopback import LOOPBACK, hosts, run, until
 
 RUN = RunId("ab" * 32)
@@ -49,11 +50,8 @@ def test_connected_peers_still_exchange_messages_during_an_attack(what: str) -> 
             at = [await anna.addresses(), await boris.addresses()]
             done: Counter[str] = Counter()
             stop = asyncio.Event()
-            visiting = asyncio.create_task(
-                stranger.visit(
-                    what, RUN, [found[0] for found in at], done, seconds=90.0, seed=0, stop=stop
-                )
-            )
+            attack = stranger.attack(what, RUN, [found[0] for found in at], done, seed=0)
+            visiting = asyncio.create_task(visit(attack, seconds=90.0, stop=stop))
             for number in range(25):
                 transports[0].send(boris.peer_id, f"message {number}".encode())
                 await asyncio.sleep(0.1)

@@ -32,6 +32,7 @@ from peer.bridge.agent_process import AgentProcess, LineSettings
 from peer.bridge.messages import Begin, Facts, FromAgent, Happened, Over, Tensor
 from peer.bridge.shared_memory import SharedTensors, SlotState
 from peer.errors import PeerError
+from peer.quantities import bytes_text, plural
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
 
@@ -46,6 +47,8 @@ MEMORY_BAR = (3.5 * 4, 450e6)
 
 TIME_BAR = 1.2
 """Largest time of a round with files, relative to one in memory."""
+
+IN_MEMORY_BYTES, CHECKPOINT_BYTES = 12, 8
 
 START_TIMEOUT_S = 900.0
 TURN_TIMEOUT_S = 600.0
@@ -110,6 +113,25 @@ class MemoryBench:
             raise ValueError(f"founder is {self.founder}; known: {', '.join(WAYS)}")
         if self.turns < 1:
             raise ValueError(f"turns is {self.turns}; it must be at least 1")
+
+    def check_fits(self, *, memory_bytes: float, disk_bytes: float) -> None:
+        """Raise ``ValueError`` if the agents certainly need more than there is.
+
+        In memory an agent takes 12 bytes for each value; with files it takes 8 of the disk, and as
+        many for a checkpoint.
+        """
+        ways = [each for way in self.ways for each in (self.founder or way, way)]
+        in_memory = IN_MEMORY_BYTES * ways.count("memory") * self.values
+        on_disk = CHECKPOINT_BYTES * (len(ways) + ways.count("files")) * self.values
+        for needed, there, what, remedy in (
+            (in_memory, memory_bytes, "memory", "measure fewer values, or pass --founder files"),
+            (on_disk, disk_bytes, "disk", "measure fewer values, or pass another --directory"),
+        ):
+            if needed > there:
+                raise ValueError(
+                    f"values is {self.values:.3g}; {plural(len(ways), 'agent')} need "
+                    f"{bytes_text(needed)} of {what}, and there are {bytes_text(there)}: {remedy}"
+                )
 
     @property
     def run(self) -> RunFile:

@@ -21,11 +21,12 @@ from averaging.live.compiling import can_compile, use_compiled_codecs
 from averaging.live.learner_port import Progress, Snapshot
 from averaging.live.settings import AveragerSettings, RunTerms, Surroundings
 from averaging.live.settings import Participant as RunParticipant
-from averaging.numbers.arithmetic import MergeNumbers
+from averaging.numbers.arithmetic import MergeNumbers, Moved, Weighted
 from averaging.numbers.arrays import Float32s, uninitialised
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Layout, TensorSpec
+from averaging.numbers.outer import Step
 from averaging.rules.due import DuePolicy
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
@@ -170,7 +171,8 @@ class ShoalParticipant(Participant):
         base, values = port.state.theta, port.offered
         mine, merged = uninitialised(cutting.data_size), uninitialised(cutting.merged_size)
         weights = [1.0 / peers] * peers
-        theta, momentum = np.empty_like(base), np.zeros_like(base)
+        given = Moved(base, values)
+        made = Step(base, np.empty_like(base), np.zeros_like(base))
         # The other slices would come from other peers: this peer's displacement stands for them.
         for chunk in cutting.all_chunks:
             moved = base[chunk.values] - values[chunk.values]
@@ -179,16 +181,16 @@ class ShoalParticipant(Participant):
             began = time.perf_counter()
             for chunks in cutting.chunks:
                 for chunk in chunks:
-                    numbers.encode(chunk, base, values, mine[chunk.data], scratch)
+                    numbers.encode(chunk, given, mine[chunk.data], scratch)
                     if port.feeds_back:
-                        numbers.leave_rest(chunk, base, values, mine[chunk.data], scratch)
+                        numbers.leave_rest(chunk, given, mine[chunk.data], scratch)
             for chunk in cutting.chunks[self.setup.index]:
                 payloads = [mine[chunk.data]] * peers
-                numbers.merge(chunk, payloads, weights, merged[chunk.merged], scratch)
+                numbers.merge(chunk, Weighted(payloads, weights), merged[chunk.merged], scratch)
             step_began = time.perf_counter()
             for chunks in cutting.chunks:
                 for chunk in chunks:
-                    numbers.step(chunk, merged[chunk.merged], base, theta, momentum, scratch)
+                    numbers.step(chunk, merged[chunk.merged], made, scratch)
             ended = time.perf_counter()
         return {"seconds": ended - began, "step_seconds": ended - step_began}
 

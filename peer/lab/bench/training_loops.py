@@ -323,14 +323,8 @@ def measure(loop: str, setup: Setup) -> dict[str, Any]:
     tokens_per_s = step_tokens / step_s
     share = None
     if isinstance(run.model, GptModel):
-        flops = flops_per_token(
-            parameters,
-            layers=run.model.layers,
-            width=run.model.width,
-            length=run.data.sequence_length,
-        )
         peak = peak_flops(facts.name, facts.fast[0])
-        share = None if peak is None else tokens_per_s * flops / peak
+        share = None if peak is None else tokens_per_s * flops_per_token(run, parameters) / peak
     return {
         **result,
         "device": facts.name,

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dht.presence.kept_peers import write_whole
+
 HOOK = '''\
 """Shifts time.time() by the seconds in the file SHOAL_CHAOS_CLOCK (peer.lab.chaos.clocks)."""
 import os
@@ -44,6 +46,4 @@ def write_hook(folder: Path) -> None:
 
 def set_clock(path: Path, offset_s: float) -> None:
     """Shift the clock of all processes that use this file, within a fraction of a second."""
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(f"{offset_s}", encoding="ascii")
-    new.replace(path)
+    write_whole(path, str(offset_s).encode())

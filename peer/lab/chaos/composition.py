@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dht.identity import PeerId
+from peer.lab.chaos.judging.scenarios import QUIET, Scenario
 from peer.run_file.merging import Outer, Rounds
 from peer.run_file.sections import (
     AdamwInner,
@@ -34,27 +35,13 @@ class SwarmSettings:
 
     directory: Path
     peers: int = 4
-    bootstraps: int = 2
     pace_s: float = 0.2
     """Least time per step. It leaves idle time, as if every learner had a machine of its own."""
     cycle_steps: int = 16
     synchronous: bool = False
     """Every round waits for all learners, and every trainer for the round."""
     expiry_s: float = 6.0
-    hostile: bool = False
-    """One more learner takes part, which spoils its uploads."""
-    proxied: bool = False
-    """All connections go through proxies."""
-    skewed: bool = False
-    """The learners' clocks can be set, and are wrong from the start."""
-    listed: bool = False
-    """The run admits its learners alone."""
-    liars: int = 0
-    """Number of further learners, which lie when they are told to."""
-    late: bool = False
-    """The last learner is held back at the start."""
-    audit_rate: float | None = None
-    """``None``: the usual one."""
+    scenario: Scenario = QUIET
 
     def __post_init__(self) -> None:
         if not 2 <= self.peers <= 32:
@@ -103,7 +90,8 @@ def run_file(
 
 
 def _policy(settings: SwarmSettings, listed: Sequence[PeerId]) -> Policy:
-    rate = Policy().audit_rate if settings.audit_rate is None else settings.audit_rate
+    chosen = settings.scenario.audit_rate
+    rate = Policy().audit_rate if chosen is None else chosen
     if listed:
         return Policy(admission="listed", peers=list(listed), audit_rate=rate)
     return Policy(audit_rate=rate)

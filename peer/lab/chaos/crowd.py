@@ -1,21 +1,15 @@
 """A crowd of strangers beside a run: every kind of hostile request at once, with ever new keys.
 
-``python -m peer.lab.chaos.crowd --run ID --seconds S [--knock PORT]... ADDRESS...`` sends to these
-members and bootstrap peers what any peer can send to any other one (``hostile_requests``), and what
-only members may send: joins, forged heads, uploads, requests for states. It also holds half-open
-connections to the ports of lanes. The last line of its output is one JSON object with counters, of
-which ``believed`` is the number of times that a member came to a stranger for a state.
+It sends to members and bootstrap peers what any peer can send to any other one
+(``hostile_requests``), and what only members may send: joins, forged heads, uploads, requests for
+states. It also holds half-open connections to the ports of lanes. The counter ``believed`` is the
+number of times that a member came to a stranger for a state.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import os
 import random
-import sys
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -27,7 +21,6 @@ from averaging import messages as said
 from averaging.live.fetch_server import AskManifest, fetch_protocol
 from averaging.live.links import bulk_protocol, control_protocol
 from averaging.messages import Head, Join, Link, Message
-from dht import addresses as address_rules
 from dht.errors import DhtError
 from dht.host import FRAME_MAX_BYTES, Stream
 from dht.identity import Identity, RunId
@@ -36,9 +29,8 @@ from dht.libp2p.lane_wire import LANE_PROTOCOL
 from dht.membership import hello
 from dht.membership.table import bucket_key
 from dht.records import seal
-from peer.event_loop import run_until_stopped, unless_stopped
 from peer.lab.chaos.hostile_requests import HOST, KINDS, RECORD, Attacker, kinds_of
-from peer.lab.chaos.stranger import TIMEOUT_S, knock_silently
+from peer.lab.chaos.stranger import TIMEOUT_S, dial, knock_silently
 
 IDENTITIES = 2
 KEEP_S = 10.0
@@ -168,11 +160,7 @@ class Crowd:
         self._rng = rng
 
     async def attack(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(IDENTITIES):
-                tasks.create_task(self._one_identity_after_another())
-
-    async def _one_identity_after_another(self) -> None:
+        """One identity after another."""
         while True:
             self._done["identities"] += 1
             async with self._opened(Identity.from_seed(self._rng.randbytes(32))) as attackers:
@@ -189,14 +177,7 @@ class Crowd:
             for protocol in (fetch_protocol(self._run), control_protocol(self._run)):
                 await host.serve_streams(protocol, self._visited)
             attackers = []
-            for address in self._at:
-                peer = address_rules.peer_of(address)
-                assert peer is not None
-                try:
-                    await host.connect(peer, [address], timeout_s=TIMEOUT_S)
-                except DhtError:
-                    self._done["dials_failed"] += 1
-                    continue
+            for peer in await dial(host, self._at, self._done):
                 attacker = Intruder(identity, host, peer, self._rng)
                 attacker.run, attacker.done = self._run, self._done
                 attackers.append(attacker)
@@ -220,47 +201,13 @@ class Crowd:
                 self._done["refused"] += 1
 
 
-async def visit(
-    crowd: Crowd, knock: Sequence[int], done: Counter[str], *, seconds: float, stop: asyncio.Event
-) -> Counter[str]:
-    """Attack for ``seconds``, or until told to stop. Returns the counters."""
-
-    async def attack() -> None:
-        async with asyncio.timeout(seconds), asyncio.TaskGroup() as tasks:
-            for port in knock:
-                tasks.create_task(knock_silently("127.0.0.1", port, done))
+async def attack(
+    run: RunId, at: Sequence[Multiaddr], knock: Sequence[int], done: Counter[str], *, seed: int
+) -> None:
+    """Attack these addresses without end, and knock at these ports. Counts in ``done``."""
+    crowd = Crowd(run, at, done, random.Random(seed))
+    async with asyncio.TaskGroup() as tasks:
+        for port in knock:
+            tasks.create_task(knock_silently("127.0.0.1", port, done))
+        for _ in range(IDENTITIES):
             tasks.create_task(crowd.attack())
-
-    with suppress(asyncio.CancelledError, TimeoutError):
-        await unless_stopped(stop, attack())
-    return done
-
-
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--run", required=True)
-    parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--knock", type=int, action="append", default=[])
-    parser.add_argument("addresses", nargs="+")
-    given = parser.parse_args(arguments)
-    # The strangers' own machines would not take time from the members'.
-    os.nice(19)
-    began = time.monotonic()
-    done: Counter[str] = Counter()
-    crowd = Crowd(
-        RunId(given.run),
-        [Multiaddr(text) for text in given.addresses],
-        done,
-        random.Random(given.seed),
-    )
-    run_until_stopped(
-        lambda stop: visit(crowd, given.knock, done, seconds=given.seconds, stop=stop)
-    )
-    done["seconds"] = round(time.monotonic() - began)
-    sys.stdout.write(json.dumps({"event": "did", **done}) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from dht.presence.kept_peers import write_whole
 from peer.lab.chaos.judging.lies import SERVING, Act
 from peer.lab.chaos.members import Learner
 from peer.lab.chaos.process_swarm import ProcessSwarm
@@ -83,7 +84,4 @@ class Director:
 
 def give_orders(liar: Learner, orders: object) -> None:
     """Replace a liar's orders in one step, so that it never reads a half."""
-    path = liar.orders_path
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(orders), encoding="utf-8")
-    new.replace(path)
+    write_whole(liar.orders_path, json.dumps(orders).encode())

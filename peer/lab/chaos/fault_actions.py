@@ -147,21 +147,18 @@ class FaultActions:
             link = learner.life.link if learner.lives else None
             addresses += _own_addresses(link or "", learner.peer_id)
         arguments = [
+            *("--what", str(fault.kind)),
             *("--run", swarm.run.run_id),
             *("--seed", str(int(self._rng.integers(1 << 30)))),
             *("--seconds", str(fault.lasts_s)),
         ]
         if fault.kind is FaultKind.CROWD:
-            module = "peer.lab.chaos.crowd"
             addresses += [bootstrap.address for bootstrap in swarm.bootstraps]
             for port in self._ports():
                 arguments += ["--knock", str(port)]
-        else:
-            module = "peer.lab.chaos.stranger"
-            arguments += ["--what", str(fault.kind)]
         self._strangers += 1
         process, log = swarm.helper(
-            module, [*arguments, *addresses], f"stranger-{self._strangers}.out"
+            "peer.lab.chaos.visit", [*arguments, *addresses], f"stranger-{self._strangers}.out"
         )
 
         def undo() -> Mapping[str, int]:

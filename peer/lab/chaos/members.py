@@ -16,9 +16,16 @@ from dht.identity import Identity, PeerId
 from peer.lab.chaos.clocks import set_clock
 from peer.lab.chaos.judging.evidence import Life, Report, Sample
 from peer.lab.chaos.workspace import Workspace
-from peer.lab.processes import CLI, Output, family, kill_tree, spawn
-
-LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+from peer.lab.processes import (
+    CLI,
+    LOOPBACK,
+    Output,
+    bootstrap_command,
+    family,
+    kill_tree,
+    learner_command,
+    spawn,
+)
 
 
 @dataclass(slots=True)
@@ -113,13 +120,10 @@ class Learner:
     def launch(self, command: Sequence[str]) -> None:
         """Begin a life. All lives use the same folder."""
         workspace = self._workspace
-        arguments = [
-            *command,
-            *("--directory", str(self.directory), "--name", self.name),
-            *self._listening(),
-            *("--pace", str(workspace.settings.pace_s), "--threads", "1", "--json", "--yes"),
-            *(("--orders", str(self.orders_path)) if self._lies else ()),
-        ]
+        pace_s, listen = workspace.settings.pace_s, self._listening()
+        arguments = learner_command(command, self.directory, pace_s=pace_s, listen=listen)
+        if self._lies:
+            arguments += ["--orders", str(self.orders_path)]
         log = workspace.directory / f"{self.name}-life-{len(self.lives)}.out"
         process = spawn(
             arguments,
@@ -132,11 +136,11 @@ class Learner:
     def _listening(self) -> Sequence[str]:
         proxies = self._workspace.proxies
         if proxies is None:
-            return ("--listen", LOOPBACK)
+            return (LOOPBACK,)
         inner, outer = proxies.ports(self.name)
         lane_inner, lane_outer = proxies.ports(self.name, "lane")
         return (
-            *("--listen", f"/ip4/127.0.0.1/tcp/{inner}"),
+            f"/ip4/127.0.0.1/tcp/{inner}",
             *("--announce", f"/ip4/127.0.0.1/tcp/{outer}"),
             *("--lane", f"{lane_inner}:{lane_outer}"),
         )
@@ -270,10 +274,7 @@ class Bootstrap:
     def launch(self) -> None:
         log = self._directory / f"life-{self._lives}.out"
         self._lives += 1
-        arguments = [
-            *("bootstrap", "--listen", self._listen, "--json"),
-            *("--data-dir", str(self._directory), "--page", "off"),
-        ]
+        arguments = bootstrap_command(self._directory, listen=self._listen)
         if self._announce is not None:
             arguments += ["--announce", self._announce]
         self.process = spawn(arguments, log, environment=self._workspace.environment())

@@ -17,6 +17,7 @@ import psutil
 
 from peer.lab.chaos.composition import SwarmSettings, run_file
 from peer.lab.chaos.judging.evidence import HeldOutPoint, Leaks
+from peer.lab.chaos.judging.lies import liars_of
 from peer.lab.chaos.members import Bootstrap, Learner
 from peer.lab.chaos.workspace import Workspace
 from peer.lab.processes import ProcessFailed, family, kill_tree, spawn
@@ -27,6 +28,7 @@ START_WITHIN_S = 180.0
 """A start takes ten seconds on an idle machine; 92 were measured at a load of 24."""
 
 LEAVE_WITHIN_S = 60.0
+BOOTSTRAPS = 2
 SAMPLE_EVERY_S = 4.0
 
 CLOCKS_OFF_S = (0.0, -3600.0, 45.0, 7200.0, -5.0)
@@ -38,6 +40,7 @@ class ProcessSwarm:
 
     def __init__(self, settings: SwarmSettings) -> None:
         self.settings = settings
+        self._scenario = settings.scenario
         self.workspace = Workspace(settings)
         self.bootstraps: list[Bootstrap] = []
         self.learners: list[Learner] = []
@@ -66,7 +69,7 @@ class ProcessSwarm:
 
     def compose(self, seeds: Sequence[str]) -> RunFile:
         """The run to join, from the addresses of the bootstrap peers."""
-        listed = [x.make_identity() for x in self.everybody] if self.settings.listed else []
+        listed = [x.make_identity() for x in self.everybody] if self._scenario.listed else []
         return run_file(self.settings, seeds, listed)
 
     # --- start ----------------------------------------------------------------------------------
@@ -78,25 +81,25 @@ class ProcessSwarm:
         """
         if self.workspace.proxies is not None:
             self.workspace.proxies.find_diallers(self._dialler)
-        for index in range(self.settings.bootstraps):
+        for index in range(BOOTSTRAPS):
             self.bootstraps.append(Bootstrap(self.workspace, index))
             self.bootstraps[-1].launch()
         for bootstrap in self.bootstraps:
             bootstrap.wait_for_address(START_WITHIN_S)
         self.learners = [Learner(self.workspace, index) for index in range(self.settings.peers)]
-        if self.settings.hostile:
+        if self._scenario.hostile:
             self.mallory = Learner(self.workspace, 0, hostile=True)
-        self.liars = [
-            Learner(self.workspace, index, lies=True) for index in range(self.settings.liars)
-        ]
+        if self._scenario.lies:
+            count = liars_of(self.settings.peers)
+            self.liars = [Learner(self.workspace, index, lies=True) for index in range(count)]
         self.run = self.compose([b.address for b in self.bootstraps])
         self.workspace.run_path.write_text(to_toml(self.run), encoding="utf-8")
-        if self.settings.skewed:
+        if self._scenario.skewed:
             for learner, offset_s in zip(self.learners, itertools.cycle(CLOCKS_OFF_S)):
                 learner.set_clock(offset_s)
         # All at once: joining learners wait for the founder's state themselves.
         self.learners[0].launch(["start", str(self.workspace.run_path)])
-        held_back = self.learners[-1] if self.settings.late else None
+        held_back = self.learners[-1] if self._scenario.late else None
         first = [learner for learner in self.everybody if learner is not held_back]
         for learner in first[1:]:
             learner.come_back()
@@ -110,7 +113,7 @@ class ProcessSwarm:
 
     def launch_late(self) -> None:
         """Start the learner that was held back, if there is one."""
-        if self.settings.late and not self.learners[-1].lives:
+        if self._scenario.late and not self.learners[-1].lives:
             self.learners[-1].come_back()
 
     def _wait_until_training(self, learner: Learner) -> None:

@@ -127,9 +127,10 @@ def text(record: Mapping[str, Any], page: Path) -> str:
     for name, each in record["scenarios"].items():
         broken = [promise for promise, v in each["verdicts"].items() if v["kept"] is False]
         share = "-" if each["goodput"] is None else f"{each['goodput']:.1%}"
+        faults = ", ".join(f"{count} {kind}" for kind, count in each["faults"].items()) or "none"
         lines.append(
             f"{name:10} {'BROKEN: ' + ', '.join(broken) if broken else 'kept':30} "
-            f"goodput {share}, faults: {_counts(each['faults'])}"
+            f"goodput {share}, faults: {faults}"
         )
         lines += _lies(each.get("lies", ()))
     total = record["tokens"]
@@ -162,7 +163,3 @@ def _lies(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in cells
     ]
-
-
-def _counts(faults: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in faults.items()) or "none"

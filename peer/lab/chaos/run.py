@@ -22,7 +22,7 @@ from peer.lab.chaos.injection import FaultInjector
 from peer.lab.chaos.judging.evidence import Evidence
 from peer.lab.chaos.judging.learning import losses
 from peer.lab.chaos.judging.liars import found
-from peer.lab.chaos.judging.lies import acts, liars_of
+from peer.lab.chaos.judging.lies import acts
 from peer.lab.chaos.judging.oracle import judge
 from peer.lab.chaos.judging.resources import step_times_s
 from peer.lab.chaos.judging.scenarios import Scenario
@@ -166,13 +166,7 @@ def run_scenario(
         directory=settings.directory / scenario.name.replace(" ", "-"),
         peers=settings.learners(scenario) if sizes is None else sizes.founders,
         pace_s=settings.pace_s,
-        hostile=scenario.hostile,
-        proxied=scenario.proxied,
-        skewed=scenario.skewed,
-        listed=scenario.listed,
-        liars=liars_of(settings.learners(scenario)) if scenario.lies else 0,
-        late=scenario.late,
-        audit_rate=scenario.audit_rate,
+        scenario=scenario,
     )
     watcher.say(f"{scenario.name}: {scenario.text}")
     with signals.as_interrupts(), ProcessSwarm(swarm_settings) as swarm:

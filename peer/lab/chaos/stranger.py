@@ -1,18 +1,9 @@
-"""A stranger on the network, which is in no run: it sends garbage, or a flood, on every protocol.
-
-``python -m peer.lab.chaos.stranger --what garbage|flood --run ID --seconds S ADDRESS...`` dials the
-addresses with a key of its own and attacks them until the time is over. The last line of its output
-is one JSON object with counters.
-"""
+"""A stranger on the network, in no run, that sends garbage or a flood on every protocol."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import socket
-import sys
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -40,7 +31,6 @@ from dht.membership.hello import (
     RUN_FILE_PROTOCOL,
 )
 from peer import status
-from peer.event_loop import run_until_stopped, unless_stopped
 
 CALLS = (
     HELLO_PROTOCOL,
@@ -217,42 +207,24 @@ def announce_too_much(stream: Stream) -> None:
         transport.write(b"\xff\xff\xff\xff\x00" + bytes(1000))
 
 
-async def visit(
-    what: str,
-    run: RunId,
-    at: Sequence[Multiaddr],
-    done: Counter[str],
-    *,
-    seconds: float,
-    seed: int,
-    stop: asyncio.Event,
-) -> Counter[str]:
-    """Attack for ``seconds``, or until told to stop. Counts in ``done``, and returns it."""
-
-    async def attack() -> None:
-        rng = np.random.default_rng(seed)
-        deadline = time.monotonic() + seconds
-        async with await HivemindHost.open(Identity.generate(), HOST) as host:
-            while time.monotonic() < deadline:
-                peers = await _dial(host, at, done)
-                act = flood if what == "flood" else garbage
-                try:
-                    async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
-                        await act(host, peers, run, rng, done)
-                except TimeoutError:
-                    break
-                finally:
-                    assert host.lane is not None
-                    done["lane_streams"] = host.lane.counters["streams_opened"]
-                done["turns"] += 1
-                await asyncio.sleep(0.1)
-
-    with suppress(asyncio.CancelledError):  # it was told to stop
-        await unless_stopped(stop, attack())
-    return done
+async def attack(
+    what: str, run: RunId, at: Sequence[Multiaddr], done: Counter[str], *, seed: int
+) -> None:
+    """Attack these addresses without end. Counts in ``done``."""
+    rng = np.random.default_rng(seed)
+    act = flood if what == "flood" else garbage
+    async with await HivemindHost.open(Identity.generate(), HOST) as host:
+        while True:
+            try:
+                await act(host, await dial(host, at, done), run, rng, done)
+            finally:
+                assert host.lane is not None
+                done["lane_streams"] = host.lane.counters["streams_opened"]
+            done["turns"] += 1
+            await asyncio.sleep(0.1)
 
 
-async def _dial(
+async def dial(
     host: HivemindHost, at: Sequence[Multiaddr], done: Counter[str]
 ) -> dict[PeerId, str]:
     """Connect to all addresses; returns the IP address of each peer that was reached."""
@@ -266,30 +238,3 @@ async def _dial(
         except DhtError:
             done["dials_failed"] += 1
     return peers
-
-
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--what", choices=["garbage", "flood"], required=True)
-    parser.add_argument("--run", required=True)
-    parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("addresses", nargs="+")
-    given = parser.parse_args(arguments)
-    done = run_until_stopped(
-        lambda stop: visit(
-            given.what,
-            RunId(given.run),
-            [Multiaddr(text) for text in given.addresses],
-            Counter(),
-            seconds=given.seconds,
-            seed=given.seed,
-            stop=stop,
-        )
-    )
-    sys.stdout.write(json.dumps({"event": "did", **done}) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

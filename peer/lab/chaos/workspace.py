@@ -41,8 +41,8 @@ class Workspace:
         self._shared_memory_before = _shared_memory()
         self._used_s: dict[psutil.Process, float] = {}
         """Processor time of every process of the swarm, when it was last seen."""
-        self.proxies = Proxies() if settings.proxied else None
-        if settings.skewed:
+        self.proxies = Proxies() if settings.scenario.proxied else None
+        if settings.scenario.skewed:
             write_hook(self.directory / "clock")
 
     def now(self) -> float:
@@ -58,7 +58,7 @@ class Workspace:
             # Otherwise torch keeps a cache in the temporary folder that outlives its processes.
             "TORCHINDUCTOR_CACHE_DIR": str(self.directory / "torch"),
         }
-        if clock is not None and self.settings.skewed:
+        if clock is not None and self.settings.scenario.skewed:
             folders = [str(self.directory / "clock"), os.environ.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
             environment["SHOAL_CHAOS_CLOCK"] = str(clock)

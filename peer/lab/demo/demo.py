@@ -17,7 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peer.lab.processes import Output, ProcessFailed, kill_tree, spawn
+from peer.lab.processes import (
+    Output,
+    ProcessFailed,
+    bootstrap_command,
+    kill_tree,
+    learner_command,
+    spawn,
+)
 from peer.quantities import bytes_text, count_text
 from peer.views.screen import PeerRow, View
 from peer.views.watch import sentence
@@ -133,7 +140,6 @@ class Learner:
     came_back: bool = False
     """``True`` once it has been started again after the kill."""
     merged_after_return: bool = False
-    exit_code: int | None = None
 
     @property
     def training(self) -> bool:
@@ -207,9 +213,8 @@ class Demo:
         look()
         for learner in self.learners:
             assert learner.process is not None
-            learner.exit_code = learner.process.wait()
-            if learner.exit_code != 0:
-                what = f"{learner.name} ended with exit code {learner.exit_code}"
+            if (code := learner.process.wait()) != 0:
+                what = f"{learner.name} ended with exit code {code}"
                 raise ProcessFailed(what, str(learner.output.log))
         return self._result()
 
@@ -240,27 +245,14 @@ class Demo:
         directory = self.settings.directory / "bootstrap"
         directory.mkdir(parents=True, exist_ok=True)
         log = directory / "out"
-        self._bootstrap = spawn(
-            [
-                *("bootstrap", "--listen", "/ip4/127.0.0.1/tcp/0", "--json"),
-                *("--data-dir", str(directory), "--page", "off"),
-            ],
-            log,
-        )
+        self._bootstrap = spawn(bootstrap_command(directory), log)
         return Output(log).first(
             "address", self._bootstrap, name="the bootstrap peer", within_s=START_WITHIN_S
         )
 
     def _launch(self, learner: Learner, command: Sequence[str]) -> None:
-        learner.process = spawn(
-            [
-                *command,
-                *("--directory", str(learner.directory), "--name", learner.name),
-                *("--listen", "/ip4/127.0.0.1/tcp/0", "--pace", str(learner.pace_s)),
-                *("--threads", "1", "--json", "--yes"),
-            ],
-            learner.output.log,
-        )
+        arguments = learner_command(command, learner.directory, pace_s=learner.pace_s)
+        learner.process = spawn(arguments, learner.output.log)
         learner.blocked_s.append(0.0)
         learner.alive_s.append(0.0)
         learner.bytes_sent.append(0)

@@ -18,7 +18,15 @@ from typing import Any
 import msgspec
 
 from peer.lab.network.topology import Internet, Site, internet
-from peer.lab.processes import Output, ProcessFailed, family, kill_tree, spawn
+from peer.lab.processes import (
+    Output,
+    ProcessFailed,
+    bootstrap_command,
+    family,
+    kill_tree,
+    learner_command,
+    spawn,
+)
 from peer.lab.regions.figures import Course, Failure, Merged, Progress, Row, row
 from peer.lab.simulate.paper.bandwidth import Setting
 from peer.run_file.sections import RunFile
@@ -150,12 +158,8 @@ class Swarm:
         """Start everything, and return when each learner trains."""
         log = self.trial.directory / "bootstrap.out"
         listen = f"/ip4/{self._net.address(BOOTSTRAP)}/tcp/{PORT}"
-        folder = self.trial.directory / BOOTSTRAP
-        self._bootstrap = self._spawn(
-            BOOTSTRAP,
-            ["bootstrap", "--listen", listen, "--data-dir", str(folder), "--page", "off", "--json"],
-            log,
-        )
+        command = bootstrap_command(self.trial.directory / BOOTSTRAP, listen=listen)
+        self._bootstrap = self._spawn(BOOTSTRAP, command, log)
         seed = Output(log).first(
             "address", self._bootstrap, name="the bootstrap peer", within_s=START_WITHIN_S
         )
@@ -228,17 +232,13 @@ class Swarm:
 
     def _launch(self, learner: Learner, command: Sequence[str]) -> None:
         learner.is_ready = False
-        learner.process = self._spawn(
-            learner.name,
-            [
-                *command,
-                *("--directory", str(learner.folder), "--name", learner.name),
-                *("--listen", f"/ip4/0.0.0.0/tcp/{PORT}", "--page", "off"),
-                *("--site", learner.name, "--pace", str(self.trial.step_s)),
-                *("--threads", "1", "--json", "--yes"),
-            ],
-            learner.output.log,
+        arguments = learner_command(
+            command,
+            learner.folder,
+            pace_s=self.trial.step_s,
+            listen=(f"/ip4/0.0.0.0/tcp/{PORT}", "--page", "off", "--site", learner.name),
         )
+        learner.process = self._spawn(learner.name, arguments, learner.output.log)
 
     def _spawn(self, site: str, arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         environment = {

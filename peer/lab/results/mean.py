@@ -21,9 +21,9 @@ class Mean:
         error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else 0.0
         return cls(statistics.fmean(found), error)
 
-    def text(self, digits: int) -> str:
-        error = f" ±{self.error:.{digits}f}" if self.error else ""
-        return f"{self.value:.{digits}f}{error}"
+    def text(self, digits: int, *, per: float = 1.0) -> str:
+        error = f" ±{self.error / per:.{digits}f}" if self.error else ""
+        return f"{self.value / per:.{digits}f}{error}"
 
     def percent(self, digits: int = 1) -> str:
         error = f" ±{100 * self.error:.{digits}f}" if self.error else ""

@@ -8,7 +8,9 @@ import html
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
+
+from peer.lab.results.mean import Mean
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -51,9 +53,21 @@ class Section:
     """Align the table to the left and wrap its lines: its cells are sentences, not numbers."""
 
 
+def record_of(row: Any) -> dict[str, Any]:
+    """The fields of a dataclass instance. A ``Mean`` has two: its value, and ``NAME_error``."""
+    hints, record = get_type_hints(type(row)), dict[str, Any]()
+    for name, value in asdict(row).items():
+        if Mean in (hints[name], *get_args(hints[name])):
+            mean = value or {"value": None, "error": None}
+            record |= {name: mean["value"], f"{name}_error": mean["error"]}
+        else:
+            record[name] = value
+    return record
+
+
 def write_csv(path: Path, rows: Sequence[Any]) -> None:
     """Write dataclass instances of one type, or mappings with equal keys: a column per field."""
-    records = [row if isinstance(row, dict) else asdict(row) for row in rows]
+    records = [row if isinstance(row, dict) else record_of(row) for row in rows]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(records[0]))
         writer.writeheader()

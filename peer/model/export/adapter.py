@@ -8,7 +8,7 @@ from typing import Any
 from peer.errors import PeerError
 from peer.model.export.folder import Export, json_bytes, write_whole
 from peer.model.export.tensors import in_bf16
-from peer.model.recipes.lora import ADAPTER, check_installed, peft_config
+from peer.model.recipes.lora import ADAPTER, check_peft, peft_config
 from peer.run_file.base import base_of
 from peer.run_file.sections import HfModel, RunFile
 from peer.storage.outer_state import export_metadata, named_tensors
@@ -32,7 +32,7 @@ def check_adapters(run: RunFile) -> None:
     """Raise ``NoAdapters`` or ``ExtraMissing``."""
     if not isinstance(run.model, HfModel) or run.model.lora is None:
         raise NoAdapters(run.name)
-    check_installed()
+    check_peft()
 
 
 def write_adapter(export: Export, out: Path) -> None:

@@ -110,9 +110,10 @@ def _convert(folder: Path, out: Path, run: RunFile) -> None:
     try:
         for found, name in named.items():
             values = _values(tensors[name], name, config)
-            kind = gguf.GGMLQuantizationType[_kind_of(values)]
+            kinds = gguf.GGMLQuantizationType
+            kind = kinds.BF16 if values.dtype == torch.bfloat16 else kinds.F32
             array = _in_numpy(values)
-            if kind == gguf.GGMLQuantizationType.BF16:
+            if kind == kinds.BF16:
                 array = array.view("u1")  # the writer turns the shape of bytes into that of values
             writer.add_tensor_info(found, array.shape, array.dtype, array.nbytes, kind)
         writer.write_header_to_file()
@@ -130,10 +131,6 @@ def _in_numpy(values: torch.Tensor) -> np.ndarray[Any, Any]:
         values.view(torch.int16) if values.dtype == torch.bfloat16 else values
     ).numpy()
     return array
-
-
-def _kind_of(values: torch.Tensor) -> str:
-    return "BF16" if values.dtype == torch.bfloat16 else "F32"
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, tuple[Path, str]]]:

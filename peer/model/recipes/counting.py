@@ -25,8 +25,7 @@ from torch import nn
 from peer.errors import Fault, RunFileError
 from peer.model.recipes import build_model, trained_parameters
 from peer.model.recipes.hf import build_hf, check_installed
-from peer.model.recipes.lora import check_installed as check_peft
-from peer.model.recipes.lora import frozen_bytes
+from peer.model.recipes.lora import check_peft, frozen_bytes
 from peer.run_file.sections import HfModel, Model, RunFile
 
 MEMORY_MAX_BYTES = 2 << 30

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from peer.errors import ExtraMissing, Fault, PathError, RunFileError
+from peer.errors import ExtraMissing, Fault, PathError, RunFileError, one_line
 from peer.model.recipes.lora import check_quantizer, quantization, with_adapters
 from peer.run_file.sections import HfModel, Lora
 
@@ -77,7 +77,7 @@ def _built(recipe: HfModel, *, random_seed: int, weights: bool, base: Path | Non
                 config, trust_remote_code=False
             )
     except refusals as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)
         problem = f"model.config is refused by transformers {transformers.__version__}: {reason}"
         raise RunFileError("run file", [Fault("model.config", problem)]) from error
     return model
@@ -106,7 +106,7 @@ def _loaded(lora: Lora | None, config: Any, base: Path) -> nn.Module:
             **options,
         )
     except (OSError, SafetensorError, RuntimeError, ValueError, TypeError) as error:
-        raise BaseUnfit(str(base), " ".join(str(error).split())[:300]) from error
+        raise BaseUnfit(str(base), one_line(error)) from error
     if missing := sorted(told["missing_keys"]):
         raise BaseUnfit(
             str(base),

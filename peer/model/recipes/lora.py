@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from peer.errors import ExtraMissing, Fault, PeerError, RunFileError
+from peer.errors import Fault, PeerError, RunFileError
+from peer.extras import check_installed
 from peer.model.recipes.first_weights import draw
 from peer.run_file.sections import Lora
 
@@ -46,10 +47,9 @@ class QuantizerMissing(PeerError):
     )
 
 
-def check_installed() -> None:
+def check_peft() -> None:
     """Raise ``ExtraMissing`` without the package."""
-    if importlib.util.find_spec("peft") is None:
-        raise ExtraMissing("a run with adapters, [model.lora],", "peft", "hf")
+    check_installed("peft", "a run with adapters, [model.lora],")
 
 
 def check_quantizer(lora: Lora) -> None:
@@ -84,7 +84,7 @@ def with_adapters(model: nn.Module, lora: Lora, *, random_seed: int) -> nn.Modul
 
     Raises ``ExtraMissing``, or ``RunFileError`` for a target that matches nothing.
     """
-    check_installed()
+    check_peft()
     import peft
 
     _check_targets(model, lora)

@@ -16,16 +16,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from peer.errors import one_line
 from peer.model.export.adapter import CONFIG, WEIGHTS, name_in_file
 from peer.model.export.loading import in_fp32
 from peer.model.naming import named_parameters
 from peer.model.recipes import build_model
-from peer.model.recipes.lora import check_installed
+from peer.model.recipes.lora import check_peft
 from peer.model.use.ready import (
     ExportUnusable,
     ReadyModel,
-    codec_in_folder,
-    context_of,
+    made_ready,
     pretrained,
 )
 from peer.run_file.sections import RunFile
@@ -40,18 +40,11 @@ def adapted_in(
     a run the base is the one that the folder names. Raises ``ExportUnusable``, ``ExtraMissing`` or
     ``DataUnavailable``.
     """
-    check_installed()
+    check_peft()
     if not (folder / WEIGHTS).is_file():
         raise ExportUnusable(str(folder), f"it has no {WEIGHTS}; other formats are not read")
     model = _of_peft(folder) if run is None else _of_run(folder, run, base)
-    return ReadyModel(
-        model=model,
-        context=context_of(model, 1024),
-        codec=codec_in_folder(folder),
-        run=run,
-        data_dir=data_dir or folder,
-        name=f"the model in {folder}" if run is None else f"run {run.name}",
-    )
+    return made_ready(model, folder, run, data_dir=data_dir)
 
 
 def _of_run(folder: Path, run: RunFile, base: Path | None) -> nn.Module:
@@ -93,6 +86,5 @@ def _of_peft(folder: Path) -> nn.Module:
             warnings.simplefilter("ignore", FutureWarning)  # peft is behind transformers
             adapted: nn.Module = peft.PeftModel.from_pretrained(model, folder)
     except Exception as error:  # it raises errors of many kinds about damaged files
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise ExportUnusable(str(folder), reason) from error
+        raise ExportUnusable(str(folder), one_line(error)) from error
     return adapted.float().eval()

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from peer.data.tokenizing import BYTES_END, ByteTokenizer
-from peer.errors import DataUnavailable, ExtraMissing
+from peer.errors import DataUnavailable, one_line
+from peer.extras import needed
 from peer.model.export.tokenizer import TokenizerFiles
 from peer.run_file.forms import Form
 
@@ -177,15 +178,12 @@ def codec_of(files: TokenizerFiles) -> Codec:
 
 def codec_in(folder: Path, *, end: int | None = None) -> Codec:
     """The codec of the tokenizer in a folder. Raises ``ExtraMissing`` or ``DataUnavailable``."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise ExtraMissing(f"the tokenizer in {folder}", "transformers", "hf") from error
+    transformers = needed("transformers", f"the tokenizer in {folder}")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:  # tokenizers raises bare exceptions
-        why = " ".join(str(error).split())[:300]
+        why = one_line(error)
         raise DataUnavailable("tokenizer", f"{folder} has none that can be read: {why}") from error
     return TokenizerCodec(tokenizer, tokenizer.eos_token_id if end is None else end)

@@ -10,7 +10,8 @@ from typing import Any
 from blake3 import blake3
 from torch import nn
 
-from peer.errors import ExtraMissing, PathError, PeerError, RunFileError
+from peer.errors import PathError, PeerError, RunFileError, one_line
+from peer.extras import needed
 from peer.model.export.folder import RUN_FILE
 from peer.model.export.loading import model_of
 from peer.model.export.tokenizer import TokenizerFiles, bytes_tokenizer
@@ -125,7 +126,13 @@ def is_export(folder: Path) -> bool:
 
 def ready_in(folder: Path, *, data_dir: Path | None) -> ReadyModel:
     """The model in a folder. Raises ``ExportUnusable``, ``ExtraMissing``, ``DataUnavailable``."""
-    run, model = run_of(folder), pretrained(str(folder))
+    return made_ready(pretrained(str(folder)), folder, run_of(folder), data_dir=data_dir)
+
+
+def made_ready(
+    model: nn.Module, folder: Path, run: RunFile | None, *, data_dir: Path | None
+) -> ReadyModel:
+    """The model of a folder with what else is there. Raises what ``codec_in_folder`` does."""
     return ReadyModel(
         model=model,
         context=context_of(model, 1024),
@@ -141,10 +148,7 @@ def pretrained(named: str, *, revision: str | None = None) -> nn.Module:
 
     Raises ``ExportUnusable`` or ``ExtraMissing``.
     """
-    try:
-        import transformers
-    except ImportError as error:
-        raise ExtraMissing(f"the model in {named}", "transformers", "hf") from error
+    transformers = needed("transformers", f"the model in {named}")
     transformers.utils.logging.disable_progress_bar()
     try:
         # Weights in other formats can run code.
@@ -156,7 +160,7 @@ def pretrained(named: str, *, revision: str | None = None) -> nn.Module:
             use_safetensors=True,
         )
     except Exception as error:  # it raises errors of many kinds about damaged files
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = one_line(error)
         raise ExportUnusable(named, reason) from error
     ready: nn.Module = model.float().eval()  # processors are slow with bf16
     return ready

@@ -29,7 +29,9 @@ from averaging.messages import Commit
 from averaging.numbers.arithmetic import (
     PIECES_SINCE,
     MeldNumbers,
+    Moved,
     Numbers,
+    Weighted,
     cutting_of,
     numbers_of,
 )
@@ -111,7 +113,8 @@ class Round:
                 self.numbers.carry(theta, momentum)
             out = bytearray(self.cutting.upload_size(SLICE))
             for chunk, place in self.cutting.pieces(SLICE):
-                self.numbers.encode(chunk, theta, values, memoryview(out)[place], _scratch)
+                given = Moved(theta, values)
+                self.numbers.encode(chunk, given, memoryview(out)[place], _scratch)
             self._upload(number, [number], bytes(out))
         for number, entry in enumerate(self.commit.members):
             if entry.delegate is not None:
@@ -168,15 +171,9 @@ class Round:
         places = self.cutting.pieces(SLICE, merged=not again)
         out = bytearray(places[-1][1].stop)
         for (chunk, piece), (_, place) in zip(self.cutting.pieces(SLICE), places, strict=True):
-            self.numbers.merge(
-                chunk,
-                [memoryview(data)[piece] for data in payloads],
-                weights,
-                memoryview(out)[place],
-                _scratch,
-                members=heads,
-                again=again,
-            )
+            parts = [memoryview(data)[piece] for data in payloads]
+            given = Weighted(parts, weights, heads, again)
+            self.numbers.merge(chunk, given, memoryview(out)[place], _scratch)
         return bytes(out)
 
     @property

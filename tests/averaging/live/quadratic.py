@@ -438,6 +438,13 @@ class Swarm:
             peer.training = asyncio.create_task(learner.train(), name=f"learner {name}")
         return peer
 
+    async def until(self, seen: Callable[[], bool], *, within_s: float) -> None:
+        """Let time pass until something is seen. Fails when it is not, within this time."""
+        end = asyncio.get_running_loop().time() + within_s
+        while not seen():
+            assert asyncio.get_running_loop().time() < end, f"not seen within {within_s:g} s"
+            await self.live(1.0)
+
     async def live(self, seconds: float) -> None:
         """Let time pass, with everybody who runs heard of every five seconds."""
         loop = asyncio.get_running_loop()

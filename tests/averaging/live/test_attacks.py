@@ -682,13 +682,17 @@ def test_five_peers_merge_as_soon_with_probation_as_without() -> None:
             async with swarm(MemoryNetwork()) as made:
                 names = ("anna", "boris", "clara", "dora", "emil")
                 peers = [await made.add(name, policy=policy) for name in names]
-                await made.live(40.0)
-                return min(
-                    at
-                    for peer in peers
-                    for at, event, fields in peer.events
-                    if event == "round" and fields["outcome"] == "finished"
-                )
+
+                def merged_at() -> list[float]:
+                    return [
+                        at
+                        for peer in peers
+                        for at, event, fields in peer.events
+                        if event == "round" and fields["outcome"] == "finished"
+                    ]
+
+                await made.until(lambda: bool(merged_at()), within_s=40.0)
+                return min(merged_at())
 
         return run(main())
 

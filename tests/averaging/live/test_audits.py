@@ -79,8 +79,7 @@ def test_a_reducer_that_lies_within_all_bounds_is_banned_by_everybody(
             policy = replace(HALF, codec=codec, merge=merge)
             peers = await honest(made, policy)
             await made.add("mallory", policy=policy)
-            await made.live(40.0)
-            assert convicts(peers) == [{MALLORY}] * 3
+            await made.until(lambda: convicts(peers) == [{MALLORY}] * 3, within_s=40.0)
             (event, *more) = peers[0].told("convicted")
             assert event["reason"].startswith("merged slice") and not more
             before = [peer.versions() for peer in peers]
@@ -161,11 +160,9 @@ def test_a_peer_that_comes_later_is_shown_the_proof_and_one_that_restarts_has_ke
         async with swarm(MemoryNetwork()) as made:
             peers = await honest(made, HALF)
             await made.add("mallory", policy=HALF)
-            await made.live(40.0)
-            assert convicts(peers) == [{MALLORY}] * 3
+            await made.until(lambda: convicts(peers) == [{MALLORY}] * 3, within_s=40.0)
             late = await made.add("late", policy=HALF)
-            await made.live(70.0)
-            assert convicts([late]) == [{MALLORY}]
+            await made.until(lambda: convicts([late]) == [{MALLORY}], within_s=70.0)
             proof = late.proofs[MALLORY]
             again = await made.add("again", policy=HALF, proofs=[proof])
             await asyncio.sleep(0.1)

@@ -771,7 +771,7 @@ def test_groups_that_change_meld_and_everybody_leaves_with_the_reducers_bytes(
         policy = replace(POLICY, group_size=3, slice_bytes_min=1024)
         async with swarm(MemoryNetwork()) as made:
             peers = [await made.add(f"peer-{number}", policy=policy) for number in range(6)]
-            await made.live(100.0)
+            await made.live(60.0)
             made.check()  # equal lineage, equal bits
             rounds = [r for p in peers for r in p.told("round") if r["outcome"] == "finished"]
             assert {r["kind"] for r in rounds} == {"merge", "meld"}

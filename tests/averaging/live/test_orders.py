@@ -142,8 +142,8 @@ def test_an_attested_state_of_one_peer_that_does_not_count_is_taken() -> None:
             await made.live(60.0)
             assert late.versions() == [None] * len(states), "other bits than those attested"
             late.averager.follow(attested)
-            await made.live(60.0)
-            assert late.versions() == [state.version for state in states]
+            there = [state.version for state in states]
+            await made.until(lambda: late.versions() == there, within_s=60.0)
 
     run(main())
 
@@ -170,8 +170,7 @@ def test_a_run_that_is_taken_back_goes_on_from_there_at_every_peer() -> None:
             for peer in peers[:2]:
                 await take_back(peer, copies(roots))
             await take_back(peers[2], [None] * len(roots))  # it has not kept them
-            await made.live(60.0)
-            assert None not in peers[2].versions()
+            await made.until(lambda: None not in peers[2].versions(), within_s=60.0)
             network.heal()
             await made.live(30.0)
             old = [state.version for state in gone[3]]

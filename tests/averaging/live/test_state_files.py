@@ -142,7 +142,7 @@ def test_the_space_is_counted_while_files_are_closed_in_a_thread(tmp_path: Path)
 
     with ThreadPoolExecutor(1) as threads:
         counting = threads.submit(count)
-        for _ in range(200):
+        for _ in range(50):
             vectors = [files.floats(VALUES) for _ in range(3)]
             del vectors
             files._close_returned()

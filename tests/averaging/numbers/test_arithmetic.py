@@ -11,13 +11,14 @@ import pytest
 from averaging.errors import NotFinite
 from averaging.history.adoption import OwnWork, Parting
 from averaging.history.state import FragmentState
-from averaging.numbers.arithmetic import MeldNumbers, MergeNumbers, MixNumbers
+from averaging.numbers.arithmetic import MeldNumbers, MergeNumbers, MixNumbers, Moved
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Cutting
-from averaging.numbers.codec import Scratch
+from averaging.numbers.codec import Addends, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.merge import Units, merge_encoded, rule_named, rule_names
+from averaging.numbers.outer import Step
 
 LAYOUT = Layout.build([TensorSpec("block.weight", (70, 50)), TensorSpec("block.bias", (50,))], 1)
 FRAGMENT = LAYOUT.fragments[0]
@@ -49,16 +50,9 @@ def test_a_merge_into_another_codec_loses_only_what_that_codec_loses(
 
     def merged(into: str) -> bytearray:
         out = bytearray(codec_named(into).encoded_size(SIZES))
-        merge_encoded(
-            rule_named(rule),
-            codec_named(up),
-            payloads,
-            weights,
-            Units(SIZES, KINDS),
-            out,
-            scratch,
-            into=codec_named(into),
-        )
+        given, units = Addends(payloads, weights), Units(SIZES, KINDS)
+        above, below = codec_named(up), codec_named(into)
+        merge_encoded(rule_named(rule), above, given, units, out, scratch, into=below)
         return out
 
     again = bytearray(codec_named(down).encoded_size(SIZES))
@@ -93,7 +87,8 @@ def test_what_is_sent_and_what_is_left_are_the_displacement(
         numbers.carry(base, np.zeros_like(base))
     (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
     data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
-    numbers.encode(chunk, base, values, data, scratch, share=share)
+    given = Moved(base, values, share=share)
+    numbers.encode(chunk, given, data, scratch)
     sent = np.empty(SIZE, np.float32)
     shortened = np.float32(share) * (base - values)
     codec_named(codec).encode(
@@ -101,7 +96,7 @@ def test_what_is_sent_and_what_is_left_are_the_displacement(
     )
     codec_named(codec).decode(plain, SIZES, sent, scratch)
 
-    numbers.leave_rest(chunk, base, values, data, scratch, share=share)
+    numbers.leave_rest(chunk, given, data, scratch)
 
     rounding = 0.0 if share == 1.0 else 1e-5
     np.testing.assert_allclose(values, base - sent / np.float32(share), rtol=0, atol=rounding)
@@ -116,7 +111,7 @@ def test_a_share_of_a_displacement_is_sent_and_the_offered_values_stay(melds: bo
         numbers.carry(base, np.zeros_like(base))
     (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
     data, before = memoryview(bytearray(numbers.up.encoded_size(SIZES))), values.copy()
-    numbers.encode(chunk, base, values, data, scratch, share=0.5)
+    numbers.encode(chunk, Moved(base, values, share=0.5), data, scratch)
 
     after = np.zeros(SIZE, np.float32)
     numbers.up.subtract(chunk, data, base, after, scratch)
@@ -131,8 +126,8 @@ def test_a_mix_has_nothing_to_feed_back() -> None:
     numbers = MixNumbers()
     (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
     data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
-    numbers.encode(chunk, momentum, theta, data, Scratch())
-    numbers.leave_rest(chunk, momentum, theta, data, Scratch())
+    numbers.encode(chunk, Moved(momentum, theta), data, Scratch())
+    numbers.leave_rest(chunk, Moved(momentum, theta), data, Scratch())
 
     assert np.array_equal(theta, before)
 
@@ -154,14 +149,14 @@ def alone(feedback: bool, rounds: int = 40) -> tuple[float, float]:
         snapshot = own.snapshot
         assert snapshot is not None
         data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
-        numbers.encode(chunk, own.base, snapshot, data, scratch)
+        numbers.encode(chunk, Moved(own.base, snapshot), data, scratch)
         if feedback:
-            numbers.leave_rest(chunk, own.base, snapshot, data, scratch)
+            numbers.leave_rest(chunk, Moved(own.base, snapshot), data, scratch)
         if number % 3 == 0:
             own.release()
             continue
         theta, momentum = state.theta.copy(), state.momentum.copy()
-        numbers.step(chunk, data, state.theta, theta, momentum, scratch)
+        numbers.step(chunk, data, Step(state.theta, theta, momentum), scratch)
         state = FragmentState.founded(LAYOUT.hash, 0, theta)
         own.adopt(state, number, step=number).apply(parameters)
     size = float(np.linalg.norm(steps))
@@ -206,8 +201,8 @@ class FedBack:
         numbers = MergeNumbers(codec=codec, merge="mean", eta=1.0, mu=0.0)
         (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
         data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
-        numbers.encode(chunk, self.own.base, snapshot, data, scratch)
-        numbers.leave_rest(chunk, self.own.base, snapshot, data, scratch)
+        numbers.encode(chunk, Moved(self.own.base, snapshot), data, scratch)
+        numbers.leave_rest(chunk, Moved(self.own.base, snapshot), data, scratch)
         return numbers, data
 
     def merge(self, codec: str = "int2") -> None:
@@ -215,7 +210,7 @@ class FedBack:
         numbers, data = self.encode(codec)
         (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
         theta, momentum = self.state.theta.copy(), self.state.momentum.copy()
-        numbers.step(chunk, data, self.state.theta, theta, momentum, Scratch())
+        numbers.step(chunk, data, Step(self.state.theta, theta, momentum), Scratch())
         self.train()  # while the round is under way
         self.stand_on(theta)
         self.own.adopt(self.state, self.step - 1, step=self.step).apply(self.parameters)
@@ -290,4 +285,4 @@ def test_a_share_of_a_displacement_that_is_not_finite_is_refused(value: float) -
     data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
 
     with pytest.raises(NotFinite):
-        numbers.encode(chunk, base, values, data, Scratch(), share=0.5)
+        numbers.encode(chunk, Moved(base, values, share=0.5), data, Scratch())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from averaging.errors import BadPayload, NotFinite
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.codec import BLOCK, TILE, Scratch
+from averaging.numbers.codec import BLOCK, TILE, Addends, Scratch
 from averaging.numbers.codecs import codec_named, codec_names, register
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -436,7 +436,7 @@ def test_an_encoded_sum_is_the_sum_encoded(name: str, count: int, source: str) -
     for payload, weight in zip(payloads, weights, strict=True):
         given.decode_add(payload, SIZES, weight, total, Scratch())
     out = bytearray(codec.encoded_size(SIZES))
-    codec.encode_sum(given, payloads, weights, SIZES, out, Scratch())
+    codec.encode_sum(given, Addends(payloads, weights), SIZES, out, Scratch())
 
     assert bytes(out) == encoded(name, total, SIZES)
 
@@ -450,5 +450,5 @@ def test_a_sum_that_overflows_is_refused_with_its_unit(name: str) -> None:
     codec = codec_named(name)
 
     with pytest.raises(NotFinite) as caught:
-        codec.encode_sum(codec, [payload] * 3, [1.0] * 3, SIZES, out, Scratch())
+        codec.encode_sum(codec, Addends([payload] * 3, [1.0] * 3), SIZES, out, Scratch())
     assert caught.value.unit == len(SIZES) - 1

@@ -23,11 +23,11 @@ from averaging.errors import BadPayload, CodecsDiffer, NotFinite
 from averaging.numbers import compiled_codecs, kernels
 from averaging.numbers.arrays import SUM_TILE
 from averaging.numbers.block_codecs import ScaledCodec
-from averaging.numbers.codec import Codec, Scratch
+from averaging.numbers.codec import Addends, Codec, Scratch
 from averaging.numbers.compiled_codecs import PAIRS, compare, compare_sums
 from averaging.numbers.float32_codec import Float32
 from averaging.numbers.merge import Units, merge_encoded, rule_named
-from averaging.numbers.outer import Nesterov, step_encoded
+from averaging.numbers.outer import Nesterov, Step, step_encoded
 
 HERE = Path(__file__).parent
 TESTS = [HERE / f"test_{name}.py" for name in ("codec", "outer")]
@@ -115,7 +115,8 @@ def test_a_sum_is_the_same_whichever_of_both_codecs_are_compiled(
         payloads = [encoded(given_in, each) for each in some_values(3)]
         for codec in pair:
             out = bytearray(codec.encoded_size(SIZES))
-            codec.encode_sum(given_in, payloads, [0.2, 0.5, 0.3], SIZES, out, Scratch())
+            given = Addends(payloads, [0.2, 0.5, 0.3])
+            codec.encode_sum(given_in, given, SIZES, out, Scratch())
             results.add(bytes(out))
     assert len(results) == 1
 
@@ -130,7 +131,8 @@ def test_merges_by_norms_have_the_bits_of_numpy(
         payloads = [encoded(codec, each) for each in some_values(3)]
         out = bytearray(codec.encoded_size(SIZES))
         units = Units(SIZES, ["matrix"] * len(SIZES))
-        merge_encoded(rule_named(rule), codec, payloads, [0.2, 0.5, 0.3], units, out, Scratch())
+        given = Addends(payloads, [0.2, 0.5, 0.3])
+        merge_encoded(rule_named(rule), codec, given, units, out, Scratch())
         results.add(bytes(out))
     assert len(results) == 1
 
@@ -160,7 +162,7 @@ def test_infinities_and_nan_in_a_state_give_the_same_step(
     results = []
     for codec in pair:
         after, held, payload = theta.copy(), momentum.copy(), encoded(codec, moved)
-        step_encoded(after, held, codec, payload, SIZES, OPTIMIZER, scratch=Scratch())
+        step_encoded(Step(after, after, held), codec, payload, SIZES, OPTIMIZER, Scratch())
         results.append((after.tobytes(), held.tobytes()))
     assert results[0] == results[1]
 
@@ -179,7 +181,7 @@ def test_bytes_at_odd_addresses_and_read_only_vectors_are_taken(
     codec.decode(shifted, SIZES, out, Scratch())
     pair[0].decode(data, SIZES, expected, Scratch())
     assert out.tobytes() == expected.tobytes()
-    step_encoded(values, values, codec, data, SIZES, Nesterov(1, 0), scratch=Scratch(), into=out)
+    step_encoded(Step(values, out, values), codec, data, SIZES, Nesterov(1, 0), Scratch())
 
 
 @EACH
@@ -197,17 +199,16 @@ def test_no_kernel_gets_a_payload_or_a_vector_of_another_length(
     with pytest.raises(ValueError, match="values"):
         codec.encode_difference(short, values, SIZES, data, scratch)
     with pytest.raises(BadPayload):
-        codec.encode_sum(codec, [data, other], [1, 1], SIZES, data, scratch)
+        codec.encode_sum(codec, Addends([data, other], [1, 1]), SIZES, data, scratch)
     with pytest.raises(ValueError, match="weights"):
-        codec.encode_sum(codec, [data, data], [1], SIZES, data, scratch)
+        codec.encode_sum(codec, Addends([data, data], [1]), SIZES, data, scratch)
     with pytest.raises(BadPayload):
         codec.decode(other, SIZES, values, scratch)
     with pytest.raises(ValueError, match="values"):
         codec.decode_add(data, SIZES, 1.0, short, scratch)
     for vectors in ((values, values, short), (values, short, values), (short, values, values)):
-        theta, momentum, into = vectors
         with pytest.raises(ValueError, match="values"):
-            step_encoded(theta, momentum, codec, data, SIZES, OPTIMIZER, scratch=scratch, into=into)
+            step_encoded(Step(*vectors), codec, data, SIZES, OPTIMIZER, scratch)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 1000, 1023, 4097, SUM_TILE - 1, SUM_TILE])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from averaging.errors import NotFinite
 from averaging.numbers.arrays import Float32s, norm
-from averaging.numbers.codec import Codec, Scratch
+from averaging.numbers.codec import Addends, Codec, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Kind
 from averaging.numbers.merge import (
@@ -55,9 +55,9 @@ def merged(
     kinds: tuple[Kind, ...] = KINDS,
 ) -> Float32s:
     chosen = codec_named(codec)
-    payloads = [encode(chosen, vector, sizes) for vector in vectors]
+    given = Addends([encode(chosen, vector, sizes) for vector in vectors], weights)
     out = bytearray(chosen.encoded_size(sizes))
-    merge_encoded(rule_named(rule), chosen, payloads, weights, Units(sizes, kinds), out, Scratch())
+    merge_encoded(rule_named(rule), chosen, given, Units(sizes, kinds), out, Scratch())
     result = np.empty(sum(sizes), np.float32)
     chosen.decode(out, sizes, result, Scratch())
     return result
@@ -163,19 +163,16 @@ def test_the_bytes_do_not_depend_on_how_units_are_grouped(rule: str, codec: str)
     chosen = codec_named(codec)
     payloads = [encode(chosen, vector, SIZES) for vector in vectors]
     whole = bytearray(chosen.encoded_size(SIZES))
-    merge_encoded(
-        rule_named(rule), chosen, payloads, weights, Units(SIZES, KINDS), whole, Scratch()
-    )
+    given = Addends(payloads, weights)
+    merge_encoded(rule_named(rule), chosen, given, Units(SIZES, KINDS), whole, Scratch())
 
     parts = bytearray(len(whole))
     at = 0
     for size, kind in zip(SIZES, KINDS, strict=True):
         end = at + chosen.encoded_size((size,))
-        pieces = [payload[at:end] for payload in payloads]
+        pieces = Addends([payload[at:end] for payload in payloads], weights)
         target = memoryview(parts)[at:end]
-        merge_encoded(
-            rule_named(rule), chosen, pieces, weights, Units((size,), (kind,)), target, Scratch()
-        )
+        merge_encoded(rule_named(rule), chosen, pieces, Units((size,), (kind,)), target, Scratch())
         at = end
     assert parts == whole
 
@@ -184,16 +181,14 @@ def test_the_bytes_do_not_depend_on_how_units_are_grouped(rule: str, codec: str)
 @CODECS
 def test_scratch_that_was_used_before_does_not_change_the_bytes(rule: str, codec: str) -> None:
     chosen = codec_named(codec)
-    payloads = [encode(chosen, vector, SIZES) for vector in contributions(4)]
+    given = Addends([encode(chosen, vector, SIZES) for vector in contributions(4)], [0.25] * 4)
     results = set()
     scratch = Scratch()
     for fill in (0.0, np.nan, 1e30):
         for index in range(4):
             scratch.vector(index, max(SIZES)).fill(fill)
         out = bytearray(chosen.encoded_size(SIZES))
-        merge_encoded(
-            rule_named(rule), chosen, payloads, [0.25] * 4, Units(SIZES, KINDS), out, scratch
-        )
+        merge_encoded(rule_named(rule), chosen, given, Units(SIZES, KINDS), out, scratch)
         results.add(bytes(out))
     assert len(results) == 1
 
@@ -304,7 +299,8 @@ def test_only_units_whose_norm_is_that_of_one_tile_are_merged_together() -> None
     payload = encode(chosen, contributions(1, sizes=sizes)[0], sizes)
     out = bytearray(len(payload))
     kinds: list[Kind] = ["matrix"] * len(sizes)
-    merge_encoded(Noting(), chosen, [payload], [1.0], Units(sizes, kinds), out, Scratch())
+    given = Addends([payload], [1.0])
+    merge_encoded(Noting(), chosen, given, Units(sizes, kinds), out, Scratch())
 
     assert asked == [(24, 24), (7,), (4096, 4096), (5000,), (5000,), (0,), (0,)]
 

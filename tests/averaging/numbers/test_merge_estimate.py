@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.codec import TILE, Codec, Scratch
+from averaging.numbers.codec import TILE, Addends, Codec, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Kind
 from averaging.numbers.merge import Contributions, Units, merge_encoded, rule_named
@@ -47,22 +47,15 @@ class Round:
     def merged(self, rule: str = "centered_clip") -> bytearray:
         out = bytearray(self.down.encoded_size(self.sizes))
         kind: Kind = "matrix"
-        merge_encoded(
-            rule_named(rule),
-            self.up,
-            self.payloads,
-            self.weights,
-            Units(self.sizes, (kind,) * len(self.sizes)),
-            out,
-            SCRATCH,
-            into=self.down,
-        )
+        given, units = self.addends(), Units(self.sizes, (kind,) * len(self.sizes))
+        merge_encoded(rule_named(rule), self.up, given, units, out, SCRATCH, into=self.down)
         return out
 
     def is_like(self, merged: bytearray) -> bool:
-        return is_like(
-            self.up, self.payloads, self.weights, self.sizes, merged, SCRATCH, into=self.down
-        )
+        return is_like(self.up, self.addends(), self.sizes, merged, SCRATCH, into=self.down)
+
+    def addends(self) -> Addends:
+        return Addends(self.payloads, self.weights)
 
     def moved(self, by: float) -> bytearray:
         """The right merge, and a direction of its own in the second unit."""

@@ -11,7 +11,8 @@ from averaging.errors import BadPayload
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import TILE, Scratch
 from averaging.numbers.codecs import codec_named
-from averaging.numbers.outer import Nesterov, step, step_encoded
+from averaging.numbers.outer import Nesterov, Step, step_encoded
+from tests.averaging.numbers.plain_steps import step
 
 SIZES = (5 * TILE + 3, 2000, 2000, 64, 64, 1)
 
@@ -33,7 +34,7 @@ def test_a_value_follows_the_formula_rounded_at_each_operation(
     new_theta = f(f(theta) - f(f(eta) * f(f(delta) + f(f(mu) * new_b))))
 
     thetas, bs = np.full(65, theta, f), np.full(65, b, f)  # vector instructions and a rest
-    step(thetas, bs, np.full(65, delta, f), Nesterov(eta, mu), scratch=Scratch())
+    step(thetas, bs, np.full(65, delta, f), Nesterov(eta, mu))
     assert (bs == new_b).all()
     assert (thetas == new_theta).all()
 
@@ -42,7 +43,7 @@ def test_without_momentum_and_at_full_rate_theta_becomes_the_mean_of_the_learner
     theta, momentum, delta = vectors(3)
     momentum.fill(0)
     expected = theta - delta
-    step(theta, momentum, delta, Nesterov(1.0, 0.0), scratch=Scratch())
+    step(theta, momentum, delta, Nesterov(1.0, 0.0))
 
     assert np.array_equal(theta, expected)
 
@@ -55,9 +56,10 @@ def test_an_encoded_step_has_the_bits_of_decoding_first(name: str) -> None:
     codec.encode(delta, SIZES, payload, Scratch())
     codec.decode(payload, SIZES, delta, Scratch())
     theta_first, momentum_first = theta.copy(), momentum.copy()
-    step(theta_first, momentum_first, delta, Nesterov(0.7, 0.9), scratch=Scratch())
+    step(theta_first, momentum_first, delta, Nesterov(0.7, 0.9))
 
-    step_encoded(theta, momentum, codec, payload, SIZES, Nesterov(0.7, 0.9), scratch=Scratch())
+    made = Step(theta, theta, momentum)
+    step_encoded(made, codec, payload, SIZES, Nesterov(0.7, 0.9), Scratch())
     assert np.array_equal(theta, theta_first)
     assert np.array_equal(momentum, momentum_first)
 
@@ -68,6 +70,6 @@ def test_a_payload_of_another_length_changes_nothing() -> None:
     codec = codec_named("int8")
     payload = bytes(codec.encoded_size(SIZES) - 1)
     with pytest.raises(BadPayload):
-        step_encoded(theta, momentum, codec, payload, SIZES, Nesterov(1, 0), scratch=Scratch())
+        step_encoded(Step(theta, theta, momentum), codec, payload, SIZES, Nesterov(1, 0), Scratch())
 
     assert np.array_equal(theta, before)

@@ -312,7 +312,7 @@ def test_the_runs_tokens_end_it_only_with_a_certificate() -> None:
     def closes(head: Head) -> bool:
         rounds = machine(None, others, policy)
         rounds.handle(Received(ANNA, said.Call(0, head, 1.0)), 1.0)
-        return rounds.closed_ranks
+        return rounds.ending.closed_ranks
 
     assert not closes(AHEAD.head())
     assert not closes(certified(AHEAD, (ANNA,)))

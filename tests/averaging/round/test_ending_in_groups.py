@@ -85,7 +85,7 @@ def member_of_a_mix_with(
 def test_a_member_of_the_last_mix_takes_in_a_state_that_its_own_grew_out_of() -> None:
     rounds = member_of_a_mix_with(OLD, GROUPS)
 
-    assert rounds.closed_ranks
+    assert rounds.ending.closed_ranks
     assert rounds.phase is Phase.ENTERED
 
 
@@ -93,14 +93,14 @@ def test_a_member_that_has_not_heard_of_the_end_is_in_the_last_mix_as_well() -> 
     """Each one that declined made the mix void for all, since it carried a lineage."""
     rounds = member_of_a_mix_with(OLD, GROUPS, has_heard=False)
 
-    assert not rounds.closed_ranks
+    assert not rounds.ending.closed_ranks
     assert rounds.phase is Phase.ENTERED
 
 
 def test_a_member_of_any_other_mix_declines_one_with_a_state_that_its_own_grew_out_of() -> None:
     rounds = member_of_a_mix_with(OLD, POLICY)
 
-    assert not rounds.closed_ranks
+    assert not rounds.ending.closed_ranks
     assert rounds.phase is not Phase.ENTERED
 
 
@@ -112,7 +112,7 @@ def joined_by(
         others = peers(number)
         rounds = machine(mine, others, GROUPS)
         hears_of_the_end(rounds, others)
-        assert rounds.closed_ranks
+        assert rounds.ending.closed_ranks
         if rounds.peers.leader(where.head(), (), 1.0) == ME:
             boris = others[1]
             plain = msgspec.structs.replace(join(where), head=certified(where, others[:signers]))

@@ -95,11 +95,11 @@ def test_after_the_last_round_of_a_run_with_a_date_the_lighter_state_gives_way()
     rounds = machine(MINE)
     heavier = Received(ANNA, Compare(0, certified(HEAVIER)))
     assert not [each for each in rounds.handle(heavier, 1.0) if isinstance(each, Rebase)]
-    assert told(rounds, until=9.0) == [] and not rounds.is_final(9.0)
+    assert told(rounds, until=9.0) == [] and not rounds.ending.is_final(9.0)
 
     rounds.handle(LastRoundOver(), 10.0)
 
-    assert rounds.is_final(10.0)
+    assert rounds.ending.is_final(10.0)
     assert told(rounds, until=10.0 + TELL_EVERY_S) == [(10.0 + TELL_EVERY_S, ANNA)]
     (rebase,) = [each for each in rounds.handle(heavier, 12.0) if isinstance(each, Rebase)]
     assert rebase.lineage == HEAVIER.lineage
@@ -114,7 +114,7 @@ def ordered_to_end_at(version: int, rounds: FragmentRounds) -> FragmentRounds:
 
 def test_who_has_come_to_the_version_that_the_owner_ends_the_run_at_tells_the_others() -> None:
     before = ordered_to_end_at(2, machine(MINE))
-    assert told(before, until=20.0) == [] and not before.is_final(20.0)
+    assert told(before, until=20.0) == [] and not before.ending.is_final(20.0)
     at = ordered_to_end_at(1, machine(MINE))
     assert told(at, until=0.5 + TELL_EVERY_S) == [(0.5 + TELL_EVERY_S, ANNA)]
 

@@ -94,14 +94,14 @@ def test_behind_same_and_apart_are_told_by_lineage() -> None:
     assert relate(new.head(), new.chain, old.head()) == TheyAreBehind()
     assert relate(old.head(), old.chain, new.head()) == IAmBehind()
     apart = relate(new.head(), new.chain, other.head())
-    assert apart == Apart(ancestor=0, ancestor_tokens=0, mine=200, theirs=200)
+    assert apart == Apart(ancestor=0, mine=200, theirs=200)
     assert isinstance(apart, Apart) and not (apart.i_am_light or apart.they_are_light)
 
 
 def test_light_is_less_than_a_quarter_of_the_tokens_since_the_parting() -> None:
-    assert Apart(0, 0, mine=24, theirs=76).i_am_light
-    assert not Apart(0, 0, mine=25, theirs=75).i_am_light
-    assert Apart(0, 0, mine=76, theirs=24).they_are_light
+    assert Apart(0, mine=24, theirs=76).i_am_light
+    assert not Apart(0, mine=25, theirs=75).i_am_light
+    assert Apart(0, mine=76, theirs=24).they_are_light
 
 
 def test_a_long_chain_shown_in_part_still_tells_behind_and_apart() -> None:

@@ -136,18 +136,18 @@ def test_a_commit_with_settings_of_another_version_is_declined() -> None:
 def test_a_fragment_is_final_at_the_version_with_which_the_owner_ends_the_run() -> None:
     orders = RoundOrders(stamp=SEVENTH, encoded=b"seven", last_version=2)
     before = following(machine(standing("a", "b")), orders)
-    assert not before.is_final(1.0)
+    assert not before.ending.is_final(1.0)
     at = following(machine(standing("a", "b", "c")), orders)
-    assert at.is_final(1.0)
+    assert at.ending.is_final(1.0)
     assert not of(at.handle(Due(), 1.0), TakeSnapshot)
 
 
 def test_amended_tokens_end_the_run_from_their_version_on() -> None:
     where = standing("a", "b", tokens=100)  # the merged map is empty: no tokens count
     rounds = following(machine(where), amending(3, tokens_end=50))
-    assert rounds.goal is None, "the next version is 2"
+    assert rounds.ending.goal is None, "the next version is 2"
     rounds = following(machine(where), amending(2, tokens_end=50))
-    assert rounds.goal == Goal(50)
+    assert rounds.ending.goal == Goal(50)
 
 
 def test_an_amended_cycle_holds_from_the_next_one_on() -> None:

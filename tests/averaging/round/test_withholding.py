@@ -7,7 +7,7 @@ import pytest
 
 from averaging import messages as said
 from averaging.messages import Commit
-from averaging.round.effects import Apply, Effect, Enter, Note, Send
+from averaging.round.effects import Apply, Effect, Enter, Note, Send, Strike, Suspect
 from averaging.round.identity import Identity
 from averaging.round.inputs import (
     Due,
@@ -62,11 +62,7 @@ def entered() -> tuple[FragmentRounds, Enter]:
 
 
 def blamed(effects: list[Effect]) -> dict[PeerId, str]:
-    return {
-        PeerId(str(note.fields["peer"])): str(note.fields["reason"])
-        for note in effects
-        if isinstance(note, Note) and note.event == "withheld"
-    }
+    return {effect.peer: effect.reason for effect in effects if isinstance(effect, Suspect)}
 
 
 def reports(
@@ -155,11 +151,7 @@ def test_only_a_leader_whose_own_claim_is_beyond_belief_is_named_for_its_commit(
         Received(leader, committed(rounds, leader, members=tuple(members))), 2.0
     )
     assert not of(effects, Enter)
-    named = [
-        note.fields["peer"]
-        for note in effects
-        if isinstance(note, Note) and note.event == "overstated"
-    ]
+    named = [effect.peer for effect in effects if isinstance(effect, Strike)]
     assert named == ([leader] if whose == "leader" else [])
 
 

@@ -21,21 +21,23 @@ from averaging.history.standing import (
     with_merged_map,
 )
 from averaging.messages import Commit, Head
-from averaging.numbers.arithmetic import MeldNumbers, encoded_size
+from averaging.numbers.arithmetic import MeldNumbers, Moved, Weighted, encoded_size
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Layout, TensorSpec
-from averaging.numbers.outer import Nesterov, step
+from averaging.numbers.outer import Nesterov, Step
 from averaging.round.roster import MELD_LINKS, Leader, compose
 from averaging.rules.commit_check import objection
 from averaging.rules.mixing import MELD_LAG, RECENT, Measured, MixingPolicy, meets
 from averaging.rules.policy import RoundPolicy
 from dht.identity import PeerId
+from tests.averaging.numbers.plain_steps import step
 
 LAYOUT = Layout.build(
     [TensorSpec("a", (7, 300)), TensorSpec("b", (40,)), TensorSpec("c", (1500,))], 1
 )
+
 FRAGMENT = LAYOUT.fragments[0]
 POLICY = RoundPolicy(group_size=4, codec="int8")
 PEERS = [PeerId(f"p{index}") for index in range(4)]
@@ -94,7 +96,7 @@ def test_a_peer_a_little_behind_takes_part_and_one_further_behind_fetches() -> N
 
 def test_the_lighter_side_gives_way_only_after_a_long_parting() -> None:
     here, there = Head(20, lineage("here"), ()), Head(19, lineage("there"), ())
-    light = Apart(ancestor=20 - RECENT, ancestor_tokens=0, mine=1, theirs=100)
+    light = Apart(ancestor=20 - RECENT, mine=1, theirs=100)
 
     assert meets(light, here, there)
     assert not meets(replace(light, ancestor=19 - RECENT), here, there)
@@ -244,19 +246,19 @@ def melt(codec: str, states: list[tuple[Float32s, ...]], weights: list[float]) -
         cutting = Cutting(FRAGMENT, numbers, (1,))
         payload = memoryview(bytearray(cutting.data_size))
         for chunk in cutting.chunks[0]:
-            numbers.encode(chunk, base, values, payload[chunk.data], scratch)
+            numbers.encode(chunk, Moved(base, values), payload[chunk.data], scratch)
             numbers.up.check(chunk, payload[chunk.data], scratch)
         payloads.append(payload)
     out = memoryview(bytearray(cutting.merged_size))
     for chunk in cutting.chunks[0]:
         given = [payload[chunk.data] for payload in payloads]
-        numbers.merge(chunk, given, weights, out[chunk.merged], scratch)
+        numbers.merge(chunk, Weighted(given, weights), out[chunk.merged], scratch)
     ended = []
     for _, _, theta, momentum in states:
         numbers = MeldNumbers(codec=codec, merge="mean", eta=0.7, mu=0.5)
         after, moved = theta.copy(), momentum.copy()
         for chunk in cutting.chunks[0]:
-            numbers.step(chunk, out[chunk.merged], theta, after, moved, scratch)
+            numbers.step(chunk, out[chunk.merged], Step(theta, after, moved), scratch)
         ended.append((after, moved, numbers.dispersion))
     return ended
 
@@ -290,7 +292,7 @@ def test_averaging_first_and_stepping_then_is_stepping_first_and_averaging_then(
     thetas, momenta = [], []
     for _, _, theta, momentum in states:
         own, moved = theta.copy(), momentum.copy()
-        step(own, moved, delta, Nesterov(0.7, 0.5), scratch=Scratch())
+        step(own, moved, delta, Nesterov(0.7, 0.5))
         thetas.append(own)
         momenta.append(moved)
 

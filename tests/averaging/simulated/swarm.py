@@ -744,7 +744,7 @@ def reach_one_final_lineage(swarm: Swarm, *, within_s: float) -> None:
     while swarm.heap.now < end:
         swarm.run(swarm.heap.now + 2.0)
         there = [node for node in swarm.alive if node.state is not None]
-        if all(node.machine.is_final(node.now()) for node in there) and (
+        if all(node.machine.ending.is_final(node.now()) for node in there) and (
             len(swarm.lineages()) == 1
         ):
             return

@@ -32,7 +32,7 @@ WAYS = (
 ROUGH = Storm(peers=(4, 8), audit_rate=0.4)
 OCCASION_S = 250.0
 """Time in which a liar lies once, if it ever does."""
-QUICK, SOAK, CHUNK = 40, 10_000, 20
+QUICK, SOAK, CHUNK = 20, 10_000, 20
 
 
 def swarm_of(seed: int, how: Storm, lie: Lie) -> SwarmWithLiars:

@@ -17,7 +17,7 @@ from averaging.history.replay import ReplayEntry, ReplayHead, advance, slice_dig
 from averaging.history.state import FragmentState
 from averaging.messages import Commit, Entry, Link
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.codec import Codec, Scratch
+from averaging.numbers.codec import Addends, Codec, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Fragment
 from averaging.numbers.merge import Units, merge_encoded, rule_named
@@ -75,15 +75,9 @@ class Group:
             uploads[int(member)] = self.upload(int(member), piece)
         sizes = FRAGMENT.unit_sizes[piece.units]
         out = bytearray(self.codec.encoded_size(sizes))
-        merge_encoded(
-            rule_named(self.rule),
-            self.codec,
-            [uploads[member] for member in range(MEMBERS)],
-            weights,
-            Units(sizes, FRAGMENT.kinds[piece.units]),
-            out,
-            Scratch(),
-        )
+        given = Addends([uploads[member] for member in range(MEMBERS)], weights)
+        units = Units(sizes, FRAGMENT.kinds[piece.units])
+        merge_encoded(rule_named(self.rule), self.codec, given, units, out, Scratch())
         return bytes(out)
 
     def upload(self, member: int, piece: Slice) -> bytes:

@@ -35,7 +35,7 @@ GROUPS = replace(
     probation=ProbationPolicy(rounds=6, seconds=10.0),
 )
 """With probation, as in open runs: only there do strikes keep silent peers out of groups."""
-QUICK, SOAK, CHUNK = 100, 10_000, 20
+QUICK, QUICK_VOTERS, SOAK, CHUNK = 100, 40, 10_000, 20
 BEHAVIOURS = (*liars.BEHAVIOURS, *false_reducers.BEHAVIOURS)
 OF_VOTERS = (*usurpers.BEHAVIOURS, usurpers.deny_votes, usurpers.coordinate_without_sealing)
 
@@ -219,8 +219,8 @@ def test_members_that_lie_cost_no_history_no_work_and_no_standstill(first: int) 
 @pytest.mark.parametrize(
     "first",
     [
-        *range(0, QUICK, CHUNK),
-        *(pytest.param(n, marks=pytest.mark.soak) for n in range(QUICK, SOAK, CHUNK)),
+        *range(0, QUICK_VOTERS, CHUNK),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in range(QUICK_VOTERS, SOAK, CHUNK)),
     ],
 )
 def test_voters_that_lie_in_ballots_of_their_own_cost_no_history_and_no_work(first: int) -> None:

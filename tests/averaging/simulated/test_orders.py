@@ -162,7 +162,7 @@ def test_a_run_that_is_ended_at_a_version_ends_there_everywhere() -> None:
     swarm.nodes[swarm.names[1]].follow(issue(swarm, 1, last_version=last))
     swarm.run(300.0)
     assert set(swarm.versions()) == {last}
-    assert all(node.machine.is_final(node.now()) for node in swarm.alive)
+    assert all(node.machine.ending.is_final(node.now()) for node in swarm.alive)
     assert len(swarm.lineages()) == 1
 
 

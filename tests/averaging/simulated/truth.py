@@ -18,7 +18,7 @@ from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.messages import Commit
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.codec import Codec, Scratch
+from averaging.numbers.codec import Addends, Codec, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.merge import Units, merge_encoded, rule_named
@@ -121,16 +121,9 @@ class Truth:
 
         def merged(payloads: Sequence[bytes], weights: Sequence[float], into: Codec) -> bytes:
             out = bytearray(into.encoded_size(FRAGMENT.unit_sizes))
-            merge_encoded(
-                rule_named(commit.merge),
-                up,
-                payloads,
-                weights,
-                Units(FRAGMENT.unit_sizes, FRAGMENT.kinds),
-                out,
-                _scratch,
-                into=into,
-            )
+            rule, given = rule_named(commit.merge), Addends(payloads, weights)
+            units = Units(FRAGMENT.unit_sizes, FRAGMENT.kinds)
+            merge_encoded(rule, up, given, units, out, _scratch, into=into)
             return bytes(out)
 
         weight_of = dict(zip(apply.seal, apply.weights, strict=True))

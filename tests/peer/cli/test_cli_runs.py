@@ -341,7 +341,7 @@ def test_starting_and_joining_take_the_same_options() -> None:
             2,
             "no such file or folder",
         ),
-        (["export", "/nowhere", "/tmp/out.safetensors"], 2, "no usable checkpoint"),
+        (["export", "/nowhere", "/tmp/out.safetensors"], 2, "no folder /nowhere;"),
     ],
 )
 def test_an_expected_failure_is_one_line_and_an_exit_code(

@@ -221,7 +221,7 @@ def test_processes_that_fill_the_cache_at_once_agree(tmp_path: Path) -> None:
         thread.join()
     assert len(batches) == 4
     assert len(set(batches)) == 1
-    assert not list((tmp_path / "cache").rglob("*.tmp"))
+    assert not list((tmp_path / "cache").rglob(".*"))
 
 
 def test_the_least_recently_used_entries_leave_a_full_cache(

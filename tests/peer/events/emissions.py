@@ -17,7 +17,18 @@ PACKAGES = ("dht", "averaging", "peer")
 
 EMITTERS = {
     "dht": {"PresenceEvent", "tell"},
-    "averaging": {"Note", "_note", "_on_event", "event", "note"},
+    "averaging": {
+        "CountRefused",
+        "LeaveOut",
+        "Note",
+        "Strike",
+        "Suspect",
+        "WarnOfCommit",
+        "_note",
+        "_on_event",
+        "event",
+        "note",
+    },
     "peer": {"Happened", "event", "write"},
     "peer/agent": {
         "_on_event",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from peer.run_file.sections import GptModel, PythonStdlibData, RunFile
 from peer.trainer.choices import PRECISIONS
 from peer.trainer.speed import (
     PEAKS,
@@ -27,7 +28,9 @@ def test_peaks_are_known_by_name_and_otherwise_nothing_is_said() -> None:
 
 
 def test_the_share_of_the_peak_counts_attention() -> None:
-    flops = flops_per_token(124_000_000, layers=12, width=768, length=1024)
+    model = GptModel(layers=12, width=768, context=1024)
+    run = RunFile(model=model, data=PythonStdlibData(sequence_length=1024))
+    flops = flops_per_token(run, 124_000_000)
     assert 425e3 * flops / 989e12 == pytest.approx(0.368, abs=0.002)  # measured on an H100
 
 

@@ -6,6 +6,7 @@ name, except in the maps of states and rounds, which have peer ids.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -247,6 +248,13 @@ class Evidence:
             for report in peer.rounds:
                 if report.finished:
                     yield peer, report
+
+    def round_times_s(self) -> list[float]:
+        """When any honest peer finished each round first, in the order of time."""
+        made: dict[str, float] = {}
+        for _, report in self.finished_rounds():
+            made[report.round] = min(report.at_s, made.get(report.round, math.inf))
+        return sorted(made.values())
 
     def final_maps(self) -> dict[int, tuple[int, Mapping[str, int]]]:
         """Size and merged map of the heaviest final state of each fragment at an honest peer.

@@ -52,7 +52,8 @@ def judge_liars(evidence: Evidence) -> Verdict:
     unknown: list[str] = []
     banned: list[str] = []
     for liar in evidence.liars:
-        told = [each for each in _lies_of(evidence, liar) if each.lie in PROVABLE]
+        lies = [each for each in evidence.lies if each.liar == liar.name]
+        told = [each for each in lies if each.lie in PROVABLE]
         if not told:
             unknown.append(f"{liar.name} had no chance to tell a lie that can be proved")
         elif liar.counts_s is None or liar.counts_s > told[0].at_s:
@@ -146,6 +147,7 @@ def _row(evidence: Evidence, lie: Lie, told: Sequence[LieTold], usual: float | N
 def _noticed(evidence: Evidence, lie: Lie, liars: Sequence[PeerEvidence]) -> list[Blame]:
     """Blames of these liars by honest peers, while they lied in this way."""
     ids = {liar.peer_id for liar in liars}
+    numbers = {liar.peer_id: number for number, liar in enumerate(evidence.liars)}
     return [
         blame
         for peer in evidence.honest
@@ -153,15 +155,10 @@ def _noticed(evidence: Evidence, lie: Lie, liars: Sequence[PeerEvidence]) -> lis
         if blame.peer_id in ids
         and blame.kind != CONVICTED
         and any(
-            act.begins_s <= blame.at_s < act.ends_s
-            and act.of(_number(evidence, blame.peer_id)) is lie
+            act.begins_s <= blame.at_s < act.ends_s and act.of(numbers[blame.peer_id]) is lie
             for act in evidence.acts
         )
     ]
-
-
-def _number(evidence: Evidence, peer_id: str) -> int:
-    return [liar.peer_id for liar in evidence.liars].index(peer_id)
 
 
 def _acts_of(evidence: Evidence, lie: Lie) -> list[Act]:
@@ -186,10 +183,6 @@ def _honest_ones_blamed(evidence: Evidence) -> list[str]:
             if strikes >= STRIKES_MAX
         ]
     return wrong
-
-
-def _lies_of(evidence: Evidence, liar: PeerEvidence) -> list[LieTold]:
-    return [each for each in evidence.lies if each.liar == liar.name]
 
 
 def _present(evidence: Evidence, since_s: float) -> list[PeerEvidence]:
@@ -224,8 +217,5 @@ def _rounds_between(evidence: Evidence, begin_s: float, end_s: float) -> int:
     """Number of rounds that any honest peer finished first in this time."""
     if begin_s == math.inf:
         return 0
-    made: dict[str, float] = {}
-    for _, report in evidence.finished_rounds():
-        made[report.round] = min(report.at_s, made.get(report.round, math.inf))
-    times = sorted(made.values())
+    times = evidence.round_times_s()
     return bisect_right(times, end_s) - bisect_right(times, begin_s)

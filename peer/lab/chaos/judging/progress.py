@@ -75,12 +75,8 @@ def judge_bounded(evidence: Evidence) -> Verdict:
     for name, samples in sampled.items():
         for role, grown in _grown_in_floods(evidence, samples, lives.get(name, ())):
             grown_bytes = max(grown_bytes, grown)
-            most = (
-                BOOTSTRAP_MEMORY_MAX_BYTES
-                if name in evidence.bootstraps
-                else FLOOD_MEMORY_MAX_BYTES
-            )
-            if grown > most:
+            hosts = name in evidence.bootstraps
+            if grown > (BOOTSTRAP_MEMORY_MAX_BYTES if hosts else FLOOD_MEMORY_MAX_BYTES):
                 wrong.append(f"a flood made the {role} of {name} {grown / 1e6:.0f} MB larger")
     flooded = f"; a flood took {grown_bytes / 1e6:.0f} MB at most" if grown_bytes else ""
     return verdict_of(Promise.BOUNDED, wrong, f"the longest round took {longest:.1f} s{flooded}")
@@ -154,10 +150,7 @@ def _beside_strangers(evidence: Evidence) -> tuple[bool, str]:
     if not crowds or len(crowds) < len(evidence.faults):
         return False, ""
     edges = [evidence.ready_s, *(edge for crowd in crowds for edge in crowd), evidence.ended_s]
-    made: dict[str, float] = {}
-    for _, report in evidence.finished_rounds():
-        made[report.round] = min(report.at_s, made.get(report.round, math.inf))
-    times = sorted(made.values())
+    times = evidence.round_times_s()
     quiet, beside = (
         [
             60.0 / WINDOW_S * (bisect_left(times, at_s + WINDOW_S) - bisect_left(times, at_s))
@@ -265,10 +258,8 @@ def judge_returns(evidence: Evidence) -> Verdict:
                 wrong.append(f"{peer.name}, back at {life.began_s:.0f} s, merged {when}")
     if not seen and not wrong:
         return Verdict(Promise.RETURNS, None, "no learner came back for long enough")
-    if wrong and evidence.others_share > OTHERS_SHARE_MAX:
-        return Verdict(Promise.RETURNS, None, f"{'; '.join(wrong)}; {others_text(evidence)}")
     worst = f", the last after {max(seen)} steps of {allowed}" if seen else ""
-    return verdict_of(Promise.RETURNS, wrong, f"{len(seen)} came back{worst}")
+    return verdict_of(Promise.RETURNS, wrong, f"{len(seen)} came back{worst}", on=evidence)
 
 
 def _had_its_chance(evidence: Evidence, peer: PeerEvidence, life: Life, allowed: int) -> bool:

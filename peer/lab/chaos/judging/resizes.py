@@ -8,10 +8,8 @@ from peer.lab.chaos.judging.evidence import Evidence
 from peer.lab.chaos.judging.learning import SPIKE_MAX, largest_rise
 from peer.lab.chaos.judging.progress import longest_gap
 from peer.lab.chaos.judging.verdict import (
-    OTHERS_SHARE_MAX,
     Promise,
     Verdict,
-    others_text,
     verdict_of,
 )
 
@@ -47,9 +45,7 @@ def judge_resizes(evidence: Evidence) -> Verdict:
     )
     if len(evidence.held_out) >= MEASUREMENTS_MIN:
         text = f"{text}; largest rise of the held-out loss {rise:.3f} nats"
-    if wrong and evidence.others_share > OTHERS_SHARE_MAX:
-        return Verdict(Promise.RESIZES, None, f"{'; '.join(wrong)}; {others_text(evidence)}")
-    return verdict_of(Promise.RESIZES, wrong, text)
+    return verdict_of(Promise.RESIZES, wrong, text, on=evidence)
 
 
 def _until_out_of_round_s(evidence: Evidence, begin_s: float, end_s: float) -> float:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 
-from peer.lab.chaos.judging.evidence import Evidence, FaultDone, PeerEvidence
+from peer.lab.chaos.judging.evidence import Evidence
 from peer.lab.chaos.judging.schedule import ABSENT, FaultKind
 from peer.lab.chaos.judging.verdict import (
-    OTHERS_SHARE_MAX,
     Promise,
     Verdict,
-    others_text,
     verdict_of,
 )
 
@@ -43,7 +41,8 @@ def step_times_s(evidence: Evidence) -> list[float]:
     """Mean step times over spans of about two seconds, of learners without a fault of their own."""
     times: list[float] = []
     for peer in evidence.honest:
-        own = [fault for fault in evidence.faults if _stops(peer, fault)]
+        # Losing the agent or the disk must not slow a trainer down, so these faults do not count.
+        own = [f for f in evidence.faults if f.victim == peer.name and f.kind in ABSENT]
         for life in peer.lives:
             begin = None
             for report in life.reports:
@@ -65,11 +64,6 @@ def step_times_s(evidence: Evidence) -> list[float]:
     return times
 
 
-def _stops(peer: PeerEvidence, fault: FaultDone) -> bool:
-    # Losing the agent or the disk must not slow a trainer down, so these faults do not count.
-    return fault.victim == peer.name and fault.kind in ABSENT
-
-
 def judge_speed(evidence: Evidence, control: Evidence | None) -> Verdict:
     """Judge the step times against the control's, or without a control against the pace."""
     times = step_times_s(evidence)
@@ -86,9 +80,7 @@ def judge_speed(evidence: Evidence, control: Evidence | None) -> Verdict:
         f"{whose} {1e3 * usual:.0f} (mean {1e3 * usual_mean:.0f})"
     )
     kept = median <= SPEED_MEDIAN_MAX * usual and mean <= SPEED_MEAN_MAX * usual_mean
-    if not kept and evidence.others_share > OTHERS_SHARE_MAX:
-        return Verdict(Promise.SPEED, None, f"{figures}; {others_text(evidence)}")
-    return Verdict(Promise.SPEED, kept, figures)
+    return verdict_of(Promise.SPEED, [] if kept else [figures], figures, on=evidence)
 
 
 def judge_clean(evidence: Evidence) -> Verdict:

@@ -52,8 +52,10 @@ class Scenario:
         """A swarm to compare with, without faults: the same one for all with the same name."""
         if self.lies:
             return replace(self, name=f"control of {self.name}", text="nobody lies", lies=False)
-        return Scenario("control", "no faults")
+        return QUIET
 
+
+QUIET = Scenario("control", "no faults")
 
 SCENARIOS: Mapping[str, Scenario] = {
     scenario.name: scenario

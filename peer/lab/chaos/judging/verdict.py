@@ -54,10 +54,17 @@ OTHERS_SHARE_MAX = 0.2
 and paced trainers may make more steps while a round waits for a processor."""
 
 
-def verdict_of(promise: Promise, faults: Sequence[str], kept: str) -> Verdict:
-    """Kept, for the reason ``kept``, unless there are faults; the first three are named."""
+def verdict_of(
+    promise: Promise, faults: Sequence[str], kept: str, *, on: Evidence | None = None
+) -> Verdict:
+    """Kept, for the reason ``kept``, unless there are faults; the first three are named.
+
+    ``on``: evidence of a machine whose other programs, if they used much of it, explain the faults.
+    """
     if not faults:
         return Verdict(promise, True, kept)
+    if on is not None and on.others_share > OTHERS_SHARE_MAX:
+        return Verdict(promise, None, f"{'; '.join(faults)}; {others_text(on)}")
     more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
     return Verdict(promise, False, "; ".join(faults[:3]) + more)
 

@@ -72,9 +72,8 @@ class Row:
     """Loss to reach."""
     data_parallel_step_s: float
     data_parallel_s: float
-    shoal_s: float | None
+    shoal_s: Mean | None
     """``None``: not reached within the tokens of the run."""
-    shoal_s_error: float | None
     speedup: float | None
     shoal_goodput: float
 
@@ -187,8 +186,7 @@ def table(
                 loss=wanted,
                 data_parallel_step_s=slow,
                 data_parallel_s=reference_s,
-                shoal_s=None if shoal is None else shoal.value,
-                shoal_s_error=None if shoal is None else shoal.error,
+                shoal_s=shoal,
                 speedup=None if shoal is None else reference_s / shoal.value,
                 shoal_goodput=Mean.of(one.goodput for one in group).value,
             )
@@ -208,15 +206,12 @@ def _loss_at(one: Trained, share: float) -> float:
 def section(rows: Sequence[Row], setting: Setting) -> Section:
     shown = []
     for row in rows:
-        shoal = "not within the run"
-        if row.shoal_s is not None and row.shoal_s_error is not None:
-            shoal = Mean(row.shoal_s / 3600, row.shoal_s_error / 3600).text(2)
         shown.append(
             [
                 _name(row.link_mbit, row.latency_s),
                 f"{row.data_parallel_step_s:.2f}",
                 f"{row.data_parallel_s / 3600:.2f}",
-                shoal,
+                "not within the run" if row.shoal_s is None else row.shoal_s.text(2, per=3600),
                 "" if row.speedup is None else f"{row.speedup:.1f} x",
             ]
         )
@@ -240,7 +235,7 @@ def _picture(rows: Sequence[Row]) -> bytes:
         (line,) = axes.plot(
             xs, [row.data_parallel_s / 3600 for row in some], "o--", label=f"data parallel, {label}"
         )
-        reached = [(row.link_mbit, row.shoal_s / 3600) for row in some if row.shoal_s is not None]
+        reached = [(row.link_mbit, row.shoal_s.value / 3600) for row in some if row.shoal_s]
         if reached:
             axes.plot(
                 *zip(*reached, strict=True), "o-", color=line.get_color(), label=f"shoal, {label}"

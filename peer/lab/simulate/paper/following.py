@@ -66,11 +66,9 @@ class Row:
     link_mbit: float
     label: str
     follows: bool
-    loss: float
-    loss_error: float
-    behind: float
+    loss: Mean
+    behind: Mean
     """Relative distance of the loss from the best fixed setting's, paired by seed."""
-    behind_error: float
     line_share: float
     """Share of the line, in each direction, that all traffic took."""
     computing: float
@@ -194,30 +192,26 @@ def _mean_loss(group: Sequence[Trained]) -> float:
 def _row(
     mbit: float, label: str, group: Sequence[Trained], best: Sequence[Trained], *, learners: int
 ) -> Row:
-    loss, behind = Mean.of(one.loss for one in group), against(group, best)
     line_bytes_s = learners * mbit * BYTES_S_PER_MBIT
     changed = [change for one in group for change in one.levels]
     return Row(
         link_mbit=mbit,
         label=label,
         follows=label in FOLLOWING,
-        loss=loss.value,
-        loss_error=loss.error,
-        behind=behind.value,
-        behind_error=behind.error,
+        loss=Mean.of(one.loss for one in group),
+        behind=against(group, best),
         line_share=Mean.of(one.bytes_sent / one.duration_s / line_bytes_s for one in group).value,
         computing=Mean.of(one.goodput for one in group).value,
         missed=Mean.of(one.missed for one in group).value,
         duration_s=Mean.of(one.duration_s for one in group).value,
-        last=_last(changed) or (str(FIRST) if label in FOLLOWING else label),
+        last=next(
+            (change.level for change in reversed(changed) if not change.reason),
+            str(FIRST) if label in FOLLOWING else label,
+        ),
         changes=max((most_changes(one.levels) for one in group), default=0),
         settled_s=max((change.time_s for change in changed if not change.reason), default=0.0),
         reason=next((change.reason for change in reversed(changed) if change.reason), ""),
     )
-
-
-def _last(changed: Sequence[LevelChange]) -> str:
-    return next((change.level for change in reversed(changed) if not change.reason), "")
 
 
 def most_changes(levels: Sequence[LevelChange]) -> int:
@@ -234,12 +228,12 @@ def section(rows: Sequence[Row], setting: compare.Setting) -> Section:
             shown.append([heading])
         bar = ""
         if row.follows:
-            bar = f" ({'held' if row.behind <= BEHIND_MAX else 'missed'})"
+            bar = f" ({'held' if row.behind.value <= BEHIND_MAX else 'missed'})"
         shown.append(
             [
                 f"  {row.label}",
-                Mean(row.loss, row.loss_error).text(4),
-                Mean(row.behind, row.behind_error).percent(2) + bar,
+                row.loss.text(4),
+                row.behind.percent(2) + bar,
                 f"{row.line_share:.0%}",
                 f"{row.computing:.1%}",
                 f"{row.missed:.0%}",
@@ -270,7 +264,7 @@ def _picture(rows: Sequence[Row]) -> bytes:
         some = [row for row in rows if row.follows is follows]
         axes.plot(
             [row.link_mbit for row in some],
-            [row.loss for row in some],
+            [row.loss.value for row in some],
             mark,
             label="follows the line" if follows else "fixed",
         )

@@ -74,11 +74,9 @@ class Row:
     part: str
     rule: str
     goodput: float
-    loss: float
-    loss_error: float
-    against_all: float
+    loss: Mean
+    against_all: Mean
     """Relative difference of its loss to that of K = all."""
-    against_all_error: float
     missed: float
     staleness: float
     reported_goodput: int | None
@@ -138,17 +136,14 @@ def table(
         base = groups[f"{part}/K = all"]
         for rule in RULES:
             group = groups[f"{part}/{rule}"]
-            loss, change = Mean.of(one.loss for one in group), against(group, base)
             first = part == next(iter(PARTS))
             rows.append(
                 Row(
                     part=part,
                     rule=rule,
                     goodput=100 * Mean.of(one.goodput for one in group).value,
-                    loss=loss.value,
-                    loss_error=loss.error,
-                    against_all=change.value,
-                    against_all_error=change.error,
+                    loss=Mean.of(one.loss for one in group),
+                    against_all=against(group, base),
                     missed=Mean.of(one.missed for one in group).value,
                     staleness=Mean.of(one.staleness for one in group).value,
                     reported_goodput=REPORTED_GOODPUT.get(rule) if first else None,
@@ -171,8 +166,8 @@ def section(rows: Sequence[Row], trained: Sequence[Trained]) -> Section:
             [
                 f"  {row.rule}",
                 f"{row.goodput:.1f}{reported}",
-                Mean(row.loss, row.loss_error).text(4),
-                Mean(row.against_all, row.against_all_error).percent(),
+                row.loss.text(4),
+                row.against_all.percent(),
                 f"{100 * row.missed:.0f}%",
                 text,
             ]

@@ -201,6 +201,8 @@ MUON: Mapping[str, Any] = {"problem.name": "text_gpt", "outer.steps_per_cycle": 
 RATES: Mapping[str, float] = {"adamw": 1.2e-2, "muon": 2.4e-2}
 """Peak learning rates: the best ones of the factor ``muon, rates``."""
 RATES_TRIED = (1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2)
+MOMENTA_TRIED = (0.95, 0.9)
+"""Momenta of Muon in the factor ``muon, momentum``."""
 OPTIMIZERS: Mapping[str, str] = {"adamw": "AdamW", "muon": "Muon"}
 MUON_BOUNDS: Mapping[int, float] = {4: 0.03, 8: 0.03, 16: 0.05}
 """Largest acceptable distance from data parallel with Muon, by number of learners."""
@@ -238,6 +240,15 @@ def muon_cells() -> list[Cell]:
     # For other lengths of the cycle: --set outer.steps_per_cycle=15 --cycles 80, and so on.
     found.append(Cell("muon, cycle", reference, muon, central=True))
     found.append(Cell("muon, cycle", "Muon", muon, reference))
+    for momentum in MOMENTA_TRIED:
+        tried = {**muon, "problem.momentum": momentum}
+        central, swarm = f"data parallel, {momentum:g}", f"Muon, {momentum:g}"
+        fails = {**tried, **failing(8), **PER_CYCLE}
+        found += [
+            Cell("muon, momentum", central, tried, central=True),
+            Cell("muon, momentum", swarm, tried, central),
+            Cell("muon, momentum", f"{swarm}, 30% fail, per cycle", fails, swarm, 0.02),
+        ]
     for name, shown in OPTIMIZERS.items():
         for rate in RATES_TRIED:
             tried = {**MUON, "peers.count": 8, **_inner(name, rate)}
@@ -292,12 +303,10 @@ class Row:
 
     factor: str
     label: str
-    loss: float
-    loss_error: float
+    loss: Mean
     against: str | None
-    change: float | None
+    change: Mean | None
     """Relative difference of the loss, paired by seed."""
-    change_error: float | None
     bound: float | None
     missed: float
     staleness: float
@@ -348,19 +357,15 @@ def table(
 
 
 def _row(cell: Cell, groups: Mapping[str, Sequence[Trained]]) -> Row:
-    group = groups[cell.name]
-    loss = Mean.of(one.loss for one in group)
-    change = None
+    group, change = groups[cell.name], None
     if cell.against is not None:
         change = against(group, groups[f"{cell.factor}/{cell.against}"])
     return Row(
         factor=cell.factor,
         label=cell.label,
-        loss=loss.value,
-        loss_error=loss.error,
+        loss=Mean.of(one.loss for one in group),
         against=cell.against,
-        change=None if change is None else change.value,
-        change_error=None if change is None else change.error,
+        change=change,
         bound=cell.bound,
         held=is_held(change, cell.bound),
         missed=Mean.of(one.missed for one in group).value,
@@ -376,17 +381,14 @@ def section(rows: Sequence[Row], *, seeds: int) -> Section:
         if row.factor != factor:
             factor = row.factor
             shown.append([factor])
-        change = ""
-        if row.change is not None and row.change_error is not None:
-            change = Mean(row.change, row.change_error).percent(2)
         bound = ""
         if row.bound is not None:
             bound = f"{row.bound:+.1%}: {'held' if row.held else 'missed'}"
         shown.append(
             [
                 f"  {row.label}",
-                Mean(row.loss, row.loss_error).text(4),
-                change,
+                row.loss.text(4),
+                "" if row.change is None else row.change.percent(2),
                 bound,
                 f"{100 * row.missed:.0f}%",
                 f"{row.sent_mb:.1f}",
@@ -416,10 +418,10 @@ def _picture(rows: Sequence[Row]) -> bytes:
     axes.axvline(0.0, color="gray", linewidth=1)
     axes.set_yticks(range(len(shown)), [name for name, _ in shown])
     for place, (label, (_, one)) in enumerate(zip(axes.get_yticklabels(), shown, strict=True)):
-        if one is None or one.change is None or one.change_error is None:
+        if one is None or one.change is None:
             label.set_fontweight("bold")
             continue
-        change, error = 100 * one.change, 100 * one.change_error
+        change, error = 100 * one.change.value, 100 * one.change.error
         color = "tab:red" if one.held is False else "tab:blue"
         axes.errorbar(change, place, xerr=2 * error, fmt="o", color=color, capsize=3)
         if one.bound is not None:

@@ -20,11 +20,13 @@ import blake3
 import msgspec
 import numpy as np
 
+from dht.presence.kept_peers import write_whole
 from peer.lab.results.mean import Mean
 from peer.lab.simulate.swarm.experiment import Experiment
 from peer.lab.simulate.swarm.outcome import SwarmResult
 from peer.lab.simulate.swarm.resolving import problem_of
 from peer.lab.simulate.swarm.swarm import run as run_swarm
+from peer.whole_files import read_json
 
 TEXT: Mapping[str, Any] = {
     "problem.name": "text_mlp",
@@ -193,16 +195,10 @@ class TrainingFolder:
 
     def find(self, key: str) -> Trained | None:
         """The result of the job with this key, unless it is missing or damaged."""
-        try:
-            return msgspec.json.decode(self._file(key).read_bytes(), type=Trained)
-        except (FileNotFoundError, msgspec.DecodeError):
-            return None
+        return read_json(self._file(key), Trained)
 
     def store(self, key: str, trained: Trained) -> None:
-        file = self._file(key)
-        part = file.with_suffix(".part")
-        part.write_bytes(msgspec.json.encode(trained))
-        part.replace(file)
+        write_whole(self._file(key), msgspec.json.encode(trained))
 
     def _file(self, key: str) -> Path:
         return self.path / f"{key}.json"

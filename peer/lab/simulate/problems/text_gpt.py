@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from msgspec.structs import replace
 
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import TensorSpec
@@ -51,6 +52,8 @@ class TextGpt:
     batch: int = 8
     optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = 3e-3
+    momentum: float | None = None
+    """Muon's momentum, or AdamW's beta1; ``None``: the default of a run file."""
     name: str = "text_gpt"
     heads: Collection[str] = ()
     """The output head is the embedding."""
@@ -65,13 +68,18 @@ class TextGpt:
 
     def run(self, seed: int) -> RunFile:
         """The run file that this problem simulates."""
-        inner = {"adamw": AdamwInner, "muon": MuonInner}[self.optimizer]
+        inner = {"adamw": AdamwInner, "muon": MuonInner}[self.optimizer](
+            learning_rate=self.learning_rate, batch_size=self.batch
+        )
+        if self.momentum is not None:
+            setting = "momentum" if self.optimizer == "muon" else "beta1"
+            inner = replace(inner, **{setting: self.momentum})
         return RunFile(
             name="text-gpt",
             random_seed=seed,
             model=GptModel(layers=self.layers, width=self.width, context=self.length),
             data=PythonStdlibData(sequence_length=self.length),
-            inner=inner(learning_rate=self.learning_rate, batch_size=self.batch),
+            inner=inner,
             evaluation=Evaluation(sequences=256),
         )
 
@@ -135,9 +143,11 @@ class _GptTraining:
         for parameter, part in _parts(self._model, self.values):
             parameter.data = part
         self._optimizer = build_optimizer(self._run, self._model)
+        # A peer's data follow from the run's id: they are the same for every optimizer.
+        of_data = replace(self._run, inner=AdamwInner())
         self._streams = [
             open_data(
-                self._run,
+                of_data,
                 peer_id=PeerId(f"simulated-{peer}"),
                 cache_dir=problem.cache,
                 data_dir=problem.cache,

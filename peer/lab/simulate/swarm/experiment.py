@@ -12,6 +12,7 @@ import difflib
 import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -21,8 +22,7 @@ from msgspec import Meta, Struct
 from averaging.rules.due import DuePolicy
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import ProbationPolicy
-from averaging.rules.quorum import QuorumPolicy
-from peer.agent.policies import mixing_policy, required, smaller_levels
+from peer.agent.policies import merging_policy
 from peer.errors import PeerError
 from peer.run_file import merging
 
@@ -39,9 +39,7 @@ class BadExperiment(PeerError):
 
     exit_code = 2
     problem: str
-
-    def __str__(self) -> str:
-        return self.problem
+    message = "{problem}"
 
 
 class _Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,6 +85,8 @@ class ProblemChoice(_Table, frozen=True, kw_only=True):
     """The inner optimizer of ``text_gpt``. Default: AdamW, which the other text model always has.
     """
     learning_rate: Positive | None = None
+    momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] | None = None
+    """Momentum of Muon in ``text_gpt``, or beta1 of its AdamW."""
     batch: Count | None = None
     """Sequences of ``text_gpt``, or predictions of ``text_mlp``, in one step of a learner."""
     warmup_share: Share = 0.0
@@ -126,29 +126,23 @@ class Outer(merging.Outer, frozen=True, kw_only=True):
             raise ValueError(f"outer.buffers is {self.buffers!r}; simulated models have no buffers")
 
 
-class Rounds(_Table, frozen=True, kw_only=True):
+class Rounds(merging.Rounds, frozen=True, kw_only=True):
     """Forming and closing of rounds, as in a run file."""
 
-    group_size: Annotated[int, Meta(ge=2, le=64)] = 16
     grouping: str = "halves"
-    quorum: merging.Quorum = "majority"
-    grace: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.8
-    quorum_deadline_s: Positive = 30.0
     round_deadline_s: Positive = 180.0
     upload_s: Positive = 30.0
-    stale_max: Natural = 8
     scale_by_speed: bool = True
     called_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
     """Share of a cycle's steps after which a peer joins a round that another peer has called;
     1: only when it is due itself."""
     slice_bytes_min: Count = 256 << 10
-    norm_max_ratio: Positive | None = None
+    norm_max_ratio: Positive | None = None  # type: ignore[assignment]
     """An upload so many times longer than usual is left out, as in a run file; ``None``: nothing
     is, and nothing is measured."""
     spot_checks: Annotated[float, Meta(ge=0.0, le=24.0)] = 0.0
     """Contributions that each honest peer checks on their authors' data in a cycle
     (``averaging.audit.spot_checks``)."""
-    alone_s: Positive = 600.0
     probation_rounds: Natural = 0
     """Merges after which a newcomer counts, as in a run file (there 64, over 10 minutes). Each peer
     then judges all others by itself, which takes more time than a shared judgement."""
@@ -257,37 +251,16 @@ class Experiment(_Table, frozen=True, kw_only=True):
     def policy(self) -> RoundPolicy:
         """The policy of the round machines."""
         outer, rounds = self.outer, self.rounds
-        return RoundPolicy(
-            quorum=QuorumPolicy(
-                required=required(rounds.quorum),
-                wait_s=rounds.quorum_deadline_s,
-                gamma=rounds.grace,
-                tau=float(outer.overlap_steps),
-            ),
+        return replace(
+            merging_policy(outer, rounds, self.mixing, upload_s=rounds.upload_s),
             due=DuePolicy(
                 cycle_steps=outer.steps_per_cycle,
                 fragments=outer.fragments,
                 scale_by_speed=rounds.scale_by_speed,
                 called_share=rounds.called_share,
             ),
-            mixing=mixing_policy(self.mixing),
-            group_size=rounds.group_size,
             grouping=rounds.grouping,
-            codec=outer.codecs[0],
-            codec_down=outer.codecs[1],
-            smaller_levels=smaller_levels(outer),
-            embedding_codecs=outer.embedding_pair,
-            line_share=outer.line_share,
-            feedback=outer.fed_back,
-            merge=outer.merge,
-            late_work=outer.late_work,
-            eta=outer.learning_rate,
-            mu=outer.momentum,
-            stale_max=rounds.stale_max,
-            upload_s=rounds.upload_s,
-            round_s=rounds.round_deadline_s,
             slice_bytes_min=rounds.slice_bytes_min,
-            alone_s=rounds.alone_s,
             probation=ProbationPolicy(
                 rounds=rounds.probation_rounds, seconds=60.0 * rounds.probation_minutes
             ),

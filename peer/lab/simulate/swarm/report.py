@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +26,6 @@ from peer.lab.simulate.swarm.experiment import Experiment
 from peer.lab.simulate.swarm.outcome import SwarmResult
 from peer.lab.simulate.swarm.plugins import load
 from peer.lab.simulate.swarm.swarm import run
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)

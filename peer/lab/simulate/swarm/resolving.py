@@ -27,7 +27,8 @@ def problem_of(experiment: Experiment) -> Problem:
         changes["tensors" if isinstance(problem, Quadratic) else "width"] = choice.size
     if choice.learning_rate is not None:
         changes["learning_rate"] = choice.learning_rate
-    for setting, value in (("optimizer", choice.optimizer), ("batch", choice.batch)):
+    for setting in ("optimizer", "momentum", "batch"):
+        value = getattr(choice, setting)
         if value is None:
             continue
         if not hasattr(problem, setting):

@@ -12,11 +12,11 @@ import numpy as np
 
 from averaging.audit.spot_checks import REFUSED, SpotChecks, steps_between
 from averaging.audit.strikes import Strikes
-from averaging.bounded_mapping import BoundedMapping
 from averaging.messages import Entry
 from averaging.numbers.arrays import Float32s
 from averaging.round.effects import Apply
 from averaging.simulated.node import FragmentNode
+from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 from peer.lab.simulate.problems.problem import ChecksOthers
 from peer.lab.simulate.swarm.environment import Environment

@@ -49,7 +49,6 @@ TIME_FACTOR = 3.0
 """Default time limit of an experiment, as a multiple of its duration without any waiting."""
 GARBAGE_MIN = 1_000_000
 """Allocations between collections: more objects than rounds in progress hold."""
-"""Time between two comparisons of a final state with others, as in ``peer.agent.active_peer``."""
 
 LINE_EVENTS = ("line_needs", "level")
 """Notes of round machines that the event log has."""
@@ -338,7 +337,7 @@ class SimulatedSwarm(Watch):
         """True if all peers stand on one final version of each fragment."""
         nodes = [node for peer in self.alive for node in peer.nodes]
         lineages = {(node.fragment.index, node.state.lineage) for node in nodes if node.state}
-        final = all(node.machine.is_final(self.heap.now) for node in nodes)
+        final = all(node.machine.ending.is_final(self.heap.now) for node in nodes)
         return final and len(lineages) == len(self.layout.fragments)
 
     def run(self, progress: Callable[[float], None] = lambda share: None) -> SwarmResult:

@@ -58,7 +58,7 @@ def test_a_fast_line_changes_nothing_and_a_slow_one_is_followed_once_for_a_reaso
     assert slow.changes == 1
     assert f"{slow.last} takes" in slow.reason
     assert slow.settled_s > 0
-    assert min(row.behind for row in rows if not row.follows) == 0
+    assert min(row.behind.value for row in rows if not row.follows) == 0
     assert all(row.computing == pytest.approx(1.0, abs=0.02) for row in rows)
 
 

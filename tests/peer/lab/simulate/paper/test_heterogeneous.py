@@ -36,7 +36,7 @@ def test_grace_admits_contributions_that_a_bare_quorum_leaves_out(rows: Rows) ->
 def test_dropping_late_work_costs_loss(rows: Rows) -> None:
     bare, dropped = rows[SPEEDS, "K = 2, no grace"], rows[SPEEDS, heterogeneous.NO_GRACE]
     assert dropped.missed == pytest.approx(bare.missed, abs=0.05)
-    assert dropped.loss > rows[SPEEDS, "K = all"].loss
+    assert dropped.loss.value > rows[SPEEDS, "K = all"].loss.value
 
 
 def test_the_absent_peer_is_absent(rows: Rows) -> None:

@@ -117,6 +117,27 @@ def test_a_problem_has_the_optimizer_that_its_experiment_names() -> None:
     assert np.abs(values[0] - values[1]).max() > 1e-3
 
 
+@pytest.mark.parametrize(("optimizer", "setting"), [("adamw", "beta1"), ("muon", "momentum")])
+def test_a_problem_has_the_momentum_that_its_experiment_sets(optimizer: str, setting: str) -> None:
+    pytest.importorskip("torch")
+    from peer.lab.simulate.problems.text_gpt import TextGpt
+
+    settings = {"problem.name": "text_gpt", "problem.optimizer": optimizer}
+    chosen = problem_of(Experiment().with_settings({**settings, "problem.momentum": 0.8}))
+    assert isinstance(chosen, TextGpt)
+    assert getattr(chosen.run(0).inner, setting) == 0.8
+
+
+def test_a_learner_has_the_same_data_whatever_its_optimizer() -> None:
+    pytest.importorskip("torch")
+    losses = []
+    for changes in ({}, {"problem.optimizer": "muon"}, {"problem.learning_rate": 0.02}):
+        settings = {"problem.name": "text_gpt", **changes}
+        learner = problem_of(Experiment().with_settings(settings)).learner([3], seed=0)
+        losses.append(learner.train(1))  # of the first weights, on the first batch
+    assert losses[1:] == losses[:1] * 2
+
+
 def test_a_problem_has_the_batch_that_its_experiment_sets() -> None:
     pytest.importorskip("torch")
     for name, tokens in (("text_gpt", 3 * 32), ("text_mlp", 3)):
@@ -124,7 +145,9 @@ def test_a_problem_has_the_batch_that_its_experiment_sets() -> None:
         assert problem_of(Experiment().with_settings(settings)).step_tokens == tokens
 
 
-@pytest.mark.parametrize(("setting", "value"), [("optimizer", "muon"), ("batch", 3)])
+@pytest.mark.parametrize(
+    ("setting", "value"), [("optimizer", "muon"), ("momentum", 0.8), ("batch", 3)]
+)
 def test_a_problem_refuses_a_choice_that_it_does_not_have(setting: str, value: object) -> None:
     settings = {"problem.name": "quadratic", f"problem.{setting}": value}
     with pytest.raises(BadExperiment, match="quadratic has no choice of it, text_gpt has"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from averaging.bounded_mapping import BoundedMapping
+from dht.bounded_mapping import BoundedMapping
 
 
 def test_a_new_key_drops_the_oldest_and_a_known_one_drops_nothing() -> None:

@@ -28,6 +28,11 @@ class BoundedMapping(dict[Key, Value]):
         while len(self) > self.limit:
             del self[next(iter(self))]
 
+    def renew(self, key: Key, value: Value) -> None:
+        """Set a key that becomes the youngest, whether it is known or not."""
+        self.pop(key, None)
+        self[key] = value
+
     # ``dict`` does not come by ``__setitem__`` in these
 
     def setdefault(self, key: Key, default: Value) -> Value:

@@ -1,0 +1,53 @@
+"""Files and folders that are there as a whole or not at all, whatever ends a program meanwhile."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A place for a file, which takes the name ``path`` at the end of the block."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder, which takes the name ``path`` at the end of the block.
+
+    Other processes that make ``path`` at the same time write the same: the first one stays.
+    """
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        try:
+            temporary.rename(path)
+        except OSError:
+            if not path.is_dir():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_json(path: Path, kind: type[T]) -> T | None:
+    """What a file says; ``None`` if it is not there, or damaged."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
