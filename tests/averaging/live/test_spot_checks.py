@@ -213,7 +213,7 @@ def test_who_hears_of_a_suspect_checks_it_without_having_drawn_it(
             anna, boris, clara, *_ = peers = await checking(made, *NAMES, "mallory")
             assert boris.averager.spot_checks is not None
             checks = boris.averager.spot_checks._checks
-            checks._next_draw_at, checks._every_steps = 1e6, 10**6
+            checks._drawn_at, checks._every_steps = 0.0, 10**6
             await made.live(110.0)
             assert any(each.averager.counters()["peers_named"] > 0 for each in (anna, clara))
             assert {e["peer"] for e in boris.told("spot_check_failed")} == {MALLORY}
