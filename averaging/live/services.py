@@ -171,7 +171,10 @@ class Services(ABC):
         return None if self.spot_checks is None else self.spot_checks.refuses(peer)
 
     def _is_struck(self, peer: PeerId, now: float) -> bool:
-        return self.audits.strikes.is_out(peer, now) or self._refuses(peer) is not None
+        checks = self.spot_checks
+        return self.audits.strikes.is_out(peer, now) or (
+            checks is not None and checks.distrusts(peer)
+        )
 
     # Tasks and time
 

@@ -113,6 +113,10 @@ class SpotChecking:
         """The reason to merge nothing of a peer, as a reducer or as a coordinator."""
         return REFUSED if self._checks.refuses(peer, self._around.now()) else None
 
+    def distrusts(self, peer: PeerId) -> bool:
+        """True if a peer is to have no power here."""
+        return self._checks.distrusts(peer, self._around.now())
+
     def draw(
         self, parts: Parts, seal: Iterable[int], theta: Float32s, *, step: int
     ) -> Drawn | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -28,19 +29,57 @@ def checks(seed: int = 0) -> tuple[SpotChecks, Strikes]:
     return SpotChecks(strikes, every_steps=10, random=random.Random(seed).random), strikes
 
 
-def test_one_contribution_is_drawn_in_so_many_steps_and_each_author_in_time() -> None:
-    made, _ = checks()
-    drawn = [made.draw(ALL, step, 0.0) for step in range(0, 600, 5)]
-    assert [peer for peer in drawn[1::2] if peer is not None] == []
-    assert set(drawn[::2]) == set(ALL)
-    assert made.draw((), 1000, 0.0) is None
-
-
 def usually(fall: float, *, fragment: int = 0) -> SpotChecks:
     made, _ = checks()
     for _ in range(FALLS_MIN):
         assert made.checked(CLARA, 2.0, 2.0 * (1 - fall), 0.0, fragment=fragment)
     return made
+
+
+def drawn_by(made: SpotChecks, *, steps: int) -> dict[int, PeerId]:
+    """The authors drawn in a round after each step, by step."""
+    drawn = {step: made.draw(ALL, step, 0.0) for step in range(1, steps + 1)}
+    return {step: peer for step, peer in drawn.items() if peer is not None}
+
+
+def test_one_contribution_is_drawn_in_so_many_steps_on_average_and_each_author_in_time() -> None:
+    made = usually(0.1)
+    drawn = drawn_by(made, steps=6000)
+    assert len(drawn) == pytest.approx(600, rel=0.1)
+    gaps = [later - step for step, later in pairwise(drawn)]
+    assert min(gaps) >= 5 and max(gaps) <= 15
+    assert set(drawn.values()) == set(ALL)
+    assert made.draw((), 10**6, 0.0) is None
+
+
+def test_draws_come_more_often_until_something_is_usual() -> None:
+    made, _ = checks()
+    assert len(drawn_by(made, steps=600)) == pytest.approx(4 * 60, rel=0.25)
+
+
+def test_all_fragments_are_drawn_though_each_comes_at_the_same_step_of_a_cycle() -> None:
+    """With a whole cycle between two draws all of a peer's were of one fragment, so a poisoner of
+    another one was never seen."""
+    made = usually(0.1)
+    for _ in range(FALLS_MIN):
+        made.checked(CLARA, 2.0, 1.8, 0.0, fragment=1)
+    rounds = [(10 * cycle + 5 * fragment, fragment) for cycle in range(40) for fragment in (0, 1)]
+    drawn = [each for step, each in rounds if made.draw(ALL, step, 0.0, fragment=each) is not None]
+    assert min(drawn.count(0), drawn.count(1)) > 10
+
+
+def test_a_suspect_of_which_a_check_said_too_little_leaves_others_their_turns() -> None:
+    """Where nothing was usual yet, three suspects were looked at in all rounds, in vain; so nothing
+    became usual, and poison that moves the loss nowhere was never found."""
+    made, _ = checks()
+    assert not made.checked(BORIS, 2.0, 2.2, 0.0)
+    assert made.draw(ALL, 1, 0.0) == BORIS
+    assert made.checked(BORIS, 2.0, 2.0, 0.0), "it says too little"
+    drawn = drawn_by(made, steps=100)
+    assert {ANNA, CLARA} <= set(drawn.values()) and len(drawn) < 60
+    for _ in range(FALLS_MIN):
+        assert made.checked(CLARA, 2.0, 1.8, 0.0)
+    assert made.draw(ALL, 101, 0.0) == BORIS, "a check tells something now"
 
 
 def test_who_reverses_is_checked_again_at_once_and_then_refused_for_a_while() -> None:
@@ -58,6 +97,33 @@ def test_who_reverses_is_checked_again_at_once_and_then_refused_for_a_while() ->
     assert made.draw(ALL, 2, 540.0) == BORIS, "as soon as it is back"
     assert not made.checked(BORIS, 2.0, 2.2, 540.0)
     assert made.refuses(BORIS, 1200.0), "for longer this time"
+
+
+def test_who_was_refused_has_no_power_until_half_of_its_strikes_have_faded() -> None:
+    """Three poisoners whose refusals had just ended led and reduced two rounds in one of which half
+    of the contributions were theirs."""
+    made = usually(0.1)
+    for now in (0.0, 1.0, 2.0):
+        assert not made.distrusts(BORIS, now)
+        assert not made.checked(BORIS, 2.0, 2.2, now)
+    assert made.distrusts(BORIS, 540.0) and not made.refuses(BORIS, 540.0)
+    assert made.distrusts(BORIS, 1800.0)
+    assert not made.distrusts(BORIS, 2500.0)
+
+
+def test_two_checks_that_it_passes_end_the_distrust() -> None:
+    made = usually(0.1)
+    for now in (0.0, 1.0, 2.0):
+        made.checked(BORIS, 2.0, 2.2, now)
+    assert made.checked(BORIS, 2.0, 1.8, 540.0) and made.distrusts(BORIS, 540.0)
+    assert made.checked(BORIS, 2.0, 1.8, 541.0) and not made.distrusts(BORIS, 541.0)
+
+
+def test_falls_of_a_poisoner_that_is_known_shield_no_other() -> None:
+    made, _ = checks()
+    for now in (0.0, 1.0, 2.0):
+        assert not made.checked(ANNA, 2.0, 2.2, now)
+    assert not made.checked(BORIS, 2.0, 2.1, 2.0)
 
 
 def test_three_contributions_that_do_nothing_are_refused() -> None:
@@ -257,20 +323,20 @@ def test_words_of_others_double_the_checks_at_most() -> None:
         for each in (ANNA, BORIS):
             made.named(each, CLARA, 0.0)
         drawn += made.draw(ALL, step, 0.0) is not None
-    assert drawn == 20
+    assert drawn == pytest.approx(20, abs=2)
 
 
 def test_who_names_peers_that_then_pass_is_heard_no_more_for_a_while() -> None:
     made = usually(0.1)
-    for step in (0, 10):
+    for step in (0, 20):
         named_by(made, CLARA)
         assert made.draw(ALL, step, 0.0) == BORIS
         assert made.checked(BORIS, 2.0, 1.9, 0.0)
         assert made.draw(ALL, step, 0.0) is not None
     named_by(made, CLARA)
-    assert made.draw((BORIS,), 19, 0.0) is None
+    assert made.draw((BORIS,), 24, 0.0) is None
     named_by(made, ANNA)
-    assert made.draw((BORIS,), 20, 0.0) == BORIS, "others are heard"
+    assert made.draw((BORIS,), 30, 0.0) == BORIS, "others are heard"
     made.named(BORIS, CLARA, 7200.0)
 
 

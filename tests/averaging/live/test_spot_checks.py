@@ -293,7 +293,7 @@ def test_a_slow_author_holds_nobody_up_and_is_struck_only_if_it_has_failed_befor
         async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             how = {"clara": {"quick": 0}, "mallory": {"quick": 1}}
             peers = await checking(made, *NAMES, "mallory", judged_by=how)
-            await made.live(150.0)
+            await made.live(210.0)
             anna, boris, clara, _ = peers
             assert all(each.averager.counters()["spot_checks_without_answer"] for each in peers[:2])
             evaded = {e["peer"] for each in peers[:3] for e in each.told("spot_check_evaded")}

@@ -95,13 +95,14 @@ class SpotChecking:
                     others.named(entry.peer, checker.name, env.heap.now)
 
     def distrusts(self, me: PeerId, author: PeerId) -> bool:
-        """True if this peer takes nothing of another one for now."""
+        """True if another peer has no power at this one for now."""
         checks = self._checks.get(me)
-        return checks is not None and checks.refuses(author, self._environment.heap.now)
+        return checks is not None and checks.distrusts(author, self._environment.heap.now)
 
     def refuses(self, me: PeerId, author: PeerId, what: str) -> str | None:
         """The reason why this peer takes nothing of another one; ``what`` is then counted."""
-        if not self.distrusts(me, author):
+        checks = self._checks.get(me)
+        if checks is None or not checks.refuses(author, self._environment.heap.now):
             return None
         self.counts[f"{what} of {'liars' if self._slots[author].lies else 'honest'} refused"] += 1
         return REFUSED
