@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import importlib
 import os
 import shutil
 import signal
@@ -41,23 +39,6 @@ worker without work."""
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(DATA_HOME, ignore_errors=True)
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Have the second worker import the test modules from the last one on.
-
-    Each module that is imported for the first time is compiled, those of tests with their
-    assertions rewritten. Workers in one order would all compile everything; so each finds half of
-    it compiled.
-    """
-    if os.environ.get("PYTEST_XDIST_WORKER") != "gw1":
-        return
-    root = session.config.rootpath
-    folders = [root / arg for arg in session.config.args]
-    for path in sorted((p for f in folders for p in f.rglob("test_*.py")), reverse=True):
-        # What fails here is reported when it is collected, and imported again for that.
-        with contextlib.suppress(Exception, pytest.skip.Exception):
-            importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
