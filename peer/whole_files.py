@@ -46,7 +46,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def read_json(path: Path, kind: type[T]) -> T | None:
-    """What a file says; ``None`` if it is not there, or damaged."""
+    """The contents of a file; ``None`` if it is missing or damaged."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):

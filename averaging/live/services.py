@@ -1,4 +1,4 @@
-"""What all fragments of a run share at one peer: links, threads, memory, audits, events.
+"""Services that all fragments of a run share at one peer: links, threads, memory, audits, events.
 
 ``averaging.live.averager`` is made of them, and adds what needs the fragments: turns, time, and the
 way of what comes in. ``averaging.live.fragment`` and ``averaging.live.following`` know it as this.

@@ -70,7 +70,7 @@ into the same tiles (``averaging.numbers.tiles``)."""
 
 @dataclass(frozen=True, slots=True)
 class Addends:
-    """What is added up: encoded vectors in the order of the roster, and a weight for each."""
+    """Encoded vectors to add up, in the order of the roster, and a weight for each."""
 
     payloads: Sequence[Buffer]
     weights: Sequence[float]

@@ -245,7 +245,7 @@ class Strike(Blame, frozen=True):
 
 
 class CountRefused(Blame, frozen=True):
-    """What the peer sent was refused: count it, as one of ``kind``."""
+    """Count a refusal of something that the peer sent, as one of ``kind``."""
 
     kind: str = "refused"
 

@@ -23,7 +23,7 @@ from averaging.rules.orders import RoundOrders
 
 
 class Ending:
-    """What one peer knows of the end of its run."""
+    """The end of the run, as far as one peer knows."""
 
     def __init__(
         self,
