@@ -269,21 +269,28 @@ class Daemon(StrictP2P):
             **settings.flags(),
         )
         _logger.debug("daemon_starts arguments=%s", arguments)
-        self._child = await asyncio.create_subprocess_exec(
-            *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={
-                "GOMAXPROCS": str(processors(os.cpu_count() or 1)),
-                **os.environ,
-                "GOLOG_LOG_LEVEL": "error",
-                "GOLOG_LOG_FMT": "json",
-            },
-            start_new_session=True,
-        )
-        self._alive = True
         loop = asyncio.get_running_loop()
+        spawning = loop.create_task(
+            asyncio.create_subprocess_exec(
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env={
+                    "GOMAXPROCS": str(processors(os.cpu_count() or 1)),
+                    **os.environ,
+                    "GOLOG_LOG_LEVEL": "error",
+                    "GOLOG_LOG_FMT": "json",
+                },
+                start_new_session=True,
+            )
+        )
+        try:
+            self._child = await asyncio.shield(spawning)
+        except asyncio.CancelledError:
+            self._child = await spawning  # or it would run on, unknown to ``stop``
+            raise
+        self._alive = True
         ready: asyncio.Future[None] = loop.create_future()
         self._reader_task = loop.create_task(self._read_outputs(ready), name="p2pd output")
         await ready

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from multiaddr import Multiaddr
@@ -52,6 +53,34 @@ with asyncio.Runner(loop_factory=loop_factory) as runner:
 
 def run_directories() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob("shoal-p2p-*"))
+
+
+def test_a_host_that_is_cancelled_while_its_daemon_is_spawned_leaves_neither(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The daemon ran on then, and made its sockets while their directory was removed."""
+    spawn, children = asyncio.create_subprocess_exec, list[asyncio.subprocess.Process]()
+    before = run_directories()
+
+    async def main() -> None:
+        spawned = asyncio.Event()
+
+        async def spawn_slowly(*args: Any, **settings: Any) -> asyncio.subprocess.Process:
+            children.append(await spawn(*args, **settings))
+            spawned.set()
+            await asyncio.sleep(0.3)
+            return children[-1]
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", spawn_slowly)
+        opening = asyncio.create_task(HivemindHost.open(identity(1), LOOPBACK))
+        await spawned.wait()
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert [child.returncode for child in children] != [None]
+        assert run_directories() == before
+
+    run(main())
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
