@@ -14,7 +14,7 @@ setup: $(INSTALLED)
 # A new pip takes a third of the time of the one that Python 3.11 brings, which will do where there is
 # no other. Modules are compiled when they are imported: to compile all modules of all packages takes
 # longer than to install them.
-# What is ignored: setuptools warns of folders that are named like the package, and are it.
+# A new pip shows warnings of setuptools in spite of --quiet; they are left out.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "shoal needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)

@@ -124,7 +124,7 @@ class SpotChecks:
         self._random = random
         self._drawn_at = self._named_drawn_at = -math.inf
         self._wait = 1.0
-        """Random length of the time until the next draw, in usual ones."""
+        """Random factor of the time until the next draw: 0.5 to 1.5."""
         self._named = BoundedMapping[PeerId, set[PeerId]](PEERS_MAX)
         """Peers that others suspect and this one has not checked since, and who has named each."""
         self._refused = BoundedMapping[PeerId, None](PEERS_MAX)
@@ -196,7 +196,7 @@ class SpotChecks:
         return max(1, mark - int(self._random() * max(1, min(steps, BACK_MAX))))
 
     def _known(self, fragment: int, now: float) -> list[tuple[float, PeerId]]:
-        """The falls that say what is usual, and their authors: not those of whom it distrusts."""
+        """The known falls with their authors, in order. Those of distrusted peers do not count."""
         falls = self._falls[fragment]
         return sorted((fall, by) for by, fall in falls if not self.distrusts(by, now))
 
@@ -280,7 +280,7 @@ class SpotChecks:
         return self._strikes.is_out(author, now)
 
     def distrusts(self, author: PeerId, now: float) -> bool:
-        """True if that one neither leads, reduces nor votes here: longer than it is refused.
+        """True if a peer may neither lead, reduce nor vote here, which lasts longer than a refusal.
 
         Three poisoners whose refusals had just ended led and reduced two rounds, in which half of
         the contributions were theirs.
