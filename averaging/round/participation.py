@@ -283,8 +283,19 @@ class Participation:
         if self.slices.digests[index] is not None and self.reducers[index] != self._id.me:
             what = MERGED
         else:
-            what = OWN if self.contributes() else NOTHING
+            what = OWN if self.may_contain_own_work() else NOTHING
         self._emit(Upload(self.id, index, self.reducers[index], what))
+
+    def _ask_for_slices(self) -> None:
+        """Open streams again that failed, with nothing to send, as the seal is without this peer.
+
+        However often its uploads failed, the slices may come: the version that they make is proved
+        by the signatures of those that have it, and each missing one may leave it without proof.
+        """
+        failed = [index for index in self.slices.tries if self.slices.digests[index] is None]
+        for index in sorted(failed):
+            self.slices.tries.pop(index)
+            self._upload(index)
 
     # Reports of the owner
 
@@ -636,6 +647,8 @@ class Participation:
         self.seal = seal
         self.stage = Stage.SEALED
         self._note("learned_seal", contributors=len(seal), mine=self.entry in seal)
+        if self.entry is not None and self.entry not in seal:
+            self._ask_for_slices()
         self._timers[RoundTimer.OVERDUE] = now + self.commit.upload_s + self._policy.margin_s
         self.takeover.plan(2 * (self.commit.upload_s + self._policy.margin_s), now)
         for index in sorted(self.reducer.slices):

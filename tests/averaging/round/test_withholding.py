@@ -7,7 +7,7 @@ import pytest
 
 from averaging import messages as said
 from averaging.messages import Commit
-from averaging.round.effects import Apply, Effect, Enter, Note, Send, Strike, Suspect
+from averaging.round.effects import Apply, Effect, Enter, Note, Send, Strike, Suspect, Upload
 from averaging.round.identity import Identity
 from averaging.round.inputs import (
     Due,
@@ -21,6 +21,7 @@ from averaging.round.inputs import (
     UploadFailed,
 )
 from averaging.round.machine import FragmentRounds
+from averaging.round.member_slices import UPLOAD_TRIES_MAX
 from averaging.round.paxos import Coordinator, Voter
 from averaging.round.reducer import Length
 from averaging.round.seals import ballot_of
@@ -102,6 +103,27 @@ def test_nobody_is_named_for_the_uploads_of_others_nor_for_one_that_was_not_sent
     failed = UploadFailed(enter.round, enter.commit.reducers.index(first), "the stream broke")
     rounds.handle(failed, BEGAN)
     assert not blamed(reports(rounds, enter, {first: (enter.commit.index(ME) or 0,)}))
+
+
+@pytest.mark.parametrize("is_left_out", [False, True])
+def test_a_member_that_the_seal_leaves_out_asks_for_slices_without_its_upload(
+    is_left_out: bool,
+) -> None:
+    """Its uploads may never get through, and without its signature the version lacks proof."""
+    rounds, enter = entered()
+    reducers = enter.commit.reducers
+    index = next(index for index, peer in enumerate(reducers) if peer != ME)
+    for _ in range(UPLOAD_TRIES_MAX):
+        rounds.handle(UploadFailed(enter.round, index, "the stream broke"), BEGAN)
+    me = enter.commit.index(ME) or 0
+    seal = tuple(i for i in range(3) if i != me or not is_left_out)
+    effects: list[Effect] = reports(rounds, enter, {reducers[index]: (me,)} if is_left_out else {})
+    for peer in reducers:
+        accepted = said.Accepted(0, enter.round, 0, sign(peer, said.vote(enter.round, 0, seal)))
+        effects += rounds.handle(Received(peer, accepted), BEGAN)
+    assert rounds.rounds[enter.round].seal == seal
+    uploads = [(each.slice, each.what) for each in effects if isinstance(each, Upload)]
+    assert uploads == ([(index, said.NOTHING)] if is_left_out else [])
 
 
 def sealed(rounds: FragmentRounds, enter: Enter) -> tuple[int, int, int]:
