@@ -79,6 +79,8 @@ class Joining:
         self._met_others = False
         self.leaves = False
         """The peer is about to leave: what it cannot have merged now is lost."""
+        self._left_out_of = 0
+        """The newest version whose roster closed without this peer."""
         self._joins = identity.first_number
         self._failed_joins = BoundedMapping[PeerId, int](LEADERS_REMEMBERED_MAX)
 
@@ -99,6 +101,9 @@ class Joining:
         elif self.leaves and self._peers.keepers(now):
             # A keeper merges it as a round of one: it gets the work encoded, not as a state.
             return self._ask_learner("a keeper takes it", now)
+        elif self.leaves and (lacked := self._lacked_version(situation)) is not None:
+            # What it made of its own work would only be a fork of a version that others have.
+            return [Note("lacks_version", {"version": lacked}), RetryLater()]
         else:
             if self._alone_since is None:
                 self._alone_since = now
@@ -127,6 +132,11 @@ class Joining:
         stands_on = situation.standing.version if situation.standing is not None else 0
         version = 1 + max(stands_on, self._peers.closed_version)
         return self._pace.sits_out(version, now, called=called or self.is_called(now))
+
+    def _lacked_version(self, situation: Situation) -> int | None:
+        """The newest version that others certified, or made without this peer, if it is newer."""
+        newest, standing = max(situation.shown_version, self._left_out_of), situation.standing
+        return newest if standing is not None and standing.version < newest else None
 
     def is_called(self, now: float) -> bool:
         """True if a leader waits for this peer's join."""
@@ -657,6 +667,7 @@ class Joining:
         knows_round: bool,
     ) -> Changes:
         """A roster closed without this peer: the next one is due a cycle from now for all."""
+        self._left_out_of = max(self._left_out_of, message.version)
         was_called = self.call is not None and self.call.leader == sender
         if was_called:
             self.call = None

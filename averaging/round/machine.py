@@ -950,6 +950,7 @@ class FragmentRounds:
             standing=self.standing,
             fresh_version=self.fresh_version,
             fresh_at=self.fresh_at,
+            shown_version=self._shown_version,
             bytes_per_s=self.peers.bytes_per_s,
             catching_since=self.catching_up.began_at if self.phase is Phase.CATCHING else None,
             attempt=self.joining.attempt,

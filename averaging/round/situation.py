@@ -43,6 +43,8 @@ class Situation(Struct, frozen=True, kw_only=True):
     """The version at which the pending work began."""
     fresh_at: float
     """When that was."""
+    shown_version: int
+    """The newest version that another peer has shown certified."""
     bytes_per_s: float
     catching_since: float | None
     """When this peer began to catch up or to rebase; ``None``: it does not."""

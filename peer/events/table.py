@@ -227,6 +227,10 @@ _REST_OF_A_ROUND = _rows(
             "version {version} has used the run's tokens; the last rounds include all peers",
         ),
         "folded": ("version", "alone: version {version} of fragment {fragment} is its own work"),
+        "lacks_version": (
+            "version",
+            "makes no version alone: it lacks version {version} of fragment {fragment}",
+        ),
         "behind": (
             "source, version",
             "is behind: {source} has version {version} of fragment {fragment}",

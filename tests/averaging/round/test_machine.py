@@ -470,6 +470,22 @@ def test_a_peer_that_is_about_to_leave_folds_at_once_but_only_alone() -> None:
     assert not of(rounds.handle(Offered(offer(standing("start"))), 1.0), Fold)
 
 
+@pytest.mark.parametrize("told", ["behind", "closed"])
+def test_a_peer_that_is_about_to_leave_does_not_fold_where_it_lacks_a_version(told: str) -> None:
+    """The others made it and left before it came here: a version of its own would be a fork."""
+    rounds = machine(reachable=False)
+    if told == "behind":
+        rounds.handle(Received(ANNA, behind(standing("start", "next"), ANNA)), 1.0)
+        rounds.handle(CaughtUp(None), 2.0)
+    else:
+        rounds.handle(Received(joined(rounds), said.Closed(0, 1, bytes(32))), 2.0)
+    rounds.peers.view = {}
+    rounds.handle(MergeBeforeLeaving(), 3.0)
+    effects = rounds.handle(Due(), 3.0)
+    assert not of(effects, TakeSnapshot)
+    assert [effect.event for effect in effects if isinstance(effect, Note)] == ["lacks_version"]
+
+
 def test_a_peer_that_stays_after_all_still_answers_every_call_of_an_ending_run() -> None:
     rounds = machine()
     for given in (MergeBeforeLeaving(), MergeBeforeLeaving(leaves=False)):
