@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from peer.lab.chaos.judging.evidence import Evidence, RoundReport
+from peer.lab.chaos.judging.evidence import Evidence, FinalFragment, RoundReport
 from peer.lab.chaos.judging.verdict import Promise, Verdict, verdict_of
 
 
@@ -34,8 +34,9 @@ def judge_identical(evidence: Evidence) -> Verdict:
         for peer, part in holders:
             if (part.version, part.lineage) not in head.chain:
                 wrong.append(
-                    f"{peer.name} ended apart from {heaviest.name} in fragment {index}, "
-                    f"at version {part.version} and {head.version}"
+                    f"{peer.name} ended apart from {heaviest.name} in fragment {index}, at version "
+                    f"{part.version} {_made_by(evidence, part)} and version {head.version} "
+                    f"{_made_by(evidence, head)}"
                 )
     if not saved:
         return Verdict(Promise.IDENTICAL, None, "no peer saved a state")
@@ -47,6 +48,15 @@ def judge_identical(evidence: Evidence) -> Verdict:
         f"{several} rounds finished alike by several peers, {len(bits)} final lineages of one "
         f"history each",
     )
+
+
+def _made_by(evidence: Evidence, part: FinalFragment) -> str:
+    """Whose work the last round before this state merged, for the reader of a broken promise."""
+    names = {peer.peer_id: peer.name for peer in evidence.peers}
+    for _, report in evidence.finished_rounds():
+        if report.lineage == part.lineage:
+            return f"(of {', '.join(names.get(peer, peer) for peer in report.contributors)})"
+    return "(of no round)"
 
 
 def judge_once(evidence: Evidence) -> Verdict:

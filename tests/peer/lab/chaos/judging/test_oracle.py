@@ -62,6 +62,7 @@ def test_a_final_state_may_be_behind_in_the_history_but_not_outside_of_it() -> N
             Promise.IDENTICAL, evidence(peer("anna"), peer("boris", fragments=(fragment,)))
         )
         assert found.kept is kept, found
+    assert "version 40 (of no round) and version 49 (of anna, boris)" in found.reason
 
 
 # --- nothing twice
