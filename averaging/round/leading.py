@@ -452,12 +452,22 @@ class Leading:
         if gathering is None:
             return []
         changes: Changes = []
+        if self._is_last_to_leave(gathering, now):
+            reason = "nobody else trains here any more"
+            return [Note("no_quorum", {"reason": reason}), *self.dissolve(reason)]
         if now >= gathering.look_at:
             changes += self._release_held(gathering, situation, now)
             changes += self.look_round(situation, now)
         if now >= gathering.until:
             changes += self.consider_closing(situation, now)
         return changes
+
+    def _is_last_to_leave(self, gathering: Gathering, now: float) -> bool:
+        """True if this peer leaves, and those that it waits for have left before it: it folds."""
+        own = gathering.joins.get(self._id.me)
+        is_only = own is not None and own.leaves and len(gathering.joins) == 1
+        nobody_comes = not gathering.held and not self._peers.others_train(now)
+        return is_only and nobody_comes and not self._peers.keepers(now)
 
     def _release_held(self, gathering: Gathering, situation: Situation, now: float) -> Changes:
         """Send waiting members to the next in rank if this peer takes long to catch up with them.

@@ -470,6 +470,22 @@ def test_a_peer_that_is_about_to_leave_folds_at_once_but_only_alone() -> None:
     assert not of(rounds.handle(Offered(offer(standing("start"))), 1.0), Fold)
 
 
+def test_a_peer_that_leaves_last_does_not_wait_for_a_quorum_of_those_that_have_left() -> None:
+    rounds = leading()
+    rounds.handle(MergeBeforeLeaving(), 1.0)
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(standing("start"))), 1.0)
+    assert "no_quorum" not in noted(rounds.handle(Tick(), 1.0 + POLICY.resend_s))
+    rounds.peers.view = {}
+    assert "no_quorum" in noted(rounds.handle(Tick(), 1.0 + 2 * POLICY.resend_s))
+    rounds.handle(Due(), 5.0)
+    assert of(rounds.handle(Offered(offer(standing("start"))), 5.0), Fold)
+
+
+def noted(effects: list[Any]) -> list[str]:
+    return [effect.event for effect in effects if isinstance(effect, Note)]
+
+
 @pytest.mark.parametrize("told", ["behind", "closed"])
 def test_a_peer_that_is_about_to_leave_does_not_fold_where_it_lacks_a_version(told: str) -> None:
     """The others made it and left before it came here: a version of its own would be a fork."""
@@ -483,7 +499,7 @@ def test_a_peer_that_is_about_to_leave_does_not_fold_where_it_lacks_a_version(to
     rounds.handle(MergeBeforeLeaving(), 3.0)
     effects = rounds.handle(Due(), 3.0)
     assert not of(effects, TakeSnapshot)
-    assert [effect.event for effect in effects if isinstance(effect, Note)] == ["lacks_version"]
+    assert noted(effects) == ["lacks_version"]
 
 
 def test_a_peer_that_stays_after_all_still_answers_every_call_of_an_ending_run() -> None:
