@@ -27,10 +27,10 @@ from dht.membership import hello as wire
 from dht.membership.admission import Admission, Taken, role_of, told
 from dht.membership.call_budget import CallBudget
 from dht.membership.credentials import Refused
-from dht.presence.kept_peers import write_whole
 from dht.presence.settings import DIRECTORY_TIMEOUT_S
 from dht.presence.this_peer import ThisPeer
 from dht.records import DirectivesRecord, Sealed, check, directives_key
+from dht.whole_files import write_whole
 
 SPREAD_EVERY_S = 10.0
 DIRECTORY_EVERY_S = 30.0

@@ -8,9 +8,6 @@ A file that cannot be read or written is reported and otherwise ignored. Its for
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,6 +22,7 @@ from dht.membership.peer_cache import (
 )
 from dht.membership.table import Member, PeerTable
 from dht.presence.events import Events
+from dht.whole_files import write_whole
 
 FEW = 8
 """Number of peers that suffice to find the others: kept even if the process dies early."""
@@ -111,18 +109,3 @@ def load_cache(path: Path) -> PeerCache | None:
 def save_cache(path: Path, cache: PeerCache) -> None:
     """Replace the file as a whole or not at all. Raises ``OSError``."""
     write_whole(path, encode_cache(cache))
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Replace a file as a whole or not at all. Raises ``OSError``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()

@@ -12,7 +12,7 @@ from typing import Any
 
 from dht.identity import PeerId
 from dht.membership.call_budget import CallRate
-from dht.presence.kept_peers import write_whole
+from dht.whole_files import write_whole
 from peer.agent.online_peer import OnlinePeer
 from peer.credit.contributors import PER_MILLE, Contributor, contributors, date_of, tokens_by_day
 from peer.credit.tally import Tally

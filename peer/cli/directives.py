@@ -129,7 +129,7 @@ def direct(
     from dht import addresses
     from dht.membership.credentials import encode
     from dht.membership.orders import NONE
-    from dht.presence.kept_peers import write_whole
+    from dht.whole_files import write_whole
     from peer.event_loop import run_unless_stopped
     from peer.joining.link import Link
     from peer.joining.visit import visit

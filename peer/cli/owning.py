@@ -154,7 +154,7 @@ def _load_key(path: Path) -> Identity:
 
 
 def _write_owner(file: Path, owner: PeerId) -> None:
-    from dht.presence.kept_peers import write_whole
+    from dht.whole_files import write_whole
     from peer.errors import Fault, RunFileError
     from peer.joining.link import read_text
     from peer.run_file.reading import parse

@@ -17,6 +17,7 @@ from urllib.request import OpenerDirector
 from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 
+from dht.whole_files import new_folder
 from peer.data.downloads import Downloads, Host, KnownHashes
 from peer.data.hub import hub_address, hub_host
 from peer.errors import DataUnavailable, PeerError, one_line
@@ -24,7 +25,6 @@ from peer.run_file.base import Base, base_of
 from peer.run_file.places import Place
 from peer.run_file.sections import RunFile
 from peer.storage.home import data_cache
-from peer.whole_files import new_folder
 
 MODELS = "models"
 """Folder of downloaded weights, in the cache of data."""

@@ -17,10 +17,10 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from dht.whole_files import new_folder
 from peer.data.held_out import rank
 from peer.errors import DataUnavailable
 from peer.run_file.sections import TextData
-from peer.whole_files import new_folder
 
 SEPARATOR = 0
 """The byte token between two documents, which occurs in no text."""

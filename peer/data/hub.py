@@ -15,7 +15,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from dht.identity import PeerId
-from dht.presence.kept_peers import write_whole
+from dht.whole_files import write_whole
 from peer.data.documents import (
     DocumentStream,
     ShardedDocuments,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dht.presence.kept_peers import write_whole
+from dht.whole_files import write_whole
 from peer.data.formats import DataFile, items, piece_count
 from peer.data.hub import hub_tokenizer_file
 from peer.data.tokenizing import ByteTokenizer, FileTokenizer, Tokenizer, batches

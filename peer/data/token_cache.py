@@ -22,8 +22,8 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from dht.whole_files import new_file
 from peer.errors import DataUnavailable
-from peer.whole_files import new_file
 
 logger = logging.getLogger(__name__)
 

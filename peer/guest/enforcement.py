@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from dht.throttled_host import Gate
+from dht.whole_files import new_file
 from peer.guest import other_programs
 from peer.guest.own_use import OwnUse
 from peer.rules.limits import (
@@ -35,7 +36,6 @@ from peer.rules.limits import (
 from peer.rules.monthly_volume import MonthlyVolume
 from peer.rules.monthly_volume import decode as decode_volume
 from peer.rules.monthly_volume import encode as encode_volume
-from peer.whole_files import new_file
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from dht.whole_files import new_file
 from peer.errors import PathError
-from peer.whole_files import new_file
 
 STATE_FOLDER = "%S/shoal-bootstrap"
 """The data folder that systemd creates, usually /var/lib/shoal-bootstrap."""

@@ -16,9 +16,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from dht.whole_files import new_file
 from peer.errors import PathError, one_line
 from peer.model.naming import bare_name, unwrapped
-from peer.whole_files import new_file
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

@@ -19,11 +19,10 @@ from pathlib import Path
 
 import msgspec
 
-from dht.presence.kept_peers import write_whole
+from dht.whole_files import new_file, read_json, write_whole
 from peer.errors import NotWritten, PeerError
 from peer.publishing.feed import Entry, atom
 from peer.run_file.sections import RunFile
-from peer.whole_files import new_file, read_json
 
 INDEX = "exports.json"
 FEED = "feed.xml"

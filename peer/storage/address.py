@@ -13,7 +13,7 @@ from pathlib import Path
 from multiaddr import Multiaddr
 
 from dht import addresses
-from dht.presence.kept_peers import write_whole
+from dht.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from dht.membership.credentials import (
     admit,
     encode,
 )
-from dht.presence.kept_peers import write_whole
 from dht.records import CREDENTIAL_MAX_BYTES
+from dht.whole_files import write_whole
 from peer.errors import NotAdmitted, NotOwner
 from peer.rules.amendments import objection
 from peer.run_file.sections import RunFile

@@ -7,11 +7,10 @@ from pathlib import Path
 import msgspec
 
 from dht.identity import PeerId, RunId
-from dht.presence.kept_peers import write_whole
+from dht.whole_files import read_json, write_whole
 from peer.credit import wire
 from peer.credit.reading import everything
 from peer.credit.tally import Tally
-from peer.whole_files import read_json
 
 TALLY_FILE = "tally"
 WISHES_FILE = "credit.json"

@@ -20,9 +20,9 @@ from typing import Literal
 import msgspec
 
 from dht.identity import RunId
+from dht.whole_files import read_json
 from peer.errors import FolderInUse, FolderNotEmpty, FolderOfAnotherRun, FolderUnusable
 from peer.run_file.sections import RunFile
-from peer.whole_files import read_json
 
 MARKS = frozenset(("in_use", "identity.key"))
 """Files by which a folder is known to be a peer's. The first is in all, the second is older."""

@@ -14,14 +14,14 @@ import msgspec
 
 from dht.identity import RunId
 from dht.membership.peer_cache import PeerCache
-from dht.presence.kept_peers import load_cache, write_whole
+from dht.presence.kept_peers import load_cache
+from dht.whole_files import read_json, write_whole
 from peer.errors import RunFileError
 from peer.quantities import count_text
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import RunFile
 from peer.storage.home import OUTER, PEERS, default_directory, keeper_directory
 from peer.storage.outer_state import kept_run
-from peer.whole_files import read_json
 
 FILE = "last_seen.json"
 STATE_FILE = "state.json"

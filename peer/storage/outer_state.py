@@ -22,13 +22,13 @@ from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s, uninitialised_floats
 from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId
+from dht.whole_files import new_file
 from peer.errors import CheckpointDamaged, FolderOfAnotherRun, NotWritten, PeerError, RunFileError
 from peer.run_file.reading import from_canonical
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import Checkpoint, CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.tensor_file import Tensor, write_safetensors
-from peer.whole_files import new_file
 
 _LINEAGE_BYTES = 32
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from averaging.audit.proofs import HEAD_MAX_BYTES, Proof, decode_head
 from averaging.messages import BadMessage
 from dht.identity import PeerId
-from dht.presence.kept_peers import write_whole
+from dht.whole_files import write_whole
 
 FOLDER = "proofs"
 PROOFS_MAX = 256

@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 
 from averaging.rules.loss_gate import Refusals, Refused
-from dht.presence.kept_peers import write_whole
-from peer.whole_files import read_json
+from dht.whole_files import read_json, write_whole
 
 FILE = "refused.json"
 

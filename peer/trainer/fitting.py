@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
-from dht.presence.kept_peers import write_whole
+from dht.whole_files import write_whole
 from peer.errors import MachineTooSmall
 from peer.model.recipes import trained_parameters
 from peer.quantities import bytes_text

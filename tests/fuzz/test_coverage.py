@@ -110,7 +110,7 @@ NOT_FROM_STRANGERS: dict[str, str] = {
     "peer/trainer/fitting.py": OWN_FILES,
     "peer/trainer/session.py": OWN_FILES,
     "peer/views/event_log.py": OWN_FILES,
-    "peer/whole_files.py": OWN_FILES,
+    "dht/whole_files.py": OWN_FILES,
 }
 """Modules that decode other bytes, and where these come from."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dht.presence.kept_peers import write_whole
+from dht.whole_files import write_whole
 
 HOOK = '''\
 """Shifts time.time() by the seconds in the file SHOAL_CHAOS_CLOCK (peer.lab.chaos.clocks)."""

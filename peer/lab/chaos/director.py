@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dht.presence.kept_peers import write_whole
+from dht.whole_files import write_whole
 from peer.lab.chaos.judging.lies import SERVING, Act
 from peer.lab.chaos.members import Learner
 from peer.lab.chaos.process_swarm import ProcessSwarm

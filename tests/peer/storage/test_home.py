@@ -19,6 +19,7 @@ from peer.storage.home import (
     occupied,
     only_process,
     peer_folder,
+    run_of,
     running_peers,
 )
 
@@ -151,3 +152,8 @@ def test_limits_may_be_set_before_the_peer_starts(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(FolderNotEmpty, match=r"thesis\.tex"):
         check_folder(tmp_path, RunFile())
+
+
+def test_the_mark_of_a_folder_that_is_not_text_names_no_run(tmp_path: Path) -> None:
+    (tmp_path / "in_use").write_bytes(b'{"run_id": "\xff"}')
+    assert run_of(tmp_path) is None

@@ -20,13 +20,12 @@ import blake3
 import msgspec
 import numpy as np
 
-from dht.presence.kept_peers import write_whole
+from dht.whole_files import read_json, write_whole
 from peer.lab.results.mean import Mean
 from peer.lab.simulate.swarm.experiment import Experiment
 from peer.lab.simulate.swarm.outcome import SwarmResult
 from peer.lab.simulate.swarm.resolving import problem_of
 from peer.lab.simulate.swarm.swarm import run as run_swarm
-from peer.whole_files import read_json
 
 TEXT: Mapping[str, Any] = {
     "problem.name": "text_mlp",

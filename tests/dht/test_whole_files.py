@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from peer.storage.home import run_of
-from peer.whole_files import new_file, new_folder, read_json
+from dht.whole_files import new_file, new_folder, read_json
 
 
 class Named(msgspec.Struct):
@@ -50,8 +49,3 @@ def test_a_missing_or_damaged_record_is_none(tmp_path: Path, data: bytes | None)
     if data is not None:
         path.write_bytes(data)
     assert read_json(path, Named) is None
-
-
-def test_the_mark_of_a_folder_that_is_not_text_names_no_run(tmp_path: Path) -> None:
-    (tmp_path / "in_use").write_bytes(b'{"run_id": "\xff"}')
-    assert run_of(tmp_path) is None
