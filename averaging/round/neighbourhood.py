@@ -142,7 +142,9 @@ class Neighbourhood:
     def is_established(self, peer: PeerId, now: float) -> bool:
         """True if a peer counts for this one (``averaging.rules.probation``)."""
         probation = self.probation
-        return probation.counts_all or probation.progress(peer, self.asked(now), now) >= 1.0
+        if not probation.is_on and not probation.is_struck(peer, now):
+            return True  # whatever is asked of others
+        return probation.progress(peer, self.asked(now), now) >= 1.0
 
     def asked(self, now: float) -> Asked:
         """Return the work that a peer must have done now to count."""
