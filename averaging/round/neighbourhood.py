@@ -288,7 +288,9 @@ class Neighbourhood:
         ]
         live = [(peer, seen) for peer, seen in known if seen.is_live(now)]
         long_here = [(peer, seen) for peer, seen in live if seen.is_established(now)]
-        able = [(peer, seen) for peer, seen in long_here if self.is_established(peer, now)]
+        able = long_here
+        if not self.probation.counts_all:
+            able = [(peer, seen) for peer, seen in long_here if self.is_established(peer, now)]
         able = able or long_here or live or known
         trainers = frozenset([peer for peer, seen in able if seen.trains])
         return trainers or frozenset([peer for peer, _ in able])
