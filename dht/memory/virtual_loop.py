@@ -106,6 +106,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         """As in the base class, without the checks of its debug mode."""
+        if self.is_closed():
+            raise RuntimeError("the event loop is closed")
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
