@@ -47,7 +47,7 @@ class Ending:
         self.closed_ranks = False
         """True if all peers form one group now, because the run is at its goal."""
         self._known_goal: tuple[RoundOrders, int, final_mix.Goal | None] | None = None
-        """The goal, and the orders and the next version that it follows from."""
+        """The goal, and the orders and the next version that it follows from; 0: any version."""
 
     def __repr__(self) -> str:
         return f"Ending({self._id.me}, {self.goal}, closed_ranks={self.closed_ranks})"
@@ -60,7 +60,8 @@ class Ending:
         """
         if self.is_over:
             return final_mix.Goal(tokens=0)
-        orders, version = self._id.book.orders, self._next_version()
+        orders = self._id.book.orders
+        version = self._next_version() if orders.policies else 0  # else it is the same for all
         known = self._known_goal  # it is asked for several times for each input
         if known is None or known[0] is not orders or known[1] != version:
             tokens, last = self._id.policy_at(version).tokens_end, orders.last_version

@@ -271,14 +271,10 @@ class FragmentRounds:
         return effects
 
     def _next_at(self) -> float | None:
-        times = list(self.timers.values())
-        if (at := self.leading.next_at()) is not None:
-            times.append(at)
-        if (at := self.doubting.next_at()) is not None:
-            times.append(at)
-        if (at := self.lingering.next_at()) is not None:
-            times.append(at)
-        times += [part.next_at() for part in self.rounds.values()]
+        times = [*self.timers.values(), *(part.next_at() for part in self.rounds.values())]
+        for at in (self.leading.next_at(), self.doubting.next_at(), self.lingering.next_at()):
+            if at is not None:
+                times.append(at)
         return min(times) if times else None
 
     @property

@@ -142,7 +142,9 @@ class Neighbourhood:
     def is_established(self, peer: PeerId, now: float) -> bool:
         """True if a peer counts for this one (``averaging.rules.probation``)."""
         probation = self.probation
-        return probation.counts_all or probation.progress(peer, self.asked(now), now) >= 1.0
+        if not probation.is_on and not probation.is_struck(peer, now):
+            return True  # whatever is asked of others
+        return probation.progress(peer, self.asked(now), now) >= 1.0
 
     def asked(self, now: float) -> Asked:
         """Return the work that a peer must have done now to count."""
@@ -286,7 +288,9 @@ class Neighbourhood:
         ]
         live = [(peer, seen) for peer, seen in known if seen.is_live(now)]
         long_here = [(peer, seen) for peer, seen in live if seen.is_established(now)]
-        able = [(peer, seen) for peer, seen in long_here if self.is_established(peer, now)]
+        able = long_here
+        if not self.probation.counts_all:
+            able = [(peer, seen) for peer, seen in long_here if self.is_established(peer, now)]
         able = able or long_here or live or known
         trainers = frozenset([peer for peer, seen in able if seen.trains])
         return trainers or frozenset([peer for peer, _ in able])

@@ -186,10 +186,11 @@ class Participation:
         return len(others) >= self.commit.majority
 
     def next_at(self) -> float:
-        if not self._waits and self.lead is None:
+        waits = self._waits
+        if not waits and self.lead is None:
             return self.end_at
         times = [self.end_at]
-        if self._waits:
+        if waits:
             times += [*self._timers.values(), self.slices.next_retry_at(), self.takeover.at]
         elif not self.is_open:
             times += self._last_timers.values()

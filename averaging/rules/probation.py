@@ -228,7 +228,7 @@ class Probation:
         """Return how much of what is asked this peer has done; 1 or more: it is established."""
         if self._trusted(peer):
             return math.inf
-        if self._is_struck(peer, now) and not asked.pardons:
+        if self.is_struck(peer, now) and not asked.pardons:
             return 0.0
         if not self.is_on:
             return math.inf
@@ -246,11 +246,12 @@ class Probation:
         """True if this peer counts a peer: its vote, its lead, and the states that it serves."""
         return self.counts_all or self.progress(peer, self.asked(live, now), now) >= 1.0
 
-    def _is_struck(self, peer: PeerId, now: float) -> bool:
+    def is_struck(self, peer: PeerId, now: float) -> bool:
+        """True if a peer has too many strikes here."""
         return self._struck is not None and self._struck(peer, now)
 
     def _pardons(self, live: set[PeerId], now: float) -> bool:
-        return 2 * sum(self._is_struck(peer, now) for peer in live) >= len(live)
+        return 2 * sum(self.is_struck(peer, now) for peer in live) >= len(live)
 
     def _is_sure_of(self, peer: PeerId, asked: Asked, now: float) -> bool:
         """True if no honest peer that has seen as much can hold this one to be on probation."""

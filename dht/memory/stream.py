@@ -50,9 +50,9 @@ class MemoryStream:
         """Reason why nothing more arrives. Frames that arrived before can still be received."""
 
         self._aborted = False
-        self._receiver: asyncio.Future[None] | None = None
-        self._sender: asyncio.Future[None] | None = None
-        self._finisher: asyncio.Future[None] | None = None
+        self._receiver: asyncio.Future[bool] | None = None
+        self._sender: asyncio.Future[bool] | None = None
+        self._finisher: asyncio.Future[bool] | None = None
 
     def __repr__(self) -> str:
         state = self._lost or ("complete" if self._complete else "open")
@@ -162,20 +162,17 @@ class MemoryStream:
     def _arrived(self, frame: bytes | None) -> None:
         if self._lost is None:
             self._inbox.append(frame)
-            if self._receiver is not None and not self._receiver.done():
-                self._receiver.set_result(None)
+            _settle(self._receiver, True)
 
     def _acknowledged(self) -> None:
         if self._lost is None:
             self._ack_received = True
-            if self._finisher is not None and not self._finisher.done():
-                self._finisher.set_result(None)
+            _settle(self._finisher, True)
             self._note_if_complete()
 
     def _credited(self, size_bytes: int) -> None:
         self._unacknowledged_bytes -= size_bytes
-        if self._sender is not None and not self._sender.done():
-            self._sender.set_result(None)
+        _settle(self._sender, True)
 
     def _note_if_complete(self) -> None:
         if self._complete:
@@ -186,12 +183,15 @@ class MemoryStream:
         for callback in callbacks:
             callback()
 
-    async def _wait(self, future: asyncio.Future[None], timeout_s: float, what: str) -> None:
+    async def _wait(self, future: asyncio.Future[bool], timeout_s: float, what: str) -> None:
+        # A timer costs less than asyncio.timeout, and streams wait thousands of times.
+        timer = asyncio.get_running_loop().call_later(timeout_s, _settle, future, False)
         try:
-            async with asyncio.timeout(timeout_s):
-                await future
-        except TimeoutError:
-            raise self._break(f"{what}: silence for {timeout_s:g} s") from None
+            came = await future
+        finally:
+            timer.cancel()
+        if not came:
+            raise self._break(f"{what}: silence for {timeout_s:g} s")
 
     def _break(self, reason: str) -> StreamBroken:
         self._drop(reason)
@@ -211,9 +211,14 @@ class MemoryStream:
 
     def _wake(self) -> None:
         for future in (self._receiver, self._sender, self._finisher):
-            if future is not None and not future.done():
-                future.set_result(None)
+            _settle(future, True)
 
     def _raise_if_over(self) -> None:
         if self._lost is not None:
             raise StreamBroken(self._remote, self._lost)
+
+
+def _settle(future: asyncio.Future[bool] | None, came: bool) -> None:
+    """End a wait, if there is one. ``came``: something has happened, and it was not in vain."""
+    if future is not None and not future.done():
+        future.set_result(came)

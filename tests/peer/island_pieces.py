@@ -1,13 +1,15 @@
-"""A rank of an island whose units are read and written by hand, for tests.
+"""The ranks of an island whose units are read and written by hand, for tests.
 
 Rank 0 offers and adopts every unit; every rank does the same to a whole copy of the
-model, and compares. Settings come as one JSON object. It fails, or says ``right``.
+model, and compares. Settings come as one JSON object. Each fails, or says ``right``.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +127,28 @@ def main(settings: dict[str, Any]) -> None:
             check(way, dtype, settings)
     dist.destroy_process_group()
     sys.stdout.write("right\n")
+    sys.stdout.flush()  # a forked process ends without it
+
+
+def fork(settings: dict[str, Any]) -> None:
+    """Run all ranks in processes forked from this one, so that torch is imported once.
+
+    When one fails, the others wait for it: they are ended.
+    """
+    context = multiprocessing.get_context("fork")
+    ranks = [
+        context.Process(target=main, args=(settings | {"rank": rank},))
+        for rank in range(settings["size"])
+    ]
+    for rank in ranks:
+        rank.start()
+    while running := [rank for rank in ranks if rank.is_alive()]:
+        wait([rank.sentinel for rank in running])
+        if any(rank.exitcode for rank in ranks):
+            for rank in running:
+                rank.terminate()
+    sys.exit(any(rank.exitcode for rank in ranks))
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    fork(json.loads(sys.argv[1]))

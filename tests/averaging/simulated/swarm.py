@@ -128,7 +128,7 @@ class Node:
             speaks=plan.speaks,
         )
         self.audits = swarm.audits_of(self) if swarm.policy.audit_rate else None
-        struck = self.audits.strikes.is_out if self.audits else lambda peer, now: False
+        struck = self.audits.strikes.is_out if self.audits else None
         machine = FragmentRounds(
             identity,
             Circumstances(plan.trains, reachable=not plan.dial_out_only),

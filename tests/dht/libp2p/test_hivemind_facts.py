@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from multiaddr import Multiaddr
@@ -87,12 +88,11 @@ def test_the_last_acknowledgement_arrives_although_its_sender_lets_go_at_once() 
     run(scenario())
 
 
-@pytest.mark.parametrize("end", ["abort", "raise", "return", "daemon"])
-def test_a_stream_that_merely_stops_is_broken(end: str) -> None:
+def test_a_stream_that_merely_stops_is_broken() -> None:
     async def scenario() -> None:
         async with hosts(2) as (server, client):
 
-            async def stop_half_way(stream: Stream) -> None:
+            async def stop_half_way(end: str, stream: Stream) -> None:
                 await stream.receive(timeout_s=WAIT_S)  # by now the other side knows of the stream
                 await stream.send(b"half", timeout_s=WAIT_S)
                 if end == "abort":
@@ -103,13 +103,15 @@ def test_a_stream_that_merely_stops_is_broken(end: str) -> None:
                     assert server.daemon_pid is not None
                     os.kill(server.daemon_pid, signal.SIGKILL)
 
-            await server.serve_streams("/test/half", stop_half_way)
-            stream = await client.open_stream(server.peer_id, "/test/half", timeout_s=WAIT_S)
-            await stream.send(b"go", timeout_s=WAIT_S)
-            with pytest.raises(StreamBroken):  # the frame itself may or may not arrive before
-                for _ in range(2):
-                    assert await stream.receive(timeout_s=WAIT_S) == b"half"
-            stream.abort()
+            for end in ("abort", "raise", "return", "daemon"):
+                protocol = f"/test/half/{end}"
+                await server.serve_streams(protocol, partial(stop_half_way, end))
+                stream = await client.open_stream(server.peer_id, protocol, timeout_s=WAIT_S)
+                await stream.send(b"go", timeout_s=WAIT_S)
+                with pytest.raises(StreamBroken):  # the frame itself may or may not arrive before
+                    for _ in range(2):
+                        assert await stream.receive(timeout_s=WAIT_S) == b"half", end
+                stream.abort()
 
     run(scenario())
 
@@ -236,20 +238,20 @@ def test_a_refused_older_write_does_not_evict_the_newer_one(
     assert not storage.expiration_heap, "refused writes must not fill the heap either"
 
 
-@pytest.mark.parametrize("size", [UNARY_MAX_BYTES + 1, 5 << 20])
-def test_an_oversized_reply_is_refused_at_once(size: int) -> None:
+def test_an_oversized_reply_is_refused_at_once() -> None:
     async def scenario() -> None:
         reported: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, c: reported.append(c["message"]))
 
         async def flood(peer: PeerId, request: bytes) -> bytes:
-            return bytes(size)
+            return bytes(int(request))
 
         async with hosts(2) as (server, client):
             await server.serve_calls("/test/flood", flood, request_max_bytes=10)
-            with pytest.raises(CallRefused, match="larger than a message may be"):
-                await client.call(server.peer_id, "/test/flood", b"", timeout_s=WAIT_S)
-        assert reported == ["the handler of /test/flood failed"]
+            for size in (UNARY_MAX_BYTES + 1, 5 << 20):
+                with pytest.raises(CallRefused, match="larger than a message may be"):
+                    await client.call(server.peer_id, "/test/flood", b"%d" % size, timeout_s=WAIT_S)
+        assert reported == ["the handler of /test/flood failed"] * 2
 
     run(scenario())
 
