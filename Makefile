@@ -28,7 +28,7 @@ check: setup
 	$(BIN)/mypy
 
 test: setup
-	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 slow: setup
 	$(BIN)/pytest -m slow

@@ -22,7 +22,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 DATA_HOME = tempfile.mkdtemp(prefix="shoal-tests-")
 os.environ["XDG_DATA_HOME"] = DATA_HOME
 
-# The workers of `make test` have work for all cores, and threads that wait for one another spin.
+# The workers of `make test` have work for a core each, and threads that wait for one another spin.
 # Measurements run without workers, and use all cores.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -35,15 +35,6 @@ hypothesis.settings.load_profile("shoal")
 LONGEST = ("tests/integration/test_chaos.py", "tests/test_examples.py")
 """Modules that mostly wait for processes of theirs. As the last ones they would leave the other
 worker without work."""
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Return the number of workers of `make test`: for each processor one, and one more.
-
-    A test that waits for a process, or for a time to pass, leaves a processor idle meanwhile.
-    """
-    return min(4, os.cpu_count() or 1) + 1
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
