@@ -31,13 +31,12 @@ def test_the_doctor_names_the_router_and_whether_it_meets_the_peers_of_the_run(
         anna.ready(timeout_s=START_WITHIN_S)
         boris = swarm.join("boris", anna.link(), listen=listen, prefix=net.at("home1"))
         boris.ready(timeout_s=START_WITHIN_S)
-        for learner in (anna, boris):
-            log = learner.directory / "events.jsonl"
-            until(
-                lambda log=log: any(e["event"] == "reachability" for e in read_events(log)),
-                "it knows that it can only dial out",
-                timeout_s=120,
-            )
+        logs = [learner.directory / "events.jsonl" for learner in (anna, boris)]
+        until(
+            lambda: all("reachability" in {e["event"] for e in read_events(log)} for log in logs),
+            "both know that they can only dial out",
+            timeout_s=120,
+        )
 
         def found_at(home: str) -> dict[str, tuple[str, str]]:
             """What the doctor says there, by check: state and text."""
