@@ -11,7 +11,7 @@ Start reading at ``averager`` (one per run and peer: timers, turns, incoming mes
 - ``auditing``, ``evidence``: claims about slices, audits, and proofs that a peer has lied
 - ``following``: states that others made; ``fetcher`` and ``fetch_server`` move them
 - ``loss_gate``: jumps that raised the learner's loss are undone
-- ``links``, ``bulk``: small messages, and streams of slices
+- ``links``, ``bulk``, ``uplink``: small messages, streams of slices, their order on a slow line
 - ``buffers``, ``threads``: memory that is used again, and processor time beside the event loop
 - ``compiling``: compiled codecs, where numba is installed
 - ``settings``, ``learner_port``: the values and protocols between the modules

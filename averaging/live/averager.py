@@ -72,6 +72,7 @@ class Averager(Services):
             prefers=self.is_established,
             state_bytes=8 * sum(fragment.size for fragment in terms.layout.fragments),
             line=self.transport.up,
+            uplink=self.uplink,
         )
         self._works = self._fragments(states)
         self._turns = Turns()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from averaging.errors import BulkRefused
 from averaging.live.buffers import Growing
+from averaging.live.uplink import Uplink
 from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, StreamBroken
 from dht.host import Stream
@@ -70,7 +71,13 @@ class Bulk:
     """
 
     def __init__(
-        self, stream: Stream, settings: TransportSettings, *, up: LineSpeed, down: LineSpeed
+        self,
+        stream: Stream,
+        settings: TransportSettings,
+        *,
+        up: LineSpeed,
+        down: LineSpeed,
+        uplink: Uplink,
     ) -> None:
         self.stream = stream
         self.sent_bytes = 0
@@ -78,10 +85,13 @@ class Bulk:
         self._settings = settings
         self._up = up
         self._down = down
+        self._uplink = uplink
         self._sending_since: float | None = None
         self._ended = False
         self.heard_at = asyncio.get_running_loop().time()
         """When the other side had said all that it says before its bytes."""
+        self.since = self.heard_at
+        """When the round began here whose bytes it carries."""
 
     @property
     def remote(self) -> PeerId:
@@ -89,14 +99,15 @@ class Bulk:
 
     async def send(self, data: memoryview | bytes | bytearray) -> None:
         """Send all of ``data`` in pieces. It may be reused when this returns."""
-        if self._sending_since is None:
-            self._sending_since = asyncio.get_running_loop().time()
         view = memoryview(data).cast("B")
         step = self._settings.piece_bytes
         try:
             for start in range(0, len(view), step):
                 piece = view[start : start + step]
-                await self.stream.send(piece, timeout_s=self._settings.stall_max_s)
+                async with self._uplink.turn(len(piece), since=self.since):
+                    if self._sending_since is None:
+                        self._sending_since = asyncio.get_running_loop().time()
+                    await self.stream.send(piece, timeout_s=self._settings.stall_max_s)
                 self.sent_bytes += len(piece)
         except BaseException:
             self._measure_sent()

@@ -24,6 +24,7 @@ from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
 from averaging.live.fair_shares import Place, Places, Shares
 from averaging.live.threads import Threads
+from averaging.live.uplink import FIRST, Uplink
 from averaging.messages import BadMessage, Count, Digest, Signatures, encode_signatures, unpacked
 from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, StreamBroken
@@ -176,10 +177,12 @@ class FetchServer:
         prefers: Callable[[PeerId], bool] = lambda peer: False,
         state_bytes: float = math.inf,
         line: LineSpeed | None = None,
+        uplink: Uplink | None = None,
     ) -> None:
         """``prefers``: whether this peer is served even when all others would have to wait.
 
         ``state_bytes``: size of the states of all fragments. ``line``: hears what is sent.
+        ``uplink``: the order of replays beside what rounds send.
         """
         self.counters: Counter[str] = Counter()
         self._host = host
@@ -187,6 +190,7 @@ class FetchServer:
         self._library = library
         self._threads = threads
         self._line = line
+        self._uplink = uplink or Uplink()
         self._frozen: OrderedDict[tuple[int, Lineage], _Frozen] = OrderedDict()
         self._served = Places(
             SERVED_MAX,
@@ -369,13 +373,24 @@ class FetchServer:
         for entry in entries:
             head, payload = entry.to_wire()
             await reader.tell(head)
-            await self._send_all(reader, memoryview(payload).cast("B"))
+            await self._send_replay(reader, memoryview(payload).cast("B"))
             self.counters["entries_served"] += 1
         await reader.tell()
 
     async def _send_all(self, reader: _Reader, data: memoryview) -> None:
         for start in range(0, len(data), PIECE_BYTES):
             await reader.tell(data[start : start + PIECE_BYTES])
+
+    async def _send_replay(self, reader: _Reader, data: memoryview) -> None:
+        """Send a payload before what rounds send, to a peer that has not had its share."""
+        peer = reader.place.peer
+        for start in range(0, len(data), PIECE_BYTES):
+            piece, now = data[start : start + PIECE_BYTES], asyncio.get_running_loop().time()
+            goes_first = self._served.prefers(peer) and not self._served.shares.is_used_up(
+                peer, now
+            )
+            async with self._uplink.turn(len(piece), since=FIRST if goes_first else now):
+                await reader.tell(piece)
 
 
 class _NotHere(Exception):

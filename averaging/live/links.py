@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from averaging.errors import BulkRefused
 from averaging.live.bulk import HEADER_MAX_BYTES, Bulk, TransportSettings
 from averaging.live.fair_shares import Places
+from averaging.live.uplink import Uplink
 from averaging.rules.line_speed import paired
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
 from dht.guarded_host import REASON_MAX_BYTES, REFUSED
@@ -132,8 +133,12 @@ class Transport:
         bulk: BulkHandler,
         settings: TransportSettings | None = None,
         prefers: Callable[[PeerId], bool] = lambda peer: False,
+        uplink: Uplink | None = None,
     ) -> None:
-        """``prefers``: whether this peer keeps its links and streams when there are too many."""
+        """``prefers``: whether this peer keeps its links and streams when there are too many.
+
+        ``uplink``: the order of what bulk streams send.
+        """
         self.host = host
         self.settings = settings or TransportSettings()
         self.counters: Counter[str] = Counter()
@@ -153,6 +158,7 @@ class Transport:
             slow_bytes_s=0.0,
             prefers=prefers,
         )
+        self._uplink = uplink or Uplink()
         self.up, self.down = paired()
         """Speeds of this peer's line, as measured on bulk streams."""
         self._tasks: asyncio.TaskGroup | None = None
@@ -420,7 +426,7 @@ class Transport:
             stream.abort()
             raise BulkRefused(peer, "the connection is relayed, and relays carry no bulk")
         self.counters["bulk_opened"] += 1
-        bulk = Bulk(stream, self.settings, up=self.up, down=self.down)
+        bulk = self._over(stream)
         try:
             await stream.send(header, timeout_s=self.settings.stall_max_s)
         except BaseException:
@@ -428,13 +434,16 @@ class Transport:
             raise
         return bulk
 
+    def _over(self, stream: Stream) -> Bulk:
+        return Bulk(stream, self.settings, up=self.up, down=self.down, uplink=self._uplink)
+
     async def _serve_bulk(self, stream: Stream) -> None:
         if not self._closing:
             await self._in_group(self._receive_bulk(stream), "bulk")
 
     async def _receive_bulk(self, stream: Stream) -> None:
         peer = stream.remote
-        bulk = Bulk(stream, self.settings, up=self.up, down=self.down)
+        bulk = self._over(stream)
         place = self._bulk_open.take(peer, now=self._now, end=stream.abort)
         if place is None:
             self.counters["bulk_refused"] += 1

@@ -158,6 +158,7 @@ class Reducing:
 
     async def serve(self, bulk: Bulk, opening: Opening) -> None:
         """Take one incoming stream, which the machine has admitted, then answer it."""
+        bulk.since = self.parts.entered_at
         with self.parts.tally.over(bulk):
             await self._serve(bulk, opening)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -37,6 +38,7 @@ from averaging.live.settings import (
 from averaging.live.spot_checking import SpotChecking
 from averaging.live.state_files import StateMemory
 from averaging.live.threads import Threads
+from averaging.live.uplink import Uplink
 from averaging.messages import MESSAGES_SINCE, Message, check_incarnation, encode
 from averaging.round import inputs
 from averaging.round.catching_up import UnreliableSources
@@ -94,6 +96,7 @@ class Services(ABC):
         largest = max(fragment.size for fragment in terms.layout.fragments)
         self.arena = Arena(min(self.settings.spare_bytes_max, 10 * largest))
         self.memory: StateMemory = around.state_files or self.arena
+        self.uplink = Uplink(self._slow_uplink_bytes_s)
         self.transport = Transport(
             host,
             run=terms.run,
@@ -102,6 +105,7 @@ class Services(ABC):
             bulk=self._serve,
             settings=self.settings.transport,
             prefers=self.is_established,
+            uplink=self.uplink,
         )
         judge = around.judge if terms.policy.spot_checks > 0 else None
         self.audits = Auditing(
@@ -211,6 +215,11 @@ class Services(ABC):
         known = [speed for speed in measured if speed is not None]
         slowest = min([*known, self.around.line_max()])
         return slowest if len(known) == 2 or slowest < self.terms.policy.slow_link_bytes_s else 0.0
+
+    def _slow_uplink_bytes_s(self) -> float:
+        """Speed of this peer's uplink if it is slow, else 0."""
+        speed = min(self.transport.up.bytes_per_s or math.inf, self.around.line_max())
+        return speed if speed < self.terms.policy.slow_link_bytes_s else 0.0
 
     def tell_line_speed(self) -> None:
         """Tell the line speed to the machines, which state it when they join."""

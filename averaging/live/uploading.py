@@ -64,6 +64,7 @@ class Uploading:
                     await self._bundling.decided.wait()
                 opening = parts.traffic.opening(route)
                 bulk = await self._transport.open_bulk(route.to, said.encode_opening(opening))
+                bulk.since = parts.entered_at
                 try:
                     with parts.tally.over(bulk):
                         await self._converse(bulk, route.slice, opening.what)

@@ -89,6 +89,10 @@ LOOKS_TOGETHER = 2
 BURST_BYTES = 2 * 1448
 """The kernel sends at least two packets at once. The receiver acknowledges every second one."""
 
+UNSENT_S, UNSENT_MIN_BYTES, UNSENT_MAX_BYTES = 0.2, 16 << 10, 1 << 30
+"""Time's worth of bytes that the kernel takes before it has sent them. It would take all that a
+round has for a slow line at once, and share the line among rounds that should have it in turn."""
+
 NEAR_S = 0.002
 TCP_INFO_BYTES = 168
 SO_MAX_PACING_RATE = 47
@@ -325,5 +329,7 @@ class Pacer:
 
 
 def _limit(connected: socket.socket, rate: float) -> None:
-    with contextlib.suppress(OSError):  # it was closed, or the kernel cannot
+    unsent = max(UNSENT_MIN_BYTES, min(int(UNSENT_S * rate), UNSENT_MAX_BYTES))
+    with contextlib.suppress(OSError, AttributeError):  # it was closed, or the kernel cannot
         connected.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=Q", int(rate)))
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent)

@@ -315,7 +315,10 @@ def describe_router(view: RouterView, own_ips: Sequence[str]) -> Finding:
     """The kind of router, from what peers outside see of it and are let in."""
     if not view.seen:
         text = "no connected peer outside has a direct lane, which shows what the router does"
-        return Finding("router", "skipped", text)
+        remedy = (
+            "members that can be dialled have one, and bootstrap peers that run with `--relay-bulk`"
+        )
+        return Finding("router", "skipped", text, remedy)
     (ip, port), asked = view.seen[0], f"{len(view.seen)} peers asked"
     if len(view.seen) == 1:
         asked = "one peer asked"

@@ -16,6 +16,7 @@ import pytest
 from averaging.history.state import FragmentState
 from averaging.live.reducing import Reducing
 from averaging.live.settings import AveragerSettings
+from averaging.live.uplink import FIRST, Uplink
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.round.inputs import Due, GiveWay
@@ -805,5 +806,36 @@ def test_on_a_slow_line_states_are_fetched_one_after_the_other_and_replays_toget
                 began = averager.now()
                 await asyncio.gather(fetch(turn), fetch(turn))
                 assert averager.now() - began == pytest.approx(seconds)
+
+    run(main())
+
+
+def test_replays_come_first_and_then_all_that_belongs_to_the_oldest_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the order of ``averaging.live.uplink``: no times are given to it but those of rounds."""
+    given: dict[int, set[float]] = {}
+    turn = Uplink.turn
+
+    def noted(self: Uplink, size: int, *, since: float) -> AbstractAsyncContextManager[None]:
+        given.setdefault(id(self), set()).add(since)
+        return turn(self, size, since=since)
+
+    monkeypatch.setattr(Uplink, "turn", noted)
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with swarm(network) as made:
+            peers = [await made.add(name) for name in ("anna", "boris", "clara")]
+            await made.live(60.0)
+            network.partition([[peers[2].id]])
+            await made.live(30.0)
+            network.heal()
+            await made.live(36.0)
+            for peer in peers:
+                times = given[id(peer.averager.uplink)]
+                assert 1 < len(times - {FIRST}) <= len(peer.told("entered"))
+            sources = [peer for peer in peers if FIRST in given[id(peer.averager.uplink)]]
+            assert sources, "the one that was away has replayed what it missed"
 
     run(main())

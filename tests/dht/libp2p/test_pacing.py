@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -242,3 +243,23 @@ def test_the_kernel_tells_about_connections_and_takes_their_rate(
             assert int.from_bytes(told, "little") == pytest.approx(pacer.pace.rate, abs=1.0)
 
     run(scenario())
+
+
+@pytest.mark.parametrize(("rate", "takes_all"), [(100e3, False), (100e6, True)])
+def test_the_kernel_takes_no_more_than_a_slow_line_carries_soon(
+    rate: float, takes_all: bool
+) -> None:
+    with socket.create_server((HERE, 0)) as server, socket.socket() as one:
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1448)  # loopback's has 64 KiB
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        one.connect(server.getsockname())
+        one.setblocking(False)
+        pacing._limit(one, rate)
+        sent = 0
+        with server.accept()[0], contextlib.suppress(BlockingIOError):
+            while sent < 1 << 18:
+                sent += one.send(bytes(1 << 12))
+        if takes_all:
+            assert sent >= 1 << 18
+        else:
+            assert sent < rate, "a second's worth, with the first packets, which are not paced"

@@ -64,9 +64,12 @@ def test_two_homes_behind_nat_merge_with_the_help_of_a_keeper_that_they_can_dial
             "it counts none but them"
         )
 
+        for home in both:  # the last one has nobody but the keeper
+            home.stop()
+            fates = home.end()["fates"]
+            assert fates["merged"] == fates["processed"], "what it had not merged is handed over"
         keeper.stop()
         assert keeper.wait() == 130
-        swarm.end()
         bootstrap.stop()
         bootstrap.wait()
 

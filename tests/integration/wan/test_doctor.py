@@ -1,0 +1,67 @@
+"""``shoal doctor LINK`` in a home: the kind of its router, and which peers of the run it meets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from peer.lab.network.topology import Nat, internet
+from peer.views.event_log import read_events
+from tests.integration.swarm_processes import Command, Swarm, address_of, run_text, tell, until
+from tests.integration.wan.experiment import BOOTSTRAP, PORT, START_WITHIN_S
+from tests.integration.wan.experiment import sites as usual_sites
+from tests.processes import Processes
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_the_doctor_names_the_router_and_whether_it_meets_the_peers_of_the_run(
+    processes: Processes, tmp_path: Path
+) -> None:
+    kinds = [Nat.PORT_RESTRICTED, Nat.FULL_CONE, Nat.PORT_RESTRICTED, Nat.SYMMETRIC]
+    with internet(usual_sites(0, kinds)) as net:
+        swarm = Swarm(processes, tmp_path)
+        at = f"/ip4/{net.address(BOOTSTRAP)}/tcp/{PORT}"
+        # It has a lane then, which shows routers what they do.
+        options = ("--relay-bulk", "10M")
+        bootstrap = swarm.bootstrap(listen=at, prefix=net.at(BOOTSTRAP), options=options)
+        text = run_text(address_of(bootstrap), cycle=60, layers=1, width=64)
+        listen = f"/ip4/0.0.0.0/tcp/{PORT}"
+        anna = swarm.start("anna", text, listen=listen, prefix=net.at("home0"))
+        anna.ready(timeout_s=START_WITHIN_S)
+        boris = swarm.join("boris", anna.link(), listen=listen, prefix=net.at("home1"))
+        boris.ready(timeout_s=START_WITHIN_S)
+        logs = [learner.directory / "events.jsonl" for learner in (anna, boris)]
+        until(
+            lambda: all("reachability" in {e["event"] for e in read_events(log)} for log in logs),
+            "both know that they can only dial out",
+            timeout_s=120,
+        )
+
+        def found_at(home: str) -> dict[str, tuple[str, str]]:
+            """What the doctor says there, by check: state and text."""
+            command = Command(processes, ["doctor", anna.link(), "--json"], prefix=net.at(home))
+            assert command.wait(timeout_s=150) == 0, command.output
+            found = {
+                finding["check"]: (finding["state"], finding["text"])
+                for finding in json.loads(command.output)["findings"]
+            }
+            for check in ("router", "meeting", "reachability"):
+                tell(f"{home}: {check}: {': '.join(found[check])}")
+            return found
+
+        found = found_at("home2")
+        assert found["router"][1].startswith("port-restricted")
+        assert found["meeting"] == ("ok", "direct connections open to 2 of 2 peers behind routers")
+        found = found_at("home3")
+        assert found["router"][0] == "warning" and "symmetric" in found["router"][1]
+        state, told = found["meeting"]
+        assert state == "warning", "it is no member, so nobody relays for it"
+        assert told.startswith(
+            "direct connections open to 1 of 2 peers behind routers; not to anna"
+        )
+        swarm.end()
+        bootstrap.stop()
+        bootstrap.wait()
