@@ -106,6 +106,17 @@ REFUSED = "what it brought did not lower the loss on its own data"
 upload."""
 
 
+def expected(before: float, after: float, *, own_steps: int, steps: int) -> float | None:
+    """Return the fall of the loss to expect of so many steps, as a share of the loss.
+
+    ``before``, ``after``: the loss on this peer's own data without its own contribution and with
+    it. The first steps bring the most, so fewer steps bring at least their share.
+    """
+    if not (math.isfinite(before) and math.isfinite(after) and before > 0.0):
+        return None
+    return (before - after) / before * min(1.0, steps / max(1, own_steps))
+
+
 def steps_between(*, cycle_steps: float, per_cycle: float) -> int:
     """Return the own steps between two checks."""
     return max(1, round(cycle_steps / per_cycle))
@@ -195,6 +206,10 @@ class SpotChecks:
         """
         return max(1, mark - int(self._random() * max(1, min(steps, BACK_MAX))))
 
+    def asks_own(self, fragment: int, now: float) -> bool:
+        """True while a check compares with what this peer's own contribution does."""
+        return self._usual(fragment, now) is None
+
     def _known(self, fragment: int, now: float) -> list[tuple[float, PeerId]]:
         """The known falls with their authors, in order. Those of distrusted peers do not count."""
         falls = self._falls[fragment]
@@ -225,11 +240,19 @@ class SpotChecks:
         return lowest if falls else math.inf
 
     def checked(
-        self, author: PeerId, before: float, after: float, now: float, *, fragment: int = 0
+        self,
+        author: PeerId,
+        before: float,
+        after: float,
+        now: float,
+        *,
+        fragment: int = 0,
+        own: float | None = None,
     ) -> bool:
         """The loss was measured without a contribution and with it. True if it is in order.
 
-        A loss before that is not a number says nothing of the contribution.
+        A loss before that is not a number says nothing of the contribution. ``own``: the fall that
+        this peer's own contribution to the same round lets expect, if that was asked for.
         """
         if not math.isfinite(before) or before <= 0.0:
             return True
@@ -237,6 +260,8 @@ class SpotChecks:
         namers = self._named.pop(author, set())
         self._unclear.pop(author, None)
         usual = self._usual(fragment, now)
+        if usual is None:
+            usual = own
         if self.strikes_of(author, now) < SUSPICIOUS:  # a suspect is checked far more often
             self._falls[fragment].append((author, fall))
         if usual is not None and usual >= FALL_MEASURABLE:
