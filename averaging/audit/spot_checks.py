@@ -10,12 +10,15 @@ By how much an honest one lowers the loss depends on the model, the fragment, th
 learning rate: by 17% in one run, by 1% in another and there by nothing in the fragment that has the
 norms' scales, and by nothing that can be measured during a warm-up from zero. So a fall is compared
 with what is usual for its fragment: the median of those that this peer has measured, which is an
-honest one while most members are honest. Where that is not known yet, or too small to be measured
-in the precision of training, a contribution fails only if it raises the loss. And no contribution
-fails that is not below nine tenths of the known falls of others, whichever of them is left out:
-where training has slowed down honest ones vary more than they help. Without that, and when two
-reversals were enough, all four learners refused an honest one within 140 s (one of three runs; 20
-of 167 honest contributions failed; real processes, 20 000 parameters, rate 1e-2).
+honest one while most members are honest. Until that is known, a check also measures what this
+peer's own contribution to the same round does, and takes that for usual: it knows that one to be
+honest. Before, poison that moves the loss nowhere was merged for seven of 24 cycles, and cost 5% of
+loss in place of 1%. Where what is usual is too small to be measured in the precision of training, a
+contribution fails only if it raises the loss. And no contribution fails that is not below nine
+tenths of the known falls of others, whichever of them is left out: where training has slowed down
+honest ones vary more than they help. Without that, and when two reversals were enough, all four
+learners refused an honest one within 140 s (one of three runs; 20 of 167 honest contributions
+failed; real processes, 20 000 parameters, rate 1e-2).
 
 What a check shows is one peer's opinion: losses are no proof, and learners differ in hardware and
 state. So it counts as strikes, here and nowhere else (``averaging.audit.strikes``). One failure has
