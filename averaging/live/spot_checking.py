@@ -4,6 +4,7 @@
 what a check needs: after a round, the author's upload of all slices, as the reducers have signed
 that they merged it; what the author has read before one of its steps; and the learner's judgement
 of two states of the fragment, the one that the round began with, and that with the contribution.
+While it is not known what is usual, the learner judges its own contribution to the round as well.
 
 One check is under way at a time. Reducers and author each have as long to show what was uploaded as
 it had to arrive in the round, so that a slow one holds no check for long. What the network or the
@@ -23,8 +24,9 @@ import blake3
 
 from averaging.audit.claims import Claim, authors, digest_of_pieces, hash_of, is_signed
 from averaging.audit.readings import Reading
-from averaging.audit.spot_checks import REFUSED, SpotChecks
+from averaging.audit.spot_checks import REFUSED, SpotChecks, expected
 from averaging.live.auditing import WORLD, Around, Auditing, NotHere
+from averaging.live.evidence import Uploads
 from averaging.live.parts import Parts
 from averaging.messages import Suspected
 from averaging.numbers.arithmetic import Moved
@@ -35,7 +37,7 @@ from dht.identity import PeerId, verify
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Two states of a fragment, for the learner to compare on another one's data."""
+    """Two states of a fragment, for the learner to compare on its author's data."""
 
     fragment: int
     author: PeerId
@@ -140,9 +142,10 @@ class SpotChecking:
 
     def begin(self, parts: Parts, drawn: Drawn) -> None:
         """The round is over: check what was drawn."""
-        self._around.spawn(self._check(parts, drawn), f"spot check {parts.round.hex()[:8]}")
+        check = self._check(parts, drawn, parts.uploads)
+        self._around.spawn(check, f"spot check {parts.round.hex()[:8]}")
 
-    async def _check(self, parts: Parts, drawn: Drawn) -> None:
+    async def _check(self, parts: Parts, drawn: Drawn, uploads: Uploads) -> None:
         entry = parts.commit.members[drawn.entry]
         author, fragment = entry.peer, parts.commit.fragment
         indices, within_s = range(len(parts.cutting.slices)), parts.commit.upload_s
@@ -157,6 +160,7 @@ class SpotChecking:
                 if reading is None:
                     raise _OtherDataThere("it does not read the run's data, or cannot say where")
                 after = await self._with_contribution(parts, drawn.before, author, sources)
+            own = await self._expected(parts, uploads, drawn.before, steps=entry.steps)
             trial = Trial(fragment, author, reading, drawn.before, after)
             losses = await self._judge.judge(trial)
             if isinstance(losses, OtherData):
@@ -177,13 +181,51 @@ class SpotChecking:
                     author, fragment, "it has failed before, and this came to nothing"
                 )
         else:
-            self._conclude(author, fragment, losses, _upload_bytes(parts))
+            self._conclude(author, fragment, losses, own, _upload_bytes(parts))
         finally:
             self._busy = False
 
-    def _conclude(self, author: PeerId, fragment: int, losses: Losses, received_bytes: int) -> None:
+    async def _expected(
+        self, parts: Parts, uploads: Uploads, before: Float32s, *, steps: int
+    ) -> float | None:
+        """What this peer's own contribution lets expect of one of so many steps, if that counts."""
+        assert parts.entry is not None
+        entry, fragment = parts.commit.members[parts.entry], parts.commit.fragment
+        if not self._checks.asks_own(fragment, self._around.now()):
+            return None
+        after = await self._around.threads.run(before.copy)
+        for index in range(len(parts.cutting.slices)):
+            found = uploads.of(index, alone=True)
+            if found is None or found[1].members != (parts.entry,):
+                return None  # others have carried it
+            for chunk, place in parts.cutting.audited(index):
+                data = found[0][place]
+                await self._around.threads.run(self._add, parts, chunk, before, after, data)
+        try:
+            step = self._checks.step_to_read(entry.mark, entry.steps)
+            reading = await self._judge.reading_of(step)
+        except TimeoutError:
+            return None
+        if reading is None:
+            return None
+        losses = await self._judge.judge(Trial(fragment, parts.me, reading, before, after))
+        if not isinstance(losses, Losses):
+            return None
+        self.counters["own_contributions_judged"] += 1
+        return expected(losses.before, losses.after, own_steps=entry.steps, steps=steps)
+
+    def _conclude(
+        self,
+        author: PeerId,
+        fragment: int,
+        losses: Losses,
+        own: float | None,
+        received_bytes: int,
+    ) -> None:
         now = self._around.now()
-        passed = self._checks.checked(author, losses.before, losses.after, now, fragment=fragment)
+        passed = self._checks.checked(
+            author, losses.before, losses.after, now, fragment=fragment, own=own
+        )
         self.counters["spot_checks"] += 1
         told = {
             "peer": author,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from itertools import pairwise
 
@@ -15,6 +16,7 @@ from averaging.audit.spot_checks import (
     FALLS_MIN,
     NAME_EVERY_S,
     SpotChecks,
+    expected,
     steps_between,
 )
 from averaging.audit.strikes import LIMIT, Strikes
@@ -225,6 +227,57 @@ def test_while_nothing_is_usual_only_a_rise_is_held_against_its_author(known: in
     assert not made.checked(BORIS, 2.0, 2.0 * (1 + 1.1 * CHANGE_MIN), 0.0)
     assert not made.checked(BORIS, 2.0, float("nan"), 0.0)
     assert made.strikes_of(BORIS, 0.0) == 2 * FAILED < LIMIT
+
+
+def test_the_first_contribution_that_does_nothing_fails_where_the_own_one_does() -> None:
+    """Poison that moves the loss nowhere was merged for seven cycles of 24, until enough was known
+    of others, and cost twice as much as poison that raises it."""
+    made, _ = checks()
+    assert made.asks_own(0, 0.0)
+    assert not made.checked(BORIS, 2.0, 1.999, 0.0, own=0.1)
+    assert made.strikes_of(BORIS, 0.0) == FAILED
+
+
+def test_a_tenth_of_what_the_own_contribution_does_is_enough_and_takes_a_failure_back() -> None:
+    made, _ = checks()
+    assert not made.checked(ANNA, 2.0, 2.0, 0.0, own=0.1)
+    assert made.checked(ANNA, 2.0, 2.0 * (1 - 1.1 * FALL_SHARE * 0.1), 0.0, own=0.1)
+    assert made.strikes_of(ANNA, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("own", [None, -0.1, 0.0, 0.0004])
+def test_an_own_contribution_that_does_nothing_lets_expect_nothing(own: float | None) -> None:
+    """Such as during a warm-up from zero."""
+    made, _ = checks()
+    assert made.checked(ANNA, 2.0, 2.0, 0.0, own=own)
+    assert made.checked(ANNA, 2.0, 2.0 * (1 + 0.9 * CHANGE_MIN), 0.0, own=own)
+    assert not made.checked(ANNA, 2.0, 2.0 * (1 + 1.1 * CHANGE_MIN), 0.0, own=own)
+
+
+def test_the_own_contribution_counts_until_enough_is_known_of_others_in_that_fragment() -> None:
+    made = usually(0.1)
+    assert not made.asks_own(0, 0.0) and made.asks_own(1, 0.0)
+    assert not made.checked(ANNA, 2.0, 2.0, 0.0, own=0.0), "others do more"
+    assert not made.checked(ANNA, 2.0, 1.998, 0.0, fragment=1, own=0.5)
+
+
+def test_nobody_fails_that_brings_as_much_as_others_although_the_own_one_brings_more() -> None:
+    made, _ = checks()
+    for author in (BORIS, CLARA):
+        made.checked(author, 2.0, 1.998, 0.0)
+    assert made.checked(ANNA, 2.0, 1.998, 0.0, own=0.5)
+
+
+def test_fewer_steps_than_the_own_ones_are_expected_to_bring_their_share() -> None:
+    """A peer on a fast machine would hold it against all others that it brings ten times more."""
+    assert expected(2.0, 1.6, own_steps=40, steps=10) == pytest.approx(0.05)
+    assert expected(2.0, 1.6, own_steps=40, steps=400) == pytest.approx(0.2), "no more than its own"
+    assert expected(2.0, 1.6, own_steps=0, steps=4) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.0, 1.0), (float("nan"), 1.0), (2.0, math.inf)])
+def test_an_own_loss_that_is_no_number_lets_expect_nothing(before: float, after: float) -> None:
+    assert expected(before, after, own_steps=4, steps=4) is None
 
 
 @pytest.mark.parametrize("before", [0.0, float("nan"), float("inf")])

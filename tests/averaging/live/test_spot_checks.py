@@ -176,6 +176,27 @@ def test_who_poisons_within_the_norm_bound_is_refused_by_all_that_check(
     run(main())
 
 
+def test_poison_that_moves_the_loss_nowhere_fails_the_first_checks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the own contributions do is compared with, long before anything is usual."""
+    poison(monkeypatch, direction="noise")
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
+            peers = await checking(made, *NAMES, "mallory")
+            await made.live(15.0)
+            assert set().union(*failed(peers[:3])) == {MALLORY}
+            for peer in peers[:3]:
+                spot_checks = peer.averager.spot_checks
+                assert spot_checks is not None
+                counters, now = peer.averager.counters(), peer.averager.now()
+                assert 0 < counters["own_contributions_judged"] <= counters["spot_checks"]
+                assert spot_checks._checks.asks_own(0, now), "nothing is usual yet"
+
+    run(main())
+
+
 def test_a_leader_that_refuses_a_peer_leaves_its_work_out_whoever_reduces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 
-from averaging.audit.spot_checks import REFUSED, SpotChecks, steps_between
+from averaging.audit.spot_checks import REFUSED, SpotChecks, expected, steps_between
 from averaging.audit.strikes import Strikes
 from averaging.messages import Entry
 from averaging.numbers.arrays import Float32s
@@ -20,7 +20,6 @@ from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 from peer.lab.simulate.problems.problem import ChecksOthers
 from peer.lab.simulate.swarm.environment import Environment
-from peer.lab.simulate.swarm.slots import Slot
 
 ROUNDS_KEPT = 64
 
@@ -64,18 +63,32 @@ class SpotChecking:
         if checks is None or apply.commit.kind == "mix":
             return
         entries = {entry.peer: entry for entry in map(apply.commit.members.__getitem__, apply.seal)}
-        there = self._uploads.get(apply.round, {}).keys() & entries.keys() - {node.name}
-        checker = self._slots[node.name]
+        uploads = self._uploads.get(apply.round, {})
+        there = uploads.keys() & entries.keys() - {node.name}
+        checker, fragment = self._slots[node.name], node.fragment.index
         now = self._environment.heap.now
-        author = checks.draw(there, checker.steps, now, fragment=node.fragment.index)
-        if author is not None:
-            moved = self._uploads[apply.round][author]
-            self._check(checks, checker, node, entries[author], moved)
+        author = checks.draw(there, checker.steps, now, fragment=fragment)
+        if author is None:
+            return
+        entry, mine, own = entries[author], entries.get(node.name), None
+        if mine is not None and node.name in uploads and checks.asks_own(fragment, now):
+            losses = self._losses(checks, node, mine, uploads[node.name])
+            own = expected(*losses, own_steps=mine.steps, steps=entry.steps)
+        before, after = self._losses(checks, node, entry, uploads[author])
+        passed = checks.checked(author, before, after, now, fragment=fragment, own=own)
+        who = "liars" if self._slots[author].lies else "honest"
+        self.counts[f"checks of {who}, {'passed' if passed else 'failed'}"] += 1
+        if not passed and checks.names(author, now):
+            self.counts[f"{who} named"] += 1
+            for name, others in self._checks.items():
+                if name not in (checker.name, author):
+                    others.named(author, checker.name, now)
 
-    def _check(
-        self, checks: SpotChecks, checker: Slot, node: FragmentNode, entry: Entry, moved: Float32s
-    ) -> None:
-        env, author = self._environment, self._slots[entry.peer]
+    def _losses(
+        self, checks: SpotChecks, node: FragmentNode, entry: Entry, moved: Float32s
+    ) -> tuple[float, float]:
+        """The loss on an author's own data without what it has uploaded, and with it."""
+        env, author, checker = self._environment, self._slots[entry.peer], self._slots[node.name]
         assert checker.peer is not None
         values = env.places.join([state.theta for state in checker.peer.states])
         earlier = sum(life.steps for life in author.past[: entry.incarnation - 1])
@@ -83,16 +96,7 @@ class SpotChecking:
         sample = (author.number, env.seed, step)
         before = self._problem.loss_of_step(values, *sample)
         env.places.add(node.fragment.index, values, moved)
-        after = self._problem.loss_of_step(values, *sample)
-        fragment = node.fragment.index
-        passed = checks.checked(entry.peer, before, after, env.heap.now, fragment=fragment)
-        who = "liars" if author.lies else "honest"
-        self.counts[f"checks of {who}, {'passed' if passed else 'failed'}"] += 1
-        if not passed and checks.names(entry.peer, env.heap.now):
-            self.counts[f"{who} named"] += 1
-            for name, others in self._checks.items():
-                if name not in (checker.name, entry.peer):
-                    others.named(entry.peer, checker.name, env.heap.now)
+        return before, self._problem.loss_of_step(values, *sample)
 
     def distrusts(self, me: PeerId, author: PeerId) -> bool:
         """True if another peer has no power at this one for now."""
