@@ -188,7 +188,10 @@ class SpotChecking:
     async def _expected(
         self, parts: Parts, uploads: Uploads, before: Float32s, *, steps: int
     ) -> float | None:
-        """What this peer's own contribution lets expect of one of so many steps, if that counts."""
+        """Return the fall of the loss that the own contribution lets expect of so many steps.
+
+        ``None``: it is known what is usual, or the own contribution cannot be measured.
+        """
         assert parts.entry is not None
         entry, fragment = parts.commit.members[parts.entry], parts.commit.fragment
         if not self._checks.asks_own(fragment, self._around.now()):

@@ -24,7 +24,7 @@ FIRST: Final = -math.inf
 """``since`` of a transfer that goes before all rounds."""
 
 SMALL_BYTES: Final = 16 << 10
-"""So much is sent at once."""
+"""Transfers of at most so many bytes wait for no turn."""
 
 WAIT_MAX_S: Final = 10.0
 """A transfer that has waited for so long is sent beside the others: half of the time after which

@@ -105,7 +105,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """As in the base class, without the checks of its debug mode."""
+        """Call back soon, without the checks of the base class's debug mode."""
         if self.is_closed():
             raise RuntimeError("the event loop is closed")
         handle = asyncio.Handle(callback, args, self, context)

@@ -51,7 +51,7 @@ def judge_identical(evidence: Evidence) -> Verdict:
 
 
 def _made_by(evidence: Evidence, part: FinalFragment) -> str:
-    """Whose work the last round before this state merged, for the reader of a broken promise."""
+    """Name those whose work the round that made this state merged."""
     names = {peer.peer_id: peer.name for peer in evidence.peers}
     for _, report in evidence.finished_rounds():
         if report.lineage == part.lineage:
