@@ -134,7 +134,7 @@ class Joining:
         return self._pace.sits_out(version, now, called=called or self.is_called(now))
 
     def _lacked_version(self, situation: Situation) -> int | None:
-        """The newest version that others certified, or made without this peer, if it is newer."""
+        """The newest version that others certified, or made without this peer, if it lacks it."""
         newest, standing = max(situation.shown_version, self._left_out_of), situation.standing
         return newest if standing is not None and standing.version < newest else None
 

@@ -463,11 +463,11 @@ class Leading:
         return changes
 
     def _is_last_to_leave(self, gathering: Gathering, now: float) -> bool:
-        """True if this peer leaves, and those that it waits for have left before it: it folds."""
+        """True if this peer leaves, and all that it waits for have left before it."""
         own = gathering.joins.get(self._id.me)
-        is_only = own is not None and own.leaves and len(gathering.joins) == 1
-        nobody_comes = not gathering.held and not self._peers.others_train(now)
-        return is_only and nobody_comes and not self._peers.keepers(now)
+        if own is None or not own.leaves or len(gathering.joins) > 1 or gathering.held:
+            return False
+        return not self._peers.others_train(now) and not self._peers.keepers(now)
 
     def _release_held(self, gathering: Gathering, situation: Situation, now: float) -> Changes:
         """Send waiting members to the next in rank if this peer takes long to catch up with them.

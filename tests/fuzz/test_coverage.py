@@ -68,6 +68,7 @@ OWN_DAEMON = "from the libp2p daemon, which strangers reach through FrameStream 
 NOT_FROM_STRANGERS: dict[str, str] = {
     "dht/membership/peer_cache.py": OWN_FILES,
     "dht/presence/door.py": OWN_FILES,
+    "dht/whole_files.py": OWN_FILES,
     "dht/libp2p/pacing.py": "from the kernel",
     "dht/libp2p/hivemind_host.py": OWN_DAEMON,
     "dht/libp2p/hivemind_daemon.py": OWN_DAEMON,
@@ -110,7 +111,6 @@ NOT_FROM_STRANGERS: dict[str, str] = {
     "peer/trainer/fitting.py": OWN_FILES,
     "peer/trainer/session.py": OWN_FILES,
     "peer/views/event_log.py": OWN_FILES,
-    "dht/whole_files.py": OWN_FILES,
 }
 """Modules that decode other bytes, and where these come from."""
 
