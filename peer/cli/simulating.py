@@ -344,7 +344,8 @@ def simulate_quality(
         str,
         Option(
             help="Only factors whose name begins with this. Left out otherwise: 'liars', merge "
-            "rules where members poison, and 'muon', a transformer trained with Muon.",
+            "rules where members poison, 'muon', a transformer trained with Muon, and '10 M', a "
+            "larger one for a GPU.",
             metavar="FACTOR",
         ),
     ] = "",

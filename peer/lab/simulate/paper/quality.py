@@ -260,6 +260,36 @@ def muon_cells() -> list[Cell]:
     return found
 
 
+LARGE: Mapping[str, Any] = {
+    **MUON,
+    **{"problem.size": 384, "problem.layers": 6, "problem.length": 256, "problem.batch": 16},
+    **{"peers.count": 8, "problem.device": "cuda"},
+}
+"""A model of 10.7 million parameters in steps of 4096 tokens, for a GPU."""
+LARGE_RATES: Mapping[str, float] = {"adamw": 2e-3, "muon": 4e-3}
+"""The best rates of a swarm of eight of this size, of 0.001 to 0.004."""
+
+
+def large_cells() -> list[Cell]:
+    """The main rows of ``muon_cells`` and the codecs with a larger model; only on request."""
+    factor, reference = "10 M parameters, M = 8", "data parallel, Muon"
+    adamw, muon = ({**LARGE, **_inner(name, LARGE_RATES[name])} for name in OPTIMIZERS)
+    base, fails = "Muon, int4", {**muon, **failing(8), **PER_CYCLE}
+    bounds = {PAIR: 0.003, "int2": 0.01}
+    return [
+        Cell(factor, reference, muon, central=True),
+        Cell(factor, base, muon, reference, MUON_BOUNDS[8]),
+        Cell(factor, "Muon, int4, 30% fail, per cycle", fails, base, 0.02),
+        *(
+            Cell(factor, f"Muon, {name}", {**muon, **codec}, "Muon, f32", bounds.get(name))
+            for name, codec in CODECS
+            if name in ("f32", PAIR, "int2")
+        ),
+        Cell(factor, "data parallel, AdamW", adamw, reference, central=True),
+        Cell(factor, "AdamW, int4", adamw, "data parallel, AdamW"),
+    ]
+
+
 def _inner(optimizer: str, rate: float) -> Mapping[str, Any]:
     return {"problem.optimizer": optimizer, "problem.learning_rate": rate}
 
@@ -335,9 +365,11 @@ def table(
 ) -> list[Row]:
     """All rows of the factors whose names begin with ``only``.
 
-    Those of ``liar_cells`` and ``muon_cells`` are among them only if ``only`` names some.
+    Those of ``liar_cells``, ``muon_cells`` and ``large_cells`` are among them only if ``only``
+    names some.
     """
-    there = cells(learners=learners) + ([*liar_cells(), *muon_cells()] if only else [])
+    special = [*liar_cells(), *muon_cells(), *large_cells()] if only else []
+    there = cells(learners=learners) + special
     chosen = [cell for cell in there if cell.factor.startswith(only)]
     if not chosen:
         names = dict.fromkeys(cell.factor for cell in there)

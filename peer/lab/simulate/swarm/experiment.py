@@ -89,6 +89,12 @@ class ProblemChoice(_Table, frozen=True, kw_only=True):
     """Momentum of Muon in ``text_gpt``, or beta1 of its AdamW."""
     batch: Count | None = None
     """Sequences of ``text_gpt``, or predictions of ``text_mlp``, in one step of a learner."""
+    layers: Count | None = None
+    """Blocks of ``text_gpt``."""
+    length: Count | None = None
+    """Tokens of each sequence of ``text_gpt``."""
+    device: str | None = None
+    """The device on which the learners of ``text_gpt`` compute, such as cuda."""
     warmup_share: Share = 0.0
     """Share of all tokens during which the learning rate rises from zero to its peak."""
     decay: Literal["constant", "linear", "cosine"] = "constant"

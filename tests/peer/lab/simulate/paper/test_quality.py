@@ -10,6 +10,7 @@ import pytest
 from peer.cli import run
 from peer.lab.results.mean import Mean
 from peer.lab.simulate.paper import quality
+from peer.lab.simulate.swarm.resolving import problem_of
 from peer.lab.simulate.swarm.swarm import run as simulate
 
 CHEAP = {"problem.name": "quadratic"}
@@ -57,7 +58,7 @@ def test_rows_with_liars_come_only_on_request_and_bring_their_controls() -> None
 
 def test_rows_with_muon_come_only_on_request_and_have_a_reference_with_the_same_optimizer() -> None:
     assert not any(cell.factor.startswith("muon") for cell in quality.cells(learners=(4,)))
-    cells = quality.muon_cells()
+    cells = [*quality.muon_cells(), *quality.large_cells()]
     by_name = {cell.name: cell for cell in cells}
     assert len(by_name) == len(cells)
     for cell in cells:
@@ -67,6 +68,10 @@ def test_rows_with_muon_come_only_on_request_and_have_a_reference_with_the_same_
             against = quality.experiment_of(by_name[f"{cell.factor}/{cell.against}"], cycles=2)
             assert experiment.problem == against.problem
             assert experiment.problem.optimizer == "muon"
+    for cell in quality.large_cells():
+        on_cpu = {"problem.device": "cpu"}
+        problem = problem_of(quality.experiment_of(cell, cycles=2, changes=on_cpu))
+        assert 10e6 < sum(spec.size for spec in problem.specs) < 12e6
 
 
 def test_all_rows_process_equally_many_tokens_including_the_last_round() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from peer.lab.simulate.problems.named import NAMES, problem_named
 from peer.lab.simulate.problems.problem import Places, Problem, layout_of
@@ -145,8 +146,37 @@ def test_a_problem_has_the_batch_that_its_experiment_sets() -> None:
         assert problem_of(Experiment().with_settings(settings)).step_tokens == tokens
 
 
+def test_a_problem_has_the_size_that_its_experiment_sets() -> None:
+    pytest.importorskip("torch")
+    shape = {"size": 32, "layers": 2, "length": 16, "device": "cpu"}
+    settings = {f"problem.{setting}": value for setting, value in shape.items()}
+    problem = problem_of(Experiment().with_settings({"problem.name": "text_gpt", **settings}))
+    assert problem.step_tokens == 8 * 16
+    names = {spec.name for spec in problem.specs}
+    assert any("1" in name for name in names) and not any("2" in name for name in names)
+    assert (256, 32) in {spec.shape for spec in problem.specs}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_learner_on_cuda_learns_as_one_on_the_cpu(optimizer: str) -> None:
+    settings = {"problem.name": "text_gpt", "problem.optimizer": optimizer}
+    losses = []
+    for device in ("cpu", "cuda"):
+        chosen = Experiment().with_settings({**settings, "problem.device": device})
+        problem = problem_of(chosen)
+        learner = problem.learner(range(2), seed=0)
+        learner.values += 0.01  # between two steps, as a swarm does
+        learner.train(30)
+        losses.append(problem.evaluate(learner.values))
+    assert losses[0] < 4.5
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+
+
 @pytest.mark.parametrize(
-    ("setting", "value"), [("optimizer", "muon"), ("momentum", 0.8), ("batch", 3)]
+    ("setting", "value"),
+    [("optimizer", "muon"), ("momentum", 0.8), ("batch", 3), ("layers", 2), ("device", "cuda")],
 )
 def test_a_problem_refuses_a_choice_that_it_does_not_have(setting: str, value: object) -> None:
     settings = {"problem.name": "quadratic", f"problem.{setting}": value}
