@@ -10,7 +10,7 @@ as fast for a minute of compiling. A CPU compiles for minutes, and gains nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -154,15 +154,6 @@ class Probe:
         """The measurement for a micro-batch of another size, in proportion."""
         by = size / self.size
         return Probe(size, self.seconds * by, self.peak_bytes * by, self.work_s * by)
-
-
-def doubled(start: int, most: int) -> Iterator[int]:
-    """The micro-batches from ``start`` up to ``most`` that are tried if all of them fit."""
-    size = start
-    while size < most:
-        yield size
-        size *= 2
-    yield most
 
 
 def next_size(probes: Sequence[Probe], *, start: int, most: int, room_bytes: float) -> int | None:

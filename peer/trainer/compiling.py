@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
 from torch import nn
 
-from peer.trainer.choices import Choices, doubled, split
+from peer.trainer.choices import Choices
 from peer.trainer.engine import Engine, autocast, is_out_of_memory
 from peer.trainer.probing import random_tokens
 
@@ -24,10 +23,9 @@ class Compilation:
     generators to where they were when it began, so a model with dropout may draw some masks twice.
     """
 
-    def __init__(self, engine: Engine, choices: Choices, *, any_size: bool = False) -> None:
+    def __init__(self, engine: Engine, choices: Choices) -> None:
         self._engine = engine
         self._choices = choices
-        self._any_size = any_size
         self._twin = twin(engine.model)
         self._error: Exception | None = None
         self._began = time.monotonic()
@@ -68,26 +66,16 @@ class Compilation:
             # A new thread begins with the first device as its current one, and a compiler measures
             # its candidates on that.
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-                for size in self._sizes():
+                for size in sorted(set(self._engine.sizes(self._choices)), reverse=True):
                     self._pass(size)
         except Exception as error:
             # A compiler raises errors of any type. One of the model itself reaches the loop, too.
             # If memory ran out, the code is there: it is what took the memory.
             self._error = None if is_out_of_memory(error) else error
 
-    def _sizes(self) -> Sequence[int]:
-        if not self._any_size:
-            return sorted(set(self._engine.sizes(self._choices)), reverse=True)
-        # A compiler makes code of its own for a single sequence.
-        whole = self._engine.batch_size
-        meets_one = any(
-            1 in split(whole, size) for size in doubled(self._choices.micro_batch, whole)
-        )
-        return (2, 1) if meets_one and whole > 1 else (min(2, whole),)
-
     def _pass(self, size: int) -> None:
         engine, choices = self._engine, self._choices
-        code = engine.code(choices, any_size=self._any_size)
+        code = engine.code(choices)
         with autocast(engine.device, choices.precision):
             loss = code(self._twin, random_tokens(engine, size))
         torch.autograd.backward(loss)

@@ -135,7 +135,8 @@ class Engine:
         self._predicts_answers = getattr(run.data, "form", "text") != "text"
         self._loss_of = loss
         self._backend = backend
-        self._codes: dict[tuple[bool, bool], Loss] = {}
+        self._codes: dict[bool, Loss] = {}
+        """Compiled code, by whether it is lean."""
         self._scaler: torch.amp.GradScaler | None = None
         self._skips = Skips()
         self._made = 0
@@ -143,11 +144,8 @@ class Engine:
         self.choices = choices
         self.choose(choices)
 
-    def choose(self, choices: Choices, *, any_size: bool = False) -> None:
-        """Train this way from now on. Activations that are recomputed once stay so.
-
-        ``any_size``: with code for micro-batches of all sizes, where it is compiled.
-        """
+    def choose(self, choices: Choices) -> None:
+        """Train this way from now on. Activations that are recomputed once stay so."""
         self.choices = choices
         if choices.lean:
             recompute_activations(self.model)
@@ -159,15 +157,14 @@ class Engine:
         elif self._scaler is None:
             self._scaler = torch.amp.GradScaler(self.device.type)
         self._loss: Callable[[Tensor], Tensor]
-        self._loss = partial(self.code(choices, any_size=any_size), self.model)
+        self._loss = partial(self.code(choices), self.model)
 
-    def code(self, choices: Choices, *, any_size: bool = False) -> Loss:
+    def code(self, choices: Choices) -> Loss:
         """The function that computes the loss in this way. Code is compiled once, by any caller."""
         loss = loss_in_chunks if choices.lean and self._can_chunk else self._loss_of
         if not choices.compile:
             return loss
-        made = _compiled(loss, any_size=any_size, backend=self._backend)
-        return self._codes.setdefault((choices.lean, any_size), made)
+        return self._codes.setdefault(choices.lean, _compiled(loss, self._backend))
 
     @cached_property
     def _can_chunk(self) -> bool:
@@ -311,12 +308,16 @@ class Engine:
             return held_out_loss(self.model, sequences, at_once=at_once)
 
 
-def _compiled(loss: Loss, *, any_size: bool, backend: str | Callable[..., Any]) -> Loss:
-    """The compiled function, made in its first call: importing a compiler fails there, too."""
+def _compiled(loss: Loss, backend: str | Callable[..., Any]) -> Loss:
+    """The compiled function, made in its first call: importing a compiler fails there, too.
+
+    Each size of a micro-batch gets code of its own. Code for all sizes is slower, and compilers
+    fail to make it of some models (torch 2.11 of the built-in one, on CUDA).
+    """
 
     @cache
     def made() -> Loss:
-        return torch.compile(loss, dynamic=any_size, backend=backend)
+        return torch.compile(loss, dynamic=False, backend=backend)
 
     def call(model: nn.Module, tokens: Tensor) -> Tensor:
         return made()(model, tokens)

@@ -202,6 +202,15 @@ def begin(
     return replace(goal, first=first), Fit(first, one.seconds, one.peak_bytes * most)
 
 
+def size_of_compiled(eager: Probe, *, most: int, room: float) -> int:
+    """The micro-batch to compile for, from the best one without compiling.
+
+    Larger ones were measured unless memory was short, and compiled code needs less of it.
+    """
+    larger = min(most, int(EAGER * eager.size))
+    return larger if eager.scaled(larger).peak_bytes > room else eager.size
+
+
 def meanwhile(choices: Choices, takes: float, *, room: float) -> Choices:
     """A way to train while code is compiled that takes so much memory, as the compiler tries it."""
     size = choices.micro_batch * (room - takes) / max(1.0, EAGER * takes)

@@ -1,9 +1,10 @@
 """Finding the fastest way to train that fits, while training.
 
-A ``Tuner`` begins with a way that is safe, compiles in the background, and measures micro-batches
-of the batches that are trained on. So a peer trains from its first moment in a run, and nothing is
-computed for the sake of measuring. Gradients are the same to rounding in whatever way they are
-computed, and a micro-batch that runs out of memory is repeated (``peer.trainer.engine``).
+A ``Tuner`` begins with a way that is safe, measures micro-batches of the batches that are trained
+on, and then compiles for the best one in the background. So a peer trains from its first moment in
+a run, and nothing is computed for the sake of measuring. Gradients are the same to rounding in
+whatever way they are computed, and a micro-batch that runs out of memory is repeated
+(``peer.trainer.engine``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from peer.quantities import bar_text, duration_text, plural
 from peer.trainer.choices import Choices, Probe, fastest, next_size
 from peer.trainer.compiling import Compilation
 from peer.trainer.engine import Engine
-from peer.trainer.fitting import EAGER, Fit, Goal, meanwhile
+from peer.trainer.fitting import EAGER, Fit, Goal, meanwhile, size_of_compiled
 from peer.trainer.probing import Meter
 
 SHORT_S = 0.5
@@ -92,9 +93,9 @@ class Tuner:
 
     def reduced(self) -> None:
         """Memory ran out: remember it, and train without compiled code until there is some."""
-        if not self._done:
-            return  # the plan sees it
         wanted = self._engine.choices
+        if not (self._done or wanted.compile):
+            return  # the plan sees it
         if wanted.compile:
             size = max(1, int(wanted.micro_batch / EAGER))
             self._engine.choose(replace(wanted, compile=False, micro_batch=size))
@@ -115,22 +116,24 @@ class Tuner:
             if goal.choices != engine.choices:
                 yield from self._compiled(goal.choices)
             return
-        if goal.choices.compile:
-            yield from self._compiled(replace(engine.choices, compile=True), any_size=True)
-        best = yield from self._best()
-        if engine.choices.compile:
-            wanted = engine.choices
-            # Compiled code is not called while other code is compiled.
-            engine.choose(meanwhile(wanted, best.peak_bytes, room=goal.room_bytes))
-            yield from self._compiled(wanted)
-        elif goal.compares:
-            best = yield from self._against_fp32(best)
+        if goal.wished and goal.choices.compile:  # without compiling it may not fit
+            yield from self._compiled(replace(goal.choices, lean=engine.choices.lean))
+            best = yield from self._best()
+        else:
+            best = yield from self._best()
+            if goal.choices.compile:
+                best = yield from self._best_compiled(best)
+            elif goal.compares:
+                best = yield from self._against_fp32(best)
         self._found(Fit(engine.choices, best.per_sequence_s, best.peak_bytes))
 
     def _replanned(self, choices: Choices) -> Plan:
         if choices.compile:
             yield from self._compiled(choices)
-        if (earlier := self._fit) is not None:
+        if (earlier := self._fit) is None:
+            best = yield from self._measured(self._engine.choices.micro_batch)
+            self._found(Fit(self._engine.choices, best.per_sequence_s, best.peak_bytes))
+        else:
             share = choices.micro_batch / earlier.choices.micro_batch
             took = earlier.step_bytes * min(1.0, share)
             self._found(replace(earlier, choices=self._engine.choices, step_bytes=took))
@@ -141,11 +144,11 @@ class Tuner:
         if fit.choices.compile or not self._goal.choices.compile:
             self._keep(self._fit)
 
-    def _compiled(self, choices: Choices, *, any_size: bool = False) -> Plan:
+    def _compiled(self, choices: Choices) -> Plan:
         """Train on until there is code for these choices, and then with it."""
         engine = self._engine
         engine.events.append({"event": "compiling"})
-        with Compilation(engine, choices, any_size=any_size) as self._code:
+        with Compilation(engine, choices) as self._code:
             # The rest of a batch may have sizes that there is no code for.
             while not (self._code.done and self._is_between_steps):
                 yield False
@@ -153,7 +156,7 @@ class Tuner:
         if code.failure is None:
             self._compile_s = code.elapsed_s
             engine.events.append({"event": "compiled", "seconds": round(code.elapsed_s, 1)})
-            engine.choose(choices, any_size=any_size)
+            engine.choose(choices)
         else:
             engine.events.append({"event": "compile_failed", "reason": code.failure})
             engine.choose(replace(engine.choices, compile=False))
@@ -183,6 +186,18 @@ class Tuner:
         best = fastest(probes, room_bytes=goal.room_bytes) or probes[-1]
         self._resize(best.size)
         return best
+
+    def _best_compiled(self, eager: Probe) -> Measuring:
+        """Compile for the micro-batch that follows from the best one without compiling."""
+        engine, room = self._engine, self._goal.room_bytes
+        size = size_of_compiled(eager, most=self._goal.choices.micro_batch, room=room)
+        wanted = replace(engine.choices, compile=True, micro_batch=size)
+        engine.choose(meanwhile(wanted, eager.scaled(size).peak_bytes / EAGER, room=room))
+        yield from self._compiled(wanted)
+        if not engine.choices.compile:
+            self._resize(eager.size)
+            return eager
+        return (yield from self._measured(size))
 
     def _largest(self) -> Measuring:
         """The largest micro-batch whose memory there is.

@@ -21,10 +21,18 @@ from peer.errors import MachineTooSmall
 from peer.model.recipes import build_model, build_optimizer, chunked_loss, next_token_loss
 from peer.run_file.reading import parse
 from peer.trainer import fitting, late
-from peer.trainer.choices import Choices, DeviceFacts, Precision, Wishes, choose
+from peer.trainer.choices import Choices, DeviceFacts, Precision, Probe, Wishes, choose
 from peer.trainer.device_facts import facts_of, free_bytes
 from peer.trainer.engine import Engine, is_out_of_memory
-from peer.trainer.fitting import Fit, Goal, Remembered, begin, key_of, room_bytes
+from peer.trainer.fitting import (
+    Fit,
+    Goal,
+    Remembered,
+    begin,
+    key_of,
+    room_bytes,
+    size_of_compiled,
+)
 from peer.trainer.probing import probe
 from peer.trainer.tuning import Tuner
 from tests.peer.trainer.recipe_run import TEXT
@@ -469,6 +477,53 @@ def test_no_size_that_is_measured_is_compiled_in_the_way_of_training(batch_size:
     assert set(compiling) == {"compile"}
 
 
+@pytest.mark.parametrize("most", [1, 3, 6])
+def test_compiled_code_that_needs_more_memory_than_expected_is_made_for_fewer_sequences(
+    most: int,
+) -> None:
+    """Each step is made, and nothing is compiled in the way of training."""
+    torch._dynamo.reset()
+    compiling: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        compiling.append(threading.current_thread().name)
+
+        def run(*tensors: Any) -> Any:
+            (tokens,) = (each for each in tensors if not each.is_floating_point())
+            if threading.current_thread().name != "compile" and len(tokens) > most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return graph.forward(*tensors)
+
+        return run
+
+    choices = Choices(micro_batch=16, compile=True)
+    engine, free = engine_of(SIXTEEN, choices=choices, backend=backend), engine_of(SIXTEEN)
+    kept = begun(engine, GPU, Wishes(), room=1e9)
+    with engine.tuning:
+        for _ in range(2):
+            until_settled(engine)
+            free.model.load_state_dict(engine.model.state_dict())
+            found, expected = (gradients_of(each, batch_of(16)) for each in (engine, free))
+            assert_same(found, expected, atol=1e-6)
+            free.optimizer.zero_grad()
+            assert engine.apply()
+    assert engine.choices.compile
+    assert engine.choices.micro_batch <= most
+    assert kept[-1].choices == engine.choices
+    assert set(compiling) == {"compile"}
+
+
+@pytest.mark.parametrize(
+    ("bytes_each", "most", "size"),
+    [(1.0, 64, 16), (6.0, 64, 16), (7.0, 64, 32), (12.0, 64, 32), (12.0, 20, 20), (12.0, 16, 16)],
+)
+def test_code_is_made_for_more_sequences_where_memory_kept_them_from_being_tried(
+    bytes_each: float, most: int, size: int
+) -> None:
+    eager = Probe(16, 1.0, 16 * bytes_each)
+    assert size_of_compiled(eager, most=most, room=200.0) == size
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("lean", [False, True])
@@ -486,7 +541,7 @@ def test_the_real_compiler_measures_and_trains_with_the_same_gradients(lean: boo
         with engine.tuning:
             until_settled(engine)
         names = [event["event"] for event in engine.events]
-        assert names == ["compiling", "compiled"] * 2
+        assert names == ["compiling", "compiled"]
         assert engine.choices.compile
         reference = engine_of(run)
         reference.model.load_state_dict(engine.model.state_dict())
@@ -769,8 +824,17 @@ def needs_cuda(test: Callable[..., None]) -> Callable[..., None]:
     return marked
 
 
+@pytest.fixture
+def compiler() -> Iterator[None]:
+    """Ends the processes that the compiler keeps for later."""
+    yield
+    from torch._inductor.async_compile import shutdown_compile_workers  # slow to import
+
+    shutdown_compile_workers()
+
+
 @needs_cuda
-def test_a_compiled_engine_measures_trains_and_reads_nothing_on_cuda() -> None:
+def test_a_compiled_engine_measures_trains_and_reads_nothing_on_cuda(compiler: None) -> None:
     device = torch.device("cuda")
     facts = facts_of(device)
     model = build_model(RUN).to(device)
@@ -783,8 +847,8 @@ def test_a_compiled_engine_measures_trains_and_reads_nothing_on_cuda() -> None:
             assert time.monotonic() < deadline
             engine.gradients(batch_of().to(device))
             assert engine.apply()
-    assert kept[0].step_bytes > 0
     assert engine.choices.compile == facts.compiles, list(engine.events)
+    assert kept[0].step_bytes > 0
     torch.cuda.set_sync_debug_mode("error")
     try:
         losses = []
