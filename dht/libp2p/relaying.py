@@ -41,6 +41,9 @@ TCP_WINDOW_CLAMP = 10
 NO_BULK = "this peer does not relay bulk data"
 """Refusal of a peer whose owner does not let it relay."""
 
+MEMBERS_ONLY = "it relays for members of one run alone"
+"""Beginning of the refusal of a relay that does not know both ends as such."""
+
 T = TypeVar("T")
 Pair = tuple[PeerId, PeerId]
 
@@ -53,7 +56,7 @@ Meter = Callable[[int], Awaitable[None]]
 
 async def nobody(peer: PeerId, other: PeerId) -> str | None:
     """The judge of a relay that was given none."""
-    return "this peer does not know them as members of one run"
+    return f"{MEMBERS_ONLY}, and knows no run"
 
 
 async def _unmetered(count: int) -> None: ...

@@ -29,6 +29,7 @@ from dht.identity import PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane_settings import parse_lane
+from dht.libp2p.relaying import MEMBERS_ONLY
 from dht.membership.orders import words
 from dht.membership.table import Member
 from dht.presence.events import Events, PresenceEvent
@@ -295,7 +296,7 @@ class OnlinePeer:
         """Reason why nothing is relayed between two peers; ``None`` for members of the run."""
         for end in (peer, other):
             if self.presence.table.get(end) is None:
-                return f"{end} is no member of this run"
+                return f"{MEMBERS_ONLY}, and {end} is none"
             if (reason := await self.presence.door.refusal(end)) is not None:
                 return reason
         return None

@@ -18,6 +18,7 @@ from dht.host import Host
 from dht.identity import Identity, PeerId, RunId
 from dht.libp2p.lane_connection import Path
 from dht.libp2p.observers import RouterView
+from dht.libp2p.relaying import MEMBERS_ONLY
 from dht.membership.reachability import in_words
 from dht.membership.table import Member
 from dht.presence.presence import Presence
@@ -263,17 +264,27 @@ async def check_meetings(presence: Presence, live: Sequence[Member], try_lane: T
 
 
 def describe_meetings(paths: Sequence[tuple[str, Path | str]]) -> Finding:
-    """Say to how many peers a direct connection opened. ``paths``: names, each with the path or
-    the reason why there is none."""
-    relayed = sum(path is Path.RELAYED for _, path in paths)
+    """Say to how many peers a direct connection opened.
+
+    ``paths``: names, each with the path or the reason why there is none. A relay serves members of
+    the run, so it refuses a machine that only examines it.
+    """
+    opened = relayed = later = 0
     failed: dict[str, list[str]] = {}
     for name, path in paths:
-        if isinstance(path, str):
+        if path is Path.RELAYED:
+            relayed += 1
+        elif isinstance(path, Path):
+            opened += 1
+        elif MEMBERS_ONLY in path:
+            later += 1
+        else:
             failed.setdefault(path, []).append(name)
-    opened = len(paths) - sum(map(len, failed.values())) - relayed
     text = f"direct connections open to {opened} of {len(paths)} peers behind routers"
     if relayed:
         text += f", and to {relayed} through a relay, which is slower"
+    if later:
+        text += f", and {later} can be met through a relay, which is slower, by a member of the run"
     if not failed:
         return Finding("meeting", "ok", text)
     return Finding(

@@ -32,7 +32,7 @@ from dht.identity import Identity, PeerId
 from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.lane_settings import LaneSettings
-from dht.libp2p.relaying import Relay
+from dht.libp2p.relaying import MEMBERS_ONLY, Relay
 from dht.presence.events import Events, PresenceEvent
 from dht.presence.presence import Presence
 from dht.presence.settings import PresenceSettings, Profile
@@ -413,7 +413,7 @@ async def _judge_members(presence: Presence, peer: PeerId, other: PeerId) -> str
         live = {member.peer for member in table.live(now)}
         if {peer, other} <= live:
             return None
-    return "this bootstrap peer does not know both as live members of one run"
+    return f"{MEMBERS_ONLY}, and does not know both as such"
 
 
 async def serve(

@@ -18,7 +18,9 @@ from multiaddr import Multiaddr
 from averaging.live import compiling
 from dht.identity import PeerId, RunId
 from dht.libp2p.lane_connection import Path as LanePath
+from dht.libp2p.meetings import APART
 from dht.libp2p.observers import RouterView
+from dht.libp2p.relaying import MEMBERS_ONLY
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
 from dht.presence.events import Events, PresenceEvent
@@ -322,6 +324,16 @@ def test_peers_that_cannot_be_met_for_one_reason_are_told_together() -> None:
     assert describe_meetings(paths).text == (
         "direct connections open to 1 of 4 peers behind routers; "
         "not to anna, clara: both are behind routers; not to dora: gone"
+    )
+
+
+def test_a_peer_that_a_relay_would_pass_to_a_member_is_told_as_one_that_can_be_met() -> None:
+    refused = f"{APART}; no relay: QmRelay refused: {MEMBERS_ONLY}, and QmDoctor is none"
+    found = describe_meetings([("anna", refused), ("boris", LanePath.DIRECT)])
+    assert found.state == "ok"
+    assert found.text == (
+        "direct connections open to 1 of 2 peers behind routers, and 1 can be met through a relay, "
+        "which is slower, by a member of the run"
     )
 
 

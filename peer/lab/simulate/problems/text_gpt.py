@@ -43,6 +43,7 @@ from peer.run_file.sections import (
 )
 from peer.trainer.choices import Precision
 from peer.trainer.engine import autocast
+from peer.trainer.loop import choose_device
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class TextGpt:
     cache: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "shoal-simulate")
 
     def __post_init__(self) -> None:
+        choose_device(self.device)  # raises ValueError where it is missing
         torch.set_num_threads(1)  # a fixed order of additions, and no slower for a small model
 
     @property

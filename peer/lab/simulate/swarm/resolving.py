@@ -36,7 +36,10 @@ def problem_of(experiment: Experiment) -> Problem:
                 f"problem.{setting} is {value!r}; {choice.name} has no choice of it, text_gpt has"
             )
         changes[setting] = value
-    changed: Problem = replace(problem, **changes) if changes else problem  # type: ignore[type-var]
+    try:
+        changed: Problem = replace(problem, **changes)  # type: ignore[type-var]
+    except ValueError as error:
+        raise BadExperiment(f"problem: {error}") from error
     return changed
 
 

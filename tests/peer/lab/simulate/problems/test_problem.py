@@ -157,6 +157,13 @@ def test_a_problem_has_the_size_that_its_experiment_sets() -> None:
     assert (256, 32) in {spec.shape for spec in problem.specs}
 
 
+def test_a_device_that_is_missing_is_named() -> None:
+    pytest.importorskip("torch")
+    settings = {"problem.name": "text_gpt", "problem.device": "cuda:7"}
+    with pytest.raises(BadExperiment, match="problem: device 'cuda:7' cannot be used here: "):
+        problem_of(Experiment().with_settings(settings))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
