@@ -174,7 +174,7 @@ def test_a_learner_on_cuda_learns_as_one_on_the_cpu(optimizer: str) -> None:
         chosen = Experiment().with_settings({**settings, "problem.device": device})
         problem = problem_of(chosen)
         learner = problem.learner(range(2), seed=0)
-        learner.values += 0.01  # between two steps, as a swarm does
+        np.add(learner.values, 0.01, out=learner.values)  # between two steps, as a swarm does
         learner.train(30)
         losses.append(problem.evaluate(learner.values))
     assert losses[0] < 4.5
