@@ -156,6 +156,13 @@ def bench_training(
     ] = None,
     time: Annotated[str, Option(help="Measured time of each turn of a loop.")] = "20s",
     turns: Annotated[int, Option(help="Turns of each loop.", min=1)] = 5,
+    loops: Annotated[
+        str,
+        Option(
+            help="Loops to measure, separated by commas: alone, by_hand, and shoal, which needs "
+            "memory for a second model."
+        ),
+    ] = "alone,by_hand,shoal",
     check: Check = False,
     as_json: Json = False,
 ) -> int:
@@ -197,6 +204,7 @@ def bench_training(
             threads=threads or (spare if is_cpu else None),
             seconds=seconds(time),
             turns=turns,
+            loops=tuple(name for name in loops.split(",") if name),
         )
     with as_interrupts():
         found = run_training_bench(bench, tell=_tell)

@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,13 @@ class TrainingBench:
     seconds: float = 20.0
     """Measured time of each turn."""
     turns: int = 5
+    loops: tuple[str, ...] = LOOPS
+    """Loops to measure. Without ``shoal`` there is nobody to merge with, and no bar."""
 
     def __post_init__(self) -> None:
+        if not self.loops or (unknown := sorted(set(self.loops) - set(LOOPS))):
+            named = f"loop is {unknown[0]!r}" if self.loops else "no loop is given"
+            raise ValueError(f"{named}; there are {', '.join(LOOPS)}")
         if self.turns < 1:
             raise ValueError(f"turns is {self.turns}; it must be at least 1")
         if not self.seconds > 0:
@@ -130,23 +135,28 @@ def run_training_bench(
             seconds=bench.seconds,
             folder=folder,
         )
-        tell("alone: warming up")
-        first = _measured("alone", setup)
-        with _partner(setup, pace_s=first["step_s"]) as seed:
+        with ExitStack() as opened:
+            seeds: tuple[str, ...] = ()
+            if "shoal" in bench.loops:
+                tell("alone: warming up")
+                pace_s = _measured("alone", setup)["step_s"]
+                seeds = (opened.enter_context(_partner(setup, pace_s=pace_s)),)
             for number in range(bench.turns):
                 done: dict[str, dict[str, Any]] = {}
-                for loop in _order(number):
-                    seeds = (seed,) if loop == "shoal" else ()
-                    done[loop] = _measured(loop, replace(setup, seeds=seeds))
+                for loop in _order(bench.loops, number):
+                    of_loop = replace(setup, seeds=seeds if loop == "shoal" else ())
+                    done[loop] = _measured(loop, of_loop)
                     tell(f"turn {number + 1} of {bench.turns}: {_speed_text(done[loop])}")
                 turns.append(done)
-    rows = [_row(loop, [turn[loop] for turn in turns]) for loop in LOOPS]
+    rows = {loop: _row(loop, [turn[loop] for turn in turns]) for loop in bench.loops}
+    any_turn = turns[0][bench.loops[0]]
+    device, shoal = any_turn["device"], rows.get("shoal")
     return {
-        "device": first["device"],
-        "parameters": first["parameters"],
-        "rows": rows,
-        "bars": [_bar(other, turns) for other in BARS],
-        "device_bars": _device_bars(first["device"], bench.size, rows),
+        "device": device,
+        "parameters": any_turn["parameters"],
+        "rows": [*rows.values()],
+        "bars": [_bar(other, turns) for other in BARS if shoal and other in rows],
+        "device_bars": _device_bars(device, bench.size, shoal) if shoal else [],
     }
 
 
@@ -156,10 +166,10 @@ def _speed_text(turn: Mapping[str, Any]) -> str:
     return f"{turn['loop']} {speed:.0f} tokens/s, {work:.0f} per second of its processor time"
 
 
-def _order(turn: int) -> Sequence[str]:
+def _order(loops: Sequence[str], turn: int) -> Sequence[str]:
     """Each loop is first, second and last equally often."""
-    shift = turn % len(LOOPS)
-    return (*LOOPS[shift:], *LOOPS[:shift])
+    shift = turn % len(loops)
+    return (*loops[shift:], *loops[:shift])
 
 
 def _row(loop: str, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -202,11 +212,8 @@ def _bar(other: str, turns: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[s
     }
 
 
-def _device_bars(
-    device: str, size: str | None, rows: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def _device_bars(device: str, size: str | None, shoal: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The bars for this device and size, with the figures of the loop with shoal."""
-    shoal = next(row for row in rows if row["loop"] == "shoal")
     return [
         {"figure": figure, "found": shoal[figure], "bar": bar, "met": shoal[figure] >= bar}
         for (name, of_size), (figure, bar) in DEVICE_BARS.items()
@@ -279,9 +286,10 @@ def table(found: Mapping[str, Any]) -> str:
     for bar in found["device_bars"]:
         verdict = "kept" if bar["met"] else "missed"
         lines.append(f"{bar['figure']} {bar['found']:.5g}; at least {bar['bar']:g}: {verdict}")
-    shoal = next(row for row in found["rows"] if row["loop"] == "shoal")
-    lines.append(
-        f"{shoal['rounds']} rounds meanwhile; safe points took {shoal['blocked_share']:.2%} "
-        f"of the time and {shoal['blocked_share_of_cpu_time']:.2%} of its processor time"
-    )
+    for row in found["rows"]:
+        if row["loop"] == "shoal":
+            lines.append(
+                f"{row['rounds']} rounds meanwhile; safe points took {row['blocked_share']:.2%} "
+                f"of the time and {row['blocked_share_of_cpu_time']:.2%} of its processor time"
+            )
     return "\n".join(lines)

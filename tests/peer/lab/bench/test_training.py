@@ -103,6 +103,20 @@ def test_ratios_compare_turns_that_followed_each_other(
     assert all({each[place] for each in rounds} == set(LOOPS) for place in range(3))
 
 
+def test_only_the_loops_that_are_asked_for_take_turns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["bench", "training", "--turns", "2", "--device", "cpu", "--check"]
+    begun = fake({"alone": [50.0, 50.0], "by_hand": [100.0]}, monkeypatch)
+    assert cli.run([*command, "--loops", "by_hand,alone"]) == 0
+    assert begun == ["by_hand", "alone", "alone", "by_hand"]
+    text = capsys.readouterr().out
+    assert "alone" in text and "shoal" not in text
+    for loops, told in (("alone,both", "loop is 'both'; there are"), ("", "no loop is given")):
+        assert cli.run([*command, "--loops", loops]) == 2
+        assert told in capsys.readouterr().err
+
+
 def test_missed_bars_are_a_failure_only_if_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
