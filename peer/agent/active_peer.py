@@ -19,8 +19,8 @@ from averaging.live.loss_gate import JumpGate
 from averaging.live.settings import Participant, RunTerms, Surroundings
 from averaging.live.spot_checking import Judge
 from averaging.rules.orders import OrderBook
-from dht.dialling_host import DiallingHost
 from dht.errors import DhtError
+from dht.forwarding_host import DiallingHost
 from dht.identity import PeerId
 from dht.throttled_host import ThrottledHost
 from peer.agent.account import global_tokens

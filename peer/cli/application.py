@@ -80,7 +80,7 @@ def report_if_slow(doing: str, *, after_s: float = 5.0) -> Iterator[None]:
 
 
 def complain(text: str) -> None:
-    from peer.events.printable import printable  # an error may quote what a stranger said
+    from peer.events.names import printable  # an error may quote what a stranger said
 
     print("shoal: " + printable(" ".join(text.split())), file=sys.stderr)
 

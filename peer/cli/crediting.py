@@ -60,7 +60,7 @@ def credit(
 
     Example: shoal credit --name 'Ada of the Alps' --also-mine 12D3KooW...
     """
-    from peer.events.printable import printable
+    from peer.events.names import printable
 
     rows: dict[str, list[Contributor]] = {}
     if where is not None and ("://" in where or Path(where).is_file()):

@@ -90,7 +90,7 @@ def _show_own_peers(*, watch: bool, as_json: bool) -> int:
     """Print what the peers of this machine do, from the files that they keep. No network."""
     import time
 
-    from peer.events.printable import printable
+    from peer.events.names import printable
     from peer.storage.last_seen import date_text
 
     while True:
@@ -162,7 +162,7 @@ def show_peers(as_json: Json = False) -> None:
 
     Example: shoal ps
     """
-    from peer.events.printable import printable
+    from peer.events.names import printable
 
     rows = _own_peers()
     if as_json:
@@ -399,7 +399,7 @@ def explain(
 
     from peer.events import explain as stories
     from peer.events import logs as event_logs
-    from peer.events.printable import printable
+    from peer.events.names import printable
     from peer.views.event_log import read_events
 
     read = []

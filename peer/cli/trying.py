@@ -310,8 +310,7 @@ def bench_regions(
     from peer.joining.link import find_run
     from peer.lab.network.topology import cannot_build
     from peer.lab.regions import extrapolation
-    from peer.lab.regions.figures import record, table
-    from peer.lab.regions.plot import plot_png
+    from peer.lab.regions.figures import plot_png, record, table
     from peer.lab.regions.trial import Trial, conduct
     from peer.lab.results.plots import new_figure
     from peer.signals import as_interrupts

@@ -34,10 +34,9 @@ from dataclasses import dataclass, field
 from dht.identity import Identity, PeerId, RunId, verify
 from peer.credit import reports as days
 from peer.credit import statements as words
-from peer.credit.proof import Believes, ProvenMap
+from peer.credit.proof import Believes, ProvenMap, Totals
 from peer.credit.reports import CLOCK_DAYS, DAYS_MAX, Report
 from peer.credit.statements import Statement, Verify
-from peer.credit.totals import Totals
 
 
 @dataclass(frozen=True, slots=True)

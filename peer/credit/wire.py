@@ -19,11 +19,10 @@ from averaging.history.parent_maps import decode_maps, encode_maps
 from averaging.messages import ROSTER_MAX, Count, Index, Link, Peer, Signature, Signatures
 from dht.identity import PeerId, RunId
 from peer.answers import decoded
-from peer.credit.proof import ProvenMap
+from peer.credit.proof import ProvenMap, Totals
 from peer.credit.reports import DAYS_MAX, KEPT_PER_DAY, Report
 from peer.credit.statements import Statement
 from peer.credit.tally import Part, Tally
-from peer.credit.totals import Totals
 
 T = TypeVar("T")
 

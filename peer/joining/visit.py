@@ -49,7 +49,7 @@ from peer.credit.tally import Part, Tally
 from peer.credit.wire import PROTOCOL as CREDIT_PROTOCOL
 from peer.description import read_layout
 from peer.errors import NobodyMet
-from peer.events.printable import printable
+from peer.events.names import printable
 from peer.joining.fetch import SeedFailures, check_seeds_run, observer
 from peer.joining.link import Link
 from peer.quantities import bytes_text, count_text, duration_text, fates_text, peers_text, plural

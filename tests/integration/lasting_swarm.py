@@ -33,7 +33,7 @@ from averaging.rules.due import DuePolicy
 from averaging.rules.peer_view import SILENCE_MAX_S, PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
-from dht.dialling_host import DiallingHost
+from dht.forwarding_host import DiallingHost
 from dht.guarded_host import GuardedHost
 from dht.identity import Identity, PeerId
 from dht.membership.table import MembershipSettings

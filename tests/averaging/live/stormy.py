@@ -41,7 +41,7 @@ from averaging.round.phase import Phase
 from averaging.round.taking_over import Life
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
-from dht.dialling_host import DiallingHost
+from dht.forwarding_host import DiallingHost
 from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.network import Weather
