@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from averaging.errors import BulkRefused
 from averaging.live.bulk import HEADER_MAX_BYTES, Bulk, TransportSettings
 from averaging.live.fair_shares import Places
+from averaging.live.questions import RELAYED
 from averaging.live.uplink import Uplink
 from averaging.rules.line_speed import paired
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
@@ -424,7 +425,7 @@ class Transport:
         stream = await self._open(peer, self._bulk_protocol, bulk=True)
         if stream.relayed:
             stream.abort()
-            raise BulkRefused(peer, "the connection is relayed, and relays carry no bulk")
+            raise BulkRefused(peer, RELAYED)
         self.counters["bulk_opened"] += 1
         bulk = self._over(stream)
         try:
@@ -453,7 +454,7 @@ class Transport:
         try:
             if stream.relayed:
                 self.counters["bulk_refused"] += 1
-                await bulk.refuse("the connection is relayed, and relays carry no bulk")
+                await bulk.refuse(RELAYED)
                 return
             header = await stream.receive(timeout_s=self.settings.stall_max_s)
             if header is None or len(header) > HEADER_MAX_BYTES:

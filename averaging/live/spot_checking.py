@@ -25,9 +25,10 @@ import blake3
 from averaging.audit.claims import Claim, authors, digest_of_pieces, hash_of, is_signed
 from averaging.audit.readings import Reading
 from averaging.audit.spot_checks import REFUSED, SpotChecks, expected
-from averaging.live.auditing import WORLD, Around, Auditing, NotHere
+from averaging.live.auditing import Around, Auditing
 from averaging.live.evidence import Uploads
 from averaging.live.parts import Parts
+from averaging.live.questions import WORLD, NotHere
 from averaging.messages import Suspected
 from averaging.numbers.arithmetic import Moved
 from averaging.numbers.arrays import Float32s
