@@ -29,9 +29,8 @@ from peer.agent.online_peer import OnlinePeer
 from peer.agent.policies import averager_settings, round_policy
 from peer.agent.saver import Saver
 from peer.events import sentences
-from peer.rules.ending import Ending, LastRounds, who_differs
+from peer.rules.ending import Ending, LastOffers, LastRounds, who_differs
 from peer.rules.foundings import Founding, founding_of
-from peer.rules.leaving import LastOffers
 from peer.rules.ledger import APART, ROLLED_BACK
 from peer.status import Status
 from peer.storage.outer_state import founding_name

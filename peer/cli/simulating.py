@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 from typer import Argument, Option
 
-from peer.cli.options import Json
+from peer.cli.application import Json
 from peer.cli.showing import (
     bits_per_second,
     milliseconds,

@@ -16,9 +16,8 @@ import typer
 from typer import Argument, Option
 
 from dht.identity import RunId
-from peer.cli.application import complain, report_if_slow, start_logging
+from peer.cli.application import Json, JsonLines, complain, report_if_slow, start_logging
 from peer.cli.finding import link_of
-from peer.cli.options import Json, JsonLines
 from peer.quantities import count_text, duration_text, plural
 from peer.storage.home import data_home
 

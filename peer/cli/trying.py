@@ -15,9 +15,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import complain, start_logging
+from peer.cli.application import Json, JsonAtTheEnd, Plain, complain, start_logging
 from peer.cli.finding import no_peers
-from peer.cli.options import Json, JsonAtTheEnd, Plain
 from peer.cli.showing import count, seconds, usage_errors
 
 commands = typer.Typer()
