@@ -148,9 +148,7 @@ _shown = msgspec.msgpack.Decoder(_Shown)
 
 def read_shown(frame: bytes | memoryview) -> tuple[Claim, bytes]:
     """Decode the claim and the digests ahead of a piece. Raises ``BadMessage``."""
-    if len(frame) > HEAD_MAX_BYTES:
-        raise BadMessage(f"the digests of an upload take {len(frame)} bytes")
-    shown = unpacked(frame, _shown, "the digests of an upload")
+    shown = unpacked(frame, _shown, "the digests of an upload", max_bytes=HEAD_MAX_BYTES)
     return shown.claim, shown.leaves
 
 

@@ -62,9 +62,7 @@ async def answer_requests(
 
 def read_request(frame: bytes, requests: msgspec.msgpack.Decoder[Request]) -> Request:
     """Decode a request. Raises ``BadMessage``, whatever the bytes are."""
-    if len(frame) > REQUEST_MAX_BYTES:
-        raise BadMessage(f"a request of {len(frame)} bytes")
-    return unpacked(frame, requests, "a request")
+    return unpacked(frame, requests, "a request", max_bytes=REQUEST_MAX_BYTES)
 
 
 def in_frames(data: memoryview) -> Iterator[memoryview]:

@@ -11,9 +11,9 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
+from dht.decoding import decoded
 from dht.host import Host
 from dht.identity import PeerId, RunId
-from peer.answers import decoded
 from peer.data.files import hosts_of
 from peer.run_file.sections import FilesData, HfData, RunFile
 
@@ -127,7 +127,7 @@ def encode(page: RunPage) -> bytes:
 
 def decode(data: bytes, run: RunId) -> RunPage:
     """Decode a page of any peer. Raises ``ValueError``."""
-    page = decoded(data, _decoder, "the page of a run", max_bytes=PAGE_MAX_BYTES)
+    page = decoded(data, _decoder.decode, "the page of a run", max_bytes=PAGE_MAX_BYTES)
     if page.run != run:
         raise ValueError(f"the page of run {page.run[:16]}, not {run[:16]}")
     return page
