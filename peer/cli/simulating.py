@@ -48,9 +48,6 @@ Settings = Annotated[
 @simulations.command("goodput")
 def simulate_goodput(
     seeds: Annotated[int, Option(help="Number of simulations of each cell.", min=1)] = 3,
-    parameters: Annotated[
-        Path | None, Option(help="Parameter file to use instead of the calibrated one.")
-    ] = None,
     learners: Annotated[
         int | None, Option(help="Simulate your own swarm: number of machines.")
     ] = None,
@@ -84,7 +81,7 @@ def simulate_goodput(
                     f"some learner trains {row.uptime:6.2f}%"
                 )
         return
-    model = goodput.ClusterModel.load(parameters)
+    model = goodput.ClusterModel()
     numbers = tuple(range(seeds))
     with progress("simulating", quiet=as_json) as advance:
         if calibrate:

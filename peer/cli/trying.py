@@ -29,7 +29,6 @@ Check = Annotated[bool, Option("--check", help="Exit with status 1 if a bar is m
 def demo(
     peers: Annotated[int, Option(help="Number of learners.", min=2, max=16)] = 4,
     steps: Annotated[int, Option(help="Mean number of steps of a learner.", min=48)] = 240,
-    kill: Annotated[bool, Option(help="Kill one learner on the way.")] = True,
     directory: Annotated[
         Path | None, Option(help="Folder for logs and plots; by default a new one in /tmp.")
     ] = None,
@@ -50,7 +49,7 @@ def demo(
     start_logging(logging.WARNING)
     new_figure()  # a missing matplotlib is reported now, not after three minutes
     where = _folder(directory, "demo")
-    settings = DemoSettings(peers=peers, steps=steps, kill=kill, directory=where)
+    settings = DemoSettings(peers=peers, steps=steps, directory=where)
     with as_interrupts(), Demo(settings) as swarm:
         if plain or as_json or not sys.stdout.isatty():
             printed = 0

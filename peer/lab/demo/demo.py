@@ -90,7 +90,6 @@ class DemoSettings:
     """Mean number of steps of a learner."""
     pace_s: float = 0.25
     """Least time per step of the fastest learner."""
-    kill: bool = True
     directory: Path
     """Folder for all files of the demo."""
 
@@ -259,8 +258,6 @@ class Demo:
 
     def _kill_and_restart(self) -> None:
         """Kill one learner after a third of the tokens, and start it again after ``DOWN_S``."""
-        if not self.settings.kill:
-            return
         victim = self.learners[-1]
         merged = max(learner.progress.get("global_tokens", 0) for learner in self.learners)
         if not self.kills and merged >= self.settings.tokens / 3 and victim.ready_lives:

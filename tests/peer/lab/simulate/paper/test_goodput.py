@@ -1,7 +1,6 @@
 """Differences from the reported goodput table, and the arithmetic of a user's own swarm."""
 
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ from peer.lab.simulate.paper.goodput import (
 
 @pytest.fixture(scope="module")
 def cells():  # type: ignore[no-untyped-def]
-    return table(ClusterModel.load(), seeds=(0, 1, 2))
+    return table(ClusterModel(), seeds=(0, 1, 2))
 
 
 def test_each_decoupled_cell_is_predicted_within_five_points_and_two_rms(cells) -> None:  # type: ignore[no-untyped-def]
@@ -46,7 +45,7 @@ NEAR_THE_SHIPPED_PAUSES = tuple(product((16.0, 18.0), (10.0, 15.0), (120.0, 180.
 def test_the_shipped_pauses_are_those_the_calibration_finds(
     grid: tuple[tuple[float, float, float], ...],
 ) -> None:
-    shipped = ClusterModel.load()
+    shipped = ClusterModel()
     found = calibrate(shipped, seeds=(0, 1, 2), grid=grid)
     assert (found.elastic_stop_s, found.elastic_return_s, found.elastic_return_every_s) == (
         shipped.elastic_stop_s,
@@ -65,11 +64,6 @@ def test_a_swarm_loses_only_the_machine_that_failed() -> None:
 def test_more_learners_in_one_rigid_job_fail_more_often() -> None:
     few, many = (swarm(learners=n, mtbf_s=3600, rejoin_s=60, seed=0)[0] for n in (2, 32))
     assert many.goodput < few.goodput
-
-
-def test_a_parameter_file_without_a_section_says_which() -> None:
-    with pytest.raises(ValueError, match="away"):
-        ClusterModel.load(Path(__file__).with_name("broken_goodput.toml"))
 
 
 def test_invalid_numbers_are_refused_by_name() -> None:
