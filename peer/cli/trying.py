@@ -290,9 +290,6 @@ def bench_regions(
         Path | None,
         Option(metavar="LARGE.toml", help="Also say what this run needs of such lines."),
     ] = None,
-    plot: Annotated[
-        Path | None, Option(metavar="FILE.png", help="Also draw the figures of all lines.")
-    ] = None,
     directory: LogFolder = None,
     as_json: Json = False,
 ) -> None:
@@ -308,9 +305,8 @@ def bench_regions(
     from peer.joining.link import find_run
     from peer.lab.network.topology import cannot_build
     from peer.lab.regions import extrapolation
-    from peer.lab.regions.figures import plot_png, record, table
+    from peer.lab.regions.figures import record, table
     from peer.lab.regions.trial import Trial, conduct
-    from peer.lab.results.plots import new_figure
     from peer.signals import as_interrupts
 
     start_logging(logging.WARNING)
@@ -335,8 +331,6 @@ def bench_regions(
             for steps in cycles
             for rate in mbit.split(",")
         ]
-    if plot is not None:
-        new_figure()  # a missing matplotlib is reported now, not after the trials
     if (reason := cannot_build()) is not None:
         complain(f"regions cannot be made here: {reason}")
         raise typer.Exit(1)
@@ -346,8 +340,6 @@ def bench_regions(
             title = f"{trial.mbit:g} Mbit/s, H = {trial.run.outer.steps_per_cycle}:"
             rows.append(conduct(trial, tell=partial(_tell, title)))
     beyond = None if large is None else extrapolation.extrapolate(large, regions, rows)
-    if plot is not None:
-        plot.write_bytes(plot_png(rows))
     if as_json:
         found = {"rows": [record(each) for each in rows]}
         print(json.dumps(found if beyond is None else {**found, "extrapolation": asdict(beyond)}))

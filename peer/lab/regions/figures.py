@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from peer.lab.results.plots import as_png, new_figure, plain_ticks
 from peer.lab.simulate.paper.bandwidth import Setting, gbit_s
 
 
@@ -168,25 +167,3 @@ def _failure_text(row: Row, failure: Failure) -> str:
         f"{row.mbit:g} Mbit/s, H = {row.cycle}: one region killed for {failure.away_s:.0f} s: the "
         f"others merged {failure.rounds_per_minute:.1f} rounds a minute; it {returned}"
     )
-
-
-def plot_png(rows: Sequence[Row]) -> bytes:
-    """One curve for each length of the cycle. Raises ``ExtraMissing`` without matplotlib."""
-    figure = new_figure(height=3.5)
-    computing, used = figure.subplots(1, 2)
-    lines = sorted({row.mbit for row in rows})
-    for axes, title in ((computing, "time computing, %"), (used, "line used, %")):
-        axes.set_xscale("log")
-        axes.set_xlabel("line, Mbit/s")
-        axes.set_title(title)
-        axes.set_ylim(0, 105)
-        axes.grid(alpha=0.3)
-        plain_ticks(axes.xaxis, lines)
-    for cycle in sorted({row.cycle for row in rows}):
-        of_cycle = sorted((row for row in rows if row.cycle == cycle), key=lambda row: row.mbit)
-        shared = [row.mbit for row in of_cycle]
-        label = f"H = {cycle}"
-        computing.plot(shared, [100 * row.computing for row in of_cycle], "o-", label=label)
-        used.plot(shared, [100 * row.line_used for row in of_cycle], "o-", label=label)
-    used.legend(frameon=False)
-    return as_png(figure)
