@@ -289,7 +289,6 @@ class Auditing:
         try:
             await answer_requests(stream, REQUESTS, partial(self._answer, stream))
         except BadMessage as error:
-            self.counters["audit_requests_refused"] += 1
             await refuse(stream, str(error), timeout_s=REFUSE_WITHIN_S)
         except (StreamBroken, HostClosed):
             self.counters["audits_broken"] += 1
@@ -364,7 +363,6 @@ class Auditing:
         pieces = {index: len(parts.cutting.audited(index)) for index in others}
         for index, piece in selection.drawn(ticket, pieces, chance=chance):
             if self._waiting >= WAITING_MAX:
-                self.counters["audits_skipped"] += 1
                 return
             self._waiting += 1
             self._around.spawn(self._audit(parts, index, piece), f"audit {parts.round.hex()[:8]}")
@@ -374,7 +372,6 @@ class Auditing:
         try:
             async with self._turn:
                 if self._around.now() - drawn_at > WAITING_S:
-                    self.counters["audits_skipped"] += 1
                     return
                 await self._audit_merge(parts, index, piece)
                 for delegate in parts.delegates():
@@ -403,7 +400,6 @@ class Auditing:
         try:
             said, leaves, data = await self.upload_of(peer, parts, index, piece, alone=False)
         except (NotHere, *WORLD):
-            self.counters["audits_without_answer"] += 1
             return
         subject = parts.evidence.subject(index, merged=False)
         if not said.sources or not is_signed(subject, parts.commit, said, verify):
@@ -449,7 +445,6 @@ class Auditing:
             self.strike(peer, str(error), parts)
             return
         except WORLD:
-            self.counters["audits_without_answer"] += 1
             return
         await self._try(inquiry, parts.cutting)
 

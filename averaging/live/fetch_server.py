@@ -243,7 +243,6 @@ class FetchServer:
             self.counters["requests_refused"] += 1
             await refuse(stream, str(error), timeout_s=REFUSE_WITHIN_S)
         except (StreamBroken, HostClosed) as error:
-            self.counters["fetches_broken"] += 1
             logger.debug("fetch_broken peer=%s reason=%s", peer, error)
         finally:
             for frozen in reader.reading:
@@ -372,7 +371,6 @@ class FetchServer:
             for part in in_frames(memoryview(payload).cast("B")):
                 async with self._turn(reader.place.peer, len(part)):
                     await reader.tell(part)
-            self.counters["entries_served"] += 1
         await reader.tell()
 
     def _turn(self, peer: PeerId, size: int) -> AbstractAsyncContextManager[None]:

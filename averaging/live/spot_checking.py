@@ -241,7 +241,6 @@ class SpotChecking:
         if passed:
             self._around.event("spot_check_passed", fragment=fragment, **told)
         else:
-            self.counters["spot_checks_failed"] += 1
             strikes = self._checks.strikes_of(author, now)
             self._around.event("spot_check_failed", fragment=fragment, **told, strikes=strikes)
             self._name(author, now)
