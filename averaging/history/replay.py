@@ -185,8 +185,6 @@ class ReplayLog:
     """The last rounds of one fragment that lead to its peer's state, limited in bytes."""
 
     def __init__(self, *, bytes_max: int, version: int, lineage: Lineage) -> None:
-        if bytes_max < 0:
-            raise ValueError(f"bytes_max is {bytes_max}; a log holds 0 bytes or more")
         self.bytes_max = bytes_max
         self.size_bytes = 0
         self._entries: deque[ReplayEntry] = deque()
