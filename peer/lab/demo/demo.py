@@ -93,12 +93,6 @@ class DemoSettings:
     directory: Path
     """Folder for all files of the demo."""
 
-    def __post_init__(self) -> None:
-        if not 2 <= self.peers <= 16:
-            raise ValueError(f"peers is {self.peers}; the demo runs 2 to 16 on one machine")
-        if self.steps < 48:
-            raise ValueError(f"steps is {self.steps}; the minimum is two cycles, 48 steps")
-
     @property
     def tokens(self) -> int:
         return self.peers * self.steps * STEP_TOKENS
