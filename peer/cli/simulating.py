@@ -53,9 +53,6 @@ def simulate_goodput(
     ] = None,
     mtbf: Annotated[str, Option(help="Your swarm: mean time between failures.")] = "9h",
     rejoin: Annotated[str, Option(help="Your swarm: time that a failed machine is away.")] = "4m",
-    calibrate: Annotated[
-        bool, Option("--calibrate", help="Repeat the search for the calibrated pauses.")
-    ] = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -84,9 +81,6 @@ def simulate_goodput(
     model = goodput.ClusterModel()
     numbers = tuple(range(seeds))
     with progress("simulating", quiet=as_json) as advance:
-        if calibrate:
-            print(goodput.calibrate(model, seeds=numbers, progress=advance))
-            return
         cells = goodput.table(model, seeds=numbers, progress=advance)
     keys = ("system", "learners", "chips", "goodput", "reported", "standard_error", "uptime")
     present(

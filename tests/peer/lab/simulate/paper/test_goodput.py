@@ -1,13 +1,16 @@
 """Differences from the reported goodput table, and the arithmetic of a user's own swarm."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
 import pytest
 
+from peer.lab.simulate.paper.failures import YEAR_S
 from peer.lab.simulate.paper.goodput import (
-    ELASTIC_GRID,
+    CHIPS,
+    REPORTED,
     ClusterModel,
-    calibrate,
     rms_difference,
     swarm,
     table,
@@ -34,6 +37,48 @@ def test_at_one_point_two_million_chips_the_headline_figures_come_out(cells) -> 
     at = {(c.system, c.learners): c.goodput for c in cells if c.chips == 1_200_000}
     assert at["decoupled", 8] == pytest.approx(88, abs=2)
     assert at["rigid", 1] == pytest.approx(27, abs=2)
+
+
+ELASTIC_GRID = tuple(
+    product((10.0, 12.0, 14.0, 16.0, 18.0), (10.0, 15.0, 20.0), (60.0, 120.0, 180.0))
+)
+"""Values that ``calibrate`` tries: pause after a failure, pause to readmit, time between these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The pauses that fit the reported elastic cells and one rigid cell best."""
+
+    elastic_stop_s: float
+    elastic_return_s: float
+    elastic_return_every_s: float
+    rms_points: float
+    rigid_stop_s: float
+
+
+def calibrate(
+    model: ClusterModel,
+    *,
+    seeds: Sequence[int],
+    grid: Sequence[tuple[float, float, float]],
+) -> Calibration:
+    """Search the pauses on a grid, using the five elastic cells and the rigid one at 1.2M chips."""
+    best: tuple[float, tuple[float, float, float]] | None = None
+    for stop_s, return_s, every_s in grid:
+        trial = replace(
+            model,
+            elastic_stop_s=stop_s,
+            elastic_return_s=return_s,
+            elastic_return_every_s=every_s,
+        )
+        cells = table(trial, seeds=seeds, rows=(("elastic", 1),), failures_per_cell=3_000)
+        rms = rms_difference(cells)
+        if best is None or rms < best[0]:
+            best = (rms, (stop_s, return_s, every_s))
+    assert best is not None
+    target = REPORTED["rigid", 1][CHIPS.index(1_200_000)] / 100
+    per_s = model.failures_per_chip_year * 1_200_000 / YEAR_S
+    return Calibration(*best[1], best[0], (1 / target - 1) / per_s)
 
 
 NEAR_THE_SHIPPED_PAUSES = tuple(product((16.0, 18.0), (10.0, 15.0), (120.0, 180.0)))
