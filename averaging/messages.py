@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dht import protocol
+from dht.decoding import UNDECODABLE, decoded
 from dht.identity import PeerId
 
 MESSAGE_MAX_BYTES = 64 << 10
@@ -661,12 +662,18 @@ def encode_commit(commit: Commit) -> bytes:
     return _encoder.encode(fields)
 
 
-def unpacked(data: bytes | memoryview, decoder: msgspec.msgpack.Decoder[_T], what: str) -> _T:
+def unpacked(
+    data: bytes | memoryview,
+    decoder: msgspec.msgpack.Decoder[_T],
+    what: str,
+    *,
+    max_bytes: int | None = None,
+) -> _T:
     """Decode bytes of another peer, whatever they are. Raises ``BadMessage``: they are not that."""
     try:
-        return decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadMessage(f"not {what}: {error}") from error
+        return decoded(data, decoder.decode, what, max_bytes=max_bytes)
+    except ValueError as error:
+        raise BadMessage(str(error)) from error
 
 
 @lru_cache(maxsize=128)
@@ -674,7 +681,7 @@ def decode_commit(data: bytes) -> Commit:
     """Decode a commit and check that it is consistent. Raises ``BadMessage``."""
     try:
         commit = _commits.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         newer = _newer_protocol(data)
         reason = str(error) if newer is None else protocol.not_spoken(newer)
         raise BadMessage(f"not a commit: {reason}") from error
@@ -776,7 +783,7 @@ def _decode(data: bytes, decoder: msgspec.msgpack.Decoder[_T], spoken: protocol.
         raise BadMessage(protocol.not_spoken(data[0], spoken))
     try:
         message = decoder.decode(memoryview(data)[1:])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise BadMessage(str(error)) from error
     if MESSAGES_SINCE.get(type(message), oldest) > data[0]:
         raise BadMessage(f"a message of protocol {data[0]} that came with a later one")
@@ -791,7 +798,7 @@ def _newer_protocol(commit: bytes) -> int | None:
 
     It has its place for ever, whatever fields follow it.
     """
-    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError):
+    with suppress(*UNDECODABLE, IndexError):
         number = _fields.decode(commit)[Commit.__struct_fields__.index("protocol")]
         if isinstance(number, int) and number > protocol.NEWEST:
             return number

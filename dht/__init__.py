@@ -5,8 +5,8 @@ with their signed records, and calls and streams to them.
 
 Start reading at ``host`` (the interface of a network host; everything above uses only that) and
 ``records`` (signed records and the rules for believing them). ``identity``, ``addresses`` and
-``errors`` hold the values used everywhere; ``throttled_host`` limits a host's rates, and
-``dialling_host`` dials a peer where its record says it is. The rooms:
+``errors`` hold the values used everywhere; ``forwarding_host`` is the base of hosts
+that change a part of another one, as ``throttled_host`` and ``guarded_host`` do. The rooms:
 
 - ``membership``: pure decisions about the members of a run, the next contacts, and reachability;
 - ``presence``: carries these decisions out over any host, with timers and calls;

@@ -1,11 +1,15 @@
-"""A host that passes everything on to another one, for hosts that change a part of it."""
+"""A host that passes everything on to another one, for hosts that change a part of it.
+
+``DiallingHost`` is the smallest of them; ``guarded_host`` and ``throttled_host`` are others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from multiaddr import Multiaddr
 
+from dht.errors import PeerUnreachable
 from dht.host import CallHandler, Connection, Directory, Host, Stream, StreamHandler
 from dht.identity import PeerId
 
@@ -59,3 +63,23 @@ class ForwardingHost:
 
     async def close(self) -> None:
         await self._host.close()
+
+
+class DiallingHost(ForwardingHost):
+    """A host that dials a peer where its record says it is, if the network has forgotten it."""
+
+    def __init__(self, host: Host, addresses: Callable[[PeerId], Sequence[Multiaddr]]) -> None:
+        """``addresses``: those at which a peer says that it can be dialled."""
+        super().__init__(host)
+        self._addresses = addresses
+
+    async def open_stream(
+        self, peer: PeerId, protocol: str, *, timeout_s: float, bulk: bool = False
+    ) -> Stream:
+        try:
+            return await self._host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
+        except PeerUnreachable:
+            if not (addresses := self._addresses(peer)):
+                raise
+            await self._host.connect(peer, addresses, timeout_s=timeout_s)
+            return await self._host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)

@@ -27,6 +27,7 @@ from typing import Annotated, Literal
 import msgspec
 from blake3 import blake3
 
+from dht.decoding import UNDECODABLE
 from dht.identity import (
     PUBLIC_KEY_BYTES,
     SIGNATURE_BYTES,
@@ -243,8 +244,7 @@ class _VersionOnly(msgspec.Struct, frozen=True, array_like=True):
 
 _body_decoder = msgspec.msgpack.Decoder(_Body)
 _version_decoder = msgspec.msgpack.Decoder(_VersionOnly)
-# RecursionError: msgspec's answer to arrays nested a thousand deep.
-_DECODE_ERRORS = (msgspec.DecodeError, msgspec.ValidationError, RecursionError, ValueError)
+_DECODE_ERRORS = (*UNDECODABLE, ValueError)
 
 
 def file_key(run: RunId) -> str:

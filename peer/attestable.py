@@ -16,9 +16,9 @@ from msgspec import Meta, Struct
 
 from averaging.history.lineage import bound
 from averaging.messages import Count, Digest, Index
+from dht.decoding import decoded
 from dht.host import Host
 from dht.identity import PeerId, RunId
-from peer.answers import decoded
 
 PROTOCOL = "/shoal/attestable/1"
 STATES_MAX = 256
@@ -55,7 +55,7 @@ def encode(states: Sequence[Kept]) -> bytes:
 
 def decode(data: bytes) -> tuple[Kept, ...]:
     """Decode an answer of any peer. Raises ``ValueError``."""
-    return decoded(data, _decoder, "a list of kept states", max_bytes=ANSWER_MAX_BYTES)
+    return decoded(data, _decoder.decode, "a list of kept states", max_bytes=ANSWER_MAX_BYTES)
 
 
 async def ask(host: Host, peer: PeerId, run: RunId, *, timeout_s: float) -> tuple[Kept, ...]:

@@ -18,9 +18,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from averaging.numbers.layout import Kind, Layout, TensorSpec
+from dht.decoding import decoded
 from dht.host import Host
 from dht.identity import PeerId, RunId
-from peer.answers import decoded
 
 PROTOCOL = "/shoal/model/1"
 REQUEST_MAX_BYTES = 256
@@ -140,7 +140,9 @@ _decoder = msgspec.msgpack.Decoder(tuple[bool, list[Described]])
 
 def read_page(answer: bytes) -> tuple[bool, list[Described]]:
     """Decode an answer of any peer. Raises ``ValueError``."""
-    knows_frozen, tensors = decoded(answer, _decoder, "a description", max_bytes=2 * PAGE_BYTES)
+    knows_frozen, tensors = decoded(
+        answer, _decoder.decode, "a description", max_bytes=2 * PAGE_BYTES
+    )
     if not all(tensor.name.isprintable() for tensor in tensors):  # they are shown on terminals
         raise ValueError("a description contains characters that cannot be printed")
     return knows_frozen, tensors
@@ -175,7 +177,7 @@ _kinds_decoder = msgspec.msgpack.Decoder(Kinds)
 
 def read_kinds(answer: bytes) -> Kinds:
     """Decode an answer of any peer. Raises ``ValueError``."""
-    return decoded(answer, _kinds_decoder, "the kinds of tensors", max_bytes=2 * PAGE_BYTES)
+    return decoded(answer, _kinds_decoder.decode, "the kinds of tensors", max_bytes=2 * PAGE_BYTES)
 
 
 async def read_layout(

@@ -12,9 +12,9 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
+from dht.decoding import decoded
 from dht.host import Host
 from dht.identity import PeerId, RunId, parse_peer_id
-from peer.answers import decoded
 
 VERSION = 1
 PROTOCOL = "/shoal/status/1"
@@ -120,7 +120,7 @@ def encode(status: Status) -> bytes:
 
 def decode(data: bytes) -> Status:
     """Decode an answer of any peer. Raises ``ValueError``."""
-    status = decoded(data, _decoder, "a status", max_bytes=STATUS_MAX_BYTES)
+    status = decoded(data, _decoder.decode, "a status", max_bytes=STATUS_MAX_BYTES)
     shown = (status.peer, status.name, status.role, status.phase, status.rest or "", status.merging)
     for text in (*shown, *status.fates, *status.limits, *status.paths, *status.banned):
         if not text.isprintable():  # it is shown on terminals

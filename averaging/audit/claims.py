@@ -21,7 +21,7 @@ import blake3
 import msgspec
 from msgspec import Meta, Struct
 
-from averaging.messages import BadMessage, Commit, Digest, Index, Indices, Signature, unpacked
+from averaging.messages import Commit, Digest, Index, Indices, Signature, unpacked
 from dht.identity import PeerId
 
 STATEMENT_MAX_BYTES = 512
@@ -147,9 +147,7 @@ def encode_statement(statement: Statement) -> bytes:
 
 def decode_statement(data: bytes) -> Statement:
     """Decode what came behind a slice. Raises ``BadMessage``, whatever the bytes are."""
-    if len(data) > STATEMENT_MAX_BYTES:
-        raise BadMessage(f"a statement of {len(data)} bytes; at most {STATEMENT_MAX_BYTES}")
-    return unpacked(data, _statements, "a statement")
+    return unpacked(data, _statements, "a statement", max_bytes=STATEMENT_MAX_BYTES)
 
 
 def encode_claims(claims: Sequence[Claim]) -> bytes:

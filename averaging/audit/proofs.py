@@ -216,11 +216,9 @@ def encode_head(head: Head) -> bytes:
 
 def decode_head(data: bytes) -> Head:
     """Decode a proof's head. Raises ``BadMessage``, whatever the bytes are."""
-    if len(data) > HEAD_MAX_BYTES:
-        raise BadMessage(f"a proof's head of {len(data)} bytes; at most {HEAD_MAX_BYTES}")
     if not data or data[0] != VERSION:
         raise BadMessage(f"proof version {data[0] if data else None}; this peer reads {VERSION}")
-    return unpacked(memoryview(data)[1:], _heads, "a proof")
+    return unpacked(memoryview(data)[1:], _heads, "a proof's head", max_bytes=HEAD_MAX_BYTES)
 
 
 def size_of_data(head: Head, court: Court) -> int:

@@ -16,7 +16,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from averaging.messages import BadMessage, Digest, unpacked
+from averaging.messages import Digest, unpacked
 
 READING_MAX_BYTES = 64 << 10
 SEQUENCES_MAX = 32
@@ -51,6 +51,4 @@ def decode_reading(data: bytes) -> Reading | None:
 
     ``None``: it cannot tell, or its data is not the run's.
     """
-    if len(data) > READING_MAX_BYTES:
-        raise BadMessage(f"a reading of {len(data)} bytes; at most {READING_MAX_BYTES}")
-    return unpacked(data, _decoder, "a reading")
+    return unpacked(data, _decoder, "a reading", max_bytes=READING_MAX_BYTES)

@@ -25,6 +25,7 @@ from averaging.errors import AveragingError, BadPayload
 from averaging.history.lineage import Lineage, bound
 from averaging.history.merged_map import MergedMap
 from averaging.messages import ROSTER_MAX, Commit, Count, Digest, Index, Peer
+from dht.decoding import UNDECODABLE
 
 MAPS_MAX_BYTES: Final = 1 << 20
 """The maps of a round travel in one frame: six thousand peers on sixteen lineages."""
@@ -101,7 +102,7 @@ def decode_maps(data: bytes) -> dict[int, ParentMap]:
             raise ValueError("its peers are not in order")
         largest = _numbers(table.largest, len(table.peers))
         maps = {row.parent: ParentMap(_map(row, table, largest), row.history) for row in table.rows}
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except (*UNDECODABLE, ValueError) as error:
         raise BadPayload("meld", f"not merged maps: {error}") from error
     if len(maps) < len(table.rows):
         raise BadPayload("meld", "not merged maps: two of one parent")

@@ -26,7 +26,7 @@ from averaging.errors import BadPayload, LineageBroken
 from averaging.history.lineage import Lineage
 from averaging.history.standing import Standing, after_commit
 from averaging.history.state import FragmentState
-from averaging.messages import BadMessage, Commit, Digest, Indices, unpacked
+from averaging.messages import Commit, Digest, Indices, unpacked
 from averaging.numbers.arrays import Buffer
 from averaging.numbers.codec import Codec, Scratch
 from averaging.numbers.codecs import codec_named, codec_names
@@ -109,9 +109,7 @@ class ReplayHead:
     @classmethod
     def decode(cls, data: bytes) -> ReplayHead:
         """Decode a peer's bytes. Raises ``BadMessage``, whatever they are."""
-        if len(data) > HEAD_MAX_BYTES:
-            raise BadMessage(f"a replay head of {len(data)} bytes; at most {HEAD_MAX_BYTES}")
-        head = unpacked(data, _heads, "a replay head")
+        head = unpacked(data, _heads, "a replay head", max_bytes=HEAD_MAX_BYTES)
         made = cls(head.commit, head.seal, head.digests)
         made.commit  # noqa: B018  raises BadMessage
         return made
@@ -187,8 +185,6 @@ class ReplayLog:
     """The last rounds of one fragment that lead to its peer's state, limited in bytes."""
 
     def __init__(self, *, bytes_max: int, version: int, lineage: Lineage) -> None:
-        if bytes_max < 0:
-            raise ValueError(f"bytes_max is {bytes_max}; a log holds 0 bytes or more")
         self.bytes_max = bytes_max
         self.size_bytes = 0
         self._entries: deque[ReplayEntry] = deque()

@@ -10,6 +10,7 @@ Start reading at ``averager`` (one per run and peer: timers, turns, incoming mes
 - ``exchange``, ``parts``, ``uploading``, ``reducing``, ``bundling``: the bytes of one round
 - ``auditing``, ``evidence``: claims about slices, audits, and proofs that a peer has lied
 - ``following``: states that others made; ``fetcher`` and ``fetch_server`` move them
+- ``questions``: streams on which one peer asks and the other answers
 - ``loss_gate``: jumps that raised the learner's loss are undone
 - ``links``, ``bulk``, ``uplink``: small messages, streams of slices, their order on a slow line
 - ``buffers``, ``threads``: memory that is used again, and processor time beside the event loop

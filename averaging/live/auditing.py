@@ -21,6 +21,7 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Protocol, TypeAlias
 
 import msgspec
@@ -49,22 +50,31 @@ from averaging.audit.witness import Witness
 from averaging.live.evidence import Uploads
 from averaging.live.fair_shares import Places
 from averaging.live.parts import Parts
+from averaging.live.questions import (
+    DATA,
+    REFUSE_WITHIN_S,
+    RELAYED,
+    STALL_MAX_S,
+    WORLD,
+    NotHere,
+    answer_requests,
+    ask,
+    in_frames,
+    next_data,
+    read_exactly,
+    stream_to,
+)
 from averaging.live.threads import Threads
 from averaging.messages import Accused, BadMessage, Digest, Index, Message, unpacked
-from averaging.numbers.arrays import uninitialised
 from averaging.numbers.chunks import Cutting
 from dht.bounded_mapping import BoundedMapping
-from dht.errors import HostClosed, PeerUnreachable, StreamBroken
-from dht.guarded_host import REASON_MAX_BYTES, REFUSED, refuse
+from dht.errors import HostClosed, StreamBroken
+from dht.guarded_host import refuse
 from dht.host import Host, Stream
 from dht.identity import PeerId, RunId, verify
 from dht.protocol import OLDEST
 
-DATA = b"\x01"
-FRAME_BYTES = 512 << 10
-REQUEST_MAX_BYTES = 256
 CLAIMS_MAX_BYTES = 64 << 10
-REFUSE_WITHIN_S = 5.0
 SHOWN_OF_UPLOADS = 2.0
 """How much of a round's uploads each peer of the round is shown: a bundle is audited like the slice
 that it went into."""
@@ -83,8 +93,6 @@ WAITING_S = 20.0
 """... nor those that have waited for so long: others may not have kept the round."""
 SERVED_MAX = 16
 SERVED_PER_PEER_MAX = 4
-STALL_MAX_S = 20.0
-OPEN_TIMEOUT_S = 10.0
 SPREAD_EVERY_S = 10.0
 TELL_AGAIN_S = 60.0
 """A peer that has not named a proof itself is told of it again after this."""
@@ -125,7 +133,7 @@ class AskProof(_Request, frozen=True):
 
 Request = AskSources | AskUpload | AskReading | AskProof
 
-_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 
 
 class _Shown(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -138,18 +146,9 @@ class _Shown(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 _shown = msgspec.msgpack.Decoder(_Shown)
 
 
-def read_request(frame: bytes) -> Request:
-    """Decode a request. Raises ``BadMessage``, whatever the bytes are."""
-    if len(frame) > REQUEST_MAX_BYTES:
-        raise BadMessage(f"a request of {len(frame)} bytes")
-    return unpacked(frame, _requests, "a request")
-
-
-def read_shown(frame: bytes) -> tuple[Claim, bytes]:
+def read_shown(frame: bytes | memoryview) -> tuple[Claim, bytes]:
     """Decode the claim and the digests ahead of a piece. Raises ``BadMessage``."""
-    if len(frame) > HEAD_MAX_BYTES:
-        raise BadMessage(f"the digests of an upload take {len(frame)} bytes")
-    shown = unpacked(frame, _shown, "the digests of an upload")
+    shown = unpacked(frame, _shown, "the digests of an upload", max_bytes=HEAD_MAX_BYTES)
     return shown.claim, shown.leaves
 
 
@@ -202,10 +201,6 @@ class _Kept:
 
 
 ReadingOf: TypeAlias = Callable[[int], Awaitable[Reading | None]]
-
-
-class NotHere(Exception):
-    """The peer that was asked answers that it has nothing of this."""
 
 
 class Auditing:
@@ -277,7 +272,7 @@ class Auditing:
         kept = self._kept.get(round_id)
         uploads = kept.uploads if kept is not None else self._around.uploads_of(round_id)
         if uploads is None or uploads.commit.index(asker) is None:
-            raise _Refused("no round of yours with that name is kept here")
+            raise NotHere("no round of yours with that name is kept here")
         return uploads
 
     # Showing
@@ -285,20 +280,15 @@ class Auditing:
     async def _serve(self, stream: Stream) -> None:
         peer, now = stream.remote, self._around.now()
         if stream.relayed:
-            reason = "the connection is relayed, and relays carry no bulk"
-            await refuse(stream, reason, timeout_s=REFUSE_WITHIN_S)
+            await refuse(stream, RELAYED, timeout_s=REFUSE_WITHIN_S)
             return
         place = self._served.take(peer, now=now, end=stream.abort)
         if place is None:
             await refuse(stream, "too many audits at once; ask later", timeout_s=REFUSE_WITHIN_S)
             return
         try:
-            while (frame := await stream.receive(timeout_s=STALL_MAX_S)) is not None:
-                await self._answer(stream, read_request(frame))
+            await answer_requests(stream, REQUESTS, partial(self._answer, stream))
         except BadMessage as error:
-            self.counters["audit_requests_refused"] += 1
-            await refuse(stream, str(error), timeout_s=REFUSE_WITHIN_S)
-        except _Refused as error:
             await refuse(stream, str(error), timeout_s=REFUSE_WITHIN_S)
         except (StreamBroken, HostClosed):
             self.counters["audits_broken"] += 1
@@ -311,7 +301,7 @@ class Auditing:
                 evidence = self._uploads_of(round_id, stream.remote).evidence
                 sources = (evidence.sources if merged else evidence.sources_of_own).get(index)
                 if not sources:
-                    raise _Refused("that slice was not made here")
+                    raise NotHere("that slice was not made here")
                 await self._tell(stream, encode_claims(sources))
             case AskUpload():
                 await self._show(stream, request)
@@ -319,7 +309,7 @@ class Auditing:
                 await self._tell(stream, encode_reading(await self._read_by_me(stream, request)))
             case AskProof(name):
                 if name not in self._proofs:
-                    raise _Refused("that proof is not kept here")
+                    raise NotHere("that proof is not kept here")
                 proof, _ = self._proofs[name]
                 await self._tell(stream, proof.encode_head())
                 await self._tell_all(stream, memoryview(proof.data).cast("B"))
@@ -329,12 +319,12 @@ class Auditing:
         found = uploads.of(request.slice, alone=request.alone)
         pieces = uploads.cutting.audited(request.slice) if found is not None else []
         if found is None or request.piece >= len(pieces):
-            raise _Refused("that upload is not kept here")
+            raise NotHere("that upload is not kept here")
         data, said, leaves = found
         place = pieces[request.piece][1]
         size = place.stop - place.start
         if uploads.shown[stream.remote] + size > SHOWN_OF_UPLOADS * uploads.size:
-            raise _Refused("you were shown as much of this round as an audit needs")
+            raise NotHere("you were shown as much of this round as an audit needs")
         uploads.shown[stream.remote] += size
         self._around.moved(sent=size)
         await self._tell(stream, msgspec.msgpack.encode(_Shown(said, b"".join(leaves))))
@@ -344,17 +334,17 @@ class Auditing:
         commit = self._uploads_of(request.round, stream.remote).commit
         entry = commit.index(self._host.peer_id)
         if entry is None or self._reading_of is None:
-            raise _Refused("nothing of mine is in that round")
+            raise NotHere("nothing of mine is in that round")
         if not 0 <= request.back < min(BACK_MAX, max(1, commit.members[entry].steps)):
-            raise _Refused("that step is not in what I contributed")
+            raise NotHere("that step is not in what I contributed")
         return await self._reading_of(commit.members[entry].mark - request.back)
 
     async def _tell(self, stream: Stream, *parts: bytes | memoryview) -> None:
         await stream.send(DATA, *parts, timeout_s=STALL_MAX_S)
 
     async def _tell_all(self, stream: Stream, data: memoryview) -> None:
-        for start in range(0, len(data), FRAME_BYTES):
-            await self._tell(stream, data[start : start + FRAME_BYTES])
+        for part in in_frames(data):
+            await self._tell(stream, part)
 
     # Auditing
 
@@ -373,7 +363,6 @@ class Auditing:
         pieces = {index: len(parts.cutting.audited(index)) for index in others}
         for index, piece in selection.drawn(ticket, pieces, chance=chance):
             if self._waiting >= WAITING_MAX:
-                self.counters["audits_skipped"] += 1
                 return
             self._waiting += 1
             self._around.spawn(self._audit(parts, index, piece), f"audit {parts.round.hex()[:8]}")
@@ -383,7 +372,6 @@ class Auditing:
         try:
             async with self._turn:
                 if self._around.now() - drawn_at > WAITING_S:
-                    self.counters["audits_skipped"] += 1
                     return
                 await self._audit_merge(parts, index, piece)
                 for delegate in parts.delegates():
@@ -412,7 +400,6 @@ class Auditing:
         try:
             said, leaves, data = await self.upload_of(peer, parts, index, piece, alone=False)
         except (NotHere, *WORLD):
-            self.counters["audits_without_answer"] += 1
             return
         subject = parts.evidence.subject(index, merged=False)
         if not said.sources or not is_signed(subject, parts.commit, said, verify):
@@ -458,7 +445,6 @@ class Auditing:
             self.strike(peer, str(error), parts)
             return
         except WORLD:
-            self.counters["audits_without_answer"] += 1
             return
         await self._try(inquiry, parts.cutting)
 
@@ -515,12 +501,9 @@ class Auditing:
     ) -> tuple[Claim, ...]:
         async with self.stream(peer) as stream:
             frame = await self._answer_of(stream, AskSources(parts.round, index, merged))
-        if len(frame) > CLAIMS_MAX_BYTES:
-            raise NotHere("it lists too much")
-        try:
+            if len(frame) > CLAIMS_MAX_BYTES:
+                raise NotHere("it lists too much")
             return decode_claims(frame)
-        except BadMessage as error:
-            raise NotHere(str(error)) from error
 
     async def upload_of(
         self, peer: PeerId, parts: Parts, index: int, piece: int, *, alone: bool
@@ -540,59 +523,33 @@ class Auditing:
         """Ask for a piece of an upload. Several may be asked for on one stream."""
         place = parts.cutting.audited(index)[piece][1]
         request = AskUpload(parts.round, index, piece, alone)
-        try:
-            said, digests = read_shown(await self._answer_of(stream, request))
-        except BadMessage as error:
-            raise NotHere(str(error)) from error
-        data = await self._read(stream, place.stop - place.start)
+        said, digests = read_shown(await self._answer_of(stream, request))
+        data = await read_exactly(stream, place.stop - place.start)
         self._around.moved(received=len(data))
         return said, digests, data
 
     async def reading_of(self, peer: PeerId, parts: Parts, back: int) -> Reading | None:
         """The data of an author's step, ``back`` steps before the last one in its contribution."""
         async with self.stream(peer) as stream:
-            try:
-                return decode_reading(await self._answer_of(stream, AskReading(parts.round, back)))
-            except BadMessage as error:
-                raise NotHere(str(error)) from error
-
-    async def _read(self, stream: Stream, size: int) -> memoryview:
-        data, filled = uninitialised(size), 0
-        while filled < size:
-            frame = await self._next(stream)
-            if not 0 < len(frame) <= size - filled:
-                raise NotHere("it sends another number of bytes than the layout says")
-            data[filled : filled + len(frame)] = frame
-            filled += len(frame)
-        return data
+            return decode_reading(await self._answer_of(stream, AskReading(parts.round, back)))
 
     @asynccontextmanager
     async def stream(self, peer: PeerId) -> AsyncIterator[Stream]:
-        """Open a stream on which a peer answers one question after the other."""
-        stream = await self._host.open_stream(
-            peer, self._protocol, timeout_s=OPEN_TIMEOUT_S, bulk=True
-        )
-        try:
+        """Open a stream on which a peer answers one question after the other.
+
+        What is no answer is as good as none: ``NotHere``.
+        """
+        async with stream_to(self._host, peer, self._protocol) as stream:
             if stream.relayed:
-                raise StreamBroken(peer, "the connection is relayed, and relays carry no bulk")
-            yield stream
-        finally:
-            stream.abort()
+                raise StreamBroken(peer, RELAYED)
+            try:
+                yield stream
+            except BadMessage as error:
+                raise NotHere(str(error)) from error
 
     async def _answer_of(self, stream: Stream, request: Request) -> bytes:
-        await stream.send(msgspec.msgpack.encode(request), timeout_s=STALL_MAX_S)
-        return await self._next(stream)
-
-    async def _next(self, stream: Stream) -> bytes:
-        """The data of the next frame. Raises ``NotHere`` with the other side's reason."""
-        frame = await stream.receive(timeout_s=STALL_MAX_S)
-        if frame is None:
-            raise StreamBroken(stream.remote, "it ended in the middle")
-        if frame[:1] == REFUSED:
-            raise NotHere(frame[1 : 1 + REASON_MAX_BYTES].decode("utf-8", "replace"))
-        if frame[:1] != DATA:
-            raise NotHere("it answers with something else")
-        return frame[1:]
+        await ask(stream, request)
+        return bytes(await next_data(stream))
 
     # Statements that contradict each other
 
@@ -676,12 +633,12 @@ class Auditing:
                     raise BadProof("its head is too large")
                 head = decode_head(frame)
                 size = await self._around.threads.run(size_of_data, head, self._court)
-                data = await self._read(stream, size)
+                data = await read_exactly(stream, size)
             proof = Proof(head, data)
             if proof.digest != name:
                 raise BadProof("it is another one than was named")
             guilty = await self._around.threads.run(self._check, proof)
-        except (BadProof, BadMessage, NotHere) as error:
+        except (BadProof, NotHere) as error:
             self.strikes.add(peer, self._around.now())
             self._around.event("proof_refused", peer=peer, reason=str(error))
         except WORLD:
@@ -690,11 +647,3 @@ class Auditing:
             self.convict(guilty, proof)
         finally:
             self._fetching.discard(name)
-
-
-class _Refused(Exception):
-    """Asked for something that this peer does not have, or does not show."""
-
-
-WORLD = (PeerUnreachable, StreamBroken, HostClosed, TimeoutError)
-"""The failures that the network can cause: nobody is blamed for them."""

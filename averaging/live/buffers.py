@@ -31,8 +31,6 @@ class Arena:
     """Gives out uninitialised memory. ``kept_max_bytes`` bounds what waits unused."""
 
     def __init__(self, kept_max_bytes: int) -> None:
-        if kept_max_bytes < 0:
-            raise ValueError(f"kept_max_bytes is {kept_max_bytes}; it is 0 or more")
         self.kept_max_bytes = kept_max_bytes
         # Buffers may come back in any thread, also in one that has the lock; a deque's ends are
         # safe there. A state is copied in a thread, while the loop takes buffers of rounds.

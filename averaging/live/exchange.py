@@ -32,7 +32,7 @@ from averaging.numbers.chunks import Chunk
 from averaging.numbers.outer import Step
 from averaging.round.contributing import Contribution
 from averaging.round.effects import Enter
-from averaging.rules.jumps import is_unusual
+from averaging.rules.loss_gate import is_unusual
 from averaging.rules.sites import SITE_SHARE
 
 

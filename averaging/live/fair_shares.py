@@ -26,8 +26,6 @@ class ByteBudget:
     """Memory for bytes that other peers send: a limit for all, of which one peer has half."""
 
     def __init__(self, limit_bytes: int) -> None:
-        if limit_bytes < 0:
-            raise ValueError(f"limit_bytes is {limit_bytes}; it is 0 or more")
         self.limit_bytes = limit_bytes
         self._held: Counter[PeerId] = Counter()
 

@@ -11,7 +11,9 @@ import logging
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Protocol
 
 import blake3
@@ -19,13 +21,22 @@ import msgspec
 from msgspec import Meta, Struct
 
 from averaging.history.lineage import Lineage
-from averaging.history.manifest import PIECE_BYTES, Pieces, as_bytes, describe
+from averaging.history.manifest import Pieces, as_bytes, describe
 from averaging.history.replay import ReplayEntry
 from averaging.history.state import FragmentState
 from averaging.live.fair_shares import Place, Places, Shares
+from averaging.live.questions import (
+    DATA,
+    REFUSE_WITHIN_S,
+    RELAYED,
+    STALL_MAX_S,
+    NotHere,
+    answer_requests,
+    in_frames,
+)
 from averaging.live.threads import Threads
 from averaging.live.uplink import FIRST, Uplink
-from averaging.messages import BadMessage, Count, Digest, Signatures, encode_signatures, unpacked
+from averaging.messages import BadMessage, Count, Digest, Signatures, encode_signatures
 from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, StreamBroken
 from dht.guarded_host import refuse
@@ -34,16 +45,6 @@ from dht.identity import PeerId, RunId
 
 logger = logging.getLogger(__name__)
 
-DATA = b"\x01"
-REFUSE_WITHIN_S = 5.0
-RELAYED = "the connection is relayed, and relays carry no bulk"
-"""Refusal of all requests over a relay but for a digest."""
-
-_REQUEST_MAX_BYTES = 256
-
-
-STALL_MAX_S = 20.0
-"""A side that moves nothing for so long is left."""
 SERVED_MAX = 8
 """Streams served at once, in all."""
 SERVED_PER_PEER_MAX = 2
@@ -96,7 +97,7 @@ class AskReplay(_Request, frozen=True):
 
 Request = AskManifest | AskPieces | AskReplay
 
-_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 
 
 class Library(Protocol):
@@ -237,18 +238,11 @@ class FetchServer:
             return
         reader = _Reader(stream, place, self._served, self._line)
         try:
-            while True:
-                frame = await stream.receive(timeout_s=STALL_MAX_S)
-                if frame is None:
-                    return
-                await self._answer(reader, _read_request(frame))
+            await answer_requests(stream, REQUESTS, partial(self._answer, reader))
         except BadMessage as error:
             self.counters["requests_refused"] += 1
             await refuse(stream, str(error), timeout_s=REFUSE_WITHIN_S)
-        except _NotHere as error:
-            await refuse(stream, error.reason, timeout_s=REFUSE_WITHIN_S)
         except (StreamBroken, HostClosed) as error:
-            self.counters["fetches_broken"] += 1
             logger.debug("fetch_broken peer=%s reason=%s", peer, error)
         finally:
             for frozen in reader.reading:
@@ -258,7 +252,7 @@ class FetchServer:
     async def _answer(self, reader: _Reader, request: Request) -> None:
         if reader.stream.relayed:
             if not isinstance(request, AskManifest):
-                raise _NotHere(RELAYED)
+                raise NotHere(RELAYED)
             await self._confirm(reader, request)
         elif isinstance(request, AskManifest):
             frozen = self._freeze(request.fragment, reader.place.peer)
@@ -278,7 +272,8 @@ class FetchServer:
         data = await asyncio.shield(frozen.manifest)
         self.counters["manifests_served"] += 1
         await reader.tell(encode_signatures(self._library.signatures(frozen.state)))
-        await self._send_all(reader, memoryview(data))
+        for part in in_frames(memoryview(data)):
+            await reader.tell(part)
         await reader.tell()
 
     async def _confirm(self, reader: _Reader, request: AskManifest) -> None:
@@ -292,14 +287,14 @@ class FetchServer:
     def _freeze(self, fragment: int, peer: PeerId) -> _Frozen:
         state = self._library.state(fragment)
         if state is None:
-            raise _NotHere(f"no state of fragment {fragment} here, or it is changing just now")
+            raise NotHere(f"no state of fragment {fragment} here, or it is changing just now")
         self._let_go()
         now = asyncio.get_running_loop().time()
         key = (fragment, state.lineage)
         frozen = self._frozen.get(key)
         if frozen is None:
             if len(self._frozen) >= FROZEN_MAX and not self._made_room(peer, now):
-                raise _NotHere("as many states as I can keep are being read; ask somebody else")
+                raise NotHere("as many states as I can keep are being read; ask somebody else")
             made = asyncio.ensure_future(self._threads.run(describe, state))
             frozen = self._frozen[key] = _Frozen(state, made, now, frozen_at=now)
         frozen.read_at = now
@@ -347,7 +342,7 @@ class FetchServer:
     def _kept(self, request: AskPieces) -> _Frozen:
         frozen = self._frozen.get((request.fragment, request.lineage))
         if frozen is None:
-            raise _NotHere("that state is no longer kept here: ask for the manifest again")
+            raise NotHere("that state is no longer kept here: ask for the manifest again")
         return frozen
 
     async def _tell_pieces(self, reader: _Reader, request: AskPieces, frozen: _Frozen) -> None:
@@ -369,42 +364,21 @@ class FetchServer:
     async def _tell_replay(self, reader: _Reader, request: AskReplay) -> None:
         entries = self._library.replay(request.fragment, request.version, request.lineage)
         if entries is None:
-            raise _NotHere(f"no replay from version {request.version} of that lineage here")
+            raise NotHere(f"no replay from version {request.version} of that lineage here")
         for entry in entries:
             head, payload = entry.to_wire()
             await reader.tell(head)
-            await self._send_replay(reader, memoryview(payload).cast("B"))
-            self.counters["entries_served"] += 1
+            for part in in_frames(memoryview(payload).cast("B")):
+                async with self._turn(reader.place.peer, len(part)):
+                    await reader.tell(part)
         await reader.tell()
 
-    async def _send_all(self, reader: _Reader, data: memoryview) -> None:
-        for start in range(0, len(data), PIECE_BYTES):
-            await reader.tell(data[start : start + PIECE_BYTES])
-
-    async def _send_replay(self, reader: _Reader, data: memoryview) -> None:
-        """Send a payload before what rounds send, to a peer that has not had its share."""
-        peer = reader.place.peer
-        for start in range(0, len(data), PIECE_BYTES):
-            piece, now = data[start : start + PIECE_BYTES], asyncio.get_running_loop().time()
-            goes_first = self._served.prefers(peer) and not self._served.shares.is_used_up(
-                peer, now
-            )
-            async with self._uplink.turn(len(piece), since=FIRST if goes_first else now):
-                await reader.tell(piece)
-
-
-class _NotHere(Exception):
-    """Asked for something that this peer does not have: not the asker's fault."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-def _read_request(frame: bytes) -> Request:
-    if len(frame) > _REQUEST_MAX_BYTES:
-        raise BadMessage(f"a request of {len(frame)} bytes")
-    return unpacked(frame, _requests, "a request")
+    def _turn(self, peer: PeerId, size: int) -> AbstractAsyncContextManager[None]:
+        """A turn to send a part of a replay: before what rounds send, to a peer that has not had
+        its share."""
+        now, served = asyncio.get_running_loop().time(), self._served
+        goes_first = served.prefers(peer) and not served.shares.is_used_up(peer, now)
+        return self._uplink.turn(size, since=FIRST if goes_first else now)
 
 
 def fetch_protocol(run: RunId) -> str:

@@ -25,8 +25,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import msgspec
-
 from averaging.errors import AveragingError, BadPayload, LineageBroken
 from averaging.history.lineage import Lineage
 from averaging.history.manifest import MANIFEST_MAX_BYTES, PIECE_BYTES, Manifest, read_manifest
@@ -34,23 +32,28 @@ from averaging.history.replay import ReplayEntry, ReplayHead
 from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.live.fetch_server import (
-    DATA,
-    RELAYED,
     SLOW_BYTES_S,
-    STALL_MAX_S,
     AskManifest,
     AskPieces,
     AskReplay,
     fetch_protocol,
 )
 from averaging.live.partial_state import Partial
+from averaging.live.questions import (
+    RELAYED,
+    STALL_MAX_S,
+    NotHere,
+    ask,
+    next_data,
+    read_exactly,
+    stream_to,
+)
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage, Signatures, decode_signatures
-from averaging.numbers.arrays import Float32s, uninitialised, uninitialised_floats
+from averaging.numbers.arrays import Float32s, uninitialised_floats
 from averaging.round.taking_over import is_outvoted
 from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
-from dht.guarded_host import REASON_MAX_BYTES, REFUSED
 from dht.host import Host, Stream
 from dht.identity import PeerId, RunId
 
@@ -58,7 +61,6 @@ logger = logging.getLogger(__name__)
 
 SOURCES_MAX = 8
 """Peers asked at once."""
-OPEN_TIMEOUT_S = 10.0
 MANIFEST_TIMEOUT_S = 60.0
 """All of a manifest. The source reads its whole state to answer the first one who asks."""
 STRAGGLERS_S = 3.0
@@ -84,8 +86,6 @@ OWN_LINE_SLOWER_MAX = 2.0
 
 DIGEST_BYTES = 32
 
-_encoder = msgspec.msgpack.Encoder()
-
 
 class FetchFailed(AveragingError):
     """No source could, or would, give what was asked. ``reasons``: one for each source."""
@@ -98,11 +98,7 @@ class FetchFailed(AveragingError):
         return f"fragment {self.fragment} could not be fetched: {told or 'nobody to ask'}"
 
 
-class _Refusal(Exception):
-    """The source refused; the message is its reason."""
-
-
-_SOURCE_ERRORS = (PeerUnreachable, StreamBroken, HostClosed, BadMessage, _Refusal)
+_SOURCE_ERRORS = (PeerUnreachable, StreamBroken, HostClosed, BadMessage, NotHere)
 """The failures of a source. It is left, the others go on."""
 
 
@@ -471,11 +467,11 @@ class Fetcher:
         self, peer: PeerId, fragment: int, values: int
     ) -> tuple[Manifest | bytes, Signatures]:
         async with self._stream(peer, for_digest=True) as stream:
-            await stream.send(_encoder.encode(AskManifest(fragment)), timeout_s=STALL_MAX_S)
+            await ask(stream, AskManifest(fragment))
             data = bytearray()
             timeout_s = MANIFEST_TIMEOUT_S
-            signatures = decode_signatures(bytes(await _next(stream, timeout_s=timeout_s)))
-            while frame := await _next(stream, timeout_s=timeout_s):
+            signatures = decode_signatures(bytes(await next_data(stream, timeout_s=timeout_s)))
+            while frame := await next_data(stream, timeout_s=timeout_s):
                 data += frame
                 most = DIGEST_BYTES if stream.relayed else MANIFEST_MAX_BYTES
                 if len(data) > most:
@@ -547,8 +543,8 @@ class Fetcher:
             taken = partial.take(crew.run_length(source))
             if taken:
                 source.asks(taken, asyncio.get_running_loop().time())
-                ask = AskPieces(manifest.fragment, manifest.lineage, taken[0], len(taken))
-                await stream.send(_encoder.encode(ask), timeout_s=STALL_MAX_S)
+                first, count = taken[0], len(taken)
+                await ask(stream, AskPieces(manifest.fragment, manifest.lineage, first, count))
 
         if not partial.missing:
             return
@@ -558,7 +554,7 @@ class Fetcher:
                 while source.waiting:
                     await request(stream)
                     for index in list(source.waiting[0]):
-                        frame = await _next(stream, timeout_s=STALL_MAX_S)
+                        frame = await next_data(stream)
                         wrong = await self.threads.run(partial.place, index, frame)
                         if wrong is not None:
                             self.counters["pieces_refused"] += 1
@@ -597,7 +593,6 @@ class Fetcher:
             async with asyncio.timeout(timeout_s):
                 return await self._replay(fragment, sizes, source, standing, target)
         except (*_SOURCE_ERRORS, LineageBroken, BadPayload) as error:
-            self.counters["replays_failed"] += 1
             if isinstance(error, BadPayload):
                 self.on_wrong_bits(source, fragment, str(error))
             raise FetchFailed(fragment, {source: str(error)}) from error
@@ -614,26 +609,18 @@ class Fetcher:
     ) -> tuple[ReplayEntry, ...]:
         entries: list[ReplayEntry] = []
         async with self._stream(source) as stream:
-            ask = AskReplay(fragment, standing.version, standing.lineage)
-            await stream.send(_encoder.encode(ask), timeout_s=STALL_MAX_S)
+            await ask(stream, AskReplay(fragment, standing.version, standing.lineage))
             while standing.lineage != target:
                 if len(entries) >= REPLAYS_MAX:
                     raise BadMessage(f"more than {REPLAYS_MAX} rounds to replay")
                 began = _now()
-                head = ReplayHead.decode(bytes(await _next(stream, timeout_s=STALL_MAX_S)))
+                head = ReplayHead.decode(bytes(await next_data(stream)))
                 if head.commit.fragment != fragment:
                     raise BadMessage(f"a round of fragment {head.commit.fragment}")
                 # All of it is under the lineage that we arrive at, or do not.
                 standing = head.after(standing)
-                payload = uninitialised(head.payload_size(sizes))
-                filled = 0
-                while filled < len(payload):
-                    frame = await _next(stream, timeout_s=STALL_MAX_S)
-                    if not frame or len(frame) > len(payload) - filled:
-                        raise BadMessage("a payload of another length than the layout says")
-                    payload[filled : filled + len(frame)] = frame
-                    filled += len(frame)
-                self.line.transferred(filled, began=began, ended=_now())
+                payload = await read_exactly(stream, head.payload_size(sizes))
+                self.line.transferred(len(payload), began=began, ended=_now())
                 entry = ReplayEntry(head, payload)
                 await self.threads.run(
                     lambda entry=entry: entry.check(sizes, self.threads.scratch())  # type: ignore[misc]
@@ -652,27 +639,11 @@ class Fetcher:
 
     @asynccontextmanager
     async def _stream(self, peer: PeerId, *, for_digest: bool = False) -> AsyncIterator[Stream]:
-        protocol = fetch_protocol(self.run)
-        stream = await self.host.open_stream(peer, protocol, timeout_s=OPEN_TIMEOUT_S, bulk=True)
-        try:
+        async with stream_to(self.host, peer, fetch_protocol(self.run)) as stream:
             if stream.relayed and not for_digest:
-                raise _Refusal(RELAYED)
+                raise NotHere(RELAYED)
             yield stream
-        finally:
-            stream.abort()
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-async def _next(stream: Stream, *, timeout_s: float) -> memoryview:
-    """The data of the next frame. Raises ``_Refusal`` with the source's reason."""
-    frame = await stream.receive(timeout_s=timeout_s)
-    if frame is None:
-        raise StreamBroken(stream.remote, "it ended in the middle")
-    if frame[:1] == REFUSED:
-        raise _Refusal(frame[1 : 1 + REASON_MAX_BYTES].decode("utf-8", "replace"))
-    if frame[:1] != DATA:
-        raise BadMessage("a frame that is neither data nor a refusal")
-    return memoryview(frame)[1:]

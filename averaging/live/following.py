@@ -47,7 +47,7 @@ from averaging.round.taking_over import (
     shared_version,
     unfit,
 )
-from averaging.rules.jumps import is_unusual
+from averaging.rules.loss_gate import is_unusual
 from averaging.rules.sources import sources_in_turn, with_first
 from dht.identity import PeerId
 

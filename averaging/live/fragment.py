@@ -424,10 +424,6 @@ class FragmentWork:
             self.snapshot = None
         return regained
 
-    def write_off(self, tokens: int, *, reason: str) -> None:
-        if self.averager.port is not None:
-            self.averager.port.write_off(self.index, tokens, reason=reason)
-
     def _give_up(self, effect: effects.GiveUp) -> None:
         if effect.round is not None and self._mine == effect.round:
             self._mine = None

@@ -90,11 +90,6 @@ class LearnerPort(Protocol):
         """Give up pending work that is too old to be offered: go on from ``state.theta``."""
         ...
 
-    def write_off(self, fragment: int, tokens: int, *, reason: str) -> None:
-        """Count merged tokens as lost: they are not in the state that was just adopted, because
-        they were merged on a side of a fork that gave way to a heavier one."""
-        ...
-
     def release(self, fragment: int) -> None:
         """The outstanding snapshot will not be used, and there is nothing new to adopt."""
         ...

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from averaging.errors import BulkRefused
 from averaging.live.bulk import HEADER_MAX_BYTES, Bulk, TransportSettings
 from averaging.live.fair_shares import Places
+from averaging.live.questions import RELAYED
 from averaging.live.uplink import Uplink
 from averaging.rules.line_speed import paired
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
@@ -264,7 +265,6 @@ class Transport:
         )
         if idle is None:
             return
-        self.counters["links_evicted"] += 1
         unsaid = idle.forget_waiting()
         for held in idle.streams:
             held.ending = True
@@ -303,7 +303,6 @@ class Transport:
             return
         link = self._link(stream.remote)
         if len(link.streams) >= self.settings.streams_max:
-            self.counters["links_refused"] += 1
             return
         await self._in_group(self._hold(link, _LinkStream(stream, False, self._now)), "link")
 
@@ -343,7 +342,6 @@ class Transport:
             elif error is not None:
                 raise error
         if reason is not None and not held.ending and not self._closing:
-            self.counters["links_broken"] += 1
             self._lost(link.peer, reason)
         if self._links.get(link.peer) is link:
             link.wake()
@@ -359,7 +357,6 @@ class Transport:
                 link.waiting_bytes -= len(message)
                 held.used_at = link.used_at = self._now
                 self.counters["messages_sent"] += 1
-                self.counters["message_bytes_sent"] += len(message)
                 await stream.send(_MESSAGE_PREFIX, message, timeout_s=settings.silence_max_s)
             try:
                 async with asyncio.timeout(settings.heartbeat_s):
@@ -389,8 +386,6 @@ class Transport:
                 raise StreamBroken(link.peer, f"a link frame of {len(frame)} bytes, unknown kind")
             now = self._now
             held.used_at = link.used_at = now
-            self.counters["messages_received"] += 1
-            self.counters["message_bytes_received"] += len(frame) - 1
             self._message(link.peer, frame[1:])
             pause_s = link.allowance.wait_s(now)
             if pause_s > 0:
@@ -424,8 +419,7 @@ class Transport:
         stream = await self._open(peer, self._bulk_protocol, bulk=True)
         if stream.relayed:
             stream.abort()
-            raise BulkRefused(peer, "the connection is relayed, and relays carry no bulk")
-        self.counters["bulk_opened"] += 1
+            raise BulkRefused(peer, RELAYED)
         bulk = self._over(stream)
         try:
             await stream.send(header, timeout_s=self.settings.stall_max_s)
@@ -446,24 +440,20 @@ class Transport:
         bulk = self._over(stream)
         place = self._bulk_open.take(peer, now=self._now, end=stream.abort)
         if place is None:
-            self.counters["bulk_refused"] += 1
             most = f"{self.settings.bulk_streams_max} of yours, {BULK_PLACES_MAX} in all"
             await bulk.refuse(f"too many bulk streams at once: at most {most}")
             return
         try:
             if stream.relayed:
-                self.counters["bulk_refused"] += 1
-                await bulk.refuse("the connection is relayed, and relays carry no bulk")
+                await bulk.refuse(RELAYED)
                 return
             header = await stream.receive(timeout_s=self.settings.stall_max_s)
             if header is None or len(header) > HEADER_MAX_BYTES:
-                self.counters["bulk_refused"] += 1
                 await bulk.refuse("no header, or one over the limit")
                 return
             bulk.heard_at = self._now
             await self._bulk(bulk, header)
         except (StreamBroken, HostClosed) as error:
-            self.counters["bulk_broken"] += 1
             logger.debug("bulk_broken peer=%s reason=%s", peer, error)
         finally:
             stream.abort()

@@ -1,6 +1,6 @@
 """The loss gate of one peer: it has the loss measured around a jump, and undoes what raised it.
 
-Decisions are those of ``averaging.rules.loss_gate`` and ``averaging.rules.jumps``. Before a
+Decisions are those of ``averaging.rules.loss_gate`` and ``averaging.rules.loss_gate``. Before a
 fragment jumps, the averager asks ``before_jump``: the loss is measured, and the state that is given
 up stays in memory. A peer that was away has several fragments to take over, and a model of which
 only a part is new says nothing: the loss is measured again when the learner holds all of them and
@@ -83,11 +83,6 @@ class GateSettings:
     open_s: float = 120.0
     """... and the longest time after the first jump until it is."""
     look_s: float = 0.25
-
-    def __post_init__(self) -> None:
-        for name in ("rise_max", "measure_s", "quiet_s", "open_s", "look_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it is above 0")
 
 
 @dataclass(slots=True)

@@ -25,9 +25,10 @@ import blake3
 from averaging.audit.claims import Claim, authors, digest_of_pieces, hash_of, is_signed
 from averaging.audit.readings import Reading
 from averaging.audit.spot_checks import REFUSED, SpotChecks, expected
-from averaging.live.auditing import WORLD, Around, Auditing, NotHere
+from averaging.live.auditing import Around, Auditing
 from averaging.live.evidence import Uploads
 from averaging.live.parts import Parts
+from averaging.live.questions import WORLD, NotHere
 from averaging.messages import Suspected
 from averaging.numbers.arithmetic import Moved
 from averaging.numbers.arrays import Float32s
@@ -240,7 +241,6 @@ class SpotChecking:
         if passed:
             self._around.event("spot_check_passed", fragment=fragment, **told)
         else:
-            self.counters["spot_checks_failed"] += 1
             strikes = self._checks.strikes_of(author, now)
             self._around.event("spot_check_failed", fragment=fragment, **told, strikes=strikes)
             self._name(author, now)

@@ -33,8 +33,6 @@ class Threads:
     """A pool for codec work. Every thread is checked once for arithmetic that others can repeat."""
 
     def __init__(self, count: int) -> None:
-        if count < 1:
-            raise ValueError(f"count is {count}; there must be at least one thread")
         self._local = threading.local()
         self._pool = ThreadPoolExecutor(count, "averaging", initializer=check_subnormals)
 

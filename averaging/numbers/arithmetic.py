@@ -59,7 +59,7 @@ class Moved:
     base: Float32s
     values: Float32s
     share: float = field(default=1.0, kw_only=True)
-    """Factor on the displacement (``averaging.rules.late_work``)."""
+    """Factor on the displacement (``averaging.rules.weights``)."""
 
     def shortened(self, part: slice) -> Float32s:
         """The values that are the given share of the way from ``base``."""

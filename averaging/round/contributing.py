@@ -9,8 +9,8 @@ from averaging.history.state import FragmentState
 from averaging.numbers.arithmetic import Moved
 from averaging.numbers.arrays import Float32s
 from averaging.round.effects import Enter
-from averaging.rules.late_work import uploaded_share
 from averaging.rules.policy import RoundPolicy
+from averaging.rules.weights import uploaded_share
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,10 +46,6 @@ class Learner(Protocol):
         """
         ...
 
-    def write_off(self, tokens: int, *, reason: str) -> None:
-        """Count merged tokens as lost: they are not in the state that was just taken."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class Life:
@@ -218,6 +214,7 @@ class TakenOver:
     """The work since then is pending again; ``None``: it is not."""
     regained_tokens: int
     written_off_tokens: int
+    """Merged tokens that are lost: they are not in the state that was taken."""
 
     @property
     def since(self) -> int | None:
@@ -254,8 +251,6 @@ def hand_over(
         # On the lighter side of a fork, this peer's work was merged into what is given up now.
         there = _tokens(state, life, life.earlier_tokens(state.merged, earlier))
         lost = _tokens(before, life, earlier) - there - (regained or 0)
-        if lost > 0:
-            learner.write_off(lost, reason="rebased")
     return TakenOver(parting, regained or 0, max(0, lost))
 
 

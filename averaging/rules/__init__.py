@@ -8,12 +8,12 @@ Start with ``policy`` (all settings of rounds in one place) and ``quorum`` (when
 
 - ``due``: when a fragment is offered. ``peer_view grouping succession``: which peers meet, and
   which of them leads. ``quorum``: when the leader closes the roster.
-- ``weights late_work mixing sites``: how much each contribution counts, how long late work is, what
-  a round does with members on different lineages, and how peers at one place share a slow link.
+- ``weights mixing sites``: how much each contribution counts and how long late work is, what a
+  round does with members on different lineages, and how peers at one place share a slow link.
 - ``deadlines line_speed usual_norms commit_check``: limits on what a member waits for and accepts.
 - ``sources``: the order in which others are asked for a state.
 - ``orders``: what the run's owner has ordered, and which settings a round follows by that.
-- ``jumps loss_gate``: which states a peer takes without having seen what made them, and whether it
+- ``loss_gate``: which states a peer takes without having seen what made them, and whether it
   goes back from them because its loss has risen.
 - ``final_mix``: how a run that ends by tokens ends with one model.
 

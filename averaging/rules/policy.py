@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from averaging.messages import ROSTER_MAX
 from averaging.numbers.layout import Kind
 from averaging.rules.due import DuePolicy
-from averaging.rules.late_work import LateWork
 from averaging.rules.line_levels import LEVELS_MAX, Level
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.probation import ProbationPolicy
 from averaging.rules.quorum import QuorumPolicy
+from averaging.rules.weights import LateWork
 
 _WAITS = (
     "snapshot_s",

@@ -8,6 +8,13 @@ exact until the last division, so every machine gets the same floats. Contributo
 nothing.
 
 The same claims decide how many tokens a merge adds to a run (``credited``).
+
+**Late work** missed the round it was meant for. A learner keeps it and offers it again with its
+next steps, so its displacement is that of several cycles. Merged ``whole`` it makes the outer step
+longer: where a third of the contributions miss each round, a merge moves theta about twice as far
+as one to which everybody came, and momentum has gone on meanwhile. With ``per_cycle`` its sender
+uploads the mean of its cycles: an outer step then stays as long as a cycle, as in FedNova (arXiv
+2007.07481). The work is merged as a whole in both cases, and all its tokens count.
 """
 
 from __future__ import annotations
@@ -17,6 +24,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from statistics import median_high
+from typing import Literal, TypeAlias
 
 from averaging.messages import Commit
 
@@ -164,3 +172,14 @@ def _capped(worth: Sequence[Fraction]) -> list[Fraction]:
         if not above:
             return shares
         capped |= above
+
+
+LateWork: TypeAlias = Literal["whole", "per_cycle"]
+
+
+def uploaded_share(rule: LateWork, *, staleness: int) -> float:
+    """Return the factor on a displacement that is uploaded.
+
+    ``staleness``: versions between the one at which the work began and the one it is offered to.
+    """
+    return 1.0 / (1 + staleness) if rule == "per_cycle" else 1.0

@@ -205,17 +205,17 @@ class NodeAudits:
                 piece=piece, leaves=(), maps_bytes=len(maps),
             )  # fmt: skip
             self._inquire(round_id, kept, head, part.data + maps)
-            self._audit_bundles(round_id, kept, head, lineage)
+            self._audit_bundles(round_id, kept, head)
         self.spread()  # to those that were away
 
-    def _audit_bundles(self, round_id: bytes, kept: Kept, head: FalseMerge, lineage: bytes) -> None:
+    def _audit_bundles(self, round_id: bytes, kept: Kept, head: FalseMerge) -> None:
         """The delegates whose bundles are in a slice are audited like its reducer."""
         me = kept.commit.index(self._means.me)
         named = {entry.delegate for entry in kept.commit.members if entry.delegate is not None}
         for delegate in sorted(named - {me}):
             peer = kept.commit.members[delegate].peer
 
-            def shown(found: tuple[Part, list[bytes]] | None, peer: PeerId = peer) -> None:
+            def shown(found: tuple[Part, list[bytes]] | None) -> None:
                 if found is None or found[0].claim is None or not found[0].claim.sources:
                     return
                 part, leaves = found

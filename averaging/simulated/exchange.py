@@ -7,9 +7,8 @@ the merge are the same code, only the bytes travel over ``averaging.simulated.wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,43 +25,18 @@ from averaging.round.effects import Enter, Merge, Upload
 from averaging.round.reducer import Length, too_long
 from averaging.round.traffic import NOTHING_TO_GIVE, BundleRoster, Incoming, Route, Traffic
 from averaging.rules.sites import SITE_SHARE, riders_of
-from averaging.rules.usual_norms import UsualNorms
 from averaging.rules.weights import weights_of
 from averaging.simulated.auditing import NodeAudits
-from averaging.simulated.wires import Part, WiredNode, Wires
+from averaging.simulated.wires import Part, WiredNode
 from dht.identity import PeerId
 
 _scratch = Scratch()
 
 
-class Member(WiredNode, Protocol):
-    """The node that takes part in the round."""
-
-    usual: UsualNorms
-
-    @property
-    def wires(self) -> Wires[Any]: ...
-
-    @property
-    def audits(self) -> NodeAudits | None: ...
-
-    def take(self, given: inputs.Input) -> None: ...
-
-    def later(self, action: Callable[[], None]) -> None:
-        """Act once the time of a merge has passed."""
-        ...
-
-    def when_awake(self, action: Callable[[], None]) -> None: ...
-
-    def next_stream(self) -> int:
-        """A number for a stream that this node opens."""
-        ...
-
-
 class Exchange:
     """The bytes of one participation. Made by ``Enter``, ended by ``close``."""
 
-    def __init__(self, enter: Enter, node: Member) -> None:
+    def __init__(self, enter: Enter, node: WiredNode) -> None:
         self.round = enter.round
         self.commit = enter.commit
         self.numbers = numbers_of(enter.commit)
@@ -75,7 +49,8 @@ class Exchange:
         """Uploads by slice and roster index; at a delegate also those of its riders."""
         self.merged: dict[int, Part] = {}
         self._node = node
-        self._wires, self._audits = node.wires, node.audits
+        self._wires = node.wires
+        self._audits: NodeAudits | None = node.audits
         self._waiters: dict[int, dict[PeerId, int]] = {}
         """Streams that wait for the merged slice, by slice and peer."""
         self._streams: dict[int, tuple[int, Route]] = {}

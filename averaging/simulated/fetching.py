@@ -10,9 +10,7 @@ the digests in their heads, and have to lead to the lineage that was asked for.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from itertools import islice, takewhile
-from typing import Any, Protocol
 
 from averaging.errors import BadPayload, LineageBroken
 from averaging.history.lineage import bound
@@ -24,10 +22,8 @@ from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.codec import Scratch
 from averaging.round.catching_up import fetch_timeout_s
 from averaging.round.effects import CatchUp, Rebase
-from averaging.round.machine import FragmentRounds
 from averaging.round.taking_over import is_outvoted, prefers_replay
-from averaging.simulated.auditing import NodeAudits
-from averaging.simulated.wires import MARK_BYTES, STREAM_OVERHEAD_BYTES, WiredNode, Wires
+from averaging.simulated.wires import MARK_BYTES, STREAM_OVERHEAD_BYTES, WiredNode
 from dht.identity import PeerId
 
 REQUEST_BYTES = 200
@@ -40,37 +36,10 @@ ASKED_MAX = 8
 _scratch = Scratch()
 
 
-class Reader(WiredNode, Protocol):
-    """The node that wants a state."""
-
-    fetched_bytes: int
-
-    @property
-    def wires(self) -> Wires[Any]: ...
-
-    @property
-    def machine(self) -> FragmentRounds: ...
-
-    @property
-    def audits(self) -> NodeAudits | None: ...
-
-    def now(self) -> float: ...
-
-    def when_awake(self, action: Callable[[], None]) -> None: ...
-
-    def replayed(self, before: FragmentState, entries: tuple[ReplayEntry, ...]) -> None: ...
-
-    def fetched(
-        self, state: FragmentState, signatures: Signatures, effect: CatchUp | Rebase
-    ) -> None: ...
-
-    def fetch_failed(self) -> None: ...
-
-
 class Fetching:
     """An attempt to catch up with a source, or to rebase on it. It ends once, in one way."""
 
-    def __init__(self, node: Reader, effect: CatchUp | Rebase, before: FragmentState) -> None:
+    def __init__(self, node: WiredNode, effect: CatchUp | Rebase, before: FragmentState) -> None:
         self._node = node
         self._effect = effect
         self._source = effect.source

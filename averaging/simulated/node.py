@@ -135,6 +135,9 @@ class Watch:
     def gave_way(self, node: FragmentNode, before: FragmentState, after: FragmentState) -> None:
         """A lighter side took a heavier one's state."""
 
+    def wrote_off(self, node: FragmentNode, tokens: int) -> None:
+        """Own merged work is not in the state of others that was taken."""
+
     def discarded(self, node: FragmentNode, reason: str) -> None: ...
 
     def noted(self, node: FragmentNode, note: Note) -> None: ...
@@ -576,7 +579,7 @@ class FragmentNode:
         since = None
         if self.learner is not None:
             presumed = self.machine.doubting.presumed(now)
-            since = hand_over(
+            taken = hand_over(
                 self.learner,
                 state,
                 before,
@@ -584,5 +587,7 @@ class FragmentNode:
                 parting=parting,
                 presumed=presumed,
                 earlier=earlier,
-            ).since
+            )
+            since = taken.since
+            self.wires.watch.wrote_off(self, taken.written_off_tokens)
         self.take(inputs.CaughtUp(Standing.of(state), since))

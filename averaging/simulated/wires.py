@@ -21,12 +21,16 @@ from averaging.history.parent_maps import ParentMap, encode_maps, united
 from averaging.history.replay import ReplayEntry, ReplayLog
 from averaging.history.standing import merged_after
 from averaging.history.state import FragmentState
-from averaging.messages import Commit, Head, Message, Opening
+from averaging.messages import Commit, Head, Message, Opening, Signatures
 from averaging.numbers.arithmetic import MeldNumbers, Numbers, cutting_of
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Fragment
+from averaging.round import inputs
+from averaging.round.effects import CatchUp, Rebase
+from averaging.round.machine import FragmentRounds
+from averaging.rules.usual_norms import UsualNorms
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 from dht.memory.event_heap import EventHeap
@@ -61,12 +65,20 @@ AnyGate = TypeVar("AnyGate", bound=Gate, covariant=True)
 
 
 class WiredNode(Protocol):
-    """One fragment at one peer, as the network sees it."""
+    """One fragment at one peer, as the network, its rounds and its fetches see it."""
 
     name: PeerId
     fragment: Fragment
     state: FragmentState | None
     replay: ReplayLog | None
+    usual: UsualNorms
+    fetched_bytes: int
+
+    @property
+    def wires(self) -> Wires[Any]: ...
+
+    @property
+    def machine(self) -> FragmentRounds: ...
 
     @property
     def is_alive(self) -> bool: ...
@@ -113,6 +125,30 @@ class WiredNode(Protocol):
     def shown(self, state: FragmentState) -> Head:
         """The head of a state as other peers are shown it: with the signatures under it."""
         ...
+
+    # What its rounds and its fetches ask for
+
+    def now(self) -> float: ...
+
+    def when_awake(self, action: Callable[[], None]) -> None: ...
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Act once the time of a merge has passed."""
+        ...
+
+    def take(self, given: inputs.Input) -> None: ...
+
+    def next_stream(self) -> int:
+        """A number for a stream that this node opens."""
+        ...
+
+    def replayed(self, before: FragmentState, entries: tuple[ReplayEntry, ...]) -> None: ...
+
+    def fetched(
+        self, state: FragmentState, signatures: Signatures, effect: CatchUp | Rebase
+    ) -> None: ...
+
+    def fetch_failed(self) -> None: ...
 
 
 @dataclass(frozen=True)

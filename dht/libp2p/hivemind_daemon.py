@@ -90,11 +90,6 @@ class DaemonSettings:
         for address in self.relays:
             if "p2p" not in {protocol.name for protocol in address.protocols()}:
                 raise ValueError(f"relay {address} does not end in /p2p/PEER")
-        if not 0 < self.connections_low <= self.connections_high:
-            raise ValueError(
-                f"connections_low is {self.connections_low} and connections_high is "
-                f"{self.connections_high}; 0 < low <= high"
-            )
 
     def flags(self) -> dict[str, object]:
         """The daemon's command-line flags for these settings."""

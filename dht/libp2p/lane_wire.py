@@ -10,6 +10,7 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
+from dht.decoding import UNDECODABLE
 from dht.libp2p.sealing import KEY_BYTES, NUMBER_BYTES
 
 LANE_PROTOCOL = "/shoal/lane/1"
@@ -155,7 +156,7 @@ def decode(kind: type[_M], message: bytes) -> _M:
     """Decode a message of another peer. Raises ``ValueError``."""
     try:
         return msgspec.msgpack.decode(message, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise ValueError(f"no {kind.__name__}: {error}") from error
 
 

@@ -123,11 +123,6 @@ class Tickets:
     __slots__ = ("_issued", "life_s", "per_peer_max", "tickets_max")
 
     def __init__(self, *, life_s: float, per_peer_max: int, tickets_max: int) -> None:
-        if life_s <= 0 or not 0 < per_peer_max <= tickets_max:
-            raise ValueError(
-                f"life_s is {life_s}, per_peer_max is {per_peer_max} and tickets_max is "
-                f"{tickets_max}; 0 < life, 0 < per peer <= all"
-            )
         self.life_s = life_s
         self.per_peer_max = per_peer_max
         self.tickets_max = tickets_max

@@ -15,8 +15,6 @@ class CallBudget:
     """Counts the calls of each peer within the last minute."""
 
     def __init__(self, per_minute: int, *, peers_max: int = 4096) -> None:
-        if per_minute < 1:
-            raise ValueError(f"per_minute is {per_minute}; it is at least 1")
         self._per_minute = per_minute
         self._calls = BoundedMapping[PeerId, deque[float]](peers_max)
 
@@ -36,8 +34,6 @@ class CallRate:
     """Tokens of each peer, which come back with time. A call takes one, and its reply some more."""
 
     def __init__(self, per_s: float, burst: float, *, peers_max: int = 4096) -> None:
-        if not 0 < per_s <= burst:
-            raise ValueError(f"per_s is {per_s:g} and burst is {burst:g}; 0 < per_s <= burst")
         self._per_s = per_s
         self._burst = burst
         self._left = BoundedMapping[bytes, tuple[float, float]](peers_max)

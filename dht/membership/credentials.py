@@ -29,6 +29,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from dht.decoding import UNDECODABLE
 from dht.identity import (
     PUBLIC_KEY_BYTES,
     SIGNATURE_BYTES,
@@ -193,7 +194,7 @@ def _decode(data: bytes, kind: type[M], max_bytes: int) -> M | Refused:
         return Refused(f"a {name} of {len(data)} bytes; at most {max_bytes}")
     try:
         message = msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         return Refused(f"this is no {name}: {error}")
     if encode(message) != data:
         return Refused(f"a {name} that is not in its shortest form")
@@ -279,7 +280,7 @@ def parse_invite(text: str) -> InviteKey:
     try:
         invite, key = msgspec.msgpack.decode(_from_text(text), type=tuple[Invite, bytes])
         secret = Identity.from_bytes(key)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except (*UNDECODABLE, ValueError) as error:
         raise ValueError(f"its invite is damaged ({error}); copy the whole link again") from None
     if secret.public_key != invite.key:
         raise ValueError("the two halves of its invite do not belong together")
@@ -290,7 +291,7 @@ def parse_delegation(text: str) -> Delegation:
     """Read the text that ``shoal run delegate`` prints. Raises ``ValueError``."""
     try:
         return msgspec.msgpack.decode(_from_text(text), type=Delegation)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except (*UNDECODABLE, ValueError) as error:
         raise ValueError(f"the delegation is damaged: {error}; copy the whole text again") from None
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from dht.decoding import decoded
 from dht.records import (
     ADDRESS_MAX_BYTES,
     ADDRESSES_MAX,
@@ -162,14 +163,13 @@ def write(message: Hello | HelloReply | DialBack | DialBackReply | Papers) -> by
     return msgspec.msgpack.encode(message)
 
 
+_version_decoder = msgspec.msgpack.Decoder(_VersionOnly)
+
+
 def read(kind: type[Message], data: bytes, *, max_bytes: int = HELLO_MAX_BYTES) -> Message:
     """Decode an untrusted message. Raises ``ValueError``."""
-    if len(data) > max_bytes:
-        raise ValueError(f"{kind.__name__} has {len(data)} bytes; at most {max_bytes}")
-    try:
-        version = msgspec.msgpack.decode(data, type=_VersionOnly).version
-        if version != VERSION:
-            raise ValueError(f"{kind.__name__} has version {version}; this peer reads {VERSION}")
-        return msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"{kind.__name__} does not decode: {error}") from error
+    name = kind.__name__
+    version = decoded(data, _version_decoder.decode, name, max_bytes=max_bytes).version
+    if version != VERSION:
+        raise ValueError(f"{name} has version {version}; this peer reads {VERSION}")
+    return decoded(data, lambda data: msgspec.msgpack.decode(data, type=kind), name)

@@ -12,6 +12,7 @@ import msgspec
 from multiaddr import Multiaddr
 
 from dht.addresses import parse, peer_of
+from dht.decoding import decoded
 from dht.errors import AddressError
 from dht.identity import PeerId, RunId
 from dht.records import SEQUENCE_MAX
@@ -68,14 +69,12 @@ def cache_of(
     )
 
 
+_decoder = msgspec.json.Decoder(PeerCache)
+
+
 def decode_cache(data: bytes) -> PeerCache:
     """Decode a file's content. Raises ``ValueError``."""
-    if len(data) > CACHE_MAX_BYTES:
-        raise ValueError(f"it has {len(data)} bytes; at most {CACHE_MAX_BYTES}")
-    try:
-        cache = msgspec.json.decode(data, type=PeerCache)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ValueError(str(error)) from error
+    cache = decoded(data, _decoder.decode, "a list of known peers", max_bytes=CACHE_MAX_BYTES)
     if cache.version != CACHE_VERSION:
         raise ValueError(f"it has version {cache.version}; this one reads {CACHE_VERSION}")
     return cache

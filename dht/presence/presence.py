@@ -33,20 +33,18 @@ from dht.membership.reachability import Reachability
 from dht.membership.seeds import Outcome
 from dht.membership.table import PeerTable
 from dht.presence.announcement import Announcement
-from dht.presence.bucket_reading import BucketReading
 from dht.presence.dial_back import DialBacks
 from dht.presence.dialler import Dialler
 from dht.presence.door import Door
 from dht.presence.events import Events
 from dht.presence.greeting import Greeting
-from dht.presence.intake import Intake, Misfit
+from dht.presence.intake import BucketReading, Intake, Misfit
 from dht.presence.kept_peers import KeptPeers
-from dht.presence.pausing import pause
 from dht.presence.reachability_checks import ReachabilityChecks
 from dht.presence.run_files import RunFiles
 from dht.presence.seeking import Seeking
 from dht.presence.settings import GOODBYE_TIMEOUT_S, PresenceSettings, Profile
-from dht.presence.this_peer import PresenceStats, ThisPeer
+from dht.presence.this_peer import PresenceStats, ThisPeer, pause
 from dht.records import ADDRESS_MAX_BYTES, ADDRESSES_MAX, ContributionCounters, Reason
 
 

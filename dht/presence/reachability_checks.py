@@ -19,8 +19,7 @@ from dht.membership.reachability import HELPERS_PER_CHECK, NO_ADDRESS, Reachabil
 from dht.presence.announcement import Announcement
 from dht.presence.dial_back import DialBacks, NotReached, Reached
 from dht.presence.dialler import Dialler
-from dht.presence.pausing import pause
-from dht.presence.this_peer import ThisPeer
+from dht.presence.this_peer import ThisPeer, pause
 
 REPORT_AGAIN_S = 1.0
 """Pause before a verdict is reported again to an owner whose daemon was being restarted."""

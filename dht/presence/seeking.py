@@ -16,9 +16,8 @@ from dht.membership.contacts import is_lonely
 from dht.membership.seeds import CONNECT_TIMEOUT_S, Attempt, Outcome, SeedPlanner
 from dht.presence.dialler import Dialler
 from dht.presence.greeting import Greeting
-from dht.presence.pausing import pause
 from dht.presence.reachability_checks import ReachabilityChecks
-from dht.presence.this_peer import ThisPeer
+from dht.presence.this_peer import ThisPeer, pause
 
 
 class Seeking:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,3 +62,11 @@ class ThisPeer:
     def now(self) -> float:
         """The time of the running event loop."""
         return asyncio.get_running_loop().time()
+
+
+async def pause(event: asyncio.Event, pause_s: float) -> None:
+    """Wait until the event is set or the pause is over, and clear the event."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(pause_s):
+            await event.wait()
+    event.clear()

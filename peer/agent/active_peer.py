@@ -19,8 +19,8 @@ from averaging.live.loss_gate import JumpGate
 from averaging.live.settings import Participant, RunTerms, Surroundings
 from averaging.live.spot_checking import Judge
 from averaging.rules.orders import OrderBook
-from dht.dialling_host import DiallingHost
 from dht.errors import DhtError
+from dht.forwarding_host import DiallingHost
 from dht.identity import PeerId
 from dht.throttled_host import ThrottledHost
 from peer.agent.account import global_tokens
@@ -29,9 +29,8 @@ from peer.agent.online_peer import OnlinePeer
 from peer.agent.policies import averager_settings, round_policy
 from peer.agent.saver import Saver
 from peer.events import sentences
-from peer.rules.ending import Ending, LastRounds, who_differs
+from peer.rules.ending import Ending, LastOffers, LastRounds, who_differs
 from peer.rules.foundings import Founding, founding_of
-from peer.rules.leaving import LastOffers
 from peer.rules.ledger import APART, ROLLED_BACK
 from peer.status import Status
 from peer.storage.outer_state import founding_name

@@ -8,13 +8,13 @@ from averaging.live.links import control_protocol
 from peer.agent.local_peer import LocalPeer
 from peer.bridge.shared_memory import SharedTensors
 from peer.bridge.trainer_line import TrainerLine
-from peer.rules.leaving import LastOffers
+from peer.rules.ending import LastOffers
 from peer.rules.limits import Rest
 
 OFFERED_WITHIN_S = 20.0
 OFFERED_WITHIN_MAX_S = 300.0
 """Time for a peer that begins to rest to have its work merged, at least, and at most on a slow line
-(``peer.rules.leaving``). It counts as training meanwhile."""
+(``peer.rules.ending``). It counts as training meanwhile."""
 
 IDLE_AFTER_S = 30.0
 IDLE_AFTER_STEPS = 20

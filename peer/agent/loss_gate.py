@@ -13,7 +13,7 @@ from dht.membership.orders import Attested
 from peer.agent.slots import SlotPort
 from peer.bridge.messages import Measure, Measured
 from peer.bridge.trainer_line import TrainerLine
-from peer.storage.refused import keep_refusals, kept_refusals
+from peer.storage.proofs import keep_refusals, kept_refusals
 
 if TYPE_CHECKING:
     from peer.agent.local_peer import LocalPeer

@@ -28,12 +28,12 @@ from peer.run_page.content import (
     Latest,
     Row,
     RunPage,
+    described,
     elsewhere,
     encode,
 )
 from peer.run_page.record import Record
 from peer.run_page.server import FRESH_S, Site, serve_run_pages
-from peer.run_page.words import described
 from peer.views.page_address import PageAddress
 
 logger = logging.getLogger(__name__)

@@ -279,12 +279,6 @@ class SlotPort:
         self._adopt_next(fragment, entry, state, None)
         return True
 
-    def write_off(self, fragment: int, tokens: int, *, reason: str) -> None:
-        """Ignore that merged own work is in no followed version any more.
-
-        The ledger finds it missing from the state's ``merged`` map.
-        """
-
     def release(self, fragment: int) -> None:
         """Take the outstanding snapshot back: it is not used, and there is nothing to adopt."""
         entry = self._entries[fragment]

@@ -9,8 +9,8 @@ delegate, run ban), ``directing`` (run amend, end, pause, resume, attest, rollba
 (status, ps, link, explain, pause, resume, leave, limits), ``crediting`` (credit), ``run_files``
 (run new, run check), ``models`` (export), ``using`` (say, eval), ``preparing`` (data prepare),
 ``hosting`` (bootstrap, doctor), ``trying`` (demo, bench, chaos) and ``simulating`` (simulate).
-``application`` has the Typer application, logging and what errors become, ``options`` the options
-that commands share, ``learner_options`` those of peers, ``finding`` the run behind an argument,
+``application`` has the Typer application, logging, what errors become, and the options that all
+commands share, ``learner_options`` those of peers, ``finding`` the run behind an argument,
 ``found_models`` the parameters that commands about models use, ``showing`` the output of
 experiments, ``training`` the training of start and join, ``directives`` the signing of an owner's
 orders.

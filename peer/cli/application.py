@@ -18,6 +18,31 @@ from typer import Option
 from dht.errors import AddressError, DhtError, KeyFileError
 from peer.errors import PeerError
 
+Json = Annotated[bool, Option("--json", help="Print one JSON object.")]
+JsonLines = Annotated[bool, Option("--json", help="Print one JSON object per line.")]
+JsonAtTheEnd = Annotated[bool, Option("--json", help="Print one JSON object as the last line.")]
+RelayBulk = Annotated[
+    str | None,
+    Option(
+        help="Pass bulk data on between peers whose routers let no direct connection through, up "
+        "to this many bytes per second, such as 2M; 'off': do not. They need it where nobody else "
+        "can be dialled.",
+        metavar="RATE",
+    ),
+]
+RunPageAt = Annotated[
+    str | None,
+    Option(
+        "--run-page",
+        help="HOST:PORT of a public page of the run, for anybody to read; without addresses of "
+        "peers, and safe behind a proxy.",
+        metavar="HOST:PORT",
+        show_default=False,
+    ),
+]
+Plain = Annotated[bool, Option("--plain", help="Print one line per event instead of a screen.")]
+
+
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_REFUSED = 4
@@ -80,7 +105,7 @@ def report_if_slow(doing: str, *, after_s: float = 5.0) -> Iterator[None]:
 
 
 def complain(text: str) -> None:
-    from peer.events.printable import printable  # an error may quote what a stranger said
+    from peer.events.names import printable  # an error may quote what a stranger said
 
     print("shoal: " + printable(" ".join(text.split())), file=sys.stderr)
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import start_logging
+from peer.cli.application import Json, start_logging
 from peer.cli.finding import link_of, seen_by_peers
-from peer.cli.options import Json
 
 if TYPE_CHECKING:
     from dht.identity import PeerId
@@ -60,7 +59,7 @@ def credit(
 
     Example: shoal credit --name 'Ada of the Alps' --also-mine 12D3KooW...
     """
-    from peer.events.printable import printable
+    from peer.events.names import printable
 
     rows: dict[str, list[Contributor]] = {}
     if where is not None and ("://" in where or Path(where).is_file()):
@@ -115,7 +114,7 @@ def _peer_of(folder: Path) -> PeerId:
 def _in_folder(folder: Path) -> list[Contributor]:
     """The contributors that a peer on this machine knows, as it last noted them."""
     from peer.credit.contributors import contributors
-    from peer.credit.reading import FRAGMENTS_MAX
+    from peer.credit.tally import FRAGMENTS_MAX
     from peer.storage.credit import load_tally
     from peer.storage.home import run_of
 

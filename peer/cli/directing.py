@@ -11,9 +11,8 @@ import msgspec
 import typer
 from typer import Option
 
-from peer.cli.application import start_logging
+from peer.cli.application import Json, start_logging
 from peer.cli.directives import Before, KeyFile, Seeds, Where, direct
-from peer.cli.options import Json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

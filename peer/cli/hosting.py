@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import complain, start_logging
-from peer.cli.options import Json, RelayBulk, RunPageAt
+from peer.cli.application import Json, RelayBulk, RunPageAt, complain, start_logging
 from peer.storage.home import data_home
 
 if TYPE_CHECKING:

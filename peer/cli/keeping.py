@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import complain, log_to, start_logging
+from peer.cli.application import JsonLines, RelayBulk, RunPageAt, complain, log_to, start_logging
 from peer.cli.finding import find_patiently
 from peer.cli.learner_options import (
     Announce,
@@ -28,7 +28,6 @@ from peer.cli.learner_options import (
     seeds_of,
 )
 from peer.cli.models import Dtype
-from peer.cli.options import JsonLines, RelayBulk, RunPageAt
 from peer.cli.showing import seconds
 from peer.storage.home import data_cache
 

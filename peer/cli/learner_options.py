@@ -15,7 +15,7 @@ import typer
 from typer import Option
 from typer.models import ArgumentInfo
 
-from peer.cli.options import JsonLines, Plain
+from peer.cli.application import JsonLines, Plain
 from peer.cli.showing import usage_errors
 
 if TYPE_CHECKING:

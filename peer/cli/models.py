@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from peer.cli.application import Json
 from peer.cli.found_models import check_link, find_model, parts_of
-from peer.cli.options import Json
 
 commands = typer.Typer()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import complain, start_logging
+from peer.cli.application import Json, complain, start_logging
 from peer.cli.directives import (
     Before,
     DelegationText,
@@ -22,7 +22,6 @@ from peer.cli.directives import (
     find,
     signer_for,
 )
-from peer.cli.options import Json
 from peer.cli.showing import usage_errors
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import report_if_slow
-from peer.cli.options import Json
+from peer.cli.application import Json, report_if_slow
 from peer.quantities import plural
 
 data = typer.Typer(help="Prepare training data.", no_args_is_help=True)

@@ -11,10 +11,9 @@ import typer
 from typer import Argument, Option
 
 from peer.cli import directing, owning
-from peer.cli.application import complain, report_if_slow
+from peer.cli.application import Json, complain, report_if_slow
 from peer.cli.bases import run_from_base, show_new
 from peer.cli.finding import check_new, no_peers
-from peer.cli.options import Json
 from peer.cli.showing import usage_errors
 
 if TYPE_CHECKING:

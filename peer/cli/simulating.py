@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 from typer import Argument, Option
 
-from peer.cli.options import Json
+from peer.cli.application import Json
 from peer.cli.showing import (
     bits_per_second,
     milliseconds,
@@ -48,17 +48,11 @@ Settings = Annotated[
 @simulations.command("goodput")
 def simulate_goodput(
     seeds: Annotated[int, Option(help="Number of simulations of each cell.", min=1)] = 3,
-    parameters: Annotated[
-        Path | None, Option(help="Parameter file to use instead of the calibrated one.")
-    ] = None,
     learners: Annotated[
         int | None, Option(help="Simulate your own swarm: number of machines.")
     ] = None,
     mtbf: Annotated[str, Option(help="Your swarm: mean time between failures.")] = "9h",
     rejoin: Annotated[str, Option(help="Your swarm: time that a failed machine is away.")] = "4m",
-    calibrate: Annotated[
-        bool, Option("--calibrate", help="Repeat the search for the calibrated pauses.")
-    ] = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -84,12 +78,9 @@ def simulate_goodput(
                     f"some learner trains {row.uptime:6.2f}%"
                 )
         return
-    model = goodput.ClusterModel.load(parameters)
+    model = goodput.ClusterModel()
     numbers = tuple(range(seeds))
     with progress("simulating", quiet=as_json) as advance:
-        if calibrate:
-            print(goodput.calibrate(model, seeds=numbers, progress=advance))
-            return
         cells = goodput.table(model, seeds=numbers, progress=advance)
     keys = ("system", "learners", "chips", "goodput", "reported", "standard_error", "uptime")
     present(

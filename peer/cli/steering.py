@@ -16,9 +16,8 @@ import typer
 from typer import Argument, Option
 
 from dht.identity import RunId
-from peer.cli.application import complain, report_if_slow, start_logging
+from peer.cli.application import Json, JsonLines, complain, report_if_slow, start_logging
 from peer.cli.finding import link_of
-from peer.cli.options import Json, JsonLines
 from peer.quantities import count_text, duration_text, plural
 from peer.storage.home import data_home
 
@@ -90,7 +89,7 @@ def _show_own_peers(*, watch: bool, as_json: bool) -> int:
     """Print what the peers of this machine do, from the files that they keep. No network."""
     import time
 
-    from peer.events.printable import printable
+    from peer.events.names import printable
     from peer.storage.last_seen import date_text
 
     while True:
@@ -162,7 +161,7 @@ def show_peers(as_json: Json = False) -> None:
 
     Example: shoal ps
     """
-    from peer.events.printable import printable
+    from peer.events.names import printable
 
     rows = _own_peers()
     if as_json:
@@ -399,7 +398,7 @@ def explain(
 
     from peer.events import explain as stories
     from peer.events import logs as event_logs
-    from peer.events.printable import printable
+    from peer.events.names import printable
     from peer.views.event_log import read_events
 
     read = []

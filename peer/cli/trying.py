@@ -15,9 +15,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import complain, start_logging
+from peer.cli.application import Json, JsonAtTheEnd, Plain, complain, start_logging
 from peer.cli.finding import no_peers
-from peer.cli.options import Json, JsonAtTheEnd, Plain
 from peer.cli.showing import count, seconds, usage_errors
 
 commands = typer.Typer()
@@ -30,7 +29,6 @@ Check = Annotated[bool, Option("--check", help="Exit with status 1 if a bar is m
 def demo(
     peers: Annotated[int, Option(help="Number of learners.", min=2, max=16)] = 4,
     steps: Annotated[int, Option(help="Mean number of steps of a learner.", min=48)] = 240,
-    kill: Annotated[bool, Option(help="Kill one learner on the way.")] = True,
     directory: Annotated[
         Path | None, Option(help="Folder for logs and plots; by default a new one in /tmp.")
     ] = None,
@@ -51,7 +49,7 @@ def demo(
     start_logging(logging.WARNING)
     new_figure()  # a missing matplotlib is reported now, not after three minutes
     where = _folder(directory, "demo")
-    settings = DemoSettings(peers=peers, steps=steps, kill=kill, directory=where)
+    settings = DemoSettings(peers=peers, steps=steps, directory=where)
     with as_interrupts(), Demo(settings) as swarm:
         if plain or as_json or not sys.stdout.isatty():
             printed = 0
@@ -300,9 +298,6 @@ def bench_regions(
         Path | None,
         Option(metavar="LARGE.toml", help="Also say what this run needs of such lines."),
     ] = None,
-    plot: Annotated[
-        Path | None, Option(metavar="FILE.png", help="Also draw the figures of all lines.")
-    ] = None,
     directory: LogFolder = None,
     as_json: Json = False,
 ) -> None:
@@ -319,9 +314,7 @@ def bench_regions(
     from peer.lab.network.topology import cannot_build
     from peer.lab.regions import extrapolation
     from peer.lab.regions.figures import record, table
-    from peer.lab.regions.plot import plot_png
     from peer.lab.regions.trial import Trial, conduct
-    from peer.lab.results.plots import new_figure
     from peer.signals import as_interrupts
 
     start_logging(logging.WARNING)
@@ -346,8 +339,6 @@ def bench_regions(
             for steps in cycles
             for rate in mbit.split(",")
         ]
-    if plot is not None:
-        new_figure()  # a missing matplotlib is reported now, not after the trials
     if (reason := cannot_build()) is not None:
         complain(f"regions cannot be made here: {reason}")
         raise typer.Exit(1)
@@ -357,8 +348,6 @@ def bench_regions(
             title = f"{trial.mbit:g} Mbit/s, H = {trial.run.outer.steps_per_cycle}:"
             rows.append(conduct(trial, tell=partial(_tell, title)))
     beyond = None if large is None else extrapolation.extrapolate(large, regions, rows)
-    if plot is not None:
-        plot.write_bytes(plot_png(rows))
     if as_json:
         found = {"rows": [record(each) for each in rows]}
         print(json.dumps(found if beyond is None else {**found, "extrapolation": asdict(beyond)}))

@@ -15,8 +15,8 @@ from unicodedata import category
 import typer
 from typer import Argument, Option
 
+from peer.cli.application import Json
 from peer.cli.found_models import find_ready
-from peer.cli.options import Json
 from peer.storage.home import data_cache
 
 if TYPE_CHECKING:

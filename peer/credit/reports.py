@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import msgspec
 
 from dht.identity import Identity, PeerId, RunId, verify
+from peer.credit.proof import Totals
 from peer.credit.statements import Verify
-from peer.credit.totals import Totals
 
 KEPT_PER_DAY = 3
 """Reports of a day that are kept, of different peers, the largest first."""

@@ -28,16 +28,15 @@ tokens and is only taken from a contributor.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dht.identity import Identity, PeerId, RunId, verify
 from peer.credit import reports as days
 from peer.credit import statements as words
-from peer.credit.proof import Believes, ProvenMap
+from peer.credit.proof import Believes, ProvenMap, Totals
 from peer.credit.reports import CLOCK_DAYS, DAYS_MAX, Report
 from peer.credit.statements import Statement, Verify
-from peer.credit.totals import Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,3 +198,37 @@ class Tally:
             made[day] = {peer: count for peer, count in gained.items() if count}
             before = ends[day]
         return made
+
+
+FRAGMENTS_MAX = 2**16
+
+
+def unproven(run: RunId) -> Tally:
+    """An empty tally of somebody who only reads."""
+    return Tally(run, None, FRAGMENTS_MAX)
+
+
+def everything(proven: ProvenMap) -> bool:
+    """Believe what ``confirmed`` has chosen."""
+    return True
+
+
+def confirmed(parts: Sequence[Part]) -> Part:
+    """The tally of a reader outside the run, who has seen nobody work and can prove nothing.
+
+    It asks several peers, and takes of each fragment the second heaviest map that they tell of: one
+    of them alone can add no tokens. Where a single peer answers, its word is all there is.
+    """
+    by_fragment: dict[int, list[ProvenMap]] = {}
+    for part in parts:
+        for each in part.maps:
+            by_fragment.setdefault(each.fragment, []).append(each)
+    chosen = []
+    for _, told in sorted(by_fragment.items()):
+        ranked = sorted(told, key=lambda each: each.rank, reverse=True)
+        chosen.append(ranked[min(1, len(ranked) - 1)])
+    return Part(
+        tuple(chosen),
+        tuple(each for part in parts for each in part.reports),
+        tuple(each for part in parts for each in part.statements),
+    )

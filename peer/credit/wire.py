@@ -17,13 +17,12 @@ from msgspec import Meta, Struct
 from averaging.errors import AveragingError, BadPayload
 from averaging.history.parent_maps import decode_maps, encode_maps
 from averaging.messages import ROSTER_MAX, Count, Index, Link, Peer, Signature, Signatures
+from dht.decoding import decoded
 from dht.identity import PeerId, RunId
-from peer.answers import decoded
-from peer.credit.proof import ProvenMap
+from peer.credit.proof import ProvenMap, Totals
 from peer.credit.reports import DAYS_MAX, KEPT_PER_DAY, Report
 from peer.credit.statements import Statement
 from peer.credit.tally import Part, Tally
-from peer.credit.totals import Totals
 
 T = TypeVar("T")
 
@@ -125,7 +124,7 @@ def summary(tally: Tally) -> bytes:
 
 def read_summary(data: bytes, run: RunId) -> Summary:
     """Decode another peer's summary. Raises ``ValueError``."""
-    found = decoded(data, _summaries, "a summary of a tally", max_bytes=SUMMARY_MAX_BYTES)
+    found = decoded(data, _summaries.decode, "a summary of a tally", max_bytes=SUMMARY_MAX_BYTES)
     if found.run != run:
         raise ValueError(f"this peer is in run {run}, not {found.run!r}")
     return found
@@ -246,7 +245,7 @@ def _encoded_maps(maps: Sequence[ProvenMap]) -> Iterable[_Maps]:
 
 def decode(data: bytes, *, max_bytes: int = PART_MAX_BYTES) -> Part:
     """Decode a part without comparing it with anything. Raises ``ValueError``."""
-    found = decoded(data, _parts, "a part of a tally", max_bytes=max_bytes)
+    found = decoded(data, _parts.decode, "a part of a tally", max_bytes=max_bytes)
     try:
         maps = tuple(each for table in found.maps for each in _read_maps(table))
     except BadPayload as error:

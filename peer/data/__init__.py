@@ -9,7 +9,7 @@ of token sequences, the held-out sequences, and a position to save.
 
 Start with ``sources.open_data``, which opens the recipe of a run, and ``feed``, which hands
 batches to the training loop until the run is over: ``prefetch`` reads them ahead in a thread, and
-``device_batches`` copies them to a device. ``order`` is the permutation, ``held_out`` the hash,
+``device_batches`` copies them to a device. ``order`` has the permutation and what is held out,
 ``sequences`` the stream over an array of tokens.
 
 - Recipes ``text`` and ``python_stdlib``: ``corpus``, the cached array of local files.

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from peer.data.corpus import SEPARATOR
 from peer.data.examples import packed
-from peer.data.held_out import is_held_out
 from peer.data.kept_documents import BLOCK_DOCUMENTS, KeptDocuments
-from peer.data.order import Order
+from peer.data.order import Order, is_held_out
 from peer.data.sequences import Sequences, evenly_chosen, evenly_spaced
 from peer.errors import DataUnavailable
 

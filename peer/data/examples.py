@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.data.formats import Item
-from peer.data.held_out import is_held_out
+from peer.data.order import is_held_out
 from peer.data.token_cache import PieceTokens
 from peer.data.tokenizing import Tokenizer
 from peer.run_file.forms import Form

@@ -1,4 +1,4 @@
-"""A pseudo-random order of a dataset for each peer. Pure."""
+"""A pseudo-random order of a dataset for each peer, and the part held out by all. Pure."""
 
 from __future__ import annotations
 
@@ -67,3 +67,13 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
+
+
+def is_held_out(key: bytes, share: float) -> bool:
+    """Return whether the item with this key is measured on and never trained on."""
+    return rank(key) < share
+
+
+def rank(key: bytes) -> float:
+    """Pseudo-random number from 0 to 1; the items with the lowest ranks are held out."""
+    return int.from_bytes(blake3(b"held out/" + key).digest(length=8), "little") / 2.0**64

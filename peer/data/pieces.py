@@ -14,7 +14,7 @@ from blake3 import blake3
 from peer.data.downloads import Downloads, KnownHashes
 from peer.data.examples import signed
 from peer.data.formats import DataFile, piece_count, shard_piece
-from peer.data.held_out import is_held_out
+from peer.data.order import is_held_out
 from peer.data.prefetch import in_background
 from peer.data.token_cache import PieceTokens, TokenCache
 from peer.data.tokenizing import FileTokenizer, Tokenizer

@@ -15,7 +15,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from peer.data.formats import Item
-from peer.data.held_out import is_held_out
+from peer.data.order import is_held_out
 from peer.data.token_cache import PieceTokens
 from peer.errors import DataUnavailable
 from peer.extras import needed

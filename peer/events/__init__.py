@@ -6,10 +6,9 @@ the fields, ``event`` and, in a log, ``at``.
 
     table       every event: fields, sentence, audience. Start here; EVENTS.md is generated from it
     sentences   sentences that depend on more than the values of the fields
-    printable   text of other peers, made safe for terminals
     telling     an event in words, for a story or for the screen
     logs        several peers' logs as one timeline
-    names       names of peers in place of ids
+    names       names of peers in place of ids, and their texts made safe for terminals
     explain     stories from logs: ``shoal explain``
     board       what the page remembers of the last while
     document    the text of EVENTS.md, which ``python -m peer.events`` writes

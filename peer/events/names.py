@@ -90,3 +90,8 @@ class Names:
 def short(peer: str) -> str:
     """The last characters of a peer id; other strings unchanged."""
     return peer[-6:] if peer.startswith("12D3") else peer
+
+
+def printable(text: str) -> str:
+    """``text`` with control characters replaced, for texts of other peers."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)

@@ -19,7 +19,7 @@ from pathlib import Path
 from dht.throttled_host import Gate
 from dht.whole_files import new_file
 from peer.guest import other_programs
-from peer.guest.own_use import OwnUse
+from peer.guest.other_programs import OwnUse
 from peer.rules.limits import (
     BadLimitsFile,
     DiskShares,

@@ -26,9 +26,8 @@ from dht.presence.presence import Presence
 from peer.errors import RunFileError
 from peer.joining.link import short_link
 from peer.run_file.reading import from_canonical
-from peer.run_page.content import RunPage, ask
+from peer.run_page.content import RunPage, ask, described
 from peer.run_page.server import Site, serve_run_pages
-from peer.run_page.words import described
 from peer.views.page_address import PageAddress
 
 logger = logging.getLogger(__name__)

@@ -43,13 +43,12 @@ from peer import attestable, status
 from peer.attestable import Kept
 from peer.credit import wire
 from peer.credit.contributors import Contributor, contributors, plain, sentence
-from peer.credit.reading import confirmed, everything, unproven
 from peer.credit.reports import day_of
-from peer.credit.tally import Part, Tally
+from peer.credit.tally import Part, Tally, confirmed, everything, unproven
 from peer.credit.wire import PROTOCOL as CREDIT_PROTOCOL
 from peer.description import read_layout
 from peer.errors import NobodyMet
-from peer.events.printable import printable
+from peer.events.names import printable
 from peer.joining.fetch import SeedFailures, check_seeds_run, observer
 from peer.joining.link import Link
 from peer.quantities import bytes_text, count_text, duration_text, fates_text, peers_text, plural

@@ -7,7 +7,7 @@ newest, an index and a feed; and, if asked for, an upload to the hub of Hugging 
 - ``feed``: its feed, in Atom.
 - ``hub``: uploading an export.
 - ``publisher``: runs an export in a process of its own, again and again, beside a keeper.
-- ``exporting``: what that process does (``python -m peer.publishing JOB``), for a ``job``.
+- ``exporting``: what that process does (``python -m peer.publishing JOB``).
 
 An export is complete or absent, whatever happens meanwhile (``peer.model.export.folder``).
 """

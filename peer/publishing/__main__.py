@@ -18,8 +18,7 @@ import msgspec
 
 from dht.errors import DhtError
 from peer.errors import PeerError
-from peer.publishing.exporting import publish
-from peer.publishing.job import Job
+from peer.publishing.exporting import Job, publish
 
 NICE = 10
 """Others on this machine go first: nobody waits for an export."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+import msgspec
 
 from peer.data.base_models import base_folder
 from peer.model.export.facts import facts_in_folder
@@ -17,11 +19,28 @@ from peer.model.export.tokenizer import tokenizer_of
 from peer.model.recipes import needs_base
 from peer.publishing.feed import Entry
 from peer.publishing.hub import push
-from peer.publishing.job import Job
 from peer.publishing.shelf import Shelf
 from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.outer_state import OuterState, load_outer
+
+Dtype: TypeAlias = Literal["fp32", "bf16"]
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """An export to make, and where to put it."""
+
+    peer: str
+    """Folder of the peer."""
+    shelf: str
+    """Folder to publish in."""
+    cache: str
+    """Folder of downloads of this user, for tokenizers."""
+    keep: int
+    repository: str | None = None
+    """Repository on the hub to upload to."""
+    dtype: Dtype = "fp32"
+
 
 Tell = Callable[[str, dict[str, Any]], None]
 """Reports an event by its name and fields."""

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from peer.bridge.agent_process import agent_environment
-from peer.publishing.job import Dtype, Job
+from peer.publishing.exporting import Dtype, Job
 from peer.publishing.shelf import Shelf
 from peer.run_file.sections import RunFile
 from peer.storage.checkpoint import CheckpointFolder

@@ -3,9 +3,8 @@
 - ``content``: what the page says, as data; and the call by which a bootstrap peer asks a keeper for
   it. Start here.
 - ``record``: the loss, the tokens and the news over the whole run, bounded, kept over restarts.
-- ``server``: serves the content with the files of the page (``page.html``, ``page.js``,
-  ``page.css``), which load nothing from elsewhere.
-- ``qr``: the join link as a QR code.
+- ``server``: serves the content, and the join link as a QR code, with the files of the page
+  (``page.html``, ``page.js``, ``page.css``), which load nothing from elsewhere.
 
 The page of one's own peer, with addresses of others and for its owner alone, is in ``peer.views``.
 """

@@ -16,6 +16,7 @@ because behind a proxy all have one address.
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -28,7 +29,6 @@ from aiohttp.typedefs import Handler
 
 from peer.publishing.shelf import FEED, published
 from peer.run_page.content import RunPage
-from peer.run_page.qr import qr_svg
 from peer.views.page_address import PageAddress, PageError, parse_page
 from peer.views.pages import listen
 
@@ -237,3 +237,16 @@ async def serve_run_pages(address: PageAddress, site: Site) -> AsyncIterator[str
         raise PageError(error.address, error.reason, "--run-page") from error
     finally:
         await runner.cleanup()
+
+
+def qr_svg(text: str) -> bytes | None:
+    """The code as an SVG image, dark on white; ``None`` without the package."""
+    try:
+        import segno
+    except ImportError:
+        return None
+    out = io.BytesIO()
+    segno.make(text, error="m", micro=False).save(
+        out, kind="svg", scale=4, border=4, dark="#000", light="#fff", xmldecl=False, svgns=True
+    )
+    return out.getvalue()

@@ -8,8 +8,8 @@ format that they use. ``outer_state`` is the content of an agent's checkpoint (f
 their history, the ledger) and its export; ``inner_state`` that of a trainer's (optimizer, position
 in the data, generators), and ``inner_saves`` writes it at intervals, in a thread. ``progress``
 counts the tokens that the trainer has processed. ``good_states`` keeps earlier states, to which
-the run's owner may take the run back, and ``refused`` names those of others that this peer went
-back from. ``home`` names the folders and locks them.
+the run's owner may take the run back, and ``proofs`` what is held against others: proofs of lies,
+and histories that this peer went back from. ``home`` names the folders and locks them.
 
 Nothing in a checkpoint is executed, and no lengths in it are trusted before they are checked.
 One process writes a folder; any process may read it.

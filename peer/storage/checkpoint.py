@@ -124,8 +124,6 @@ class CheckpointFolder:
         ``reads_only``: damaged checkpoints are passed over and left where they are. What another
         version has written looks damaged, and its peer may be running.
         """
-        if keep < 1:
-            raise ValueError(f"keep is {keep}; it must be at least 1")
         self.folder = folder
         self.keep = keep
         self._allowed_bytes = allowed_bytes

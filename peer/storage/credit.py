@@ -9,8 +9,7 @@ import msgspec
 from dht.identity import PeerId, RunId
 from dht.whole_files import read_json, write_whole
 from peer.credit import wire
-from peer.credit.reading import everything
-from peer.credit.tally import Tally
+from peer.credit.tally import Tally, everything
 
 TALLY_FILE = "tally"
 WISHES_FILE = "credit.json"

@@ -1,20 +1,26 @@
-"""Proofs against peers that lied, kept in the peer's folder: a ban outlives a restart.
+"""What a peer holds against others, kept in its folder so that it outlives a restart.
 
-Each proof is a file named after the peer that it convicts. It is checked again when it is read, so
-a damaged file convicts nobody.
+Each proof of a lie is a file named after the peer that it convicts. It is checked again when it is
+read, so a damaged file convicts nobody. The histories that this peer has gone back from
+(``averaging.rules.loss_gate``) are one file. A damaged one is as good as none: then the loss is
+measured once more.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from averaging.audit.proofs import HEAD_MAX_BYTES, Proof, decode_head
 from averaging.messages import BadMessage
+from averaging.rules.loss_gate import Refusals, Refused
 from dht.identity import PeerId
-from dht.whole_files import write_whole
+from dht.whole_files import read_json, write_whole
 
 FOLDER = "proofs"
 PROOFS_MAX = 256
+REFUSED_FILE = "refused.json"
 _SIZE_BYTES = 4
 
 
@@ -40,3 +46,21 @@ def kept_proofs(folder: Path) -> list[Proof]:
         except (OSError, BadMessage):
             continue
     return found
+
+
+class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+    in_a_row: dict[int, int]
+    refused: tuple[Refused, ...]
+
+
+def keep_refusals(folder: Path, refusals: Refusals) -> None:
+    """Write the refusals. Raises ``OSError``."""
+    kept = _Kept(in_a_row=refusals.in_a_row, refused=refusals.all)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / REFUSED_FILE, msgspec.json.encode(kept))
+
+
+def kept_refusals(folder: Path) -> Refusals:
+    """Read the refusals; none if there is no file that can be read."""
+    kept = read_json(folder / REFUSED_FILE, _Kept)
+    return Refusals() if kept is None else Refusals(kept.refused, in_a_row=kept.in_a_row)

@@ -17,7 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from peer.events.printable import printable
+from peer.events.names import printable
 from peer.quantities import bytes_text, count_text, duration_text, plural
 
 _BARS = " ▁▂▃▄▅▆▇█"

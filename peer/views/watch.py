@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from rich.live import Live
 from rich.text import Text
 
-from peer.events.printable import printable
+from peer.events.names import printable
 from peer.events.telling import on_screen, own_offer
 from peer.quantities import fates_text, peers_text, rounded_shares
 from peer.trainer.observed_run import Fields, Outcome

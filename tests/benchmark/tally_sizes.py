@@ -11,8 +11,7 @@ from averaging.messages import Link
 from dht.identity import Identity, PeerId, RunId
 from peer.credit import wire
 from peer.credit.proof import ProvenMap
-from peer.credit.reading import everything
-from peer.credit.tally import Part, Tally
+from peer.credit.tally import Part, Tally, everything
 
 SIGNATURES = 9
 """Signatures under a link in a round of sixteen members."""

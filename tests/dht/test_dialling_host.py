@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dht.dialling_host import DiallingHost
 from dht.errors import PeerUnreachable
+from dht.forwarding_host import DiallingHost
 from dht.host import Stream
 from dht.identity import Identity
 from dht.memory.host import MemoryNetwork

@@ -29,15 +29,16 @@ from averaging.history.manifest import describe, read_manifest
 from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.parent_maps import ParentMap, decode_maps, encode_maps
 from averaging.history.replay import ReplayHead
+from averaging.live import auditing, fetch_server
 from averaging.live.auditing import (
     AskProof,
     AskReading,
     AskSources,
     AskUpload,
-    read_request,
     read_shown,
 )
-from averaging.live.fetch_server import AskManifest, AskPieces, AskReplay, _read_request
+from averaging.live.fetch_server import AskManifest, AskPieces, AskReplay
+from averaging.live.questions import read_request
 from averaging.messages import BadMessage
 from averaging.numbers.arrays import arithmetic
 from averaging.numbers.codec import Scratch
@@ -435,7 +436,7 @@ TARGETS: dict[str, Target] = {
                 AskProof(bytes(32)),
             )
         ],
-        read_request,
+        partial(read_request, requests=auditing.REQUESTS),
         BadMessage,
     ),
     "reading": Target(
@@ -455,7 +456,7 @@ TARGETS: dict[str, Target] = {
                 AskReplay(0, 0, _STATE.lineage),
             )
         ],
-        _read_request,
+        partial(read_request, requests=fetch_server.REQUESTS),
         BadMessage,
     ),
     "record": Target([SEALED], _accepted(check), ValueError),

@@ -33,7 +33,7 @@ from averaging.rules.due import DuePolicy
 from averaging.rules.peer_view import SILENCE_MAX_S, PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
-from dht.dialling_host import DiallingHost
+from dht.forwarding_host import DiallingHost
 from dht.guarded_host import GuardedHost
 from dht.identity import Identity, PeerId
 from dht.membership.table import MembershipSettings
@@ -174,9 +174,6 @@ class LastingLearner:
 
     def discard(self, fragment: int, state: FragmentState, *, reason: str) -> None:
         self.work[fragment].discard(state, step=self.step).apply(self._values[fragment])
-
-    def write_off(self, fragment: int, tokens: int, *, reason: str) -> None:
-        self.written_off[fragment] += tokens
 
     def passed(self, fragment: int, state: FragmentState) -> None:
         return
@@ -328,6 +325,8 @@ class LastingSwarm:
         def on_event(event: str, fields: Mapping[str, Any]) -> None:
             self.told[event] += 1
             log.write(event, fields)
+            if event == "written_off":
+                learner.written_off[fields["fragment"]] += fields["tokens"]
 
         def on_presence(event: PresenceEvent) -> None:
             on_event(event.name, {"text": event.text, **event.fields})

@@ -93,9 +93,6 @@ class _ConstantPort:
     def misses_base(self, fragment: int) -> bool:
         return False
 
-    def write_off(self, fragment: int, tokens: int, *, reason: str) -> None:
-        return
-
     def release(self, fragment: int) -> None:
         return
 

@@ -6,7 +6,7 @@ Input: scenarios and a seed. Output: verdicts on the promises of a run, as JSON 
 - ``process_swarm``: starts, observes and ends the processes; ``members`` are its learners and
   bootstrap peers, ``workspace`` what they share, ``composition`` the run that they train.
 - ``injection``: begins and ends faults on schedule; ``fault_actions`` carries them out, ``ambush``
-  kills leaders in a given phase, ``proxy`` impairs links, ``clocks`` falsifies clocks.
+  kills leaders in a given phase, ``proxy`` impairs links, ``workspace`` falsifies clocks.
 - ``resizing``: starts and ends learners on a schedule (``peer.lab.sizes``).
 - ``hostile`` with ``hostile_agent``: a learner that spoils its uploads. ``visit``: strangers
   to the run attack it: one that sends garbage or floods (``stranger``), or many (``crowd``).

@@ -13,9 +13,8 @@ from typing import Any
 import psutil
 
 from dht.identity import Identity, PeerId
-from peer.lab.chaos.clocks import set_clock
 from peer.lab.chaos.judging.evidence import Life, Report, Sample
-from peer.lab.chaos.workspace import Workspace
+from peer.lab.chaos.workspace import Workspace, set_clock
 from peer.lab.processes import (
     CLI,
     LOOPBACK,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from peer.lab.chaos.clocks import write_hook
+from dht.whole_files import write_whole
 from peer.lab.chaos.composition import SwarmSettings
 from peer.lab.chaos.judging.evidence import Leaks
 from peer.lab.chaos.proxy import Proxies
@@ -128,3 +128,45 @@ def _described(process: psutil.Process) -> str:
         return f"{process.pid}: {' '.join(process.cmdline())[:160]}"
     except psutil.Error:
         return str(process.pid)
+
+
+HOOK = '''\
+"""Shifts time.time() by the seconds in the file SHOAL_CHAOS_CLOCK (peer.lab.chaos.workspace)."""
+import os
+import time
+
+_path = os.environ.get("SHOAL_CHAOS_CLOCK")
+if _path:
+    _true, _true_ns, _monotonic = time.time, time.time_ns, time.monotonic
+    _read_at, _offset = -1.0, 0.0
+
+    def _off():
+        global _read_at, _offset
+        now = _monotonic()
+        if now - _read_at > 0.2:
+            _read_at = now
+            try:
+                with open(_path, encoding="ascii") as file:
+                    _offset = float(file.read() or 0.0)
+            except (OSError, ValueError):
+                pass
+        return _offset
+
+    time.time = lambda: _true() + _off()
+    time.time_ns = lambda: _true_ns() + int(1e9 * _off())
+'''
+
+
+def write_hook(folder: Path) -> None:
+    """Write a module into a folder on ``PYTHONPATH`` that makes ``time.time`` of a process wrong.
+
+    Setting the machine's clock needs root. Monotonic clocks stay right, as on a machine whose clock
+    is set.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
+
+
+def set_clock(path: Path, offset_s: float) -> None:
+    """Shift the clock of all processes that use this file, within a fraction of a second."""
+    write_whole(path, str(offset_s).encode())

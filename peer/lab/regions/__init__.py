@@ -2,6 +2,5 @@
 
 - ``trial``: real commands in network namespaces, their lines and their counters.
 - ``figures``: what one trial shows, beside what ``shoal simulate bandwidth`` predicts.
-- ``plot``: a picture of several trials.
 - ``extrapolation``: needs of a larger run on such lines.
 """

@@ -5,12 +5,35 @@ from __future__ import annotations
 import base64
 import csv
 import html
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from peer.lab.results.mean import Mean
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """Mean of a few samples with its standard error (0, and not shown, for a single sample)."""
+
+    value: float
+    error: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Mean:
+        found = list(values)
+        error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else 0.0
+        return cls(statistics.fmean(found), error)
+
+    def text(self, digits: int, *, per: float = 1.0) -> str:
+        error = f" ±{self.error / per:.{digits}f}" if self.error else ""
+        return f"{self.value / per:.{digits}f}{error}"
+
+    def percent(self, digits: int = 1) -> str:
+        error = f" ±{100 * self.error:.{digits}f}" if self.error else ""
+        return f"{100 * self.value:+.{digits}f}%{error}"
+
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">

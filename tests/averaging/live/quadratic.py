@@ -268,7 +268,7 @@ class QuadraticLearner:
     def misses_base(self, fragment: int) -> bool:
         return self.wants_the_way
 
-    def write_off(self, fragment: int, tokens: int, *, reason: str) -> None:
+    def write_off(self, fragment: int, tokens: int) -> None:
         self._held[fragment].discarded += tokens
 
     def release(self, fragment: int) -> None:
@@ -384,6 +384,11 @@ class Swarm:
             view.pop(peer, None)
             kept[peer] = proof
 
+        def on_event(event: str, fields: Mapping[str, Any]) -> None:
+            events.append((loop.time(), event, fields))
+            if event == "written_off" and learner is not None:
+                learner.write_off(fields["fragment"], fields["tokens"])
+
         def take_directive(data: bytes) -> bool:
             return peer.take_directive(data)
 
@@ -406,7 +411,7 @@ class Swarm:
                 state_files=state_files,
                 take_directive=take_directive,
                 draw_bits=random.Random(f"{name} {incarnation}").getrandbits,
-                on_event=lambda event, fields: events.append((loop.time(), event, fields)),
+                on_event=on_event,
                 proofs=proofs,
                 on_proof=ban,
             ),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -41,7 +41,7 @@ from averaging.round.phase import Phase
 from averaging.round.taking_over import Life
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
-from dht.dialling_host import DiallingHost
+from dht.forwarding_host import DiallingHost
 from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.network import Weather
@@ -110,9 +110,6 @@ class Port:
         self._node.swarm.truth.coverage["discarded"] += 1
         self.learner.discard(state)
 
-    def write_off(self, fragment: int, tokens: int, *, reason: str) -> None:
-        self.learner.write_off(tokens, reason=reason)
-
     def passed(self, fragment: int, state: FragmentState) -> None:
         return
 
@@ -158,12 +155,17 @@ class LiveNode:
             around=Surroundings(
                 view=self.view,
                 line_max=lambda: 0.0,
+                on_event=self._hear,
                 draw_bits=random.Random(f"{swarm.seed} {name} {incarnation}").getrandbits,
             ),
             states=[] if state is None else [state],
             settings=AveragerSettings(progress_s=1e6),
         )
         self.task: asyncio.Task[None] | None = None
+
+    def _hear(self, event: str, fields: Mapping[str, Any]) -> None:
+        if event == "written_off" and self.learner is not None:
+            self.learner.write_off(fields["tokens"])
 
     def __repr__(self) -> str:
         return f"LiveNode({self.name}, {self.life.incarnation})"

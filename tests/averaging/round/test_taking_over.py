@@ -109,9 +109,6 @@ class Recorder:
         self.calls.append(("rebase", parting.version))
         return self.again
 
-    def write_off(self, tokens: int, *, reason: str) -> None:
-        self.calls.append(("write off", tokens))
-
 
 @pytest.mark.parametrize(
     ("before", "after", "contained"),
@@ -142,14 +139,15 @@ def test_work_in_doubt_that_counts_as_merged_elsewhere_is_not_offered_again() ->
 def test_merged_work_that_the_new_side_lacks_is_written_off_but_for_what_is_offered_again() -> None:
     mine = replace(MINE, merged=MergedMap({ANNA: Mark(2, 5, 70)}))
     parting = Parting(1, THETA, 0, 5)
-    for again, expected, since in (
-        (None, [("rebase", 1), ("adopt", None), ("write off", 70)], None),
-        (50, [("rebase", 1), ("write off", 20)], 1),
-        (70, [("rebase", 1)], 1),
+    for again, expected, lost, since in (
+        (None, [("rebase", 1), ("adopt", None)], 70, None),
+        (50, [("rebase", 1)], 20, 1),
+        (70, [("rebase", 1)], 0, 1),
     ):
         learner = Recorder(again)
         taken = hand_over(learner, HEAVY, mine, LIFE, parting=parting)
         assert learner.calls == expected
+        assert taken.written_off_tokens == lost
         assert taken.since == since
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from averaging.rules.late_work import uploaded_share
+from averaging.rules.weights import uploaded_share
 
 
 def test_work_of_several_cycles_is_uploaded_as_their_mean() -> None:

@@ -495,6 +495,10 @@ class Swarm(Watch):
         work = self.truth.offers[node.name, node.owner.incarnation, fold.contained]
         self.truth.made(after, [node.state.lineage], [work], False)
 
+    def wrote_off(self, node: FragmentNode, tokens: int) -> None:
+        if tokens and isinstance(node.learner, Learner):
+            node.learner.write_off(tokens)
+
     def stands(self, node: FragmentNode, state: FragmentState) -> None:
         self.truth.stands(node.name, state)
         self.save(node.name, state)

@@ -275,7 +275,7 @@ class Learner:
         rebased.adopted.apply(self.values)
         return rebased.again_steps * self.tokens_per_step
 
-    def write_off(self, tokens: int, *, reason: str) -> None:
+    def write_off(self, tokens: int) -> None:
         # Those of former lives are counted by the swarm.
         counted = self.own.discarded_steps * self.tokens_per_step + self.written_off
         own = self.own.merged_step * self.tokens_per_step - counted

@@ -14,7 +14,7 @@ from dht.memory.virtual_loop import run
 from peer.agent.account import merged_of
 from peer.agent.crediting import Crediting, to_ask
 from peer.credit.contributors import contributors
-from peer.credit.totals import Totals
+from peer.credit.proof import Totals
 from peer.credit.wire import PROTOCOL, SUMMARY_MAX_BYTES
 from peer.storage.credit import Wishes, load_tally, write_wishes
 from tests.averaging.live.quadratic import RUN, Peer, Swarm, swarm

@@ -10,10 +10,9 @@ from averaging.history.parent_maps import ParentMap
 from averaging.messages import Link
 from dht.identity import Identity, PeerId, RunId
 from peer.credit.proof import ProvenMap
-from peer.credit.reading import everything
 from peer.credit.reports import report
 from peer.credit.statements import state
-from peer.credit.tally import Part, Tally
+from peer.credit.tally import Part, Tally, everything
 
 RUN = RunId("5f" * 32)
 ANNA, BORIS, CLARA, DORA = (Identity.from_seed(letter * 32) for letter in (b"a", b"b", b"c", b"d"))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from peer.credit.reading import confirmed, everything, unproven
-from peer.credit.tally import Part, Tally
+from peer.credit.tally import Part, Tally, confirmed, everything, unproven
 from tests.peer.credit.books import ANNA, BORIS, DAY, RUN, named, proven
 
 

@@ -23,10 +23,9 @@ from averaging.messages import Link, link_claim
 from averaging.round.certificates import link_of
 from dht.identity import Identity, PeerId, RunId
 from peer.credit import wire
-from peer.credit.proof import ProvenMap
+from peer.credit.proof import ProvenMap, Totals
 from peer.credit.reports import report
 from peer.credit.tally import Part, Tally
-from peer.credit.totals import Totals
 from tests.averaging.simulated.certified import settles
 from tests.averaging.simulated.swarm import Node, Storm, Swarm, cause_storm
 

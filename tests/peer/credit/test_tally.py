@@ -11,11 +11,9 @@ from dht.identity import Identity
 from peer.credit import reports as days
 from peer.credit import statements as words
 from peer.credit.contributors import contributors, sentence, tokens_by_day
-from peer.credit.proof import ProvenMap
-from peer.credit.reading import everything
+from peer.credit.proof import ProvenMap, Totals
 from peer.credit.reports import Report, report
-from peer.credit.tally import Part, Tally
-from peer.credit.totals import Totals
+from peer.credit.tally import Part, Tally, everything
 from tests.peer.credit.books import (
     ANNA,
     BORIS,

@@ -12,8 +12,7 @@ from averaging.messages import Link
 from dht.identity import Identity, RunId
 from peer.credit import wire
 from peer.credit.proof import ProvenMap
-from peer.credit.reading import everything
-from peer.credit.tally import Part, Tally
+from peer.credit.tally import Part, Tally, everything
 from peer.storage.credit import load_tally, save_tally
 from tests.peer.credit.books import ANNA, BORIS, CLARA, DAY, RUN, a_tally, proven
 

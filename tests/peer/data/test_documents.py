@@ -18,9 +18,8 @@ from peer.data.documents import (
     text_in,
     tokenize_bytes,
 )
-from peer.data.held_out import is_held_out
 from peer.data.kept_documents import KeptDocuments
-from peer.data.order import Order
+from peer.data.order import Order, is_held_out
 from peer.data.token_cache import TokenCache
 from peer.errors import DataUnavailable
 

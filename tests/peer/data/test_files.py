@@ -15,7 +15,7 @@ from dht.identity import PeerId
 from peer.data import files, formats, pieces, token_cache
 from peer.data.downloads import Downloads, Tell
 from peer.data.files import hosts_of
-from peer.data.held_out import is_held_out
+from peer.data.order import is_held_out
 from peer.data.prefetch import Prefetched
 from peer.data.sources import check_data, open_data
 from peer.data.token_cache import TokenCache, keep_below

@@ -11,7 +11,7 @@ import pytest
 
 from dht.identity import PeerId
 from peer.data.corpus import CHUNK_BYTES
-from peer.data.held_out import is_held_out
+from peer.data.order import is_held_out
 from peer.data.sources import check_data, open_data
 from peer.errors import DataUnavailable, ExtraMissing
 from peer.run_file.sections import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from peer.guest.own_use import OwnUse
+from peer.guest.other_programs import OwnUse
 from tests.processes import Processes
 
 

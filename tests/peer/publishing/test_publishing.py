@@ -23,8 +23,8 @@ from peer import cli
 from peer.data.base_models import BaseUnavailable
 from peer.model.export.folder import OwnModel
 from peer.publishing import exporting
+from peer.publishing.exporting import Job
 from peer.publishing.hub import NoRepository, check_repository
-from peer.publishing.job import Job
 from peer.publishing.publisher import Publisher, Publishing, check_publishing
 from peer.publishing.shelf import LATEST, published
 from peer.run_file.sections import CustomModel

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from peer.rules.leaving import LastOffers
+from peer.rules.ending import LastOffers
 
 MBIT = 125_000.0
 

@@ -15,8 +15,7 @@ from peer.lab.processes import free_port
 from peer.publishing.shelf import Shelf
 from peer.run_file.sections import RunFile
 from peer.run_page import server
-from peer.run_page.qr import qr_svg
-from peer.run_page.server import HEADERS, Rate, Site, parse_run_page, serve_run_pages
+from peer.run_page.server import HEADERS, Rate, Site, parse_run_page, qr_svg, serve_run_pages
 from peer.views.page_address import PageError
 from tests.peer.run_page.example_pages import LINK, OTHER, RUN, a_page
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from averaging.rules.loss_gate import Refusals
-from peer.storage.refused import FILE, keep_refusals, kept_refusals
+from peer.storage.proofs import REFUSED_FILE, keep_refusals, kept_refusals
 
 
 def test_refusals_outlive_a_restart(tmp_path: Path) -> None:
@@ -24,5 +24,5 @@ def test_refusals_outlive_a_restart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [None, b"", b"{", b'{"in_a_row": 1}', b"[]", b"\xff"])
 def test_a_missing_or_damaged_file_refuses_nothing(tmp_path: Path, data: bytes | None) -> None:
     if data is not None:
-        (tmp_path / FILE).write_bytes(data)
+        (tmp_path / REFUSED_FILE).write_bytes(data)
     assert len(kept_refusals(tmp_path)) == 0

@@ -6,7 +6,7 @@
 - ``evidence``: everything known about a swarm that has ended, as plain values.
 - ``verdict``: the promises, and a verdict on one of them.
 - ``oracle``: start here. ``judge`` returns a verdict on every promise, from ``history``,
-  ``progress``, ``resources``, ``tokens``, ``learning``, ``trust`` and ``liars``.
+  ``progress``, ``resources``, ``tokens``, ``learning`` and ``liars``.
 
 The oracle believes no peer's account of itself alone: processed tokens are the trainer's counter,
 which survives a kill -9; merged tokens are the final states' maps; that no step was merged twice is

@@ -8,12 +8,15 @@ from __future__ import annotations
 from peer.lab.chaos.judging.evidence import Evidence
 from peer.lab.chaos.judging.history import judge_identical, judge_once
 from peer.lab.chaos.judging.learning import judge_loss
-from peer.lab.chaos.judging.liars import judge_liars
-from peer.lab.chaos.judging.progress import judge_bounded, judge_goes_on, judge_returns
-from peer.lab.chaos.judging.resizes import judge_resizes
+from peer.lab.chaos.judging.liars import judge_hygiene, judge_liars
+from peer.lab.chaos.judging.progress import (
+    judge_bounded,
+    judge_goes_on,
+    judge_resizes,
+    judge_returns,
+)
 from peer.lab.chaos.judging.resources import judge_clean, judge_flat, judge_speed
 from peer.lab.chaos.judging.tokens import judge_ledger
-from peer.lab.chaos.judging.trust import judge_hygiene
 from peer.lab.chaos.judging.verdict import Verdict
 
 

@@ -2,7 +2,7 @@
 
 Each module has a ``table`` that computes rows and a ``section`` that presents them:
 
-- ``goodput``: training time that failures leave; simulated chips (``failures``, ``goodput.toml``).
+- ``goodput``: training time that failures leave; simulated chips (``failures``).
 - ``bandwidth``: link speed that each method needs; arithmetic alone.
 - ``heterogeneous``: peers of different speed, and rules for how long a round waits for them.
 - ``quality``: the loss that each choice costs at equal tokens.

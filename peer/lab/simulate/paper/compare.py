@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from peer.lab.results.mean import Mean
-from peer.lab.results.page import Section
+from peer.lab.results.page import Mean, Section
 from peer.lab.results.plots import finished_png, new_axes, plain_ticks
 from peer.lab.simulate.paper.bandwidth import BITS
 from peer.lab.simulate.paper.training import TEXT, Job, RunJobs, Trained, by_name, run_jobs

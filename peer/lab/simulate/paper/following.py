@@ -20,8 +20,7 @@ from typing import Any
 
 from averaging.numbers.codecs import codec_named
 from averaging.rules.line_levels import Level, Line
-from peer.lab.results.mean import Mean
-from peer.lab.results.page import Section
+from peer.lab.results.page import Mean, Section
 from peer.lab.results.plots import finished_png, new_axes, plain_ticks
 from peer.lab.simulate.paper import compare
 from peer.lab.simulate.paper.training import (

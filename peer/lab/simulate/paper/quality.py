@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from peer.lab.results.mean import Mean
-from peer.lab.results.page import Section
+from peer.lab.results.page import Mean, Section
 from peer.lab.results.plots import as_png, new_figure
 from peer.lab.simulate.paper.training import (
     TEXT,

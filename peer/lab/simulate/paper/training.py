@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from dht.whole_files import read_json, write_whole
-from peer.lab.results.mean import Mean
+from peer.lab.results.page import Mean
 from peer.lab.simulate.swarm.experiment import Experiment
 from peer.lab.simulate.swarm.outcome import SwarmResult
 from peer.lab.simulate.swarm.resolving import problem_of

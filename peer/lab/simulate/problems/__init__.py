@@ -5,5 +5,4 @@
 - ``quadratic``: noisy gradients of a quadratic function; numpy alone, cheap for thousands of peers.
 - ``text_mlp``: a small byte-level network on Python source; needs torch.
 - ``text_gpt``: the built-in transformer, very small, on the same data; needs torch.
-- ``named``: a problem by its name. It imports torch only when the problem needs it.
 """

@@ -6,8 +6,8 @@ rounds, the fate of every token, and a digest of all events.
 - ``swarm``: start here. ``run`` simulates one swarm; ``SimulatedSwarm`` measures it.
 - ``experiment``: all settings. ``resolving`` finds the problem and checks the names in them.
 - ``environment``: what the peers share. ``slots``: one place per peer, over all its lives.
-- ``lifecycle``: starts, crashes, pauses, partitions. ``incidents``: schedules them.
-  ``last_rounds``: the end of a run that has a date.
+- ``lifecycle``: starts, crashes, pauses, partitions. ``incidents``: schedules them,
+  and the end of a run that has a date.
 - ``peer``, ``learner``, ``membership``: one simulated peer, its parameters, and its view of others.
 - ``token_books``: which tokens were merged. ``outcome``: the types of the results.
 - ``resizing``: a swarm that grows and shrinks by schedule.

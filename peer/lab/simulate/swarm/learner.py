@@ -114,9 +114,6 @@ class Seat:
         self._carry_out(rebased.adopted)
         return rebased.again_steps * self._trainee.step_tokens
 
-    def write_off(self, tokens: int, *, reason: str) -> None:
-        """The report finds such work missing from the merged maps."""
-
     def discard(self, state: FragmentState) -> None:
         self._carry_out(self.own.discard(state, step=self._trainee.step))
 

@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from peer.lab.results.mean import Mean
-from peer.lab.results.page import Section
+from peer.lab.results.page import Mean, Section
 from peer.lab.results.plots import finished_png, new_axes
 from peer.lab.simulate.swarm.experiment import Experiment
 from peer.lab.simulate.swarm.outcome import SwarmResult

@@ -9,10 +9,26 @@ from typing import Any
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.merge import rule_named
 from averaging.rules.grouping import grouping_named
-from peer.lab.simulate.problems.named import problem_named
 from peer.lab.simulate.problems.problem import Problem
 from peer.lab.simulate.problems.quadratic import Quadratic
 from peer.lab.simulate.swarm.experiment import BadExperiment, Experiment
+
+NAMES = ("quadratic", "text_mlp", "text_gpt")
+
+
+def problem_named(name: str) -> Problem:
+    """A problem at its defaults. Raises ``ValueError`` for a name that is not known."""
+    if name == "quadratic":
+        return Quadratic()
+    if name == "text_mlp":
+        from peer.lab.simulate.problems.text_mlp import TextMlp  # torch takes seconds to import
+
+        return TextMlp()
+    if name == "text_gpt":
+        from peer.lab.simulate.problems.text_gpt import TextGpt
+
+        return TextGpt()
+    raise ValueError(f"problem is {name!r}; there are {', '.join(NAMES)}")
 
 
 def problem_of(experiment: Experiment) -> Problem:

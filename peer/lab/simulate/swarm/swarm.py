@@ -33,8 +33,7 @@ from dht.memory.network import SimulatedNetwork, Weather
 from peer.lab.simulate.problems.problem import Places, Problem, layout_of
 from peer.lab.simulate.swarm.environment import Environment
 from peer.lab.simulate.swarm.experiment import Experiment
-from peer.lab.simulate.swarm.incidents import Incidents
-from peer.lab.simulate.swarm.last_rounds import DateOfEnd
+from peer.lab.simulate.swarm.incidents import DateOfEnd, Incidents
 from peer.lab.simulate.swarm.lifecycle import Lifecycle
 from peer.lab.simulate.swarm.membership import Membership, Seen
 from peer.lab.simulate.swarm.outcome import Point, RoundRecord, SwarmResult

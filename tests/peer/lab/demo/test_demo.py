@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from peer.lab.demo.demo import RUN_TEXT, Comparison, DemoSettings, Point, Result, summary
 from peer.lab.demo.report import split_at_silence
 from peer.run_file.reading import parse
@@ -51,10 +49,3 @@ def test_a_gap_in_a_learners_points_separates_two_lives() -> None:
     assert [len(life) for life in split_at_silence(points)] == [3, 2]
     assert [len(life) for life in split_at_silence(points[:3])] == [3]
     assert split_at_silence([]) == []
-
-
-def test_a_swarm_too_small_or_too_short_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="peers"):
-        DemoSettings(directory=tmp_path, peers=1)
-    with pytest.raises(ValueError, match="steps"):
-        DemoSettings(directory=tmp_path, steps=10)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from peer.cli import run
-from peer.lab.results.mean import Mean
+from peer.lab.results.page import Mean
 from peer.lab.simulate.paper import quality
 from peer.lab.simulate.swarm.resolving import problem_of
 from peer.lab.simulate.swarm.swarm import run as simulate

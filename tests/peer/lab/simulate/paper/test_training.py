@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.results.mean import Mean
+from peer.lab.results.page import Mean
 from peer.lab.simulate.paper.training import (
     Job,
     Trained,

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from peer.lab.simulate.problems.named import NAMES, problem_named
 from peer.lab.simulate.problems.problem import Places, Problem, layout_of
 from peer.lab.simulate.problems.quadratic import Quadratic
 from peer.lab.simulate.swarm.experiment import BadExperiment, Experiment
-from peer.lab.simulate.swarm.resolving import problem_of
+from peer.lab.simulate.swarm.resolving import NAMES, problem_named, problem_of
 
 
 @pytest.fixture(params=NAMES, scope="module")

@@ -1,0 +1,111 @@
+"""Streams on which one peer asks and the other answers: for those who catch up, and for auditors.
+
+A request is one frame. Its answer is frames that begin with ``DATA``, or one refusal with the
+reason (``dht.guarded_host.refuse``), after which the stream ends. One request follows another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import msgspec
+
+from averaging.messages import BadMessage, unpacked
+from averaging.numbers.arrays import uninitialised
+from dht.errors import HostClosed, PeerUnreachable, StreamBroken
+from dht.guarded_host import REASON_MAX_BYTES, REFUSED, refuse
+from dht.host import Host, Stream
+from dht.identity import PeerId
+
+DATA = b"\x01"
+FRAME_BYTES = 512 << 10
+REQUEST_MAX_BYTES = 256
+OPEN_TIMEOUT_S = 10.0
+REFUSE_WITHIN_S = 5.0
+STALL_MAX_S = 20.0
+"""A side that moves nothing for so long is left."""
+
+RELAYED = "the connection is relayed, and relays carry no bulk"
+"""Refusal of requests over a relay."""
+
+WORLD = (PeerUnreachable, StreamBroken, HostClosed, TimeoutError)
+"""The failures that the network can cause: nobody is blamed for them."""
+
+Request = TypeVar("Request")
+
+
+class NotHere(Exception):
+    """The peer that is asked does not have it, or does not show it; the message is its reason."""
+
+
+# The side that answers
+
+
+async def answer_requests(
+    stream: Stream,
+    requests: msgspec.msgpack.Decoder[Request],
+    answer: Callable[[Request], Awaitable[None]],
+) -> None:
+    """Answer one request after the other until the other side ends.
+
+    ``answer`` may raise ``NotHere``, which is told. Raises ``BadMessage``, ``StreamBroken`` or
+    ``HostClosed``.
+    """
+    try:
+        while (frame := await stream.receive(timeout_s=STALL_MAX_S)) is not None:
+            await answer(read_request(frame, requests))
+    except NotHere as error:
+        await refuse(stream, str(error), timeout_s=REFUSE_WITHIN_S)
+
+
+def read_request(frame: bytes, requests: msgspec.msgpack.Decoder[Request]) -> Request:
+    """Decode a request. Raises ``BadMessage``, whatever the bytes are."""
+    return unpacked(frame, requests, "a request", max_bytes=REQUEST_MAX_BYTES)
+
+
+def in_frames(data: memoryview) -> Iterator[memoryview]:
+    """The data in parts that fit a frame."""
+    return (data[start : start + FRAME_BYTES] for start in range(0, len(data), FRAME_BYTES))
+
+
+# The side that asks
+
+
+@asynccontextmanager
+async def stream_to(host: Host, peer: PeerId, protocol: str) -> AsyncIterator[Stream]:
+    """Open a stream for questions, and close it in the end."""
+    stream = await host.open_stream(peer, protocol, timeout_s=OPEN_TIMEOUT_S, bulk=True)
+    try:
+        yield stream
+    finally:
+        stream.abort()
+
+
+async def ask(stream: Stream, request: msgspec.Struct) -> None:
+    await stream.send(msgspec.msgpack.encode(request), timeout_s=STALL_MAX_S)
+
+
+async def next_data(stream: Stream, *, timeout_s: float = STALL_MAX_S) -> memoryview:
+    """The data of the next frame. Raises ``NotHere``, ``BadMessage`` or ``StreamBroken``."""
+    frame = await stream.receive(timeout_s=timeout_s)
+    if frame is None:
+        raise StreamBroken(stream.remote, "it ended in the middle")
+    if frame[:1] == REFUSED:
+        raise NotHere(frame[1 : 1 + REASON_MAX_BYTES].decode("utf-8", "replace"))
+    if frame[:1] != DATA:
+        raise BadMessage("a frame that is neither data nor a refusal")
+    return memoryview(frame)[1:]
+
+
+async def read_exactly(stream: Stream, size: int) -> memoryview:
+    """Data of a known size, in any number of frames. Raises what ``next_data`` raises."""
+    data, filled = uninitialised(size), 0
+    while filled < size:
+        frame = await next_data(stream)
+        if not 0 < len(frame) <= size - filled:
+            raise BadMessage("another number of bytes than the layout says")
+        data[filled : filled + len(frame)] = frame
+        filled += len(frame)
+    return data
