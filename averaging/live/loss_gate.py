@@ -84,6 +84,11 @@ class GateSettings:
     """... and the longest time after the first jump until it is."""
     look_s: float = 0.25
 
+    def __post_init__(self) -> None:
+        for name in ("rise_max", "measure_s", "quiet_s", "open_s", "look_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it is above 0")
+
 
 @dataclass(slots=True)
 class _Jump:

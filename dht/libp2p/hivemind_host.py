@@ -112,6 +112,13 @@ class HostSettings:
     lane: LaneSettings | None = None
     """The direct lane for bulk streams. ``None``: they go through the daemon."""
 
+    def __post_init__(self) -> None:
+        if not 0 < self.streams_per_peer_max <= self.streams_max:
+            raise ValueError(
+                f"streams_per_peer_max is {self.streams_per_peer_max} and streams_max is "
+                f"{self.streams_max}; 0 < per peer <= all"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class _CallServer:

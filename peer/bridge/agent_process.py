@@ -61,6 +61,12 @@ class LineSettings:
     end_patience_s: float = 10.0
     """Time for an agent to save and say goodbye after the line is closed; then it is killed."""
 
+    def __post_init__(self) -> None:
+        if self.silence_max_s < 3 * self.beat_s:
+            raise ValueError(
+                f"silence_max_s is {self.silence_max_s}; it must outlast 3 beats of {self.beat_s} s"
+            )
+
 
 def agent_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Environment of a child process: no accelerator and one thread per library.

@@ -415,6 +415,11 @@ def test_a_relayed_connection_carries_no_bulk(monkeypatch: pytest.MonkeyPatch) -
     run(main())
 
 
+def test_a_heartbeat_that_leaves_no_room_for_a_lost_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="silence_max_s is 10"):
+        TransportSettings(heartbeat_s=5.0, silence_max_s=10.0)
+
+
 def test_only_listed_peers_may_open_links_and_streams_where_there_is_a_list() -> None:
     async def main() -> None:
         network = MemoryNetwork()

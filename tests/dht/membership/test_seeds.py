@@ -209,3 +209,11 @@ def test_through_any_weather_each_seed_that_is_up_is_met_within_30_seconds(seed:
         for which, since in up.items():
             late = since is not None and now - since > 30.0 and which not in connected
             assert not late, f"seed {seed}: a peer up since {since} is not met at {now}"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"retry_first_s": 0.0}, {"retry_first_s": 16.0}, {"jitter": 1.0}]
+)
+def test_impossible_settings_are_refused_by_name(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        SeedSettings(**wrong)  # type: ignore[arg-type]
