@@ -40,8 +40,7 @@ LONGEST = (
     "tests/peer/publishing/test_publishing.py",
     "tests/peer/trainer/test_session.py",
 )
-"""Modules that take a minute each. As the last ones they would leave the other worker without work.
-"""
+"""The longest modules. As the last ones they would leave the other worker without work."""
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dht.memory.host import identity_of
 from peer import cli
 from peer.hosting.bootstrap import DEFAULT_PORT
 from peer.lab.processes import free_port
@@ -181,9 +182,7 @@ def test_the_doctor_finds_a_seed_that_is_up_and_one_that_is_not(
 
 @pytest.mark.slow  # tests/peer/doctor has the words and the codes of all findings
 def test_the_doctor_fails_without_a_seed_that_is_up(capfd: pytest.CaptureFixture[str]) -> None:
-    gone = (
-        f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/12D3KooWBmAwcd4PJNJvfV89HwE48nwkRmAgo8Vy3uQEyNNHBox2"
-    )
+    gone = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{identity_of('nobody').peer_id}"
     code, output, _ = shoal(capfd, "doctor", gone)
     assert code == 3
     assert "FAIL  seed" in output
@@ -280,7 +279,7 @@ class Reader:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the text uses curl")
-@pytest.mark.slow  # the tests above run its commands one by one
+@pytest.mark.slow  # the tests above start the same commands
 def test_every_command_of_the_text_works_in_the_order_of_the_text(
     processes: Processes, tmp_path: Path
 ) -> None:

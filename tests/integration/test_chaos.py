@@ -62,7 +62,7 @@ def test_a_swarm_keeps_its_promises_during_many_faults(
     assert (directory / "chaos.html").stat().st_size > 2000
 
 
-@pytest.mark.slow  # live averagers refuse the same uploads in tests/averaging/live/test_attacks.py
+@pytest.mark.slow  # tests/averaging/live/test_averager_adversaries.py has such uploads
 @pytest.mark.timeout(600)
 def test_poison_and_garbage_are_kept_out(processes: Processes, tmp_path: Path) -> None:
     size = ("--minutes", "0.5", "--peers", "2", "--no-control")

@@ -573,7 +573,7 @@ def test_two_seals_are_never_chosen(first: int) -> None:
     outcomes = [chosen_seals(seed) for seed in range(first, first + ORDERS)]
 
     assert all(len(chosen) <= 1 for chosen in outcomes)
-    assert sum(len(chosen) for chosen in outcomes) > 0.53 * ORDERS, "most choose something"
+    assert sum(len(chosen) for chosen in outcomes) > ORDERS * 8 / 15, "most choose something"
     assert any(VOID in chosen for chosen in outcomes)
 
 
