@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 # Where it is set, every worker and every process of a test compiles all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup check test slow soak gpu gpu-figures bench demo grid clean
+.PHONY: setup check compiled test slow soak gpu gpu-figures bench demo grid clean
 
 setup: $(INSTALLED)
 
@@ -26,6 +26,9 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+compiled: setup
+	$(BIN)/pytest --collect-only -qq > /dev/null
 
 test: setup
 	$(BIN)/pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder

@@ -32,9 +32,15 @@ hypothesis.settings.register_profile("shoal", deadline=None)
 hypothesis.settings.load_profile("shoal")
 
 
-LONGEST = ("tests/integration/test_chaos.py", "tests/test_examples.py")
-"""Modules that mostly wait for processes of theirs. As the last ones they would leave the other
-worker without work."""
+LONGEST = (
+    "tests/integration/test_chaos.py",
+    "tests/averaging/live/test_storms.py",
+    "tests/averaging/simulated/test_storms.py",
+    "tests/integration/test_bootstrap_commands.py",
+    "tests/peer/publishing/test_publishing.py",
+    "tests/peer/trainer/test_session.py",
+)
+"""The longest modules. As the last ones they would leave the other worker without work."""
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -43,7 +49,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest modules: workers take modules in the order of the tests."""
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    first = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: first.get(item.nodeid.partition("::")[0], len(LONGEST)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -21,56 +21,41 @@ def environment_below(folder: Path) -> dict[str, str]:
     return {"XDG_DATA_HOME": str(folder), "OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """Exit code and output of the three small examples, which run side by side."""
-    tiny_gpt = (
-        *("start", str(EXAMPLES / "tiny_gpt" / "run.toml"), "--listen", LOOPBACK),
-        *("--threads", "1", "--steps", "2", "--json", "--yes"),
-    )
-    commands: dict[str, tuple[str, ...]] = {
-        "notebook": ("-m", "tests.notebook", str(NOTEBOOK), "range(20)=range(3)"),
-        "own_loop": (str(EXAMPLES / "own_loop.py"), "--steps", "150", "--pace", "0"),
-        "tiny_gpt": ("-P", "-m", "peer.cli", *tiny_gpt),
-    }
-    with Processes(tmp_path_factory.mktemp("output")) as processes:
-        started = {
-            name: processes.python(
-                *command, environment=environment_below(tmp_path_factory.mktemp(name))
-            )
-            for name, command in commands.items()
-        }
-        return {
-            name: (process.wait(timeout=250), processes.output_of(process))
-            for name, process in started.items()
-        }
+def ran(processes: Processes, home: Path, *command: str) -> str:
+    """The output of a Python command that ends well."""
+    process = processes.python(*command, environment=environment_below(home))
+    assert process.wait(timeout=250) == 0, processes.output_of(process)
+    return processes.output_of(process)
 
 
-def test_an_own_loop_founds_a_run_and_trains(ended: dict[str, tuple[int, str]]) -> None:
-    code, output = ended["own_loop"]
-    assert code == 0, output
+def test_an_own_loop_founds_a_run_and_trains(processes: Processes, tmp_path: Path) -> None:
+    loop = (str(EXAMPLES / "own_loop.py"), "--steps", "150", "--pace", "0")
+    output = ran(processes, tmp_path, *loop)
     assert "step 0  loss" in output
     assert output.count("others join with: shoal join 'shoal://") == 1
     assert "done; the loop was blocked for" in output
 
 
-def test_the_notebook_trains_and_leaves_with_nothing_but_peer(
-    ended: dict[str, tuple[int, str]],
-) -> None:
+def test_the_notebook_imports_nothing_but_peer() -> None:
     lines = [line for cell in code_cells(NOTEBOOK) for line in cell.splitlines()]
     imports = [line for line in lines if line.startswith(("import ", "from "))]
     assert imports == ["import peer"]
-    code, output = ended["notebook"]
-    assert code == 0, output
+
+
+@pytest.mark.slow  # the loop above goes through the same calls
+def test_the_notebook_trains_and_leaves(processes: Processes, tmp_path: Path) -> None:
+    output = ran(processes, tmp_path, "-m", "tests.notebook", str(NOTEBOOK), "range(20)=range(3)")
     assert output.count("others join with: shoal join 'shoal://") == 1
     assert "held-out loss" in output
 
 
-def test_tiny_gpt_starts_and_prints_its_link(
-    ended: dict[str, tuple[int, str]],
-) -> None:
-    code, output = ended["tiny_gpt"]
-    assert code == 0, output
+@pytest.mark.slow  # the chaos run of the quick tests starts its founder by the same command
+def test_tiny_gpt_starts_and_prints_its_link(processes: Processes, tmp_path: Path) -> None:
+    tiny_gpt = (
+        *("start", str(EXAMPLES / "tiny_gpt" / "run.toml"), "--listen", LOOPBACK),
+        *("--threads", "1", "--steps", "2", "--json", "--yes"),
+    )
+    output = ran(processes, tmp_path, "-P", "-m", "peer.cli", *tiny_gpt)
     records = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     assert any(r["event"] == "link" and r["link"].startswith("shoal://") for r in records)
     assert records[-1]["event"] == "done"

@@ -160,6 +160,10 @@ class Module:
     def tree(self) -> ast.Module:
         return ast.parse(self.source, filename=self.name)
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        return tuple(ast.walk(self.tree))
+
     @property
     def room(self) -> str:
         return self.name if self.is_package else self.name.rpartition(".")[0]
@@ -171,11 +175,11 @@ class Module:
     @cached_property
     def imports(self) -> tuple[Import, ...]:
         """All imports, those in functions and under ``TYPE_CHECKING`` included."""
-        return tuple(_imports(self.tree))
+        return tuple(_imports(self.nodes))
 
 
-def _imports(tree: ast.AST) -> Iterator[Import]:
-    for node in ast.walk(tree):
+def _imports(nodes: Iterable[ast.AST]) -> Iterator[Import]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(alias.name, None, node.lineno)
@@ -269,7 +273,7 @@ def impurities(modules: Modules) -> list[str]:
         ]
         wrong += [
             f"{module.name}:{node.lineno} is a coroutine"
-            for node in ast.walk(module.tree)
+            for node in module.nodes
             if isinstance(node, ast.AsyncFunctionDef)
         ]
     return wrong
@@ -319,14 +323,14 @@ def private_reaches(modules: Modules) -> list[str]:
     """Private names of one room that a module of another room uses."""
     owners: dict[str, set[str]] = {}
     for module in ours(modules):
-        for name in private_names(module.tree):
+        for name in private_names(module.nodes):
             owners.setdefault(name, set()).add(module.room)
     wrong = []
     for module in ours(modules):
         for each in module.imports:
             if each.module in modules and each.name is not None and is_private(each.name):
                 wrong.append(f"{module.name}:{each.line} imports {each.module}.{each.name}")
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if not isinstance(node, ast.Attribute) or not is_private(node.attr):
                 continue
             if isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}:
@@ -341,9 +345,9 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__")
 
 
-def private_names(tree: ast.AST) -> Iterator[str]:
+def private_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Private names that a module defines: functions, classes, variables, attributes."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             name = node.name
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -396,7 +400,7 @@ def ways_to_run_received_bytes(modules: Modules) -> list[str]:
             for each in module.imports
             if library(each) in SERIALIZERS
         ]
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if not isinstance(node, ast.Call):
                 continue
             called = ast.unparse(node.func)
@@ -424,12 +428,12 @@ def attributes_set_later(modules: Modules) -> list[str]:
     classes = {
         node.name: node
         for module in ours(modules)
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.ClassDef)
     }
     wrong = []
     for module in ours(modules):
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if not isinstance(node, ast.ClassDef):
                 continue
             declared = _attributes_of(node, classes)
@@ -492,7 +496,7 @@ def long_argument_lists(modules: Modules) -> list[str]:
     """
     wrong = []
     for module in ours(modules):
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]

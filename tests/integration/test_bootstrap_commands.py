@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dht.memory.host import identity_of
 from peer import cli
 from peer.hosting.bootstrap import DEFAULT_PORT
 from peer.lab.processes import free_port
@@ -162,7 +163,6 @@ def test_the_doctor_finds_a_seed_that_is_up_and_one_that_is_not(
     address = server.line()
     gone = address.replace(f"/tcp/{port}/", f"/tcp/{nothing}/")
     _, output, errors = shoal(capfd, "doctor", address, gone, "--json")
-    code, without, _ = shoal(capfd, "doctor", gone)
     server.stop(signal.SIGTERM)
     assert errors == ""
     findings = json.loads(output)["findings"]
@@ -178,9 +178,15 @@ def test_the_doctor_finds_a_seed_that_is_up_and_one_that_is_not(
     ]
     states = {finding["check"]: finding["state"] for finding in findings}
     assert states["DHT"] == states["relay"] == states["clock"] == "ok"
+
+
+@pytest.mark.slow  # tests/peer/doctor has the words and the codes of all findings
+def test_the_doctor_fails_without_a_seed_that_is_up(capfd: pytest.CaptureFixture[str]) -> None:
+    gone = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{identity_of('nobody').peer_id}"
+    code, output, _ = shoal(capfd, "doctor", gone)
     assert code == 3
-    assert "FAIL  seed" in without
-    assert "->" in without.split("FAIL  seed")[1]
+    assert "FAIL  seed" in output
+    assert "->" in output.split("FAIL  seed")[1]
 
 
 # BOOTSTRAP.md.
@@ -273,6 +279,7 @@ class Reader:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the text uses curl")
+@pytest.mark.slow  # the tests above start the same commands
 def test_every_command_of_the_text_works_in_the_order_of_the_text(
     processes: Processes, tmp_path: Path
 ) -> None:

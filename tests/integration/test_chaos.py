@@ -39,34 +39,17 @@ def promises(record: dict[str, Any], value: bool | None) -> set[str]:
     return {promise for promise, kept in record["verdicts"].items() if kept is value}
 
 
-@pytest.fixture(scope="module")
-def short_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, Path]]:
-    """Exit code, output and folder of two concurrent runs: each leaves most of two cores idle.
-
-    With its seed, churn has six kinds of faults: a damaged checkpoint, garbage, and the end of an
-    agent, of a daemon, of a leader and of all bootstrap peers.
-    """
-    sizes = {
-        "churn": ("--minutes", "0.7", "--peers", "3", "--seed", "130", "--no-control"),
-        "poison": ("--minutes", "0.5", "--peers", "2", "--no-control"),
-    }
-    with Processes(tmp_path_factory.mktemp("output")) as processes:
-        folders = {name: tmp_path_factory.mktemp(name) for name in sizes}
-        started = {
-            name: start_chaos(processes, folders[name], name, *size) for name, size in sizes.items()
-        }
-        return {
-            name: (process.wait(timeout=550), processes.output_of(process), folders[name])
-            for name, process in started.items()
-        }
-
-
 @pytest.mark.timeout(600)
 def test_a_swarm_keeps_its_promises_during_many_faults(
-    short_runs: dict[str, tuple[int, str, Path]],
+    processes: Processes, tmp_path: Path
 ) -> None:
-    code, output, directory = short_runs["churn"]
-    record = judged(code, output)
+    """With this seed churn has six kinds of faults: a damaged checkpoint, garbage, and the end of
+    an agent, of a daemon, of a leader and of all bootstrap peers."""
+    directory = tmp_path / "chaos"
+    size = ("--minutes", "0.7", "--peers", "3", "--seed", "130", "--no-control")
+    process = start_chaos(processes, directory, "churn", *size)
+    code = process.wait(timeout=550)
+    record = judged(code, processes.output_of(process))
     # On a busy machine the phase in which the leader is to be killed may not come in time.
     assert set(record["faults"]) >= {"agent", "daemon", "damage", "garbage", "seeds"}
     # A minute is too short to judge memory, and there is no control run to compare the loss with.
@@ -79,10 +62,13 @@ def test_a_swarm_keeps_its_promises_during_many_faults(
     assert (directory / "chaos.html").stat().st_size > 2000
 
 
+@pytest.mark.slow  # tests/averaging/live/test_averager_adversaries.py has such uploads
 @pytest.mark.timeout(600)
-def test_poison_and_garbage_are_kept_out(short_runs: dict[str, tuple[int, str, Path]]) -> None:
-    code, output, _ = short_runs["poison"]
-    record = judged(code, output)
+def test_poison_and_garbage_are_kept_out(processes: Processes, tmp_path: Path) -> None:
+    size = ("--minutes", "0.5", "--peers", "2", "--no-control")
+    process = start_chaos(processes, tmp_path / "chaos", "poison", *size)
+    code = process.wait(timeout=550)
+    record = judged(code, processes.output_of(process))
     assert record["verdicts"]["hygiene"] is True, record
     assert record["faults"]["upload.nan"] >= 1 and record["faults"]["garbage"] >= 1
 

@@ -25,6 +25,7 @@ ENOUGH = {
 """Amount that the stranger sends before it stops."""
 
 
+@pytest.mark.slow  # the chaos run has such a stranger, and test_daemon.py the limits of a host
 @pytest.mark.parametrize("what", ["garbage", "flood"])
 def test_connected_peers_still_exchange_messages_during_an_attack(what: str) -> None:
     async def main() -> Counter[str]:

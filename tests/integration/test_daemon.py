@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,19 @@ def run_directories() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob("shoal-p2p-*"))
 
 
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A folder for temporary files of this test alone: any other host clears up in the usual one.
+
+    Its name is short, as a socket's has to be.
+    """
+    with tempfile.TemporaryDirectory(prefix="apart-", dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield folder
+
+
 def test_a_host_that_is_cancelled_while_its_daemon_is_spawned_leaves_neither(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, apart: str
 ) -> None:
     """The daemon ran on then, and made its sockets while their directory was removed."""
     spawn, children = asyncio.create_subprocess_exec, list[asyncio.subprocess.Process]()
@@ -85,9 +97,9 @@ def test_a_host_that_is_cancelled_while_its_daemon_is_spawned_leaves_neither(
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_after_kill_9_the_daemon_ends_and_the_next_host_clears_up(
-    processes: Processes, loop: str
+    processes: Processes, apart: str, loop: str
 ) -> None:
-    host = processes.python("-c", HOST, "1", loop)
+    host = processes.python("-c", HOST, "1", loop, environment={"TMPDIR": apart})
     _, pid, directory = processes.wait_for_line(host, "up ", timeout_s=WAIT_S).split()
     children = processes.kill_hard(host)
     assert [child.pid for child in children] == [int(pid)], "setpriv must become the daemon"

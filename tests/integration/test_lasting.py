@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from dht.memory.virtual_loop import run
 from peer.views.event_log import read_events
 from tests.integration.lasting_swarm import (
@@ -43,6 +45,7 @@ async def last(swarm: LastingSwarm, life: Life) -> None:
         life.end()
 
 
+@pytest.mark.slow  # hours; tests/averaging/live/test_growth.py looks for what grows in minutes
 def test_live_peers_last_for_hours_with_churn_wrong_clocks_and_invites_that_end(
     tmp_path: Path,
 ) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.peer.island_rank import ALONE
 from tests.peer.trainer.custom_run import toml
 from tests.processes import Processes
 
 
+@pytest.mark.slow  # three processes; what a rank does is tested in tests/peer/island
 def test_every_rank_gets_its_part_of_every_unit_and_gives_it(
     processes: Processes, tmp_path: Path
 ) -> None:

@@ -656,6 +656,7 @@ def _never_vote(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Participation, "_proposed", proposed)
 
 
+@pytest.mark.slow  # simulated peers do the same in tests/averaging/simulated/test_probation.py
 def test_newcomers_that_join_and_never_vote_cost_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
     _never_vote(monkeypatch)
     policy = replace(POLICY, probation=ProbationPolicy(rounds=400, seconds=600.0))

@@ -15,6 +15,7 @@ import pytest
 
 from averaging import messages as said
 from averaging.audit.claims import digests_of, encode_statement
+from averaging.history.replay import ReplayEntry
 from averaging.live.buffers import Growing
 from averaging.live.bulk import Bulk
 from averaging.live.exchange import Exchange
@@ -432,6 +433,36 @@ def test_messages_and_openings_that_are_said_again_later_change_nothing(
             made.check()
             assert progress(peers) >= before + 2
             assert refusals(peers, "opening_refused")
+
+    run(main())
+
+
+def test_a_replay_with_other_bytes_than_were_merged_is_refused_and_its_state_fetched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    to_wire = ReplayEntry.to_wire
+
+    def spoiled(entry: ReplayEntry) -> tuple[bytes, bytes]:
+        head, payload = to_wire(entry)
+        data = bytearray(payload)
+        data[len(data) // 2] ^= 1
+        return head, bytes(data)
+
+    monkeypatch.setattr(ReplayEntry, "to_wire", spoiled)
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with swarm(network) as made:
+            anna, _, clara = await honest(made)
+            await made.live(18.0)
+            network.partition([[clara.id]])
+            await made.live(30.0)
+            network.heal()
+            await made.live(60.0)
+            assert clara.averager.fetcher.counters["replays_failed"] > 0
+            assert "state" in {told["how"] for told in clara.told("state_adopted")}
+            assert progress([clara]) >= progress([anna]) - 1
+            made.check()  # equal lineage, equal bits
 
     run(main())
 

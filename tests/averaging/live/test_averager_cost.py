@@ -41,7 +41,7 @@ SLICE_BYTES_MIN = 64 << 10
 """A sixteenth of the fragment: all of the largest group reduce."""
 
 
-@pytest.mark.parametrize("members", [2, 3, 5, 8, 16])
+@pytest.mark.parametrize("members", [2, 3, 5, 8, pytest.param(16, marks=pytest.mark.slow)])
 def test_bytes_and_messages_per_peer_stay_in_bounds_as_the_group_grows(members: int) -> None:
     policy = replace(
         POLICY,

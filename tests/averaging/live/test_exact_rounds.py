@@ -81,8 +81,9 @@ class CycleLearner(QuadraticLearner):
         held.base, held.version, held.lineage = state.theta, state.version, state.lineage
 
 
-def test_fifty_rounds_of_eight_peers_have_the_bits_of_the_central_syncer(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("rounds", [20, pytest.param(ROUNDS, marks=pytest.mark.slow)])
+def test_rounds_of_eight_peers_have_the_bits_of_the_central_syncer(
+    monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
     monkeypatch.setattr(quadratic, "QuadraticLearner", CycleLearner)
 
@@ -95,8 +96,8 @@ def test_fifty_rounds_of_eight_peers_have_the_bits_of_the_central_syncer(
             for learner in learners:
                 assert isinstance(learner, CycleLearner)
                 learner.is_ready = True
-            while min(peer.averager.stats.rounds for peer in peers) < ROUNDS:
-                assert asyncio.get_running_loop().time() < 10.0 * ROUNDS, (
+            while min(peer.averager.stats.rounds for peer in peers) < rounds:
+                assert asyncio.get_running_loop().time() < 10.0 * rounds, (
                     "a round did not come about"
                 )
                 await made.live(5.0)
@@ -106,7 +107,7 @@ def test_fifty_rounds_of_eight_peers_have_the_bits_of_the_central_syncer(
                 if told["contributors"]
             }
             syncer = reference.Syncer(made.start[0].theta, eta=ETA, mu=MU)
-            for version in range(1, ROUNDS + 1):
+            for version in range(1, rounds + 1):
                 done = work(version - 1)
                 assert sorted(rosters[version]) == list(range(MEMBERS))
                 syncer.merge(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from averaging.history.attested import numbers_digest, rolled_back
 from averaging.history.state import FragmentState
 from averaging.messages import Stamp
@@ -52,6 +54,7 @@ def test_an_amendment_known_to_one_peer_holds_for_all_from_its_version_on() -> N
     run(main())
 
 
+@pytest.mark.slow  # simulated peers do the same in tests/averaging/simulated/test_orders.py
 def test_a_partition_during_an_amendment_mixes_no_settings() -> None:
     async def main() -> None:
         network = MemoryNetwork()

@@ -212,7 +212,9 @@ def without_lineages(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "succession", succession)
 
 
-@pytest.mark.parametrize("seed", [*range(1, 12), 13])
+@pytest.mark.parametrize(
+    "seed", [*range(1, 7), *(pytest.param(n, marks=pytest.mark.slow) for n in (*range(7, 12), 13))]
+)
 def test_live_and_simulated_peers_decide_alike_in_the_same_storm(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,7 +137,14 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+ALIKE = ("one group", "mixes", "without audits", "centered clip")
+"""Ways in which a check does nothing else than in one of the others."""
+
+
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=pytest.mark.slow) if way in ALIKE else way for way in WAYS],
+)
 def test_honest_peers_that_check_each_other_strike_nobody(way: str) -> None:
     async def main() -> None:
         async with swarm(MemoryNetwork(), layout=LAYOUT) as made:

@@ -52,6 +52,7 @@ def encoded(codec: Codec, values: Any, sizes: tuple[int, ...] = SIZES) -> bytear
     return out
 
 
+@pytest.mark.slow  # it compiles all kernels once more; that bits are equal is tested below
 def test_the_table_with_compiled_codecs_passes_the_tests_of_codecs() -> None:
     command = [sys.executable, "-m", __name__]
     ran = subprocess.run(

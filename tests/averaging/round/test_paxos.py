@@ -284,6 +284,21 @@ def test_a_coordinator_has_voted_for_what_it_proposes_before_anybody_hears_of_it
     assert not acceptor.propose(0, (0, 1))
 
 
+def test_a_ballot_continues_the_seal_that_was_accepted_last() -> None:
+    """An earlier one may have been accepted by a minority, and the later one by a majority."""
+    commit = commit_of(3)
+    for order in ((0, 1), (1, 0)):
+        changes: Changes = []
+        lead = coordinator_of(commit, 3, changes)
+        for voter in order:
+            last = voter, ((0, 1), (0, 2))[voter]
+            text = said.promise_text(lead.round, lead.ballot, *last)
+            signature = sign(commit.members[voter].peer, text)
+            promise = said.Promise(0, lead.round, lead.ballot, *last, (), signature)
+            lead.promised(voter, promise, 1.0, uploads_until=5.0)
+        assert lead.value == (0, 2)
+
+
 @pytest.mark.parametrize(("protocol", "counts"), [(1, True), (2, False)])
 def test_a_promise_without_a_signature_counts_where_not_all_can_sign_one(
     protocol: int, counts: bool
@@ -546,11 +561,19 @@ def test_a_coordinator_counts_no_vow_that_is_not_signed() -> None:
     assert message.forsworn and [index for index, _ in message.votes] == [0, 1]
 
 
-def test_two_seals_are_never_chosen() -> None:
-    outcomes = [chosen_seals(seed) for seed in range(1500)]
+ORDERS = 500
+"""The rarest of the planted bugs chooses two seals in the 88th order for the first time."""
+
+
+@pytest.mark.parametrize(
+    "first",
+    [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(ORDERS, 100 * ORDERS, ORDERS))],
+)
+def test_two_seals_are_never_chosen(first: int) -> None:
+    outcomes = [chosen_seals(seed) for seed in range(first, first + ORDERS)]
 
     assert all(len(chosen) <= 1 for chosen in outcomes)
-    assert sum(len(chosen) for chosen in outcomes) > 800, "most orders choose something"
+    assert sum(len(chosen) for chosen in outcomes) > ORDERS * 8 / 15, "most choose something"
     assert any(VOID in chosen for chosen in outcomes)
 
 
@@ -560,4 +583,4 @@ def test_a_planted_bug_in_sealing_is_found(
 ) -> None:
     breakage(monkeypatch)
 
-    assert any(len(chosen_seals(seed)) > 1 for seed in range(1500))
+    assert any(len(chosen_seals(seed)) > 1 for seed in range(ORDERS))

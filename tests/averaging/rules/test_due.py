@@ -126,6 +126,7 @@ def test_a_nonsense_setting_is_refused_by_name(field: str, value: float) -> None
         DuePolicy(**{field: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow  # it compares swarms with and without due times
 def test_peers_of_any_speeds_meet_without_waiting_longer_than_the_overlap() -> None:
     rows = due_experiment(seeds=range(2), cycles=6)
     print("\n" + table(rows))  # noqa: T201

@@ -115,7 +115,9 @@ def test_groups_that_reach_the_runs_tokens_end_on_one_lineage_and_merge_no_more(
     run(main())
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 12))]
+)
 def test_after_a_storm_several_groups_end_on_one_lineage(seed: int) -> None:
     """Invariants of storms are checked after each event; this test adds that the run ends."""
     ends_on_one_lineage(seed, replace(SEVERAL_GROUPS[seed % 2], tokens_end=3_000))

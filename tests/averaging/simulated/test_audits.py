@@ -32,7 +32,7 @@ WAYS = (
 ROUGH = Storm(peers=(4, 8), audit_rate=0.4)
 OCCASION_S = 250.0
 """Time in which a liar lies once, if it ever does."""
-QUICK, SOAK, CHUNK = 20, 10_000, 20
+QUICK, SOAK, CHUNK = 10, 10_000, 10
 
 
 def swarm_of(seed: int, how: Storm, lie: Lie) -> SwarmWithLiars:
@@ -102,6 +102,7 @@ def besieged(seed: int) -> list[Found]:
     return list(found.values())
 
 
+@pytest.mark.slow  # it measures; that each lie is proved to everybody is tested below
 def test_a_reducer_that_lies_is_found_within_ten_rounds_on_average_and_by_all() -> None:
     found = [each for seed in range(15) for each in besieged(seed)]
     assert sum(each.convicted for each in found) > 12

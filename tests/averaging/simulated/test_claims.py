@@ -19,7 +19,7 @@ STORMS = (
     replace(ALL_SPEEDS, probation=ProbationPolicy(rounds=8, seconds=40.0)),
     replace(ALL_SPEEDS, peers=(6, 9), group_size=4, mixing=MixingPolicy(every=1)),
 )
-QUICK, CHUNK = 15, 5
+QUICK, CHUNK = 6, 3
 
 
 def refusals(swarm: Swarm) -> list[str]:

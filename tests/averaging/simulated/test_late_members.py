@@ -21,7 +21,9 @@ from tests.averaging.simulated.late_experiment import (
 )
 
 
-@pytest.mark.parametrize(("setting", "seed"), [(SMALL, 0), (LARGE, 1)])
+@pytest.mark.parametrize(
+    ("setting", "seed"), [(SMALL, 0), pytest.param(LARGE, 1, marks=pytest.mark.slow)]
+)
 def test_few_member_rounds_are_missed_and_few_bytes_are_extra(setting: Setting, seed: int) -> None:
     row = late_experiment(setting, seed, duration_s=300.0)
 
@@ -31,6 +33,7 @@ def test_few_member_rounds_are_missed_and_few_bytes_are_extra(setting: Setting, 
     assert row.discarded == 0, row
 
 
+@pytest.mark.slow  # three minutes of seven peers, and as long without the slow one
 @pytest.mark.parametrize("mbit", [1.0, 4.0])
 def test_a_line_that_drops_for_three_minutes_costs_the_others_little_and_no_work(
     mbit: float,
@@ -66,6 +69,7 @@ def test_homes_that_take_part_in_every_second_version_are_in_the_same_ones() -> 
     assert row.used > 0.55, row
 
 
+@pytest.mark.slow  # single seeds tell too little
 def test_homes_that_have_nobody_but_each_other_use_four_fifths_of_their_uplinks() -> None:
     """Single seeds miss 1% to 8%, and which of them does depends on the processor's rounding."""
     rows = [uplinks_in_use(seed) for seed in range(6)]

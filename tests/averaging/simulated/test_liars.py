@@ -35,7 +35,7 @@ GROUPS = replace(
     probation=ProbationPolicy(rounds=6, seconds=10.0),
 )
 """With probation, as in open runs: only there do strikes keep silent peers out of groups."""
-QUICK, QUICK_VOTERS, SOAK, CHUNK = 100, 40, 10_000, 20
+QUICK, QUICK_VOTERS, SOAK, CHUNK = 40, 20, 10_000, 20
 BEHAVIOURS = (*liars.BEHAVIOURS, *false_reducers.BEHAVIOURS)
 OF_VOTERS = (*usurpers.BEHAVIOURS, usurpers.deny_votes, usurpers.coordinate_without_sealing)
 
@@ -174,6 +174,7 @@ def test_a_voter_that_denies_its_vote_is_convicted_by_all() -> None:
     assert happened["convicted"] == 7
 
 
+@pytest.mark.slow  # it compares the pace of 24 storms
 def test_coordinators_that_never_seal_hardly_cost_versions() -> None:
     made, usual = Counter[str](), Counter[str]()
     for seed in range(0, 24, 2):

@@ -25,7 +25,7 @@ from tests.averaging.simulated.swarm import weather_out as survive
 from tests.averaging.simulated.truth import Broken
 
 ISSUED_AT = (20.0, 45.0, 70.0)
-SEEDS = range(40)
+QUICK, SOAK, CHUNK = 20, 1000, 10
 
 
 def issue(swarm: Swarm, number: int, **orders: object) -> RoundOrders:
@@ -94,10 +94,16 @@ def with_amendments(seed: int, how: Storm) -> tuple[Swarm, dict[str, int]]:
     return swarm, watch_settings(swarm)
 
 
-@pytest.mark.parametrize("first", range(0, len(SEEDS), 10))
+@pytest.mark.parametrize(
+    "first",
+    [
+        *range(0, QUICK, CHUNK),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in range(QUICK, SOAK, CHUNK)),
+    ],
+)
 def test_no_storm_of_orders_breaks_a_promise_or_mixes_settings(first: int) -> None:
     rounds: dict[str, int] = {}
-    for seed in SEEDS[first : first + 10]:
+    for seed in range(first, first + CHUNK):
         how = Storm()
         swarm, seen = with_amendments(seed, how)
         try:
@@ -118,7 +124,7 @@ def test_members_that_do_not_ask_for_the_directive_are_found(
 ) -> None:
     monkeypatch.setattr("averaging.rules.orders.OrderBook.objection", lambda book, theirs: None)
     with pytest.raises(Broken, match="entered a round under"):
-        for seed in SEEDS:
+        for seed in range(QUICK):
             swarm, _ = with_amendments(seed, Storm())
             survive(swarm, Storm())
 

@@ -57,7 +57,7 @@ def trace(seed: int, *, strangers: bool, guarded: bool = True) -> tuple[str, int
     return swarm.trace.hexdigest(), made, crowd.said if crowd is not None else 0
 
 
-QUICK = 100
+QUICK = 20
 CHUNK = 20
 
 

@@ -27,6 +27,10 @@ KEY = "run/peers/0"
 """Nothing here takes so long, however busy the machine."""
 
 
+OF_HIVEMIND = pytest.mark.slow
+"""A fact that changes with the version of hivemind, which ``constraints.txt`` pins."""
+
+
 async def echo(peer: PeerId, request: bytes) -> bytes:
     return request
 
@@ -140,6 +144,7 @@ def test_an_answer_can_be_received_after_saying_end() -> None:
     run(scenario())
 
 
+@OF_HIVEMIND
 def test_large_messages_pass_and_no_part_of_hivemind_that_forks_is_there() -> None:
     script = """
 import asyncio, sys
@@ -163,6 +168,7 @@ assert not loaded, loaded
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
+@OF_HIVEMIND
 def test_the_routing_table_is_filled_again_after_it_was_emptied() -> None:
     async def scenario() -> None:
         async with hosts(3) as opened:
@@ -180,6 +186,7 @@ def test_the_routing_table_is_filled_again_after_it_was_emptied() -> None:
     run(scenario())
 
 
+@OF_HIVEMIND
 def test_a_silent_peer_costs_one_time_out_and_comes_back() -> None:
     async def scenario() -> None:
         async with hosts(2) as (stalled, client):
@@ -206,6 +213,7 @@ async def publish(
     return await host.directory.publish(KEY, record, ttl_s=30, timeout_s=timeout_s)
 
 
+@OF_HIVEMIND
 def test_a_record_that_nobody_else_stored_counts_as_stored_on_nobody() -> None:
     async def scenario() -> None:
         async with hosts(1) as (alone,):
@@ -238,6 +246,7 @@ def test_a_refused_older_write_does_not_evict_the_newer_one(
     assert not storage.expiration_heap, "refused writes must not fill the heap either"
 
 
+@OF_HIVEMIND
 def test_an_oversized_reply_is_refused_at_once() -> None:
     async def scenario() -> None:
         reported: list[object] = []
@@ -256,6 +265,7 @@ def test_an_oversized_reply_is_refused_at_once() -> None:
     run(scenario())
 
 
+@OF_HIVEMIND
 def test_the_daemons_own_wall_answers_too() -> None:
     """Below our limit of 1 MiB lies hivemind's of 4 MiB, which its own DHT calls can reach."""
 
@@ -364,6 +374,7 @@ RELAY = HostSettings(
 )
 
 
+@OF_HIVEMIND
 def test_a_static_relay_carries_messages_to_a_peer_nobody_can_dial() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()

@@ -132,10 +132,9 @@ def ledger(swarm: Swarm) -> Totals:
     return Totals.of_maps(n.state.merged for n in swarm.trainers() if n.state is not None)
 
 
-SEEDS = range(8)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 8))]
+)
 def test_after_a_storm_all_tallies_are_equal_within_a_minute_and_are_the_ledger(seed: int) -> None:
     """Crashes, partitions, rebases and mixes; keepers, and peers that start late."""
     books = Books(seed, Storm())
@@ -149,7 +148,9 @@ def test_after_a_storm_all_tallies_are_equal_within_a_minute_and_are_the_ledger(
     assert sum(sum(day.values()) for day in days.values()) == books.one.totals.total
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "seed", [0, 2, 5, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))]
+)
 def test_tallies_of_several_groups_agree_and_end_as_the_ledger(seed: int) -> None:
     """Melds: each group stands on a lineage of its own until all meet in one at the end.
 
@@ -171,7 +172,7 @@ def test_tallies_of_several_groups_agree_and_end_as_the_ledger(seed: int) -> Non
     assert books.one.totals == ledger(books.swarm), f"seed {seed}"
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 def test_a_peer_that_inflates_its_claims_gains_nothing(seed: int) -> None:
     books = Books(seed, Storm(peers=(4, 7)))
     swarm = books.swarm

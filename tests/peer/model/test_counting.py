@@ -41,6 +41,7 @@ def transformers_models() -> Path:
     return Path(transformers.__file__).parent / "models"
 
 
+@pytest.mark.slow  # test_lora.py counts one in a child, too
 def test_a_child_counts_a_transformers_model() -> None:
     transformers_models()
     run = RunFile(model=HfModel(config=LLAMA))

@@ -107,6 +107,7 @@ def test_a_target_that_matches_nothing_is_refused_with_the_names_of_layers(
     assert target in capsys.readouterr().err
 
 
+@pytest.mark.slow  # imports transformers once more; the refusal itself is tested above
 def test_the_child_that_counts_a_model_refuses_a_target_that_matches_nothing(folder: Path) -> None:
     with pytest.raises(RunFileError, match="'qq_proj', which is the name of no layer"):
         size_of(with_lora(adapted_run(folder), targets=["q_proj", "qq_proj"]))

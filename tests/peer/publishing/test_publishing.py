@@ -163,7 +163,10 @@ def test_an_export_is_uploaded_as_one_commit_that_replaces_the_one_before(
 
 @pytest.mark.parametrize(
     ("token", "refuses", "told"),
-    [("hf_wrong", None, "401"), (TOKEN, 403, "storage")],
+    [
+        pytest.param("hf_wrong", None, "401", marks=pytest.mark.slow),  # told as the next one is
+        (TOKEN, 403, "storage"),
+    ],
 )
 def test_an_upload_that_is_refused_is_told_in_one_line_and_the_export_stays(
     token: str,

@@ -68,12 +68,14 @@ def trained(run: RunFile, data_dir: Path, tmp_path: Path, *, steps: int) -> Outc
     return train(run, own=own, settings=settings, stop=Stop())
 
 
+@pytest.mark.slow  # tests/peer/model/test_lora.py trains them without an agent
 def test_a_peer_trains_adapters_on_answers(data_dir: Path, tmp_path: Path) -> None:
     outcome = trained(sums(data_dir), data_dir, tmp_path, steps=40)
     assert outcome.steps == 40
     assert outcome.loss is not None and outcome.loss < 4.0  # 5.57 before
 
 
+@pytest.mark.slow  # test_lora.py counts what a run needs
 def test_the_checks_before_joining_count_the_base(data_dir: Path, tmp_path: Path) -> None:
     run = sums(data_dir)
     found = examine(

@@ -74,6 +74,7 @@ def test_a_recipe_is_built_and_trained_without_compiler_and_symbolic_algebra() -
     assert modules == "[]"
 
 
+@pytest.mark.slow  # it imports torch once more
 def test_to_look_through_all_modules_is_no_reason_to_import_it() -> None:
     """As torch does where it registers an operator, in the middle of its own imports."""
     run(TRAIN + LOOK, "deferred")

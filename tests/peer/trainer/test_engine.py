@@ -457,7 +457,7 @@ def test_leaving_waits_for_the_thread_that_compiles() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "compile"]
 
 
-@pytest.mark.parametrize("batch_size", [2, 9])
+@pytest.mark.parametrize("batch_size", [2, pytest.param(9, marks=pytest.mark.slow)])
 def test_no_size_that_is_measured_is_compiled_in_the_way_of_training(batch_size: int) -> None:
     """A device with room for one sequence to begin with."""
     torch._dynamo.reset()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from peer.lab.simulate.membership_cost import membership_cost
 from peer.lab.sizes import parse
+
+pytestmark = pytest.mark.slow  # figures of RESULTS.md; what members see is tested in dht/presence
 
 EXPIRY_S = 30.0
 BEAT_S = 10.0

@@ -36,6 +36,7 @@ def test_merged_data_travels_at_the_size_of_the_large_model() -> None:
     assert experiment.network.mbit_s == (1000.0, 1000.0)
 
 
+@pytest.mark.slow  # a figure of RESULTS.md
 def test_data_parallel_needs_longer_on_a_slower_link_and_shoal_hardly_does() -> None:
     rows, _ = compare.table(
         replace(SETTING, loss=0.1),

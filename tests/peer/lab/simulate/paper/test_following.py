@@ -48,6 +48,7 @@ def test_all_rows_make_equally_many_steps() -> None:
         assert experiment.network.lines == ((50.0, 50.0),)
 
 
+@pytest.mark.slow  # averaging/live/test_line_levels.py does so with peers
 def test_a_fast_line_changes_nothing_and_a_slow_one_is_followed_once_for_a_reason() -> None:
     rows = following.table(SETTING, seeds=(0,), links_mbit=(1000.0, 200.0), changes=CHEAP)
     by_name = {(row.link_mbit, row.label): row for row in rows}

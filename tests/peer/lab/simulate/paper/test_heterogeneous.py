@@ -6,6 +6,8 @@ import pytest
 
 from peer.lab.simulate.paper import heterogeneous
 
+pytestmark = pytest.mark.slow  # figures of the paper: what quorum and grace do is tested in rules
+
 CHEAP = {"problem.name": "quadratic"}
 
 

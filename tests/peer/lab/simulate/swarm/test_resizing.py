@@ -56,7 +56,10 @@ def assert_groups_follow(found: Resized, group_size: int) -> None:
             assert window.merges > 1.5, window
 
 
-@pytest.mark.parametrize("seed", range(2))
+SEEDS = pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+
+
+@SEEDS
 def test_a_swarm_that_grows_and_shrinks_in_order_never_pauses_for_a_cycle(seed: int) -> None:
     found = followed("2,16,2", "leave", seed, over_s=300.0, group_size=4)
 
@@ -65,14 +68,14 @@ def test_a_swarm_that_grows_and_shrinks_in_order_never_pauses_for_a_cycle(seed: 
     assert_groups_follow(found, 4)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@SEEDS
 def test_peers_that_leave_in_order_have_the_others_come_for_their_work(seed: int) -> None:
     fate = followed("6,6,2", "leave", seed, over_s=120.0).windows[-1].fate
 
     assert fate.discarded[LEFT] < 0.012 * fate.processed, "2.1% where they only answered calls"
 
 
-@pytest.mark.parametrize("seed", range(2))
+@SEEDS
 def test_a_flash_crowd_costs_no_merge(seed: int) -> None:
     found = followed("8,8/16,16", "crash", seed, over_s=240.0, group_size=4)
 
@@ -80,7 +83,7 @@ def test_a_flash_crowd_costs_no_merge(seed: int) -> None:
     assert_groups_follow(found, 4)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@SEEDS
 def test_those_left_of_a_swarm_that_lost_nine_tenths_merge_on_when_the_dead_are_missed(
     seed: int,
 ) -> None:

@@ -80,7 +80,9 @@ def variances(*, count: int, group_size: int, versions: int) -> NDArray[np.float
     return np.array(found)
 
 
-@pytest.mark.parametrize(("count", "group_size"), [(32, 8), (20, 4)])
+@pytest.mark.parametrize(
+    ("count", "group_size"), [pytest.param(32, 8, marks=pytest.mark.slow), (20, 4)]
+)
 def test_the_variance_falls_at_each_mixing_round_as_theory_says(
     count: int, group_size: int
 ) -> None:
@@ -136,6 +138,7 @@ def test_peers_drift_apart_without_mixing_only() -> None:
     assert late[-1] < 1.5 * late[len(late) // 2], "it is bounded"
 
 
+@pytest.mark.slow  # it compares two swarms
 def test_mixing_less_often_costs_fewer_bytes_and_spreads_peers_further() -> None:
     often, seldom = several_groups(), several_groups(mixing__every=4)
 
@@ -145,6 +148,7 @@ def test_mixing_less_often_costs_fewer_bytes_and_spreads_peers_further() -> None
     assert 0.15 < kinds.count("meld") / len(kinds) < 0.4
 
 
+@pytest.mark.slow  # the bound itself is tested in tests/averaging/rules/test_mixing.py
 def test_a_bound_on_the_dispersion_decides_when_to_mix() -> None:
     tight = several_groups(mixing__dispersion_max=0.2)
     loose = several_groups(mixing__dispersion_max=2.0)
@@ -185,6 +189,7 @@ def test_after_a_partition_one_group_has_one_lineage_within_three_rounds() -> No
     assert max(after) < 1.05 * halves.peer_loss, "the loss does not jump for either half"
 
 
+@pytest.mark.slow  # storms of several groups have partitions, too
 def test_after_a_partition_of_several_groups_the_halves_are_as_near_as_before() -> None:
     cut = {"kind": "partition", "at_s": 240.0, "lasts_s": 12 * 24.0, "peers": 0.5}
     swarm = SimulatedSwarm(experiment(**SEVERAL_GROUPS, event=[cut]), 3)
@@ -204,6 +209,7 @@ def test_after_a_partition_of_several_groups_the_halves_are_as_near_as_before() 
     assert during > 2 * before and after < 1.15 * before
 
 
+@pytest.mark.slow  # storms pause peers, too
 def test_a_peer_that_was_paused_for_long_catches_up_and_goes_on() -> None:
     nap = {"kind": "pause", "at_s": 100.0, "lasts_s": 200.0, "peers": [0, 7]}
     result = run(experiment(**SEVERAL_GROUPS, event=[nap]), 3)
