@@ -11,7 +11,7 @@ T = TypeVar("T")
 Bytes = TypeVar("Bytes", bound=bytes | memoryview)
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are not what is expected; the last for arrays that are nested
+"""Errors of msgspec for bytes that are not what is expected; the last is of arrays that are nested
 a thousand deep."""
 
 

@@ -1,4 +1,4 @@
-"""What a peer holds against others, kept in its folder so that it outlives a restart.
+"""Proofs against other peers, kept in the own peer's folder so that they outlive a restart.
 
 Each proof of a lie is a file named after the peer that it convicts. It is checked again when it is
 read, so a damaged file convicts nobody. The histories that this peer has gone back from

@@ -67,7 +67,7 @@ class ClusterModel:
     elastic_return_every_s: float = 180.0
     """Shortest time between two readmissions."""
     rigid_stop_s: float = 71.0
-    """To detect a failure, replace the chips by a spare, reload, and redo the lost steps."""
+    """Time to detect a failure, replace the chips by a spare, reload, and redo the lost steps."""
 
     def job(self, chips: float, system: System) -> Job:
         """A job on this number of chips. A decoupled learner is an elastic job of its own."""
