@@ -593,6 +593,7 @@ class Fetcher:
             async with asyncio.timeout(timeout_s):
                 return await self._replay(fragment, sizes, source, standing, target)
         except (*_SOURCE_ERRORS, LineageBroken, BadPayload) as error:
+            self.counters["replays_failed"] += 1
             if isinstance(error, BadPayload):
                 self.on_wrong_bits(source, fragment, str(error))
             raise FetchFailed(fragment, {source: str(error)}) from error

@@ -115,7 +115,7 @@ def test_a_bootstrap_peer_introduces_the_peers_of_a_run_and_counts_them(tmp_path
 
                 assert (await ask_for_leg(hosts[1].peer_id)).port == settings.lane_port
                 assert figures(bootstrap)["shoal_relay_circuits"] == 1
-                with pytest.raises(CallRefused, match="live members of one run"):
+                with pytest.raises(CallRefused, match="members of one run alone"):
                     await ask_for_leg(Identity.from_seed(bytes(32)).peer_id)
             finally:
                 for presence in presences:
