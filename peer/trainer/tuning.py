@@ -118,25 +118,26 @@ class Tuner:
             return
         if goal.wished and goal.choices.compile:  # without compiling it may not fit
             yield from self._compiled(replace(goal.choices, lean=engine.choices.lean))
-            best = yield from self._best()
-        else:
-            best = yield from self._best()
-            if goal.choices.compile:
-                best = yield from self._best_compiled(best)
-            elif goal.compares:
-                best = yield from self._against_fp32(best)
-        self._found(Fit(engine.choices, best.per_sequence_s, best.peak_bytes))
+        best = yield from self._best()
+        if goal.choices.compile and not goal.wished:
+            best = yield from self._best_compiled(best)
+        if goal.compares and not engine.choices.compile:
+            best = yield from self._against_fp32(best)
+        self._found(self._fit_of(best))
 
     def _replanned(self, choices: Choices) -> Plan:
         if choices.compile:
             yield from self._compiled(choices)
         if (earlier := self._fit) is None:
             best = yield from self._measured(self._engine.choices.micro_batch)
-            self._found(Fit(self._engine.choices, best.per_sequence_s, best.peak_bytes))
+            self._found(self._fit_of(best))
         else:
             share = choices.micro_batch / earlier.choices.micro_batch
             took = earlier.step_bytes * min(1.0, share)
             self._found(replace(earlier, choices=self._engine.choices, step_bytes=took))
+
+    def _fit_of(self, best: Probe) -> Fit:
+        return Fit(self._engine.choices, best.per_sequence_s, best.peak_bytes)
 
     def _found(self, fit: Fit) -> None:
         self._fit = replace(fit, compile_s=self._compile_s)

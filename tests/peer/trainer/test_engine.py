@@ -798,6 +798,32 @@ def test_a_processor_with_two_precisions_takes_the_faster_one() -> None:
         assert kept[0].choices == engine.choices == Choices(precision=wanted, micro_batch=7)
 
 
+def test_a_processor_whose_compiler_fails_takes_the_faster_precision_all_the_same() -> None:
+    torch._dynamo.reset()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        raise KeyError("no such instruction")
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def compute_for(seconds: float) -> None:
+        began = time.process_time()
+        while time.process_time() - began < seconds:
+            pass
+
+    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+        compute_for(0.2 if model(tokens[:, :-1]).dtype == torch.bfloat16 else 0.0)
+        return next_token_loss(model, tokens)
+
+    facts = DeviceFacts(kind="cpu", name="a processor", fast=("bf16", "fp32"))
+    wishes = Wishes(compile="on")
+    choices = choose(facts, wishes, batch_size=7)
+    engine = engine_of(choices=choices, loss=loss, backend=backend)
+    begun(engine, facts, wishes, room=1e9)
+    with engine.tuning:
+        until_settled(engine)
+    assert engine.choices == Choices(precision="fp32", micro_batch=7)
+
+
 def test_a_measurement_is_remembered_for_the_same_machine_and_model(tmp_path: Path) -> None:
     remembered = Remembered(tmp_path / "cache" / "measured.json")
     key = key_of(RUN, CPU, Wishes())
