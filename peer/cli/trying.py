@@ -182,7 +182,7 @@ def bench_training(
         table,
     )
     from peer.signals import as_interrupts
-    from peer.trainer.loop import choose_device
+    from peer.trainer.device_facts import choose_device
 
     with usage_errors():
         is_cpu = choose_device(device).type == "cpu"

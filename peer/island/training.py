@@ -18,12 +18,12 @@ import torch.distributed as dist
 from peer.island import join
 from peer.island.ranks import Place
 from peer.run_file.sections import RunFile
+from peer.trainer.device_facts import choose_device
 from peer.trainer.engine import Engine
 from peer.trainer.fitting import Fit, Goal
 from peer.trainer.loop import (
     Stop,
     TrainerSettings,
-    choose_device,
     make_steps,
     open_engine,
     outcome_of,

@@ -1,4 +1,4 @@
-"""Reading what the device of this machine can do, how much memory is free, and how warm it is."""
+"""The devices of this machine: which there are, what they can do, their memory and temperature."""
 
 from __future__ import annotations
 
@@ -15,6 +15,42 @@ from peer.quantities import plural
 from peer.trainer.choices import DeviceFacts, cuda_precisions
 
 CGROUP = Path("/sys/fs/cgroup")
+
+
+def choose_device(wanted: str) -> torch.device:
+    """The device that was asked for; ``auto``: the fastest one. Raises ``ValueError``."""
+    if wanted != "auto":
+        try:
+            device = torch.device(wanted)
+            if device.type == "cuda":
+                # To use it would take half a gigabyte, also of a process that trains nothing.
+                _check_cuda(device)
+            else:
+                torch.empty(1, device=device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            # The first sentence: others list all that torch knows.
+            reason = str(error).splitlines()[0].partition(". ")[0]
+            raise ValueError(
+                f"device {wanted!r} cannot be used here: {reason[:120]}; there are: "
+                f"{', '.join(_devices())}"
+            ) from error
+        return device
+    return torch.device(_devices()[0].partition(":")[0])
+
+
+def _check_cuda(device: torch.device) -> None:
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        raise RuntimeError(f"torch {torch.__version__} is a build without CUDA")
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise RuntimeError("torch finds no such device")
+
+
+def _devices() -> list[str]:
+    """The devices of this machine, the fastest first."""
+    accelerators = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        accelerators.append("mps")
+    return [*accelerators, "cpu"]
 
 
 def facts_of(device: torch.device) -> DeviceFacts:

@@ -23,21 +23,19 @@ from peer.model.recipes import build_model, build_optimizer
 from peer.model.weights import load_weights
 from peer.run_file.sections import RunFile
 from peer.trainer.choices import Wishes, choose
-from peer.trainer.device_facts import facts_of
+from peer.trainer.device_facts import choose_device, facts_of
 from peer.trainer.engine import Engine
 from peer.trainer.observed_run import Fields, Outcome
 from peer.trainer.rank import Rank
 from peer.trainer.session import Run, join
 from peer.trainer.settings import JoinSettings
 
-Device = str
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSettings:
     """Settings of training on this machine that are not part of the run."""
 
-    device: Device = "auto"
+    device: str = "auto"
     wishes: Wishes = field(default_factory=Wishes)
     """Precision, micro-batch and compilation, where not left to the trainer."""
     threads: int | None = None
@@ -88,42 +86,6 @@ class Stop:
         finally:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
-
-
-def choose_device(wanted: Device) -> torch.device:
-    """The device that was asked for; ``auto``: the fastest one. Raises ``ValueError``."""
-    if wanted != "auto":
-        try:
-            device = torch.device(wanted)
-            if device.type == "cuda":
-                # To use it would take half a gigabyte, also of a process that trains nothing.
-                _check_cuda(device)
-            else:
-                torch.empty(1, device=device)
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            # The first sentence: others list all that torch knows.
-            reason = str(error).splitlines()[0].partition(". ")[0]
-            raise ValueError(
-                f"device {wanted!r} cannot be used here: {reason[:120]}; there are: "
-                f"{', '.join(_devices())}"
-            ) from error
-        return device
-    return torch.device(_devices()[0].partition(":")[0])
-
-
-def _check_cuda(device: torch.device) -> None:
-    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-        raise RuntimeError(f"torch {torch.__version__} is a build without CUDA")
-    if (device.index or 0) >= torch.cuda.device_count():
-        raise RuntimeError("torch finds no such device")
-
-
-def _devices() -> list[Device]:
-    """The devices of this machine, the fastest first."""
-    accelerators = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    if torch.backends.mps.is_available():
-        accelerators.append("mps")
-    return [*accelerators, "cpu"]
 
 
 def prepare_torch(settings: TrainerSettings) -> torch.device:

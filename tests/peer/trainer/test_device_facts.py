@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from peer.trainer.device_facts import cpu_has_bf16, facts_of, temperature_c
+from peer.trainer.device_facts import choose_device, cpu_has_bf16, facts_of, temperature_c
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,10 @@ def test_a_device_that_does_not_tell_its_temperature_has_none(
     assert temperature_c(device) is None
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert temperature_c(device) is None
+
+
+def test_a_device_that_is_not_there_is_refused_by_name() -> None:
+    assert choose_device("cpu") == torch.device("cpu")
+    for wish in ("cuda:99", "toaster"):
+        with pytest.raises(ValueError, match=wish):
+            choose_device(wish)

@@ -25,7 +25,7 @@ from peer.trainer.choices import Wishes
 from peer.trainer.device_facts import facts_of
 from peer.trainer.engine import Engine
 from peer.trainer.fitting import begin
-from peer.trainer.loop import Stop, TrainerSettings, choose_device, open_engine, train
+from peer.trainer.loop import Stop, TrainerSettings, open_engine, train
 from peer.trainer.observed_run import Fields, Outcome, Speed
 from peer.trainer.session import Run
 from peer.trainer.settings import JoinSettings
@@ -254,13 +254,6 @@ def test_a_closed_terminal_is_a_wish_however_often_it_comes() -> None:
             assert not stop, "nohup"
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_a_device_that_is_not_there_is_refused_by_name() -> None:
-    assert choose_device("cpu") == torch.device("cpu")
-    for wish in ("cuda:99", "toaster"):
-        with pytest.raises(ValueError, match=wish):
-            choose_device(wish)
 
 
 def test_text_is_looked_for_where_the_peer_says_and_not_in_its_own_folder(

@@ -42,8 +42,8 @@ from peer.run_file.sections import (
     RunFile,
 )
 from peer.trainer.choices import Precision
+from peer.trainer.device_facts import choose_device
 from peer.trainer.engine import autocast
-from peer.trainer.loop import choose_device
 
 
 @dataclass(frozen=True)
