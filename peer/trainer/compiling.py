@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from peer.trainer.choices import Choices
-from peer.trainer.engine import Engine, autocast, is_out_of_memory
+from peer.trainer.engine import Engine, autocast, is_out_of_memory, recompute_activations
 from peer.trainer.probing import random_tokens
 
 
@@ -27,6 +27,8 @@ class Compilation:
         self._engine = engine
         self._choices = choices
         self._twin = twin(engine.model)
+        if choices.lean != engine.choices.lean:
+            recompute_activations(self._twin, choices.lean)
         self._error: Exception | None = None
         self._began = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="compile")

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +31,7 @@ from peer.model.recipes.chunked_loss import can_chunk, loss_in_chunks
 from peer.model.recipes.gpt import Gpt
 from peer.run_file.sections import RunFile
 from peer.trainer.choices import Choices, Precision, split
+from peer.trainer.compiled_loss import Backend, Loss, compiled
 from peer.trainer.device_facts import device_name, temperature_c, used_bytes
 from peer.trainer.late import Skips
 from peer.trainer.observed_run import DeviceUse, Fields
@@ -44,8 +45,6 @@ _ALLOCATION_FAILED = (
 )
 """Words in errors that are no ``OutOfMemoryError``: those of MPS, of a CUDA kernel that is loaded
 late ("CUDA error: out of memory"), of the CPU, and of cuBLAS and cuDNN."""
-
-Loss = Callable[[nn.Module, Tensor], Tensor]
 
 
 class Tuning(Protocol):
@@ -120,7 +119,7 @@ class Engine:
         choices: Choices,
         *,
         loss: Loss = next_token_loss,
-        backend: str | Callable[..., Any] = "inductor",
+        backend: Backend = "inductor",
     ) -> None:
         """``backend``: the compiler, as ``torch.compile`` names it."""
         self.run, self.model, self.optimizer = run, model, optimizer
@@ -140,15 +139,17 @@ class Engine:
         self._scaler: torch.amp.GradScaler | None = None
         self._skips = Skips()
         self._made = 0
+        self._recomputes = False
         optimizer.register_step_post_hook(self._note_step)
         self.choices = choices
         self.choose(choices)
 
     def choose(self, choices: Choices) -> None:
-        """Train this way from now on. Activations that are recomputed once stay so."""
+        """Train this way from now on."""
         self.choices = choices
-        if choices.lean:
-            recompute_activations(self.model)
+        if choices.lean != self._recomputes:
+            self._recomputes = choices.lean
+            recompute_activations(self.model, choices.lean)
         if self.device.type == "cuda":
             high = "highest" if choices.precision == "fp32" else "high"
             torch.set_float32_matmul_precision(high)
@@ -164,7 +165,7 @@ class Engine:
         loss = loss_in_chunks if choices.lean and self._can_chunk else self._loss_of
         if not choices.compile:
             return loss
-        return self._codes.setdefault(choices.lean, _compiled(loss, self._backend))
+        return self._codes.setdefault(choices.lean, compiled(loss, self.model, self._backend))
 
     @cached_property
     def _can_chunk(self) -> bool:
@@ -308,23 +309,6 @@ class Engine:
             return held_out_loss(self.model, sequences, at_once=at_once)
 
 
-def _compiled(loss: Loss, backend: str | Callable[..., Any]) -> Loss:
-    """The compiled function, made in its first call: importing a compiler fails there, too.
-
-    Each size of a micro-batch gets code of its own. Code for all sizes is slower, and compilers
-    fail to make it of some models (torch 2.11 of the built-in one, on CUDA).
-    """
-
-    @cache
-    def made() -> Loss:
-        return torch.compile(loss, dynamic=False, backend=backend)
-
-    def call(model: nn.Module, tokens: Tensor) -> Tensor:
-        return made()(model, tokens)
-
-    return call
-
-
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
     """The context in which a model computes in this precision."""
     if precision == "bf16":
@@ -345,15 +329,18 @@ def is_out_of_memory(error: BaseException) -> bool:
 # --- less memory ----------------------------------------------------------------------------------
 
 
-def recompute_activations(model: nn.Module) -> None:
+def recompute_activations(model: nn.Module, wanted: bool) -> None:
     """Keep the inputs of each block alone, and compute its activations again when needed."""
     if isinstance(model, Gpt):
-        model.recompute_activations()
+        model.recompute_activations(wanted)
         return
     # The second name is that of transformers before 5.
-    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
-        if callable(enable := getattr(model, name, None)):
-            enable({"use_reentrant": False})
+    for name in ("activation_checkpointing", "gradient_checkpointing"):
+        if callable(enable := getattr(model, f"{name}_enable", None)):
+            if wanted:
+                enable({"use_reentrant": False})
+            else:
+                getattr(model, f"{name}_disable")()
             return
 
 

@@ -47,6 +47,7 @@ __all__ = [
     "embedding_names",
     "head_names",
     "held_out_loss",
+    "loss_of_logits",
     "needs_base",
     "next_token_loss",
     "trained_parameters",
@@ -198,6 +199,11 @@ def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
     inputs, targets = inputs_and_targets(tokens)
     output = model(inputs)
     logits = output if isinstance(output, Tensor) else output.logits
+    return loss_of_logits(logits, targets)
+
+
+def loss_of_logits(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy, in fp32, of the targets that are not to be ignored."""
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 

@@ -37,7 +37,12 @@ def loss_in_chunks(model: nn.Module, tokens: Tensor) -> Tensor:
     head; it is not used because it ends the compiled graph, and earlier releases lack it.
     """
     inputs, targets = inputs_and_targets(tokens)
-    hidden, targets = _hidden(model, inputs).flatten(0, 1), targets.flatten()
+    return loss_of_hidden(model, _hidden(model, inputs), targets)
+
+
+def loss_of_hidden(model: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
+    """The loss of hidden states, of which the head computes the logits."""
+    hidden, targets = hidden.flatten(0, 1), targets.flatten()
     rows = max(1, LOGITS_AT_ONCE // len(_head(model).weight))
 
     def chunk_loss(part: Tensor, wanted: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 # ruff: noqa: N803, N806 (shape suffixes)
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -20,6 +21,15 @@ from peer.run_file.sections import GptModel
 
 NORM_EPSILON = 1e-5
 EMBEDDING_STD = 0.02
+
+Rotation: TypeAlias = tuple[Tensor, Tensor]
+CallBlock: TypeAlias = Callable[[nn.Module, Tensor, Rotation], Tensor]
+
+
+def call_block(block: nn.Module, x_BTD: Tensor, rotation: Rotation) -> Tensor:
+    """The residual stream behind a block."""
+    result: Tensor = block(x_BTD, rotation)
+    return result
 
 
 class Gpt(nn.Module):
@@ -41,17 +51,21 @@ class Gpt(nn.Module):
 
     def hidden(self, tokens_BT: Tensor) -> Tensor:
         """The normalised residual stream that ``logits`` are computed from."""
-        rotation = self._rotation(0, tokens_BT)
-        x_BTD = self.embedding(tokens_BT)
-        for block in self.blocks:
-            if self._recomputes:
-                x_BTD = checkpoint(block, x_BTD, rotation, use_reentrant=False)
-            else:
-                x_BTD = block(x_BTD, rotation)
-        normalised: Tensor = self.norm(x_BTD)
+        normalised: Tensor = self.norm(self.residual(tokens_BT))
         return normalised
 
-    def _rotation(self, before: int, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+    def residual(self, tokens_BT: Tensor, *, call: CallBlock = call_block) -> Tensor:
+        """The residual stream behind all blocks. ``call`` calls one, such as by compiled code."""
+        rotation = self._rotation(0, tokens_BT)
+        x_BTD: Tensor = self.embedding(tokens_BT)
+        for block in self.blocks:
+            if self._recomputes:
+                x_BTD = checkpoint(call, block, x_BTD, rotation, use_reentrant=False)
+            else:
+                x_BTD = call(block, x_BTD, rotation)
+        return x_BTD
+
+    def _rotation(self, before: int, tokens_BT: Tensor) -> Rotation:
         length = before + tokens_BT.shape[1]
         if length > self.shape.context:
             raise ValueError(
@@ -76,9 +90,9 @@ class Gpt(nn.Module):
         cap = self.shape.logit_soft_cap
         return logits if cap == "off" else cap * torch.tanh(logits / cap)
 
-    def recompute_activations(self) -> None:
+    def recompute_activations(self, wanted: bool) -> None:
         """Keep the inputs of each block alone, and compute its activations again when needed."""
-        self._recomputes = True
+        self._recomputes = wanted
 
     def get_output_embeddings(self) -> nn.Linear:
         """The output head; models of transformers have a method of the same name."""
@@ -139,9 +153,7 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(shape.width, eps=NORM_EPSILON)
         self.mlp: nn.Module = SwigluMlp(shape) if shape.mlp == "swiglu" else GeluMlp(shape)
 
-    def forward(
-        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor], past: Past | None = None
-    ) -> Tensor:
+    def forward(self, x_BTD: Tensor, rotation: Rotation, past: Past | None = None) -> Tensor:
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rotation, past)
         result: Tensor = x_BTD + self.mlp(self.mlp_norm(x_BTD))
         return result
@@ -161,9 +173,7 @@ class Attention(nn.Module):
         else:
             self.query_norm, self.key_norm = nn.Identity(), nn.Identity()
 
-    def forward(
-        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor], past: Past | None = None
-    ) -> Tensor:
+    def forward(self, x_BTD: Tensor, rotation: Rotation, past: Past | None = None) -> Tensor:
         B, T, D = x_BTD.shape
         all_BNTE = self.query_key_value(x_BTD).view(B, T, -1, self.features).transpose(1, 2)
         query_BHTE, key_BKTE, value_BKTE = all_BNTE.split(self.groups, dim=1)
@@ -217,7 +227,7 @@ class GeluMlp(nn.Module):
         return result
 
 
-def rotary(shape: GptModel, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary(shape: GptModel, length: int, device: torch.device) -> Rotation:
     """cos_TE and sin_TE of the angles position * base^(-2i/E) (arXiv 2104.09864), in fp32."""
     features = shape.width // shape.heads
     exponent = torch.arange(0, features, 2, device=device, dtype=torch.float32) / features
@@ -227,7 +237,7 @@ def rotary(shape: GptModel, length: int, device: torch.device) -> tuple[Tensor, 
     return angle.cos(), angle.sin()
 
 
-def rotate(x_BHTE: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x_BHTE: Tensor, rotation: Rotation) -> Tensor:
     """Rotate feature i together with feature i + E/2, as the Llama family does."""
     cos, sin = (part.to(x_BHTE.dtype) for part in rotation)
     first, second = x_BHTE.chunk(2, dim=-1)

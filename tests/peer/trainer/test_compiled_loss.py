@@ -1,0 +1,79 @@
+"""Compiled code of the built-in model: one graph for all blocks, and the same gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from peer.model.recipes import build_model, chunked_loss, next_token_loss
+from peer.model.recipes.chunked_loss import loss_in_chunks
+from peer.run_file.sections import GptModel, RunFile
+from peer.trainer.compiled_loss import Loss, compiled
+from peer.trainer.engine import recompute_activations
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+SHAPE = GptModel(layers=3, width=32, heads=2, context=16, vocabulary=64, qk_norm=True)
+
+
+def model() -> nn.Module:
+    return build_model(RunFile(model=SHAPE))
+
+
+def tokens() -> Tensor:
+    drawn = torch.randint(0, 64, (4, 17), generator=torch.Generator().manual_seed(3))
+    drawn[1, 5:] = ~drawn[1, 5:]  # read, but not predicted
+    return drawn
+
+
+def gradients(loss_of: Loss, of: nn.Module) -> list[Tensor]:
+    torch.autograd.backward(loss_of(of, tokens()))
+    return [p.grad for p in of.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_code_of_blocks_gives_the_gradients_of_the_model(
+    lean: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunked_loss, "LOGITS_AT_ONCE", 64 * 10)
+    torch._dynamo.reset()
+    whole = loss_in_chunks if lean else next_token_loss
+    by_blocks, expected = model(), gradients(next_token_loss, model())
+    recompute_activations(by_blocks, lean)
+    found = gradients(compiled(whole, by_blocks, "aot_eager"), by_blocks)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+
+
+def test_all_blocks_and_both_models_share_one_graph() -> None:
+    """The second model is what another thread's twin is: its code is made beforehand."""
+    torch._dynamo.reset()
+    graphs: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
+        graphs.append(len(inputs))
+        return graph.forward
+
+    one, other = model(), model()
+    loss_of = compiled(next_token_loss, one, backend)
+    gradients(loss_of, one)
+    gradients(loss_of, other)
+    assert len(graphs) == 2, "one of a block, one of what comes behind the blocks"
+
+
+def test_another_loss_is_compiled_as_a_whole() -> None:
+    torch._dynamo.reset()
+    graphs: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
+        graphs.append(len(inputs))
+        return graph.forward
+
+    def doubled(model: nn.Module, tokens: Tensor) -> Tensor:
+        return 2.0 * next_token_loss(model, tokens)
+
+    one = model()
+    gradients(compiled(doubled, one, backend), one)
+    assert len(graphs) == 1
