@@ -71,6 +71,15 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
         yield started
 
 
+@pytest.fixture
+def compiler_processes() -> Iterator[None]:
+    """Ends the processes that torch's compiler keeps for later."""
+    yield
+    from torch._inductor.async_compile import shutdown_compile_workers  # slow to import
+
+    shutdown_compile_workers()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _no_process_is_left() -> Iterator[None]:
     """Fails a module whose tests leave a process running."""

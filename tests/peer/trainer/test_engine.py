@@ -867,17 +867,9 @@ def needs_cuda(test: Callable[..., None]) -> Callable[..., None]:
     return marked
 
 
-@pytest.fixture
-def compiler() -> Iterator[None]:
-    """Ends the processes that the compiler keeps for later."""
-    yield
-    from torch._inductor.async_compile import shutdown_compile_workers  # slow to import
-
-    shutdown_compile_workers()
-
-
 @needs_cuda
-def test_a_compiled_engine_measures_trains_and_reads_nothing_on_cuda(compiler: None) -> None:
+@pytest.mark.usefixtures("compiler_processes")
+def test_a_compiled_engine_measures_trains_and_reads_nothing_on_cuda() -> None:
     device = torch.device("cuda")
     facts = facts_of(device)
     model = build_model(RUN).to(device)

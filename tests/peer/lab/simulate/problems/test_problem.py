@@ -165,6 +165,7 @@ def test_a_device_that_is_missing_is_named() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.usefixtures("compiler_processes")
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_learner_on_cuda_learns_as_one_on_the_cpu(optimizer: str) -> None:
     settings = {"problem.name": "text_gpt", "problem.optimizer": optimizer}
