@@ -147,13 +147,17 @@ class _GptTraining:
     def __init__(self, problem: TextGpt, peers: Sequence[int], seed: int) -> None:
         self._run = problem.run(seed)
         self._model = build_model(self._run)
-        self.values = _flattened(self._model)
-        self._shared = torch.from_numpy(self.values)
+        shared = torch.from_numpy(_flattened(self._model))
+        on_cuda = torch.device(problem.device).type == "cuda"
+        # A swarm reads and changes the values several times a cycle: copies of pinned memory take a
+        # fraction of the time.
+        self._shared = shared.pin_memory() if on_cuda else shared
+        self.values: Float32s = self._shared.numpy()
         # On the CPU this is the same memory.
         self._flat = self._shared.to(problem.device)
         self._model.to(problem.device)
         self._loss: Loss = next_token_loss
-        if self._flat.device.type == "cuda":
+        if on_cuda:
             self._loss = compiled(next_token_loss, self._model, "inductor")
         for parameter, part in _parts(self._model, self._flat):
             parameter.data = part
