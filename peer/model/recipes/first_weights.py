@@ -16,7 +16,10 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from torch import Tensor
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16
+"""Values computed at once: what is in between stays in the processor's cache, which halves the time
+of a million."""
+
 _MEAN = 4 * 65535 // 2  # mean of the sum of four integers from 0 to 65535
 _LOW = np.uint64(0x0000FFFF0000FFFF)
 _STD = math.sqrt(4 * (65536**2 - 1) / 12)

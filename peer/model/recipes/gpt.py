@@ -9,6 +9,7 @@ from __future__ import annotations
 # ruff: noqa: N803, N806 (shape suffixes)
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 import torch
@@ -98,23 +99,28 @@ class Gpt(nn.Module):
         """The output head; models of transformers have a method of the same name."""
         return self.head
 
-    @torch.no_grad()
     def draw_weights(self, random_seed: int) -> None:
         """Set the first weights: the same bits on every machine for the same seed.
 
         Matrices keep the scale of their input; outputs that are added to the residual stream are
         divided by the square root of the number of such additions (GPT-2).
         """
-        for name, parameter in self.named_parameters():
+
+        def fill(name: str, parameter: Tensor) -> None:
             if parameter.ndim < 2:
                 parameter.fill_(1.0)  # only norms have vectors
-                continue
+                return
             std = 1 / math.sqrt(parameter.shape[1])  # sqrt is exact everywhere, pow is not
-            if parameter is self.embedding.weight:
+            if name == "embedding.weight":
                 std = EMBEDDING_STD
             elif name.endswith(("attention.out.weight", "mlp.down.weight")):
                 std /= math.sqrt(2 * self.shape.layers)
             parameter.copy_(draw(tuple(parameter.shape), std, random_seed=random_seed, name=name))
+
+        names, parameters = zip(*self.named_parameters(), strict=True)
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            # Lists make errors of the threads known.
+            list(pool.map(fill, names, [parameter.detach() for parameter in parameters]))
 
     @torch.no_grad()
     def clear_weights(self) -> None:
