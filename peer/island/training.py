@@ -90,7 +90,8 @@ class SummedGradients:
     A bucket of gradients is sent as soon as the last backward pass of the step has completed it, so
     that the network works while the pass goes on. Buckets are in the order in which a backward pass
     completes them, and every rank sends them in that order, whatever it completes first. Compiled
-    code hands over all gradients at its end, so nothing overlaps with it.
+    code hands over its gradients at its end: those of a block, or where the whole model is compiled
+    all of them, so that nothing overlaps.
 
     ``DistributedDataParallel`` does the same for a step that succeeds at once. Here a pass that
     runs out of memory is repeated: what was sent by then is of complete gradients, hence right, and

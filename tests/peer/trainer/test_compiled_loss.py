@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from peer.model.recipes import build_model, chunked_loss, next_token_loss
 from peer.model.recipes.chunked_loss import loss_in_chunks
@@ -77,3 +79,27 @@ def test_another_loss_is_compiled_as_a_whole() -> None:
     one = model()
     gradients(compiled(doubled, one, backend), one)
     assert len(graphs) == 1
+
+
+def test_gradients_of_a_block_are_there_before_the_pass_goes_on() -> None:
+    """So that ranks sum them meanwhile. Code of a whole model hands over all at its end."""
+    torch._dynamo.reset()
+    seen: list[str] = []
+
+    def backward(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
+        def run(*tensors: Tensor) -> object:
+            seen.append("backward")
+            return graph(*tensors)
+
+        return make_boxed_func(run)
+
+    def forward(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
+        return make_boxed_func(graph.forward)
+
+    one = model()
+    for name, parameter in one.named_parameters():
+        if name.endswith("mlp.down.weight"):
+            parameter.register_post_accumulate_grad_hook(lambda of: seen.append("gradient"))
+    backend = aot_autograd(fw_compiler=forward, bw_compiler=backward)
+    gradients(compiled(next_token_loss, one, backend), one)
+    assert seen == ["backward", *["backward", "gradient"] * 3]
