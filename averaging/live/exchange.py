@@ -175,10 +175,7 @@ class Exchange:
             say(place.stop)
 
     def _encode_chunk(self, chunk: Chunk, given: Contribution, out: memoryview) -> None:
-        numbers, scratch = self.parts.numbers, self.parts.threads.scratch()
-        numbers.encode(chunk, given, out, scratch)
-        if given.feedback:
-            numbers.leave_rest(chunk, given, out, scratch)
+        self.parts.numbers.encode(chunk, given, out, self.parts.threads.scratch())
 
     # The outer step
 

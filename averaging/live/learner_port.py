@@ -35,7 +35,7 @@ class Snapshot:
     """Theta as the learner really holds it, after the cast to its own dtype."""
     values: Float32s
     """Averaging may change them: a version that has this contribution was made relative to what
-    they are then (``averaging.numbers.arithmetic.Numbers.leave_rest``)."""
+    they are then (``averaging.numbers.arithmetic.Moved.feedback``)."""
     base_version: int
     base_lineage: Lineage
     mark: int

@@ -22,7 +22,7 @@ from averaging.errors import NotFinite
 from averaging.messages import Commit
 from averaging.numbers.arrays import Float32s, Float64s, arithmetic, squared_norm
 from averaging.numbers.chunks import PIECES, Chunk, Cutting
-from averaging.numbers.codec import Addends, Scratch
+from averaging.numbers.codec import Addends, LeavesRest, Scratch
 from averaging.numbers.codecs import codec_named
 from averaging.numbers.columns import Columns, Displacements, shares_by_heads
 from averaging.numbers.layout import Fragment
@@ -60,6 +60,10 @@ class Moved:
     values: Float32s
     share: float = field(default=1.0, kw_only=True)
     """Factor on the displacement (``averaging.rules.weights``)."""
+    feedback: bool = field(default=False, kw_only=True)
+    """Encoding changes ``values`` into those that the encoded contribution stands for: a learner
+    that adopts the merged version relative to them keeps the rest, which encoding lost, in its
+    parameters, so it is part of what the learner offers next."""
 
     def shortened(self, part: slice) -> Float32s:
         """The values that are the given share of the way from ``base``."""
@@ -106,11 +110,7 @@ class Numbers(Protocol):
         ...
 
     def leave_rest(self, chunk: Chunk, given: Moved, data: memoryview, scratch: Scratch) -> None:
-        """Change the values into those that the encoded contribution stands for (error feedback).
-
-        A learner that adopts the merged version relative to them keeps the rest, which encoding
-        lost, in its parameters: it is part of what the learner offers next.
-        """
+        """Change the values into those that the encoded contribution stands for."""
         ...
 
     def merge(self, chunk: Chunk, given: Weighted, out: memoryview, scratch: Scratch) -> None:
@@ -137,8 +137,13 @@ class MergeNumbers:
         self._optimizer = Nesterov(eta, mu)
 
     def encode(self, chunk: Chunk, given: Moved, out: memoryview, scratch: Scratch) -> None:
-        start, end = given.base[chunk.values], given.shortened(chunk.values)
-        self.up.codec.encode_difference(start, end, chunk.sizes, out, scratch)
+        codec, start, end = self.up.codec, given.base[chunk.values], given.shortened(chunk.values)
+        if given.feedback and given.share == 1.0 and isinstance(codec, LeavesRest):
+            codec.encode_leaving_rest(start, end, chunk.sizes, out)
+            return
+        codec.encode_difference(start, end, chunk.sizes, out, scratch)
+        if given.feedback:
+            self.leave_rest(chunk, given, out, scratch)
 
     def leave_rest(self, chunk: Chunk, given: Moved, data: memoryview, scratch: Scratch) -> None:
         self.up.subtract(chunk, data, given.base, given.values, scratch)
@@ -236,6 +241,8 @@ class MeldNumbers:
                 self._displacement.encode_difference(start, end, size, moved, scratch)
             except NotFinite:
                 raise NotFinite(index) from None
+        if given.feedback:
+            self.leave_rest(chunk, given, out, scratch)
 
     def leave_rest(self, chunk: Chunk, given: Moved, data: memoryview, scratch: Scratch) -> None:
         self.up.subtract(chunk, data, given.base, given.values, scratch)

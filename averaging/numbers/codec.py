@@ -154,6 +154,20 @@ class Codec(ABC):
                 np.add(accumulator[part], values, out=accumulator[part])
 
 
+class LeavesRest(ABC):
+    """Base of a codec that encodes a difference, and leaves the rest, in one pass."""
+
+    @abstractmethod
+    def encode_leaving_rest(
+        self, base: Float32s, values: Float32s, sizes: Sequence[int], out: Buffer
+    ) -> None:
+        """Do what ``encode_difference`` does, and set ``values`` to what the bytes stand for.
+
+        That is ``base`` less the difference that they decode to. Where ``NotFinite`` is raised
+        some values may have been set.
+        """
+
+
 def require_size(vector: Float32s, sizes: Sequence[int]) -> None:
     """Raise ``ValueError`` unless the vector holds the values of these units."""
     if vector.size != sum(sizes):

@@ -25,7 +25,14 @@ from averaging.numbers.arrays import (
     sum_squares_with,
 )
 from averaging.numbers.block_codecs import Float16, Int3, Int4, Int8, ScaledCodec
-from averaging.numbers.codec import Addends, Codec, Scratch, checked_bytes, require_size
+from averaging.numbers.codec import (
+    Addends,
+    Codec,
+    LeavesRest,
+    Scratch,
+    checked_bytes,
+    require_size,
+)
 from averaging.numbers.codecs import replace
 from averaging.numbers.outer import Nesterov, Step, StepsFused, step_encoded
 from averaging.numbers.tiles import plan_of
@@ -34,7 +41,7 @@ from averaging.numbers.two_level_codec import Int2
 _NOTHING = np.empty(0, np.float32)
 
 
-class _Compiled(ScaledCodec, StepsFused):
+class _Compiled(ScaledCodec, StepsFused, LeavesRest):
     """Base of the compiled codecs. Scratch memory is not used: a kernel needs 16 kB of its own."""
 
     number: ClassVar[int]
@@ -48,11 +55,22 @@ class _Compiled(ScaledCodec, StepsFused):
         require_size(base, sizes)
         self._encode_all(base, values, sizes, out)
 
-    def _encode_all(
+    def encode_leaving_rest(
         self, base: Float32s, values: Float32s, sizes: Sequence[int], out: Buffer
     ) -> None:
-        target = self._target(out, sizes, values.size)
-        _refuse(kernels.encode(self.number, _tiles_of(self, tuple(sizes)), base, values, target))
+        require_size(base, sizes)
+        self._encode_all(base, values, sizes, out, rest=values)
+
+    def _encode_all(
+        self,
+        base: Float32s,
+        values: Float32s,
+        sizes: Sequence[int],
+        out: Buffer,
+        rest: Float32s = _NOTHING,
+    ) -> None:
+        target, tiles = self._target(out, sizes, values.size), _tiles_of(self, tuple(sizes))
+        _refuse(kernels.encode(self.number, tiles, base, values, target, rest))
 
     def encode_sum(
         self, source: Codec, given: Addends, sizes: Sequence[int], out: Buffer, scratch: Scratch
@@ -203,16 +221,25 @@ def compare(
         codec.encode_difference(first, second, sizes, encoded, scratch)
         codec.encode(second, sizes, other, scratch)
         codec.encode_sum(codec, Addends([encoded, other], weights), sizes, merged, scratch)
-        decoded, theta, momentum, plain = (second.copy() for _ in range(4))
+        decoded, theta, momentum, plain, left = (second.copy() for _ in range(5))
         codec.decode(other, sizes, decoded, scratch)
         spread = np.linspace(*weights, len(sizes))
         codec.decode_add(encoded, sizes, spread, decoded, scratch)
         step_encoded(Step(theta, theta, momentum), codec, merged, sizes, optimizer, scratch)
         made, plainly = Step(first, plain, momentum), Nesterov(1.0, 0.0)
         step_encoded(made, codec, encoded, sizes, plainly, scratch)
-        vectors = (each.tobytes() for each in (decoded, theta, momentum, plain))
-        results.append((bytes(encoded), bytes(other), bytes(merged), *vectors))
-    names = "a difference", "values", "a sum", "decoding", "theta", "momentum", "subtraction"
+        again = bytearray(len(encoded))
+        if isinstance(codec, LeavesRest):
+            codec.encode_leaving_rest(first, left, sizes, again)
+        else:
+            codec.encode_difference(first, left, sizes, again, scratch)
+            step_encoded(Step(first, left, momentum), codec, again, sizes, plainly, scratch)
+        vectors = (each.tobytes() for each in (decoded, theta, momentum, plain, left))
+        results.append((*map(bytes, (encoded, other, merged, again)), *vectors))
+    names = (
+        *("a difference", "values", "a sum", "a difference with its rest"),
+        *("decoding", "theta", "momentum", "subtraction", "the rest of a difference"),
+    )
     for name, expected, found in zip(names, *results, strict=True):
         if found != expected:
             raise CodecsDiffer(pair[0].name, name)

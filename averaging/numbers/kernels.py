@@ -87,7 +87,7 @@ def _bytes_at(typing_context: Any, address: Any) -> Any:
 
 
 # One block. ``work`` holds its values, ``bits`` is the same memory, ``codes`` is the part of a
-# payload for its codes, and ``spare`` has room for two bytes per value.
+# payload for its codes, and ``spare`` has room for three bytes per value.
 
 
 @_part
@@ -179,14 +179,16 @@ def _sum_bytes(words):
 
 @_part
 def _write_int2(work, bits, size, peak, spare, codes):
-    flags, sizes = spare[0], spare[1]
+    """Leave in ``spare`` which values are above the limit, and at last their signs."""
+    flags, sizes, signs = spare[0], spare[1], spare[2]
     plane = (size + 7) // 8
     for i in range(size, 8 * plane):
         flags[i] = 0
         sizes[i] = 0
+        signs[i] = 0
     for i in range(size):
-        flags[i] = _U8(_U32(bits[i]) >> _U32(31))
-    _gather(flags, codes[:plane])
+        signs[i] = _U8(_U32(bits[i]) >> _U32(31))
+    _gather(signs, codes[:plane])
     _round(work, size, _F32(127) / peak)
     for i in range(size):
         sizes[i] = _U8(bits[i])
@@ -249,6 +251,16 @@ def _write(codec, work, bits, spare, size, scale_bytes, codes):
 
 
 @_part
+def _read_flags(signs, above, scale, factor, size, out):
+    """Set ``out`` to values of int2, of which the flags say sign and magnitude."""
+    low = _I32(_F32(scale).view(np.uint32) & _K_BITS)
+    more = _I32(127) - low
+    for i in range(size):
+        magnitude = low + _I32(above[i]) * more
+        out[i] = _F32(magnitude - _I32(2) * magnitude * _I32(signs[i])) * factor
+
+
+@_part
 def _read(codec, codes, scale, factor, size, spare, out):
     """Set ``out`` to the decoded values, with ``factor`` in place of the scale."""
     if codec == INT4:
@@ -262,11 +274,7 @@ def _read(codec, codes, scale, factor, size, spare, out):
         plane = (size + 7) // 8
         _spread(codes[:plane], signs)
         _spread(codes[plane:], sizes)
-        low = _I32(_F32(scale).view(np.uint32) & _K_BITS)
-        more = _I32(127) - low
-        for i in range(size):
-            magnitude = low + _I32(sizes[i]) * more
-            out[i] = _F32(magnitude - _I32(2) * magnitude * _I32(signs[i])) * factor
+        _read_flags(signs, sizes, scale, factor, size, out)
     elif codec == INT8:
         for i in range(size):
             out[i] = _F32(np.int8(codes[i])) * factor
@@ -296,15 +304,16 @@ def _at(array, start, size):
     return array[start : start + size]
 
 
-@_kernel(types.int64, _tiles, _given, _given, _bytes)
-def encode(codec, tiles, base, values, out):
+@_kernel(types.int64, _tiles, _given, _given, _bytes, _vector)
+def encode(codec, tiles, base, values, out, rest):
     """Encode base - values, or ``values`` if ``base`` is empty.
 
+    Unless it is empty, set ``rest``, which may be ``values``, to base less the decoded difference.
     Return -1, or the first unit that has a value which is not finite.
     """
     work = np.empty(BLOCK, np.float32)
     bits = work.view(np.int32)
-    spare = np.empty((2, BLOCK), np.uint8)
+    spare = np.empty((3, BLOCK), np.uint8)
     for tile in tiles:
         size = tile[COLUMNS]
         for row in range(tile[ROWS]):
@@ -320,6 +329,16 @@ def encode(codec, tiles, base, values, out):
             codes = _at(out, tile[CODES_AT] + row * tile[CODE_STEP], tile[CODE_BYTES])
             if not _write(codec, work, bits, spare, size, scale, codes):
                 return tile[UNIT] + row * tile[UNIT_STEP]
+            if rest.size:
+                factor = _scale_of(scale)
+                if codec == INT2:
+                    _read_flags(spare[2], spare[0], factor, factor, size, work)
+                else:
+                    _read(codec, codes, factor, factor, size, spare, work)
+                before = _at(base, tile[START] + row * size, size)
+                after = _at(rest, tile[START] + row * size, size)
+                for i in range(size):
+                    after[i] = before[i] - work[i]
     return -1
 
 
@@ -332,7 +351,7 @@ def merge(source, target, given, made, addresses, length, weights, out):
     """
     work, more = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     bits = work.view(np.int32)
-    spare = np.empty((2, BLOCK), np.uint8)
+    spare = np.empty((3, BLOCK), np.uint8)
     for number in range(len(made)):
         tile, read = made[number], given[number]
         size = tile[COLUMNS]
@@ -361,7 +380,7 @@ def merge(source, target, given, made, addresses, length, weights, out):
 def decode(codec, tiles, data, weights, action, out):
     """Decode, times a weight for each unit, and set or add to ``out``, as ``action`` says."""
     work = np.empty(BLOCK, np.float32)
-    spare = np.empty((2, BLOCK), np.uint8)
+    spare = np.empty((3, BLOCK), np.uint8)
     for tile in tiles:
         size = tile[COLUMNS]
         for row in range(tile[ROWS]):
@@ -382,7 +401,7 @@ def decode(codec, tiles, data, weights, action, out):
 def step(codec, tiles, data, theta, momentum, eta, mu, out):
     """Take the outer step (``averaging.numbers.outer``) with an encoded displacement."""
     work = np.empty(BLOCK, np.float32)
-    spare = np.empty((2, BLOCK), np.uint8)
+    spare = np.empty((3, BLOCK), np.uint8)
     for tile in tiles:
         size = tile[COLUMNS]
         for row in range(tile[ROWS]):

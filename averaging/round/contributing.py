@@ -21,8 +21,6 @@ class Contribution(Moved):
     """The own merged map, where states travel."""
     carried: tuple[Float32s, Float32s] | None = None
     """Theta and momentum, which a meld moves besides."""
-    feedback: bool = False
-    """``values`` become those that the encoded contribution stands for."""
 
 
 def contribution(

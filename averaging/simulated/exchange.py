@@ -88,10 +88,6 @@ class Exchange:
         self.traffic.gives = True
         self.own_map = given.own_map
         self.payload = self._encoded(given)
-        if given.feedback:
-            for chunk in self.cutting.all_chunks:
-                data = memoryview(self.payload)[chunk.data]
-                self.numbers.leave_rest(chunk, given, data, _scratch)
 
     def _encoded(self, given: Contribution) -> bytes:
         numbers, cutting = self.numbers, self.cutting

@@ -168,7 +168,7 @@ class ShoalParticipant(Participant):
         base, values = port.state.theta, port.offered
         mine, merged = uninitialised(cutting.data_size), uninitialised(cutting.merged_size)
         weights = [1.0 / peers] * peers
-        given = Moved(base, values)
+        given = Moved(base, values, feedback=port.feeds_back)
         made = Step(base, np.empty_like(base), np.zeros_like(base))
         # The other slices would come from other peers: this peer's displacement stands for them.
         for chunk in cutting.all_chunks:
@@ -179,8 +179,6 @@ class ShoalParticipant(Participant):
             for chunks in cutting.chunks:
                 for chunk in chunks:
                     numbers.encode(chunk, given, mine[chunk.data], scratch)
-                    if port.feeds_back:
-                        numbers.leave_rest(chunk, given, mine[chunk.data], scratch)
             for chunk in cutting.chunks[self.setup.index]:
                 payloads = [mine[chunk.data]] * peers
                 numbers.merge(chunk, Weighted(payloads, weights), merged[chunk.merged], scratch)

@@ -115,8 +115,8 @@ def test_codecs_that_differ_from_numpy_in_this_process_are_not_used(
     monkeypatch.setattr(
         kernels,
         "encode",
-        lambda codec, tiles, base, values, out: kernel(
-            codec, tiles, base, np.nextafter(values, np.float32(9)), out
+        lambda codec, tiles, base, values, out, rest: kernel(
+            codec, tiles, base, np.nextafter(values, np.float32(9)), out, rest
         ),
     )
     with pytest.raises(CodecsNotCompiled, match="other bits than numpy's"):

@@ -87,16 +87,14 @@ def test_what_is_sent_and_what_is_left_are_the_displacement(
         numbers.carry(base, np.zeros_like(base))
     (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
     data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
-    given = Moved(base, values, share=share)
-    numbers.encode(chunk, given, data, scratch)
+    first = values.copy()
+    numbers.encode(chunk, Moved(base, values, share=share, feedback=True), data, scratch)
     sent = np.empty(SIZE, np.float32)
-    shortened = np.float32(share) * (base - values)
+    shortened = np.float32(share) * (base - first)
     codec_named(codec).encode(
         shortened, SIZES, plain := bytearray(codec_named(codec).encoded_size(SIZES)), scratch
     )
     codec_named(codec).decode(plain, SIZES, sent, scratch)
-
-    numbers.leave_rest(chunk, given, data, scratch)
 
     rounding = 0.0 if share == 1.0 else 1e-5
     np.testing.assert_allclose(values, base - sent / np.float32(share), rtol=0, atol=rounding)
@@ -126,8 +124,7 @@ def test_a_mix_has_nothing_to_feed_back() -> None:
     numbers = MixNumbers()
     (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
     data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
-    numbers.encode(chunk, Moved(momentum, theta), data, Scratch())
-    numbers.leave_rest(chunk, Moved(momentum, theta), data, Scratch())
+    numbers.encode(chunk, Moved(momentum, theta, feedback=True), data, Scratch())
 
     assert np.array_equal(theta, before)
 
@@ -149,9 +146,7 @@ def alone(feedback: bool, rounds: int = 40) -> tuple[float, float]:
         snapshot = own.snapshot
         assert snapshot is not None
         data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
-        numbers.encode(chunk, Moved(own.base, snapshot), data, scratch)
-        if feedback:
-            numbers.leave_rest(chunk, Moved(own.base, snapshot), data, scratch)
+        numbers.encode(chunk, Moved(own.base, snapshot, feedback=feedback), data, scratch)
         if number % 3 == 0:
             own.release()
             continue
@@ -201,8 +196,7 @@ class FedBack:
         numbers = MergeNumbers(codec=codec, merge="mean", eta=1.0, mu=0.0)
         (chunk,) = Cutting(FRAGMENT, numbers, (1,)).all_chunks
         data = memoryview(bytearray(numbers.up.encoded_size(SIZES)))
-        numbers.encode(chunk, Moved(self.own.base, snapshot), data, scratch)
-        numbers.leave_rest(chunk, Moved(self.own.base, snapshot), data, scratch)
+        numbers.encode(chunk, Moved(self.own.base, snapshot, feedback=True), data, scratch)
         return numbers, data
 
     def merge(self, codec: str = "int2") -> None:
