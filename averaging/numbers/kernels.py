@@ -255,9 +255,9 @@ def _read_flags(signs, above, scale, factor, size, out):
     """Set ``out`` to values of int2, of which the flags say sign and magnitude."""
     low = _I32(_F32(scale).view(np.uint32) & _K_BITS)
     more = _I32(127) - low
-    for i in range(size):
-        magnitude = low + _I32(above[i]) * more
-        out[i] = _F32(magnitude - _I32(2) * magnitude * _I32(signs[i])) * factor
+    for i in range(size):  # numba adds in 64 bits, for which vectors have half as many lanes
+        magnitude = _I32(low + _I32(above[i]) * more)
+        out[i] = _F32(_I32(magnitude - _I32(2) * magnitude * _I32(signs[i]))) * factor
 
 
 @_part
