@@ -129,7 +129,8 @@ def join(link: str, options: Options) -> int:
     Example: shoal join 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
     from peer.errors import NobodyToAsk
-    from peer.storage.home import default_directory
+    from peer.storage.checkpoint import CheckpointFolder
+    from peer.storage.home import OUTER, default_directory
     from peer.storage.last_seen import date_text, recall
 
     if options.anew:
@@ -140,7 +141,9 @@ def join(link: str, options: Options) -> int:
     if known is None and not own.seeds:
         raise NobodyToAsk(found.run.name, link)  # it would wait for ever
     if known is not None and known.ended_at is not None:
-        raise RunOver(found.run.name, date_text(known.ended_at), known.tokens, f"'{link}'")
+        where = own.directory or default_directory(found.run.run_id)
+        source = str(where) if CheckpointFolder(where / OUTER).numbers() else f"'{link}'"
+        raise RunOver(found.run.name, date_text(known.ended_at), known.tokens, source)
     if own.seeds:
         own = _in_free_folder(own, found.run)
     return _take_part(found, own, options)

@@ -19,7 +19,7 @@ from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer import cli
 from peer.cli import taking_part
-from peer.errors import RunNotFound
+from peer.errors import NobodyMet, RunNotFound
 from peer.joining.link import FoundRun, Link
 from peer.rules.ending import Ending
 from peer.run_file.presets import preset
@@ -555,6 +555,29 @@ def test_a_run_that_has_ended_says_so_to_those_who_join_and_those_who_ask(
     file = str(tmp_path / "old.toml")
     assert said(["status", file], capsys) == (0, sentence.replace(LINK, file), "")
     assert began == []
+
+
+def test_the_model_of_a_run_that_has_ended_is_where_this_machine_has_it(
+    tmp_path: Path,
+    began: list[tuple[FoundRun, JoinSettings]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody may be on line any more, and then `shoal export LINK` cannot fetch it."""
+    remember(tmp_path, ended_at=86_400.0)
+    folder = default_directory(OLD.run_id)
+    (folder / "outer" / "000000000001").mkdir(parents=True)
+    code, _, errors = said(["join", LINK], capsys)
+    assert (code, began) == (4, [])
+    assert f"`shoal export {folder} OUT.safetensors`" in errors
+
+    async def nobody(*arguments: object, **settings: object) -> None:
+        raise NobodyMet("run", "no peer of it was found")
+
+    monkeypatch.setattr("peer.storage.download.download", nobody)
+    code, _, errors = said(["export", LINK, str(tmp_path / "out")], capsys)
+    assert code == 3
+    assert f"your peer's own copy is in {folder}: pass that folder instead" in errors
 
 
 def test_a_run_that_has_ended_is_not_started_again_in_its_folder(
