@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import socket
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -371,6 +372,18 @@ def test_goodput_prints_the_cells_that_scripts_read(capsys: pytest.CaptureFixtur
     assert code == 0
     assert len(cells) == 30
     assert {"system", "learners", "chips", "goodput", "reported"} <= cells[0].keys()
+
+
+def test_an_experiment_needs_no_plots_to_show_what_it_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tables were thrown away after minutes of simulation."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, output, errors = said(["simulate", "bandwidth"], capsys)
+    assert (code, errors) == (0, "") and "Bandwidth" in output
+    code, _, errors = said(["simulate", "bandwidth", "--out", str(tmp_path)], capsys)
+    assert code == 0 and "pip install 'shoal[plots]'" in errors
+    assert {each.name for each in tmp_path.iterdir()} == {"bandwidth.csv", "bandwidth.html"}
 
 
 def test_goodput_computes_the_swarm_of_the_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from peer.lab.results.page import Section
-from peer.lab.results.plots import finished_png, new_axes, plain_ticks
+from peer.lab.results.plots import finished_png, new_axes, picture, plain_ticks
 from peer.lab.simulate.paper.failures import (
     YEAR_S,
     Job,
@@ -224,7 +224,7 @@ def section(cells: Sequence[Cell]) -> Section:
         f"ones by {rms_difference(predicted):.1f} points rms."
     )
     columns = ["", *(f"{n / 1e6:g}M chips" for n in chips)]
-    return Section("Goodput under failures", text, columns, rows, _picture(cells))
+    return Section("Goodput under failures", text, columns, rows, picture(_picture, cells))
 
 
 def _compared(cell: Cell) -> str:
