@@ -42,7 +42,7 @@ OTHERS_SHOWN = 5
 """Other peers on the screen: with more, its 24 lines have no room for events."""
 
 SHOW_CURSOR = "\x1b[?25h"
-LEAVING = "leaving when this step is done; Ctrl-C again stops at once and leaves work behind"
+LEAVING = "leaving after this step; Ctrl-C again stops at once and leaves work behind"
 
 
 def sentence(fields: Fields) -> str | None:
