@@ -5,6 +5,7 @@ Goodput is the share of chip time spent computing here, since all computed work 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -228,7 +229,8 @@ def section(cells: Sequence[Cell]) -> Section:
 
 
 def _compared(cell: Cell) -> str:
-    measured = f"{cell.goodput:.1f} ±{cell.standard_error:.1f}"
+    known = math.isfinite(cell.standard_error)  # not of one seed
+    measured = f"{cell.goodput:.1f}" + (f" ±{cell.standard_error:.1f}" if known else "")
     if cell.reported is None:
         return measured
     return f"{measured} ({cell.reported}, {cell.goodput - cell.reported:+.1f})"
