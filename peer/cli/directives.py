@@ -67,13 +67,14 @@ class Before:
 
         Raises ``ValueError`` if no peer tells its own.
         """
-        if not self.seen.peers:
+        told = [version for peer in self.seen.peers for version in peer.versions]
+        if not told:
             reasons = "; ".join(each.reason for each in self.seen.silent.values())
             raise ValueError(
-                f"no peer tells which version the run is at ({reasons}); --at would name one that "
-                "may be over: try again when a peer answers"
+                f"no peer tells which version the run is at ({reasons or 'none has a state yet'}); "
+                "--at would name one that may be over: try again when a peer does"
             )
-        return max((v for peer in self.seen.peers for v in peer.versions), default=0)
+        return max(told)
 
     @property
     def fragments(self) -> int:
