@@ -628,6 +628,26 @@ def test_a_link_that_nobody_answers_is_asked_again_until_somebody_does(
     assert errors.count("is on line (never seen from this machine): nobody answers") == 9
 
 
+def test_a_second_start_on_a_machine_says_that_it_is_a_second_peer(
+    tmp_path: Path,
+    began: list[tuple[FoundRun, JoinSettings]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It took part from a folder of its own, and wrote its log into that of the first one."""
+    path, folder = remember(tmp_path), default_directory(OLD.run_id)
+    for command in (
+        ["start", str(path), "--seed", SEED, "--anew"],
+        ["join", f"{LINK}?seed={SEED}"],
+    ):
+        assert said(command, capsys)[0] == 0
+        assert began.pop()[1].directory == folder
+        with occupied(folder, OLD, "learner"):
+            _, _, errors = said(command, capsys)
+        second = folder.with_name(f"{folder.name}-2")
+        assert began.pop()[1].directory == second
+        assert f"this one is a second one, with the folder {second}" in errors
+
+
 def test_status_without_a_link_shows_the_peers_of_this_machine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
