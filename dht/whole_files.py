@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -14,10 +15,18 @@ import msgspec
 
 T = TypeVar("T")
 
+NO_FILE = "it is a device, a pipe or a socket"
+
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A place for a file, which takes the name ``path`` at the end of the block."""
+    """A place for a file, which takes the name ``path`` at the end of the block.
+
+    Raises ``OSError`` if a device, pipe or socket has that name: root could replace even
+    ``/dev/null``.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, NO_FILE, str(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         yield temporary

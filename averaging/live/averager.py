@@ -476,17 +476,16 @@ class Averager(Services):
             await asyncio.sleep(self.settings.progress_s)
 
     async def _look_after_links(self) -> None:
-        """Keep links open to some possible leaders, if this peer can only dial out."""
+        """Keep links open to some possible leaders while this peer can only dial out."""
         while True:
-            if not self.reachable:
-                now = self.now()
-                able = [
-                    peer
-                    for peer, seen in sorted(self.around.view.items())
-                    if seen.reachable and seen.is_live(now) and peer != self.host.peer_id
-                ]
-                able.sort(key=lambda peer: (not self.around.view[peer].is_established(now), peer))
-                self.transport.keep(able[:KEPT_LINKS])
+            now = self.now()
+            able = [
+                peer
+                for peer, seen in sorted(self.around.view.items())
+                if seen.reachable and seen.is_live(now) and peer != self.host.peer_id
+            ]
+            able.sort(key=lambda peer: (not self.around.view[peer].is_established(now), peer))
+            self.transport.keep([] if self.reachable else able[:KEPT_LINKS])
             await asyncio.sleep(5.0)
 
     # What comes in

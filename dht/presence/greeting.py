@@ -176,7 +176,11 @@ class Greeting:
         self._take_hello(peer, reply.record, reply.passed)
         self._dialler.connected.setdefault(peer, False)
         if run is not None and not this.runs.is_member(peer):
-            self._not_to_greet[peer] = now() + 3 * this.settings.membership.heartbeat_s
+            table = this.table_if_any
+            # Others pass this peer's record on to a bootstrap peer. Who is alone is forgotten there
+            # unless it is back before that ends.
+            beats = 3.0 if table is not None and table.live(now()) else 1.5
+            self._not_to_greet[peer] = now() + beats * this.settings.membership.heartbeat_s
 
     async def say_goodbye(self, sealed: bytes) -> None:
         """Send a record that says so to the connected peers; the others notice the silence."""

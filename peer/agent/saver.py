@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import time
 from typing import Any
 
@@ -35,6 +36,8 @@ class Saver:
             self._local.directory / "inner", allowed_bytes=lambda: guest.disk.inner
         )
         """The trainer's checkpoints."""
+        self._saved: object = None
+        """The content of the last checkpoint: what does not change is not written again."""
         self._not_saved = ""
         """The reason why the last checkpoint could not be written."""
 
@@ -64,14 +67,17 @@ class Saver:
             await asyncio.to_thread(save_last_seen, local.directory, seen)
 
     async def save(self) -> None:
-        """Write a checkpoint, if there is a state of every fragment."""
+        """Write a checkpoint, if there is a state of every fragment and something has changed."""
         local = self._local
         await self._note_seen()
         try:
             async with self._averager.pinned() as pinned:
                 ledger = local.delegate.ledger()  # as of these states
                 states = [state for state in pinned if state is not None]
-                if len(states) < len(local.layout.fragments):
+                directives = self._online.directives()
+                content = ([s.lineage for s in states], copy.deepcopy(ledger), directives)
+                is_whole = len(states) == len(local.layout.fragments)
+                if not is_whole or (content == self._saved and local.folder.numbers()):
                     return
                 path = await asyncio.to_thread(
                     save_outer,
@@ -80,14 +86,14 @@ class Saver:
                     layout=local.layout,
                     states=states,
                     ledger=ledger,
-                    directives=self._online.directives(),
+                    directives=directives,
                 )
         except DiskFull as error:
             self._tell_not_saved("disk_full", str(error), needed_bytes=error.needed_bytes)
         except OSError as error:
             self._tell_not_saved("checkpoint_failed", f"{local.folder.folder}: {error}")
         else:
-            self._not_saved = ""
+            self._saved, self._not_saved = content, ""
             versions = [state.version for state in states]
             local.log.write("checkpoint", {"path": path, "versions": versions})
 

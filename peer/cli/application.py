@@ -112,12 +112,21 @@ def complain(text: str) -> None:
 
 _NOT_ALLOWED = "choose a path that this user may read and write"
 _NO_ROOM = "free some space or choose another path"
+_NO_SUCH_PATH = "check the path"
 _DISK = {
     errno.EACCES: _NOT_ALLOWED,
     errno.EPERM: _NOT_ALLOWED,
     errno.EROFS: _NOT_ALLOWED,
     errno.ENOSPC: _NO_ROOM,
     errno.EDQUOT: _NO_ROOM,
+    errno.ENOENT: _NO_SUCH_PATH,
+    errno.ENOTDIR: _NO_SUCH_PATH,
+    errno.EISDIR: _NO_SUCH_PATH,
+    errno.ELOOP: _NO_SUCH_PATH,
+    errno.ENAMETOOLONG: _NO_SUCH_PATH,
+    errno.EIO: "check the disk (`dmesg`), or choose another path",
+    errno.EMFILE: "allow more open files (`ulimit -n`)",
+    errno.ENFILE: "end programs that have many files open",
 }
 """Errors of the file system that any command may meet, and what to do about them."""
 

@@ -63,8 +63,18 @@ class Before:
 
     @property
     def newest(self) -> int:
-        """The newest version of any fragment at any peer."""
-        return max((v for peer in self.seen.peers for v in peer.versions), default=0)
+        """The newest version of any fragment at any peer.
+
+        Raises ``ValueError`` if no peer tells its own.
+        """
+        told = [version for peer in self.seen.peers for version in peer.versions]
+        if not told:
+            reasons = "; ".join(each.reason for each in self.seen.silent.values())
+            raise ValueError(
+                f"no peer tells which version the run is at ({reasons or 'none has a state yet'}); "
+                "--at would name one that may be over: try again when a peer does"
+            )
+        return max(told)
 
     @property
     def fragments(self) -> int:
@@ -134,15 +144,21 @@ def direct(
     from peer.joining.link import Link
     from peer.joining.visit import visit
     from peer.rules.amendments import objection, too_new
-    from peer.storage.credentials import own_directive_path, owner_key_path
+    from peer.storage.credentials import invite_from, own_directive_path, owner_key_path
 
     found = find(where)
     signer = signer_for(found, key, delegation)
     asked = (*found.seeds, *(addresses.parse_seed(text) for text in seeds or ()))
     copy = own_directive_path(key or owner_key_path(), found.run.run_id)
+    # Peers tell versions and states only to whom the run admits.
+    policy = found.run.policy
+    invite = invite_from(signer) if policy.admission == "invited" else None
+    # A peer that is listed may run with the owner's key: two with one key disturb each other.
+    as_owner = policy.admission == "listed" and signer.key.peer_id not in policy.peers
+    link = Link(found.run.run_id, asked, invite)
 
     async def spread() -> Delivered:
-        async with visit(Link(found.run.run_id, asked)) as visitor:
+        async with visit(link, signer.key if as_owner else None) as visitor:
             seen = await visitor.look(timeout_s=FIND_WITHIN_S)
             last = _last(copy, signer, found, seen.directives.get(signer.key.peer_id))
             bans = frozenset(last.bans) if last is not None else frozenset()

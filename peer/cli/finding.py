@@ -42,13 +42,17 @@ def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
 
 
 def link_of(where: str) -> Link:
-    """The link of a run; from its file or address, with the seeds that stand in it."""
+    """The link of a run; from its file or address, with the seeds that stand in it.
+
+    Whoever has the key of the run's owner needs no invite from anybody.
+    """
     from peer.joining.link import Link, parse_link
+    from peer.storage.credentials import owners_invite
 
     if not (Path(where).is_file() or where.strip().lower().startswith("https://")):
         return parse_link(where)
     found = find_known_run(where)
-    return Link(found.run.run_id, found.seeds, found.invite)
+    return Link(found.run.run_id, found.seeds, found.invite or owners_invite(found.run))
 
 
 def find_patiently(where: str, directory: Path | None) -> FoundRun:

@@ -17,6 +17,8 @@ from peer.storage.home import data_cache
 
 if TYPE_CHECKING:
     from averaging.numbers.layout import Layout
+    from dht.identity import RunId
+    from peer.errors import NobodyMet
     from peer.joining.visit import RunStatus
     from peer.model.export.facts import Facts
     from peer.model.export.tokenizer import TokenizerFiles
@@ -99,6 +101,7 @@ def _download(
     check: Callable[[RunFile], None],
 ) -> FoundModel:
     from peer.cli.finding import find_known_run
+    from peer.errors import NobodyMet
     from peer.event_loop import run_unless_stopped
     from peer.joining.link import Link
     from peer.model.export.facts import Facts, facts_of_peers
@@ -119,9 +122,25 @@ def _download(
             on_progress=on_progress,
             on_seen=seen.append,
         )
-        outer = run_unless_stopped(work)
+        try:
+            outer = run_unless_stopped(work)
+        except NobodyMet as error:
+            raise _with_own_copy(error, found.run.run_id) from error
     facts = facts_of_peers(seen[0], outer) if seen else Facts()
     return FoundModel(outer, facts, data_dir or found.folder or Path())
+
+
+def _with_own_copy(error: NobodyMet, run_id: RunId) -> NobodyMet:
+    """The error, with the folder of a peer of this user that has a state of the run."""
+    from peer.errors import NobodyMet
+    from peer.storage.checkpoint import CheckpointFolder
+    from peer.storage.home import OUTER, default_directory, keeper_directory
+
+    for folder in (default_directory(run_id), keeper_directory(run_id)):
+        if CheckpointFolder(folder / OUTER, reads_only=True).numbers():
+            told = f"{error.reason}; your peer's own copy is in {folder}: pass that folder instead"
+            return NobodyMet(error.where, told)
+    return error
 
 
 def _layout_of(run: RunFile) -> Layout | None:

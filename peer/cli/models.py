@@ -71,9 +71,14 @@ def export(
     Example: shoal export 'shoal://RUN_ID?seed=...' my-model --to hf --dtype bf16
     """
     check_link(where)
-    from peer.errors import NotWritten
     from peer.model.export.adapter import check_adapters, write_adapter
-    from peer.model.export.folder import Export, check_exportable, check_free, write_folder
+    from peer.model.export.folder import (
+        Export,
+        check_exportable,
+        check_free,
+        check_replaceable,
+        write_folder,
+    )
     from peer.model.export.gguf import check_gguf, write_gguf
     from peer.model.export.tensors import in_bf16
     from peer.storage.outer_state import write_model
@@ -82,9 +87,8 @@ def export(
     writers = {Form.HF: write_folder, Form.PEFT: write_adapter, Form.GGUF: write_gguf}
     if to in (Form.HF, Form.PEFT):
         check_free(out)
-    elif out.is_dir() or not out.absolute().parent.is_dir():
-        why = "it is a folder" if out.is_dir() else "its folder does not exist"
-        raise NotWritten(str(out), why)
+    else:
+        check_replaceable(out)
     found = find_model(
         where,
         out,

@@ -25,7 +25,9 @@ from peer.cli.directives import (
 from peer.cli.showing import usage_errors
 
 if TYPE_CHECKING:
-    from dht.identity import Identity, PeerId
+    from multiaddr import Multiaddr
+
+    from dht.identity import Identity, PeerId, RunId
     from dht.membership.orders import Orders
 
 commands = typer.Typer()
@@ -57,6 +59,7 @@ def invite(
     from dht.identity import Identity
     from dht.membership.credentials import InviteKey
     from peer.joining.link import Link, only_from
+    from peer.run_file.sections import SEEDS_MAX
 
     found = find(where)
     signer = signer_for(found, key, delegation)
@@ -67,7 +70,8 @@ def invite(
         until = min(until, signer.delegation.expires_at)
     secret = Identity.generate()
     signed = InviteKey(signer.invite(secret.public_key, role, until), secret)
-    seeds = (*found.seeds, *(addresses.parse_seed(text) for text in seed or ()))
+    asked = (*found.seeds, *(addresses.parse_seed(text) for text in seed or ()))
+    seeds = tuple(dict.fromkeys((*asked, *_seeds_of_own_peers(found.run.run_id))))[:SEEDS_MAX]
     link = str(Link(found.run.run_id, seeds, signed))
     ends = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(until))
     if as_json:
@@ -81,6 +85,16 @@ def invite(
         complain("the link names no peer to ask; pass --seed, or the link that a peer shows")
     elif (limit := only_from(link)) is not None:
         complain(limit)
+
+
+def _seeds_of_own_peers(run_id: RunId) -> list[Multiaddr]:
+    """The addresses in the links of this user's peers of a run, which a run file may lack."""
+    from peer.joining.link import parse_link
+    from peer.storage.address import kept_link
+    from peer.storage.home import running_peers
+
+    links = [kept_link(each) for each, who in running_peers().items() if who.run_id == run_id]
+    return [seed for link in links if link is not None for seed in parse_link(link).seeds]
 
 
 @runs.command("sign")

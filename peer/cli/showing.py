@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from peer.cli.application import complain
+
 if TYPE_CHECKING:
     from peer.lab.results.page import Section
 
@@ -30,11 +32,15 @@ def present(
     and a page there; ``title`` defaults to the heading of the section."""
     section = draw() if out is not None or not as_json else None
     if out is not None and section is not None:
+        from peer.errors import ExtraMissing
         from peer.lab.results.page import write_csv, write_html
 
         out.mkdir(parents=True, exist_ok=True)
         write_csv(out / f"{name}.csv", rows)
-        (out / f"{name}.png").write_bytes(section.picture_png or b"")
+        if section.picture_png is not None:
+            (out / f"{name}.png").write_bytes(section.picture_png)
+        else:
+            complain(str(ExtraMissing("a plot", "matplotlib", "plots")))
         title = title or section.heading
         write_html(out / f"{name}.html", title=title, command=command, sections=[section])
     if as_json:

@@ -301,7 +301,7 @@ def limits(
     wishes: dict[str, tuple[str | None, Callable[[str], object], object]] = {
         "up_bytes_s": (up, partial(rules.parse_rate, "--up"), None),
         "down_bytes_s": (down, partial(rules.parse_rate, "--down"), None),
-        "month_bytes": (quota, partial(rules.parse_size, "--quota"), None),
+        "month_bytes": (quota, rules.parse_quota, None),
         "hours": (hours, rules.parse_hours, None),
         "cpu_share": (cpu, partial(rules.parse_share, "--cpu"), 1.0),
         "gpu_share": (gpu, partial(rules.parse_share, "--gpu"), 1.0),

@@ -62,6 +62,8 @@ def start(file: str, options: Options) -> int:
     _check_first_start(found, file, options, where)
     has_friends = bool(found.seeds or options.seed or (where / PEERS).exists())
     own = options.settings(found, seeds=(), found_after_s=LOOKS_FIRST_S if has_friends else 0.0)
+    if found.seeds or options.seed:
+        own = _in_free_folder(own, found.run)
     return _take_part(found, own, options)
 
 
@@ -127,7 +129,8 @@ def join(link: str, options: Options) -> int:
     Example: shoal join 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
     from peer.errors import NobodyToAsk
-    from peer.storage.home import default_directory, free_directory
+    from peer.storage.checkpoint import CheckpointFolder
+    from peer.storage.home import OUTER, default_directory
     from peer.storage.last_seen import date_text, recall
 
     if options.anew:
@@ -138,10 +141,27 @@ def join(link: str, options: Options) -> int:
     if known is None and not own.seeds:
         raise NobodyToAsk(found.run.name, link)  # it would wait for ever
     if known is not None and known.ended_at is not None:
-        raise RunOver(found.run.name, date_text(known.ended_at), known.tokens, f"'{link}'")
-    if own.directory is None and own.seeds:
-        own = replace(own, directory=free_directory(found.run.run_id))
+        where = own.directory or default_directory(found.run.run_id)
+        source = str(where) if CheckpointFolder(where / OUTER).numbers() else f"'{link}'"
+        raise RunOver(found.run.name, date_text(known.ended_at), known.tokens, source)
+    if own.seeds:
+        own = _in_free_folder(own, found.run)
     return _take_part(found, own, options)
+
+
+def _in_free_folder(own: JoinSettings, run: RunFile) -> JoinSettings:
+    """Settings with the usual folder, or another one if a peer of this machine holds that."""
+    from peer.storage.home import default_directory, free_directory
+
+    if own.directory is not None:
+        return own
+    folder = free_directory(run.run_id)
+    if folder != default_directory(run.run_id):
+        complain(
+            f"another peer of yours takes part in run {run.name!r} on this machine (`shoal ps`); "
+            f"this one is a second one, with the folder {folder}"
+        )
+    return replace(own, directory=folder)
 
 
 def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:

@@ -145,7 +145,11 @@ def _seed_remedy(reason: str) -> str:
     if "peer id mismatch" in lower or "another peer" in lower:
         return "another peer has this address now: ask the operator of the seed for the new one"
     if "refused" in lower:
-        return "the machine is up, but nothing listens: its operator must start `shoal bootstrap`"
+        return (
+            "the machine is up, but nothing listens: a learner or keeper may have left, which does "
+            "no harm while another address answers; the operator of a bootstrap peer must start "
+            "`shoal bootstrap`"
+        )
     if "negotiate" in lower:
         return "another program answers there, perhaps a proxy: check host and port"
     return (

@@ -340,7 +340,10 @@ async def open_bootstrap(settings: BootstrapSettings) -> AsyncIterator[Bootstrap
     ``HostClosed``.
     """
     _prepare_folder(settings.data_directory)
+    is_new = not settings.key_file.exists()
     identity = Identity.load_or_create(settings.key_file)
+    if is_new:
+        _logger.info("key_made path=%s peer=%s", settings.key_file, identity.peer_id)
     listen = settings.listen or _all_interfaces(settings.port)
     for address in listen:
         try_to_listen(address, option="--port")

@@ -24,7 +24,7 @@ TEMPORARY = (Path("/tmp"), Path("/var/tmp"))
 
 INSTALL_FOR_ALL = (
     "install shoal where every user may read it: python3 -m venv /opt/shoal && "
-    "/opt/shoal/bin/pip install shoal"
+    "/opt/shoal/bin/pip install ., in the folder of shoal's source"
 )
 
 

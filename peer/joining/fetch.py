@@ -48,13 +48,13 @@ class SeedFailures:
 
 @asynccontextmanager
 async def observer(
-    link: Link, failures: SeedFailures
+    link: Link, failures: SeedFailures, identity: Identity | None = None
 ) -> AsyncIterator[tuple[HivemindHost, Presence]]:
-    """A host and presence with a key of their own, which only observe. Raises ``DhtError``."""
+    """A host and presence, by default with a new key, which only observe. Raises ``DhtError``."""
     settings = HostSettings(
         daemon=DaemonSettings(listen=(Multiaddr("/ip4/0.0.0.0/tcp/0"),)), serve_directory=False
     )
-    identity = Identity.generate()
+    identity = identity or Identity.generate()
     async with await HivemindHost.open(identity, settings) as host:
         presence = Presence(
             host,

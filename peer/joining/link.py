@@ -193,8 +193,8 @@ def find_run(
 
 
 def read_text(path: Path) -> str:
-    """The text of a local run file. Raises ``RunNotFound``."""
-    return _text(_read(path), str(path))
+    """The text of a local run file. Raises ``RunFileUnreadable``."""
+    return _read(path).decode("utf-8")
 
 
 def _found(data: bytes, source: str) -> FoundRun:
@@ -220,6 +220,10 @@ def _read(path: Path) -> bytes:
         raise RunFileUnreadable(str(path), told) from error
     if len(data) > TEXT_MAX_BYTES:
         raise RunFileUnreadable(str(path), f"it is longer than {TEXT_MAX_BYTES} bytes")
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RunFileUnreadable(str(path), f"it is not UTF-8 text ({error.reason})") from error
     return data
 
 

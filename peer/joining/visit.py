@@ -28,7 +28,7 @@ from averaging.live.fetcher import Fetcher
 from averaging.live.threads import Threads
 from averaging.numbers.layout import Layout
 from dht.errors import CallRefused, DhtError, PeerUnreachable, RunFileUnavailable
-from dht.identity import PeerId
+from dht.identity import Identity, PeerId
 from dht.libp2p.hivemind_host import HivemindHost
 from dht.membership.admission import Admission, Terms, banned_names
 from dht.membership.credentials import Directive, admit, encode
@@ -350,14 +350,17 @@ async def _each(peers: Iterable[PeerId], ask: Callable[[PeerId], Awaitable[T]]) 
 
 
 @asynccontextmanager
-async def visit(link: Link) -> AsyncIterator[Visitor]:
-    """Open a visitor. Raises ``DhtError``, or ``NobodyMet`` for a link without a seed."""
+async def visit(link: Link, identity: Identity | None = None) -> AsyncIterator[Visitor]:
+    """Open a visitor, by default with a new key.
+
+    Raises ``DhtError``, or ``NobodyMet`` for a link without a seed.
+    """
     if not link.seeds:
         raise NobodyMet(
             f"run {link.run_id[:16]}...", "the link has no seed to ask; ask for a link with one"
         )
     failures = SeedFailures()
-    async with observer(link, failures) as (host, presence):
+    async with observer(link, failures, identity) as (host, presence):
         yield Visitor(host, presence, link, failures)
 
 

@@ -31,7 +31,7 @@ BUSY_FOR_S = 15.0
 IDLE_FOR_S = 60.0
 """They count as idle when the average over this time is below it: a compiler pauses, too."""
 
-DISK_MIN_BYTES = 1_000_000
+DISK_MIN_BYTES = QUOTA_MIN_BYTES = 1_000_000
 LOGS_OF_DISK = 0.1
 """Share of the allowed disk space for logs. The rest is for checkpoints, ..."""
 
@@ -321,6 +321,14 @@ def parse_threads(text: str) -> int:
     if not re.fullmatch(r"[1-9]\d{0,3}", text.strip()):
         raise BadLimit("--threads", text, "write a number such as 4")
     return int(text)
+
+
+def parse_quota(text: str) -> float:
+    """Bytes per month, such as ``200G``. Raises ``BadLimit``."""
+    size = parse_size("--quota", text)
+    if size < QUOTA_MIN_BYTES:
+        raise BadLimit("--quota", text, f"the minimum is {QUOTA_MIN_BYTES // 1_000_000}M")
+    return size
 
 
 def parse_disk(text: str) -> float:

@@ -57,7 +57,7 @@ def own_credential(
     credential = path.read_bytes()[: CREDENTIAL_MAX_BYTES + 1] if path.exists() else b""
     if run.policy.admission == "invited":
         if invite is None and not _is_good(run, identity.peer_id, credential, role):
-            invite = _owners_invite(run)
+            invite = owners_invite(run)
         if invite is not None:
             peer = identity.peer_id
             credential = encode(admit(invite.invite, invite.secret, peer, run.run_id))
@@ -86,13 +86,20 @@ def _is_good(run: RunFile, peer: PeerId, credential: bytes, role: Role) -> bool:
     return True
 
 
-def _owners_invite(run: RunFile) -> InviteKey | None:
+def owners_invite(run: RunFile) -> InviteKey | None:
+    """An invite for this machine, if the key of the run's owner is on it and the run needs one."""
     path = owner_key_path()
-    if not path.exists() or (owner := Identity.load(path)).peer_id != run.policy.owner:
+    if run.policy.admission != "invited" or not path.exists():
         return None
+    owner = Identity.load(path)
+    return invite_from(Signer(owner, run.run_id)) if owner.peer_id == run.policy.owner else None
+
+
+def invite_from(signer: Signer) -> InviteKey:
+    """An invite for whoever has the signer's key."""
     secret = Identity.generate()
     until = int(time.time()) + OWN_INVITE_S
-    return InviteKey(Signer(owner, run.run_id).invite(secret.public_key, "learner", until), secret)
+    return InviteKey(signer.invite(secret.public_key, "learner", until), secret)
 
 
 def load_signer(run: RunFile, path: Path, delegation: Delegation | None) -> Signer:

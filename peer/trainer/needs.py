@@ -36,6 +36,9 @@ each logit. With these a model of 124 million parameters takes what was measured
 USUAL_SHARE = 0.4
 """Share of its peak that a device reaches in a compiled bf16 loop; 0.37 was measured of an H100."""
 
+STEP_MIN_S = 0.02
+"""Shorter steps take as long as the processor needs to start their many small operations."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
@@ -234,6 +237,8 @@ def expected_tokens_per_s(
 ) -> float | None:
     """Speed of a device by its peak in bf16; ``None`` if device or model are not known.
 
+    ``None`` also if a step would be so short that its length does not depend on the peak.
+
     Of frozen parameters the backward pass computes no gradients: two thirds of the work remain.
     """
     peak = peak_flops(device, "bf16")
@@ -243,4 +248,6 @@ def expected_tokens_per_s(
         parameters = round(parameters + 2 / 3 * frozen)
     elif not isinstance(run.model, GptModel):
         return None
-    return USUAL_SHARE * peak / flops_per_token(run, parameters)
+    speed = USUAL_SHARE * peak / flops_per_token(run, parameters)
+    step_s = run.inner.batch_size * run.data.sequence_length / speed
+    return speed if step_s >= STEP_MIN_S else None

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import IO, TYPE_CHECKING, Protocol, Self
 
 from rich.live import Live
 from rich.text import Text
@@ -40,7 +41,8 @@ NEWS_MAX = 50
 OTHERS_SHOWN = 5
 """Other peers on the screen: with more, its 24 lines have no room for events."""
 
-SHOW_CURSOR = b"\x1b[?25h"
+SHOW_CURSOR = "\x1b[?25h"
+LEAVING = "leaving after this step; Ctrl-C again stops at once and leaves work behind"
 
 
 def sentence(fields: Fields) -> str | None:
@@ -166,6 +168,12 @@ class Reporter(Protocol):
     def done(self, outcome: Outcome) -> None: ...
 
 
+def _write_now(file: IO[str], text: str) -> None:
+    """Write in the handler of a signal: not through a buffer, which its code may be writing to."""
+    with suppress(OSError, ValueError):  # the terminal may be closed already
+        os.write(file.fileno(), text.encode())
+
+
 class _LineReporter:
     """Calls ``say`` with a line for each event, and for the progress at even intervals."""
 
@@ -235,6 +243,9 @@ class PlainReporter(_LineReporter):
     def tell_progress(self, record: Fields) -> None:
         self._say(progress_line(record))
 
+    def interrupted(self) -> None:
+        _write_now(sys.stderr, f"shoal: {LEAVING}\n")
+
     def done(self, outcome: Outcome) -> None:
         self._say(outcome_text(outcome))
 
@@ -273,11 +284,11 @@ class ScreenReporter:
             self._live.update(shown, refresh=True)
 
     def interrupted(self) -> None:
-        # A second signal kills this process, which must not leave a terminal without a cursor.
-        # Not through rich, which may be writing when the signal comes.
+        # A second signal kills this process, which must not leave a terminal without a cursor. A
+        # step may take a minute, and nothing is drawn before its end: the last line tells.
         if self._live.console.is_terminal:
-            with suppress(OSError):  # the terminal may be closed already
-                os.write(self._live.console.file.fileno(), SHOW_CURSOR)
+            width = self._live.console.width
+            _write_now(self._live.console.file, f"{SHOW_CURSOR}\r\x1b[2K{LEAVING[: width - 1]}")
 
     def done(self, outcome: Outcome) -> None:
         self._live.update(Text(outcome_text(outcome)), refresh=True)

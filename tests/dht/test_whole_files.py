@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,16 @@ def test_a_new_file_takes_its_name_when_it_is_complete(tmp_path: Path) -> None:
         place.write_text("after")
         assert path.read_text() == "before"
     assert path.read_text() == "after" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_device_or_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    """For root /dev is a folder like another one: an export to /dev/null took its place."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="a device, a pipe or a socket"), new_file(pipe) as temporary:
+        temporary.write_text("weights")
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
 
 
 def test_of_a_file_or_folder_that_is_not_finished_nothing_is_left(tmp_path: Path) -> None:

@@ -95,3 +95,29 @@ def test_an_invited_run_admits_refuses_and_bans(processes: Processes, tmp_path: 
     assert boris.wait(timeout_s=90.0) == REFUSED, "it does not come back"
     swarm.end()
     tell(f"the banned peer ended {took_s:.1f} s after the command began")
+
+
+@pytest.mark.parametrize("admission", ["invited", "listed"])
+def test_the_owner_of_a_run_that_is_not_open_is_told_its_versions_and_states(
+    admission: str, processes: Processes, tmp_path: Path
+) -> None:
+    """Without them `run end --at +N` counted from version 0, which ended the run at once."""
+    key = tmp_path / "data" / "shoal" / "owner.key"
+    key.parent.mkdir(parents=True)
+    owner = Identity.load_or_create(key).peer_id
+    listed = Identity.load_or_create(tmp_path / "anna" / "identity.key").peer_id
+    policy = f'\n[policy]\nadmission = "{admission}"\nowner = "{owner}"\n'
+    if admission == "listed":
+        policy += f'peers = ["{listed}"]\n'
+    swarm = Swarm(processes, tmp_path)
+    anna = swarm.start("anna", run_text(cycle=8, fragments=2) + policy, pace_s=0.02)
+    link = anna.link()
+    anna.ready()
+    until(lambda: anna.progress().get("global_tokens", 0) > 0, "anna has merged", timeout_s=60.0)
+
+    ordered = answer(tmp_path, "run", "end", link, "--at", "+100000")["orders"]
+    assert len(ordered) == 1 and int(ordered[0].split()[-1]) > 100_000, ordered
+    code, _, errors = shoal(tmp_path, "run", "amend", link, "--set", "end.tokens=9", "--at", "1")
+    assert (code, "already" in errors) == (2, True), errors
+    assert anna.process.poll() is None, "the run goes on"
+    swarm.end()

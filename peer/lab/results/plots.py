@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ParamSpec
 
 from peer.errors import ExtraMissing
 from peer.quantities import count_text
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
+P = ParamSpec("P")
+
 
 def new_figure(*, height: float = 5) -> Figure:
     """An empty figure. Raises ``ExtraMissing`` when matplotlib is not installed."""
@@ -22,6 +24,17 @@ def new_figure(*, height: float = 5) -> Figure:
     except ImportError as error:
         raise ExtraMissing("a plot", "matplotlib", "plots") from error
     return New(figsize=(8, height))
+
+
+def picture(draw: Callable[P, bytes], *rows: P.args, **how: P.kwargs) -> bytes | None:
+    """The picture of an experiment's rows; ``None`` when matplotlib is not installed.
+
+    An experiment may have taken hours, and its table needs no picture.
+    """
+    try:
+        return draw(*rows, **how)
+    except ExtraMissing:
+        return None
 
 
 def new_axes() -> Axes:

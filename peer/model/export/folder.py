@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from dht.whole_files import NO_FILE
 from peer.errors import NotWritten, PeerError
 from peer.model.export.architecture import (
     TORCH_NAMES,
@@ -122,6 +123,19 @@ def check_free(out: Path) -> None:
         why = "its folder does not exist"
     elif not out.name or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
         why = "it exists"
+    if why is not None:
+        raise NotWritten(str(out), why)
+
+
+def check_replaceable(out: Path) -> None:
+    """Raise ``NotWritten`` where no file can be written, or another thing than a file is."""
+    why = None
+    if out.is_dir():
+        why = "it is a folder"
+    elif out.exists() and not out.is_file():
+        why = NO_FILE
+    elif not out.absolute().parent.is_dir():
+        why = "its folder does not exist"
     if why is not None:
         raise NotWritten(str(out), why)
 

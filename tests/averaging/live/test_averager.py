@@ -181,6 +181,30 @@ def test_a_peer_that_only_dials_out_takes_part_and_reduces_nothing() -> None:
     run(main())
 
 
+def test_a_peer_that_others_dial_does_not_look_for_those_who_left() -> None:
+    """It had kept links to them before: it dialled them every five seconds, for ever."""
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna = await made.add("anna")
+            boris = await made.add("boris")
+            clara = await made.add("clara", reachable=False)
+            await made.live(20.0)
+            clara.averager.set_reachable(True)
+            await made.live(20.0)
+            for gone in (anna, boris):
+                made.peers.remove(gone)
+                await gone.stop()
+                await gone.host.close()
+                del clara.view[gone.id]  # as its presence does when they say goodbye
+            await made.live(20.0)
+            before = len(clara.told("link_lost"))
+            await made.live(120.0)
+            assert len(clara.told("link_lost")) == before
+
+    run(main())
+
+
 def test_a_keeper_that_reduced_a_round_does_not_fetch_it_from_homes() -> None:
     """It fetched 31 times in 28 rounds, which doubled what the homes uploaded."""
 

@@ -1062,6 +1062,19 @@ def test_a_bootstrap_peer_introduces_the_members_of_each_run_to_each_other_only(
     simulate(story)
 
 
+def test_a_bootstrap_peer_does_not_lose_a_member_that_is_alone() -> None:
+    """Greeted every 30 to 40 s, it forgot the founder of a run for a quarter of the time."""
+
+    async def story(swarm: Swarm) -> None:
+        seed = await swarm.start_bootstrap("seed")
+        await swarm.start("alone", seeds=await swarm.seed_addresses("seed"))
+        await asyncio.sleep(20 * MINUTE)
+        assert len(seed.told("peer_joined")) == 1
+        assert not seed.told("peer_lost")
+
+    simulate(story)
+
+
 def test_nobody_says_goodbye_for_another() -> None:
     async def story(swarm: Swarm) -> None:
         await start_swarm(swarm, 3)

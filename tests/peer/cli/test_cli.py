@@ -235,7 +235,18 @@ def test_a_graphical_session_makes_a_machine_a_desktop(
     assert taking_part._is_desktop() is desktop
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
+@pytest.mark.parametrize("command", ["start", "status", "export"])
+def test_a_path_that_is_too_long_is_reported_in_one_line(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, errors = complaint([command, "a" * 300, *["out"] * (command == "export")], capsys)
+    assert code == 2
+    assert os.strerror(errno.ENAMETOOLONG) in errors
+
+
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.ENOENT, errno.EIO, errno.EMFILE]
+)
 def test_an_unwritable_disk_is_reported_in_one_line(
     number: int,
     tmp_path: Path,

@@ -6,9 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from dht.identity import PeerId
+from dht.membership.orders import NONE
 from peer import cli
 from peer.cli.directing import version_of
+from peer.cli.directives import Before
+from peer.cli.finding import no_peers
 from peer.errors import NoStateToAttest
+from peer.joining.link import find_run
+from peer.joining.visit import RunStatus, Silent
+from peer.run_file.reading import parse
 
 SEED = "/ip4/203.0.113.7/tcp/7700/p2p/12D3KooWC5mVdyoGeyBP9WU6nAFGbDLfFfsYbZwbZJRmLYeNSJwB"
 OPEN = f'schema = 1\nname = "ours"\nseeds = ["{SEED}"]\n'
@@ -77,6 +84,15 @@ def test_a_version_is_one_to_come() -> None:
     for wrong in ("soon", "-3", "1.5", ""):
         with pytest.raises(ValueError, match="it is a version such as 800"):
             version_of(wrong, 100)
+
+
+def test_no_version_is_guessed_where_no_peer_tells_its_own(file: Path) -> None:
+    """Counted from 0, `end --at +10` would end a run at once."""
+    silent = {PeerId("anna"): Silent("anna", "learner", None, "the run admits invited peers only")}
+    seen = RunStatus(parse(OPEN).run_id, (), silent)
+    before = Before(find_run(str(file), ask_peers=no_peers), frozenset(), NONE, 1, seen, {})
+    with pytest.raises(ValueError, match=r"no peer tells .*the run admits invited peers only"):
+        version_of("+10", before.newest)
 
 
 def test_the_reason_why_nothing_can_be_attested_names_the_peers_that_keep_states() -> None:

@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from multiaddr import Multiaddr
 
 from dht.identity import Identity
 from dht.membership.credentials import Credential, admit, encode, read_credential
 from peer import cli
 from peer.cli import taking_part
+from peer.cli.finding import link_of
 from peer.errors import RunFileError
 from peer.joining.link import Link, find_run, parse_link
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
+from peer.storage.address import keep_link
+from peer.storage.home import occupied
 
 SEED = "/ip4/203.0.113.7/tcp/7700/p2p/12D3KooWC5mVdyoGeyBP9WU6nAFGbDLfFfsYbZwbZJRmLYeNSJwB"
 INVITED = f'schema = 1\nname = "ours"\nseeds = ["{SEED}"]\n\n[policy]\nadmission = "invited"\n'
@@ -199,3 +203,31 @@ def test_the_private_half_of_an_invite_does_not_leave_for_the_search(
     found = find_run(link, ask_peers=ask)
     assert found.invite is not None
     assert asked[0].invite is None
+
+
+def test_an_invite_names_the_owners_own_peer_which_no_file_can_name(
+    home: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = SEED.replace("113.7", "113.9")
+    file.write_text(INVITED.replace(f'"{SEED}"', ""))
+    said(capsys, "run", "sign", str(file))
+    run = parse(file.read_text())
+    folder = home / "runs" / "ours"
+    with occupied(folder, run, "learner"):
+        keep_link(folder, str(Link(run.run_id, tuple(map(Multiaddr, (own, SEED))))))
+        link = told(capsys, "invite", str(file))["link"]
+    assert [str(seed) for seed in parse_link(link).seeds] == [own, SEED]
+    assert parse_link(told(capsys, "invite", str(file))["link"]).seeds == (), "it has left"
+
+
+def test_the_owner_needs_no_invite_to_ask_about_an_invited_run(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(capsys, "run", "sign", str(file))
+    run = parse(file.read_text())
+    believed(str(link_of(str(file))), run)
+    other = Identity.generate().peer_id
+    file.write_text(f'{INVITED}owner = "{other}"\n')
+    assert link_of(str(file)).invite is None
+    file.write_text(file.read_text().replace("invited", "open"))
+    assert link_of(str(file)).invite is None

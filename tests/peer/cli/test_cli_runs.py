@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import socket
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import Identity
 from peer import cli
 from peer.cli import taking_part
-from peer.errors import RunNotFound
+from peer.errors import NobodyMet, RunNotFound
 from peer.joining.link import FoundRun, Link
 from peer.rules.ending import Ending
 from peer.run_file.presets import preset
@@ -373,6 +374,18 @@ def test_goodput_prints_the_cells_that_scripts_read(capsys: pytest.CaptureFixtur
     assert {"system", "learners", "chips", "goodput", "reported"} <= cells[0].keys()
 
 
+def test_an_experiment_needs_no_plots_to_show_what_it_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tables were thrown away after minutes of simulation."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, output, errors = said(["simulate", "bandwidth"], capsys)
+    assert (code, errors) == (0, "") and "Bandwidth" in output
+    code, _, errors = said(["simulate", "bandwidth", "--out", str(tmp_path)], capsys)
+    assert code == 0 and "pip install 'shoal[plots]'" in errors
+    assert {each.name for each in tmp_path.iterdir()} == {"bandwidth.csv", "bandwidth.html"}
+
+
 def test_goodput_computes_the_swarm_of_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     own = ["simulate", "goodput", "--learners", "12", "--mtbf", "9h", "--rejoin", "4m", "--json"]
     code, output, _ = said(own, capsys)
@@ -557,6 +570,29 @@ def test_a_run_that_has_ended_says_so_to_those_who_join_and_those_who_ask(
     assert began == []
 
 
+def test_the_model_of_a_run_that_has_ended_is_where_this_machine_has_it(
+    tmp_path: Path,
+    began: list[tuple[FoundRun, JoinSettings]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody may be on line any more, and then `shoal export LINK` cannot fetch it."""
+    remember(tmp_path, ended_at=86_400.0)
+    folder = default_directory(OLD.run_id)
+    (folder / "outer" / "000000000001").mkdir(parents=True)
+    code, _, errors = said(["join", LINK], capsys)
+    assert (code, began) == (4, [])
+    assert f"`shoal export {folder} OUT.safetensors`" in errors
+
+    async def nobody(*arguments: object, **settings: object) -> None:
+        raise NobodyMet("run", "no peer of it was found")
+
+    monkeypatch.setattr("peer.storage.download.download", nobody)
+    code, _, errors = said(["export", LINK, str(tmp_path / "out")], capsys)
+    assert code == 3
+    assert f"your peer's own copy is in {folder}: pass that folder instead" in errors
+
+
 def test_a_run_that_has_ended_is_not_started_again_in_its_folder(
     tmp_path: Path,
     began: list[tuple[FoundRun, JoinSettings]],
@@ -590,6 +626,26 @@ def test_a_link_that_nobody_answers_is_asked_again_until_somebody_does(
     assert (code, began[0][0].run) == (0, OLD)
     assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 300]
     assert errors.count("is on line (never seen from this machine): nobody answers") == 9
+
+
+def test_a_second_start_on_a_machine_says_that_it_is_a_second_peer(
+    tmp_path: Path,
+    began: list[tuple[FoundRun, JoinSettings]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It took part from a folder of its own, and wrote its log into that of the first one."""
+    path, folder = remember(tmp_path), default_directory(OLD.run_id)
+    for command in (
+        ["start", str(path), "--seed", SEED, "--anew"],
+        ["join", f"{LINK}?seed={SEED}"],
+    ):
+        assert said(command, capsys)[0] == 0
+        assert began.pop()[1].directory == folder
+        with occupied(folder, OLD, "learner"):
+            _, _, errors = said(command, capsys)
+        second = folder.with_name(f"{folder.name}-2")
+        assert began.pop()[1].directory == second
+        assert f"this one is a second one, with the folder {second}" in errors
 
 
 def test_status_without_a_link_shows_the_peers_of_this_machine(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from multiaddr import Multiaddr
 
 from dht.identity import Identity
-from peer.errors import LinkError, RunFileError, RunNotFound
+from peer.errors import LinkError, RunFileError, RunFileUnreadable, RunNotFound
 from peer.joining.link import Link, find_run, is_news, only_from, parse_link, short_link
 from peer.run_file.reading import TEXT_MAX_BYTES, parse
 from peer.run_file.sections import RunFile
@@ -208,7 +208,7 @@ def test_a_file_that_cannot_be_a_run_file_is_refused_with_the_reason(
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(RunNotFound, match=reason):
+    with pytest.raises(RunFileUnreadable, match=reason):  # code 2, bad usage
         find_run(str(tmp_path / name), ask_peers=nobody)
 
 

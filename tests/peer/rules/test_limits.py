@@ -36,6 +36,7 @@ from peer.rules.limits import (
     must_leave,
     parse_disk,
     parse_hours,
+    parse_quota,
     parse_rate,
     parse_share,
     parse_size,
@@ -175,6 +176,13 @@ def test_sizes_rates_hours_and_shares_are_parsed() -> None:
     assert parse_share("--cpu", "50%") == 0.5
     assert parse_threads("4") == 4
     assert parse_disk("20G") == 20e9
+    assert parse_quota("200G") == 200e9
+
+
+def test_a_quota_without_its_unit_is_refused() -> None:
+    """`--quota 200` would be 200 bytes a month, with which a peer rests for ever."""
+    with pytest.raises(BadLimit, match="--quota is '200'; the minimum is 1M"):
+        parse_quota("200")
 
 
 @pytest.mark.parametrize("text", ["", "fast", "-1M", "0", "10X", "99K"])

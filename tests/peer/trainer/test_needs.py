@@ -99,9 +99,14 @@ def test_lines_that_carry_less_are_told_what_is_enough() -> None:
 
 
 def test_links_are_told_in_units_that_people_use() -> None:
-    lines = needs_of(RunFile()).lines
-    assert any("336 Mbit/s" in line for line in lines), lines
-    assert any("4.68 Gbit/s" in line for line in lines), lines
+    lines = needs_of(preset("124m")).lines
+    assert any("8.42 Mbit/s" in line for line in lines), lines
+
+
+def test_no_speed_is_foretold_of_steps_that_do_not_depend_on_the_peak() -> None:
+    """By its peak an H100 would train 16 000 batches of the default model in a second."""
+    assert not any("each way for one" in line for line in needs_of(RunFile()).lines)
+    assert any("each way for one H100" in line for line in needs_of(preset("124m")).lines)
 
 
 def test_the_expected_speed_is_near_the_measured_one() -> None:

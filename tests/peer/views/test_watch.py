@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+
+import pytest
 
 from dht.identity import Identity
 from peer.joining.link import only_from
@@ -10,8 +13,10 @@ from peer.trainer.observed_run import Fields, Speed
 from peer.views.progress import progress_line, speed_texts
 from peer.views.screen import PeerRow
 from peer.views.watch import (
+    LEAVING,
     JsonReporter,
     PlainReporter,
+    ScreenReporter,
     Watch,
     sentence,
     with_whole_shares,
@@ -152,3 +157,21 @@ def test_the_shares_on_the_screen_sum_to_a_hundred() -> None:
     assert [row.share for row in with_whole_shares([PeerRow("you", "training", share=0.0)])] == [
         None
     ]
+
+
+def test_a_request_to_leave_is_acknowledged_before_the_step_under_way_ends(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Who hears nothing for the minute of a long step presses Ctrl-C again, and loses work."""
+    PlainReporter(lambda text: None).interrupted()
+    assert capfd.readouterr().err == f"shoal: {LEAVING}\n"
+
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr("sys.stdout", terminal)
+        with ScreenReporter() as reporter:
+            os.read(ours, 4096)
+            reporter.interrupted()
+            written = os.read(ours, 4096).decode()
+    assert written.startswith("\x1b[?25h") and LEAVING[:70] in written
+    os.close(ours)

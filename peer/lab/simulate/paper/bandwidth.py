@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from peer.lab.results.page import Section
-from peer.lab.results.plots import finished_png, new_axes, plain_ticks
+from peer.lab.results.plots import finished_png, new_axes, picture, plain_ticks
 
 Method = Literal["data parallel", "diloco", "streaming", "decoupled", "shoal"]
 METHODS: tuple[Method, ...] = ("data parallel", "diloco", "streaming", "decoupled", "shoal")
@@ -163,7 +163,7 @@ def section(needs: Sequence[Need]) -> Section:
         "Decoupled and shoal never wait, so they need the same speed for every share."
     )
     columns = ["method, codec", *(f"{u:.0%}" for u in utilisations)]
-    return Section("Bandwidth", text, columns, rows, _picture(needs))
+    return Section("Bandwidth", text, columns, rows, picture(_picture, needs))
 
 
 def _need_text(need: Need) -> str:

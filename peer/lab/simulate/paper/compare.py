@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from peer.lab.results.page import Mean, Section
-from peer.lab.results.plots import finished_png, new_axes, plain_ticks
+from peer.lab.results.plots import finished_png, new_axes, picture, plain_ticks
 from peer.lab.simulate.paper.bandwidth import BITS
 from peer.lab.simulate.paper.training import TEXT, Job, RunJobs, Trained, by_name, run_jobs
 from peer.lab.simulate.problems.problem import Problem, layout_of
@@ -222,7 +222,7 @@ def section(rows: Sequence[Row], setting: Setting) -> Section:
         "given size. Data parallel: bf16 ring, hidden behind the backward pass."
     )
     columns = ["link", "s per step, data parallel", "hours, data parallel", "hours, shoal", "gain"]
-    return Section("Time to a loss", text, columns, shown, _picture(rows))
+    return Section("Time to a loss", text, columns, shown, picture(_picture, rows))
 
 
 def _picture(rows: Sequence[Row]) -> bytes:

@@ -21,7 +21,7 @@ from typing import Any
 from averaging.numbers.codecs import codec_named
 from averaging.rules.line_levels import Level, Line
 from peer.lab.results.page import Mean, Section
-from peer.lab.results.plots import finished_png, new_axes, plain_ticks
+from peer.lab.results.plots import finished_png, new_axes, picture, plain_ticks
 from peer.lab.simulate.paper import compare
 from peer.lab.simulate.paper.training import (
     Job,
@@ -247,7 +247,7 @@ def section(rows: Sequence[Row], setting: compare.Setting) -> Section:
         f"same time; bar {BEHIND_MAX:+.0%}. Missed: share of contributions that missed their merge."
     )
     columns = ["", "loss", "behind", "line", "computing", "missed", "chosen"]
-    return Section("Rounds that follow the line", text, columns, shown, _picture(rows))
+    return Section("Rounds that follow the line", text, columns, shown, picture(_picture, rows))
 
 
 def _chosen(row: Row) -> str:

@@ -5,6 +5,7 @@ Goodput is the share of chip time spent computing here, since all computed work 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -13,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from peer.lab.results.page import Section
-from peer.lab.results.plots import finished_png, new_axes, plain_ticks
+from peer.lab.results.plots import finished_png, new_axes, picture, plain_ticks
 from peer.lab.simulate.paper.failures import (
     YEAR_S,
     Job,
@@ -224,11 +225,12 @@ def section(cells: Sequence[Cell]) -> Section:
         f"ones by {rms_difference(predicted):.1f} points rms."
     )
     columns = ["", *(f"{n / 1e6:g}M chips" for n in chips)]
-    return Section("Goodput under failures", text, columns, rows, _picture(cells))
+    return Section("Goodput under failures", text, columns, rows, picture(_picture, cells))
 
 
 def _compared(cell: Cell) -> str:
-    measured = f"{cell.goodput:.1f} ±{cell.standard_error:.1f}"
+    known = math.isfinite(cell.standard_error)  # not of one seed
+    measured = f"{cell.goodput:.1f}" + (f" ±{cell.standard_error:.1f}" if known else "")
     if cell.reported is None:
         return measured
     return f"{measured} ({cell.reported}, {cell.goodput - cell.reported:+.1f})"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from peer.lab.results.page import Mean, Section
-from peer.lab.results.plots import as_png, new_figure
+from peer.lab.results.plots import as_png, new_figure, picture
 from peer.lab.simulate.paper.training import (
     TEXT,
     Job,
@@ -178,7 +178,7 @@ def section(rows: Sequence[Row], trained: Sequence[Trained]) -> Section:
         "reported average of the text benchmarks (higher is better)."
     )
     columns = ["", "goodput", "loss", "against K = all", "missed", "reported text"]
-    return Section("Peers of different speed", text, columns, shown, _picture(trained))
+    return Section("Peers of different speed", text, columns, shown, picture(_picture, trained))
 
 
 def _picture(trained: Sequence[Trained]) -> bytes:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from peer.lab.results.page import Mean, Section
-from peer.lab.results.plots import as_png, new_figure
+from peer.lab.results.plots import as_png, new_figure, picture
 from peer.lab.simulate.paper.training import (
     TEXT,
     Job,
@@ -433,7 +433,7 @@ def section(rows: Sequence[Row], *, seeds: int) -> Section:
         "share of contributions that missed their merge. Sent: megabytes of all peers together."
     )
     columns = ["", "loss", "difference", "bound", "missed", "sent"]
-    return Section("Quality at equal tokens", text, columns, shown, _picture(rows))
+    return Section("Quality at equal tokens", text, columns, shown, picture(_picture, rows))
 
 
 def _picture(rows: Sequence[Row]) -> bytes:

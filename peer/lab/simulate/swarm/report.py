@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from peer.lab.results.page import Mean, Section
-from peer.lab.results.plots import finished_png, new_axes
+from peer.lab.results.plots import finished_png, new_axes, picture
 from peer.lab.simulate.swarm.experiment import Experiment
 from peer.lab.simulate.swarm.outcome import SwarmResult
 from peer.lab.simulate.swarm.plugins import load
@@ -222,7 +222,7 @@ def sections(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> list[Secti
     return [
         table(todo, results),
         *(
-            Section(heading, text, (), (), _curves(groups, over, of))
+            Section(heading, text, (), (), picture(_curves, groups, over, of))
             for heading, text, over, of in (
                 (
                     "Loss against tokens",
@@ -240,14 +240,18 @@ def sections(todo: Sequence[Cell], results: Sequence[SwarmResult]) -> list[Secti
             "Share of all rounds by number of contributors.",
             (),
             (),
-            _bars({label: _sizes(group) for label, group in groups.items()}, "contributors"),
+            picture(
+                _bars, {label: _sizes(group) for label, group in groups.items()}, "contributors"
+            ),
         ),
         Section(
             "Staleness",
             "Share of contributions by number of versions between their base and their merge.",
             (),
             (),
-            _bars({label: _staleness(group) for label, group in groups.items()}, "versions"),
+            picture(
+                _bars, {label: _staleness(group) for label, group in groups.items()}, "versions"
+            ),
         ),
         Section(
             "Fate of the tokens",

@@ -12,6 +12,7 @@ from peer.lab.simulate.paper.goodput import (
     REPORTED,
     ClusterModel,
     rms_difference,
+    section,
     swarm,
     table,
 )
@@ -114,3 +115,9 @@ def test_more_learners_in_one_rigid_job_fail_more_often() -> None:
 def test_invalid_numbers_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="mtbf"):
         swarm(learners=3, mtbf_s=0, rejoin_s=60, seed=0)
+
+
+def test_a_single_seed_has_no_error_to_show() -> None:
+    cells = table(ClusterModel(), seeds=(0,))
+    shown = [cell for row in section(cells).rows for cell in row]
+    assert not any("nan" in cell for cell in shown), shown

@@ -1,0 +1,86 @@
+"""The checkpoints that a peer writes while it takes part."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from averaging.history.state import FragmentState
+from averaging.numbers.layout import Layout, TensorSpec
+from peer.agent.saver import Saver
+from peer.run_file.sections import RunFile
+from peer.storage.checkpoint import CheckpointFolder
+
+LAYOUT = Layout.build([TensorSpec("weight", (8,))], 1)
+
+
+class Peer:
+    """What a saver asks of the peer around it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.ledger: dict[str, Any] = {"pending": 3}
+        self.state = self.made_at(0)
+        self.log: list[str] = []
+        self.folder = CheckpointFolder(directory / "outer")
+        local = SimpleNamespace(
+            layout=LAYOUT,
+            run_file=RunFile(),
+            folder=self.folder,
+            directory=directory,
+            delegate=SimpleNamespace(ledger=lambda: self.ledger),
+            guest=SimpleNamespace(disk=SimpleNamespace(inner=None)),
+            log=SimpleNamespace(write=lambda name, fields: self.log.append(name)),
+            versions=lambda: (),
+        )
+        online = SimpleNamespace(local=local, directives=lambda: ())
+        self.saver = Saver(online, SimpleNamespace(pinned=self._pinned))  # type: ignore[arg-type]
+
+    @staticmethod
+    def made_at(value: int) -> FragmentState:
+        theta = np.full(8, value, dtype=np.float32)
+        return FragmentState.founded(LAYOUT.hash, 0, theta, nonce=bytes([value]))
+
+    @asynccontextmanager
+    async def _pinned(self) -> AsyncIterator[list[FragmentState]]:
+        yield [self.state]
+
+    def save(self) -> int:
+        asyncio.run(self.saver.save())
+        return len(self.log)
+
+
+def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
+    """A keeper that stays after the end wrote eight bytes for each parameter every minute."""
+    peer = Peer(tmp_path)
+    assert peer.save() == 1
+    assert peer.save() == 1
+    peer.ledger["pending"] = 4
+    assert peer.save() == 2, "the trainer has gone on"
+    peer.state = peer.made_at(1)
+    assert peer.save() == 3, "a merge"
+    assert peer.save() == 3
+
+
+def test_a_checkpoint_that_was_removed_or_not_written_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = Peer(tmp_path)
+    with monkeypatch.context() as full:
+        full.setattr(peer.saver, "_tell_not_saved", lambda *told, **fields: None)
+        full.setattr("peer.agent.saver.save_outer", refuse)
+        assert peer.save() == 0
+    assert peer.save() == 1
+    for folder in (tmp_path / "outer").iterdir():
+        folder.rename(tmp_path / "elsewhere")
+    assert peer.save() == 2
+
+
+def refuse(*arguments: object, **settings: object) -> Path:
+    raise OSError("no space left")
