@@ -53,7 +53,7 @@ class Witness:
         self._votes = BoundedMapping[tuple[PeerId, bytes, int], Vote](KEPT_MAX)
         """Votes by voter, round and ballot."""
         self._promises = BoundedMapping[tuple[PeerId, bytes], tuple[Promised, ...]](ROUNDS_KEPT_MAX)
-        """Promises of voters whose signatures hold, by voter and round."""
+        """Promises of voters whose signatures hold, by voter and round, until the round is over."""
         self._claims = BoundedMapping[Hashable, Claim](KEPT_MAX)
 
     def __repr__(self) -> str:
@@ -102,6 +102,11 @@ class Witness:
             return []
         found = TwoClaims(commit=encoded, slice=slice_index, merged=merged, first=old, second=claim)
         return self._proved(found)
+
+    def round_is_over(self, round_id: bytes) -> None:
+        """Nobody needs a round any more, so nobody shows votes that its promises could deny."""
+        for key in [key for key in self._promises if key[1] == round_id]:
+            del self._promises[key]
 
     def _decoded(self, encoded: bytes) -> Commit | None:
         try:

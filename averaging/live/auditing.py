@@ -560,6 +560,9 @@ class Auditing:
     def sees_commit(self, encoded: bytes, signature: bytes) -> None:
         self._prove(self._witness.sees_commit(encoded, signature))
 
+    def round_is_over(self, round_id: bytes) -> None:
+        self._witness.round_is_over(round_id)
+
     def sees_claim(self, encoded: bytes, index: int, said: Claim, merged: bool) -> None:
         """Look at a signed claim about a slice of the round of a commit."""
         self._prove(self._witness.sees_claim(encoded, index, said, merged=merged))

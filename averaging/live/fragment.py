@@ -494,6 +494,7 @@ class FragmentWork:
 
     def _forget(self, round_id: bytes) -> None:
         exchange = self.exchanges.pop(round_id, None)
+        self.averager.audits.round_is_over(round_id)
         if self._mine == round_id:
             self._mine = None
         if exchange is not None:

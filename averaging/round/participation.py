@@ -462,7 +462,10 @@ class Participation:
             self._leave_if_alone(now)
 
     def _send_outcome(self, sender: PeerId) -> bool:
-        """Send what is known of the outcome. ``True``: the round is over for the one that asks."""
+        """Send what is known of the outcome. ``True``: the round is over for the one that asks.
+
+        It is not when this member has given it up: it coordinates a sealed round on, and votes.
+        """
         fragment = self.commit.fragment
         if self.stage is Stage.FINISHED:
             assert self.head is not None
@@ -470,13 +473,12 @@ class Participation:
         elif self.stage is Stage.VOID:
             assert self._voided is not None
             self._send(sender, self._voided)
-        elif self.stage is Stage.FORSWORN:
-            self._send(sender, self._vow())
-        elif self.seal:
-            assert self._certificate is not None
-            self._send(sender, self._certificate)
-            return False
         else:
+            if self.stage is Stage.FORSWORN:
+                self._send(sender, self._vow())
+            elif self.seal:
+                assert self._certificate is not None
+                self._send(sender, self._certificate)
             return False
         return True
 
@@ -519,7 +521,7 @@ class Participation:
             self._outbid(sender, message.ballot)
             return True
         self._follow(message.ballot, now)
-        if self._send_outcome(sender) and self.stage is not Stage.FORSWORN:
+        if self._send_outcome(sender):
             return True
         reports = tuple(
             (index, tuple(sorted(state.complete - self.reducer.outlying(index).keys())))

@@ -11,6 +11,8 @@ it is dead.
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -164,6 +166,9 @@ class Coordinator:
         self.finished: dict[int, PeerId] = {}
         self.reassigned: dict[int, int] = {}
         self.stuck: set[int] = set()
+        self._missed_by: defaultdict[int, set[int]] = defaultdict(set)
+        """The voters that say that a slice has not come in time, by slice."""
+        self._slices_due_at = math.inf
         self._patient_until: dict[int, float] = {}
         """Time that a slice's new reducer has to merge it."""
         self.value: tuple[int, ...] | None = None
@@ -311,6 +316,7 @@ class Coordinator:
         )
         if self.value:
             self.phase = Phase.SEALED
+            self._slices_due_at = now + self.commit.upload_s + self._policy.margin_s
             self.deadline = now + 2 * (self.commit.upload_s + self._policy.margin_s)
         else:
             self.phase = Phase.OVER
@@ -337,6 +343,7 @@ class Coordinator:
         elif self.phase is Phase.SEALED:
             reducer = self.reducers[slice_index]
             self._send(sender, self._sealed())
+            self._note_missed(sender, slice_index, now)
             # All members miss what one reducer has not sent: those that say so a moment later do
             # not mean the new one.
             waited = slice_index in self.stuck and now >= self._patient_until.get(slice_index, now)
@@ -344,13 +351,32 @@ class Coordinator:
                 self._reassign(slice_index, f"{reducer} does not answer", now)
             self.stuck.add(slice_index)
 
+    def _note_missed(self, sender: PeerId, slice_index: int, now: float) -> None:
+        """Hold a slice that most voters miss against its reducer.
+
+        This peer may lead without waiting for slices itself. Where fewer miss one, it may be their
+        lines.
+        """
+        index = self.commit.index(sender)
+        # Slice 0 brings the maps of all lineages, and its reducer may have got a bad one.
+        could = self.commit.kind == "merge" or slice_index > 0
+        if could and index in self.commit.voters and now >= self._slices_due_at:
+            missed_by = self._missed_by[slice_index]
+            missed_by.add(index)
+            if len(missed_by) >= self.commit.majority:
+                missed_by.clear()
+                # Its successors lack its own upload, if it has left with that.
+                self._note_withheld(
+                    self.commit.reducers[slice_index], "a slice that it merged", now
+                )
+
     def has_finished(self, peer: PeerId) -> bool:
         """A member has the new version. ``True`` when all members have it or are gone."""
         index = self.commit.index(peer)
         if index is not None:
+            if self.phase is Phase.FORSWEARING and index not in self.finished:
+                self.phase = Phase.SEALED  # it can hand over what is missing
             self.finished[index] = peer
-        if self.phase is Phase.FORSWEARING:
-            self.phase = Phase.SEALED
         return len(self.finished.keys() | self.gone.keys()) >= len(self.commit.members)
 
     def voters_have_finished(self) -> bool:
@@ -408,7 +434,9 @@ class Coordinator:
             self.deadline = now + self._policy.round_s  # acceptors are asked again until the end
         elif self.phase is Phase.SEALED:
             self.deadline = now + self.commit.upload_s
-            if not self.finished and not i_finished and self.stuck:
+            # Who has finished has been asked to hand over what is missing.
+            unfinished = set(self.commit.voters).difference(self.finished)
+            if self.stuck and not i_finished and len(unfinished) >= self.commit.majority:
                 self._note("forswearing", ballot=self.ballot, slices=len(self.stuck))
                 self.phase = Phase.FORSWEARING
                 self._send_forswear()

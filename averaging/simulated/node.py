@@ -360,6 +360,8 @@ class FragmentNode:
                 wires.watch.discarded(self, reason)
                 learner.discard(self.state)
             case effects.Forget(round_id):
+                if self.audits is not None:
+                    self.audits.witness.round_is_over(round_id)
                 if (exchange := self.exchanges.pop(round_id, None)) is not None:
                     exchange.close()
             case CatchUp() | Rebase():

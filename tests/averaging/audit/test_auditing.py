@@ -149,29 +149,45 @@ def test_a_forged_statement_neither_proves_anything_nor_hides_what_comes_later()
     assert len(witness.sees(me, proposed((0, 3)))) == 1
 
 
+def promise_in(
+    round_: Round, ballot: int, last: int | None, seal: tuple[int, ...] = ()
+) -> said.Promise:
+    signature = WHO[1].sign(said.promise_text(round_.name, ballot, last, seal))
+    return said.Promise(0, round_.name, ballot, last, seal, (), signature)
+
+
+def sealed_with(signature: bytes, round_: Round) -> said.Sealed:
+    return said.Sealed(0, round_.name, 0, (0, 1), ((1, signature),))
+
+
 @pytest.mark.parametrize("vote_first", [False, True])
 def test_a_witness_proves_that_a_voter_has_denied_its_vote(vote_first: bool) -> None:
     round_, voter = Round(commit_of()), WHO[1]
     witness = Witness(COURT)
     witness.sees_commit(round_.encoded, WHO[0].sign(round_.encoded))
-
-    def promised(ballot: int, last: int | None, seal: tuple[int, ...]) -> said.Promise:
-        signature = voter.sign(said.promise_text(round_.name, ballot, last, seal))
-        return said.Promise(0, round_.name, ballot, last, seal, (), signature)
-
-    def sealed(signature: bytes) -> said.Sealed:
-        return said.Sealed(0, round_.name, 0, (0, 1), ((1, signature),))
-
-    true = sealed(voter.sign(said.vote(round_.name, 0, (0, 1))))
-    denial, confession = promised(2, None, ()), promised(3, 0, (0, 1))
+    true = sealed_with(voter.sign(said.vote(round_.name, 0, (0, 1))), round_)
+    denial, confession = promise_in(round_, 2, None), promise_in(round_, 3, 0, (0, 1))
     unsigned = msgspec.structs.replace(denial, signature=bytes(64))
     first, then = (true, denial) if vote_first else (denial, true)
 
-    assert witness.sees(voter.peer_id, sealed(bytes(64))) == [], "whoever forged it"
+    assert witness.sees(voter.peer_id, sealed_with(bytes(64), round_)) == [], "whoever forged it"
     assert witness.sees(voter.peer_id, unsigned) == []
     assert witness.sees(voter.peer_id, first) == []
     assert witness.sees(voter.peer_id, confession) == []
     assert len(witness.sees(voter.peer_id, then)) == 1
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_witness_keeps_a_promise_until_its_round_is_over(is_over: bool) -> None:
+    round_, voter = Round(commit_of()), WHO[1]
+    witness = Witness(COURT)
+    witness.sees_commit(round_.encoded, WHO[0].sign(round_.encoded))
+    witness.sees(voter.peer_id, promise_in(round_, 2, None))
+
+    witness.round_is_over(round_.name if is_over else bytes(32))
+
+    vote = voter.sign(said.vote(round_.name, 0, (0, 1)))
+    assert len(witness.sees(voter.peer_id, sealed_with(vote, round_))) == (not is_over)
 
 
 def test_a_witness_proves_two_commits_of_one_attempt() -> None:

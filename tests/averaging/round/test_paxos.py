@@ -11,7 +11,7 @@ import pytest
 
 from averaging import messages as said
 from averaging.messages import Commit, Entry, Message
-from averaging.round.effects import Note, Send
+from averaging.round.effects import Note, Send, Suspect
 from averaging.round.paxos import Acceptor, Coordinator, Phase, Voter
 from averaging.round.seals import VOID, ballot_of, is_chosen, is_void, owner_of
 from averaging.round.signed_commit import SignedCommit
@@ -480,6 +480,60 @@ def test_a_slice_that_went_with_a_dead_contributor_is_forsworn_at_once() -> None
     assert {to for to, m in taken(changes) if isinstance(m, said.Forswear)} == {
         entry.peer for entry in coordinator.commit.members
     }
+
+
+def test_a_slice_that_a_reducer_keeps_is_forsworn_though_that_one_has_finished() -> None:
+    """It said so again whenever it was asked to forswear, and all were in the round until its
+    deadline. Whoever else has finished hands the slice over."""
+    changes: Changes = []
+    coordinator = sealed_by_all(commit_of(4), changes, set())
+    coordinator.has_finished(PeerId("p3"))
+    for member in ("p0", "p1", "p2"):
+        coordinator.missing(PeerId(member), 0, 20.0)
+    coordinator.tick(1.0 + 2 * (COMMIT.upload_s + POLICY.margin_s), i_finished=False)
+    assert any(isinstance(m, said.Forswear) for _, m in taken(changes))
+
+    coordinator.has_finished(PeerId("p3"))
+    assert coordinator.phase is Phase.FORSWEARING
+    coordinator.has_finished(PeerId("p2"))
+    assert coordinator.phase is Phase.SEALED
+
+
+def test_a_slice_that_half_of_the_voters_have_is_not_forsworn() -> None:
+    """Two vows of four would void nothing."""
+    changes: Changes = []
+    coordinator = sealed_by_all(commit_of(4), changes, set())
+    for member in ("p2", "p3"):
+        coordinator.has_finished(PeerId(member))
+    for member in ("p0", "p1"):
+        coordinator.missing(PeerId(member), 0, 20.0)
+    coordinator.tick(1.0 + 2 * (COMMIT.upload_s + POLICY.margin_s), i_finished=False)
+    assert coordinator.phase is Phase.SEALED
+
+
+@pytest.mark.parametrize(("is_down", "kind"), [(False, "merge"), (True, "merge"), (False, "meld")])
+def test_a_reducer_that_most_voters_wait_for_is_named_by_the_leader_too(
+    is_down: bool, kind: str
+) -> None:
+    """The leader of a version is the same in each attempt, and may be no member. Only members held
+    it against a reducer, which so reduced for ever."""
+    changes: Changes = []
+    down: set[PeerId] = set()
+    coordinator = sealed_by_all(commit_of(4), changes, down)
+    coordinator.commit = msgspec.structs.replace(coordinator.commit, kind=kind)
+    if is_down:
+        down.add(PeerId("p3"))
+    due = 1.0 + COMMIT.upload_s + POLICY.margin_s
+    for member in ("p0", "p1", "p2"):
+        coordinator.missing(PeerId(member), 0, due - 0.1)  # their streams broke
+    for member in ("p0", "p1", "p1"):
+        coordinator.missing(PeerId(member), 0, due)
+    assert not [change for change in changes if isinstance(change, Suspect)], "of a minority"
+
+    coordinator.missing(PeerId("p2"), 0, due)
+    named = [change.peer for change in changes if isinstance(change, Suspect)]
+    could = not is_down and kind == "merge"  # slice 0 brings the maps, and one may be bad
+    assert named == ([PeerId("p3")] if could else [])
 
 
 def test_a_seal_counts_with_the_votes_of_a_majority_and_no_less() -> None:

@@ -189,6 +189,23 @@ def test_who_took_the_slice_of_a_reducer_that_keeps_it_is_not_named_in_its_place
     assert set(blamed(rounds.handle(Tick(), late + 0.1))) == {keeps}
 
 
+def test_a_coordinator_that_has_given_up_a_sealed_round_replaces_its_reducers_still() -> None:
+    """It answered with its vow alone, and nobody took the place of the reducer until the end."""
+    rounds, enter = entered()
+    mine, first, second = sealed(rounds, enter)
+    other, keeps = enter.commit.reducers[first], enter.commit.reducers[second]
+    rounds.handle(SliceMerged(enter.round, mine, bytes(32)), BEGAN)
+    finished = said.Finished(0, enter.round, standing("start", "next").head())
+    rounds.handle(Received(keeps, finished), BEGAN + 1.0)
+    late = BEGAN + enter.commit.upload_s + POLICY.margin_s + 0.1
+    rounds.handle(Tick(), late)
+    assert not rounds.rounds[enter.round].is_open
+
+    missing = Received(other, said.Missing(0, enter.round, second))
+    effects = [*rounds.handle(missing, late), *rounds.handle(missing, late + POLICY.resend_s)]
+    assert [m.slice for m in sent(effects, other) if isinstance(m, said.Reassign)] == [second]
+
+
 @pytest.mark.parametrize("is_missing", [False, True])
 def test_a_sealed_round_is_left_with_its_voters_only_if_a_slice_is_gone_with_them(
     is_missing: bool,
