@@ -478,15 +478,18 @@ class Averager(Services):
     async def _look_after_links(self) -> None:
         """Keep links open to some possible leaders while this peer can only dial out."""
         while True:
-            now = self.now()
-            able = [
-                peer
-                for peer, seen in sorted(self.around.view.items())
-                if seen.reachable and seen.is_live(now) and peer != self.host.peer_id
-            ]
-            able.sort(key=lambda peer: (not self.around.view[peer].is_established(now), peer))
-            self.transport.keep([] if self.reachable else able[:KEPT_LINKS])
+            self.transport.keep([] if self.reachable else self._able_to_lead()[:KEPT_LINKS])
             await asyncio.sleep(5.0)
+
+    def _able_to_lead(self) -> list[PeerId]:
+        """The live peers that can be dialled, the established ones first."""
+        now = self.now()
+        able = [
+            peer
+            for peer, seen in self.around.view.items()
+            if seen.reachable and seen.is_live(now) and peer != self.host.peer_id
+        ]
+        return sorted(able, key=lambda p: (not self.around.view[p].is_established(now), p))
 
     # What comes in
 

@@ -179,7 +179,8 @@ def _sum_bytes(words):
 
 @_part
 def _write_int2(work, bits, size, peak, spare, codes):
-    """Leave in ``spare`` which values are above the limit, and at last their signs."""
+    """Afterwards the first row of ``spare`` says which values are above the limit, and the third
+    which are negative."""
     flags, sizes, signs = spare[0], spare[1], spare[2]
     plane = (size + 7) // 8
     for i in range(size, 8 * plane):

@@ -186,27 +186,27 @@ def find_run(
         run = from_canonical(data, link.run_id)
         return FoundRun(run, link.seeds, "peers", invite=link.invite, by_link=True)
     if scheme in ("http", "https") and "://" in where:
-        text = _download(where.strip(), timeout_s=timeout_s, tls=tls)
-        return _found(text, where.strip())
+        data = _download(where.strip(), timeout_s=timeout_s, tls=tls)
+        return _found(_text(data, where.strip(), RunNotFound), where.strip())
     path = Path(where)
-    return replace(_found(_read(path), where), folder=path.absolute().parent)
+    return replace(_found(read_text(path), where), folder=path.absolute().parent)
 
 
 def read_text(path: Path) -> str:
     """The text of a local run file. Raises ``RunFileUnreadable``."""
-    return _read(path).decode("utf-8")
+    return _text(_read(path), str(path), RunFileUnreadable)
 
 
-def _found(data: bytes, source: str) -> FoundRun:
-    run = parse(_text(data, source), source=source)
+def _found(text: str, source: str) -> FoundRun:
+    run = parse(text, source=source)
     return FoundRun(run, run.seed_addresses, source)
 
 
-def _text(data: bytes, source: str) -> str:
+def _text(data: bytes, source: str, refusal: type[RunNotFound]) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RunNotFound(source, f"it is not UTF-8 text ({error.reason})") from error
+        raise refusal(source, f"it is not UTF-8 text ({error.reason})") from error
 
 
 def _read(path: Path) -> bytes:
@@ -220,10 +220,6 @@ def _read(path: Path) -> bytes:
         raise RunFileUnreadable(str(path), told) from error
     if len(data) > TEXT_MAX_BYTES:
         raise RunFileUnreadable(str(path), f"it is longer than {TEXT_MAX_BYTES} bytes")
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RunFileUnreadable(str(path), f"it is not UTF-8 text ({error.reason})") from error
     return data
 
 

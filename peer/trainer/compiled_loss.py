@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from peer.model.recipes import loss_of_logits, next_token_loss
 from peer.model.recipes.chunked_loss import inputs_and_targets, loss_in_chunks, loss_of_hidden
-from peer.model.recipes.gpt import CallBlock, Gpt, call_block
+from peer.model.recipes.gpt import Gpt, call_block
 
 Loss: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
 Backend: TypeAlias = str | Callable[..., Any]
@@ -34,35 +34,26 @@ def compiled(loss: Loss, model: nn.Module, backend: Backend) -> Loss:
 
     Importing a compiler may fail there, too.
     """
-    if isinstance(model, Gpt) and loss in _BEHIND_BLOCKS:
-        return _by_blocks(_BEHIND_BLOCKS[loss], backend)
-    return _as_a_whole(loss, backend)
+    if not (isinstance(model, Gpt) and loss in _BEHIND_BLOCKS):
+        return cast(Loss, _code(loss, backend))
+    code_of_block = _code(call_block, backend)
+    code_behind = _code(_BEHIND_BLOCKS[loss], backend)
 
-
-def _as_a_whole(loss: Loss, backend: Backend) -> Loss:
-    @cache
-    def made() -> Loss:
-        return torch.compile(loss, dynamic=False, backend=backend)
-
-    def call(model: nn.Module, tokens: Tensor) -> Tensor:
-        return made()(model, tokens)
-
-    return call
-
-
-def _by_blocks(behind: LossOfResidual, backend: Backend) -> Loss:
-    @cache
-    def made() -> tuple[CallBlock, LossOfResidual]:
-        def code(function: Any) -> Any:
-            return torch.compile(function, dynamic=False, backend=backend)
-
-        return code(call_block), code(behind)
-
-    def call(model: nn.Module, tokens: Tensor) -> Tensor:
-        code_of_block, code_behind = made()
+    def by_blocks(model: nn.Module, tokens: Tensor) -> Tensor:
         inputs, targets = inputs_and_targets(tokens)
         gpt = cast(Gpt, model)
         return code_behind(gpt, gpt.residual(inputs, call=code_of_block), targets)
+
+    return by_blocks
+
+
+def _code(function: Callable[..., Tensor], backend: Backend) -> Callable[..., Tensor]:
+    @cache
+    def made() -> Callable[..., Tensor]:
+        return torch.compile(function, dynamic=False, backend=backend)
+
+    def call(*arguments: Any) -> Tensor:
+        return made()(*arguments)
 
     return call
 

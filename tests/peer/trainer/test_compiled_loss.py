@@ -13,6 +13,7 @@ from peer.model.recipes.chunked_loss import loss_in_chunks
 from peer.run_file.sections import GptModel, RunFile
 from peer.trainer.compiled_loss import Loss, compiled
 from peer.trainer.engine import recompute_activations
+from tests.peer.trainer.counting_compiler import counting
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 
@@ -53,13 +54,8 @@ def test_all_blocks_and_both_models_share_one_graph() -> None:
     """The second model is what another thread's twin is: its code is made beforehand."""
     torch._dynamo.reset()
     graphs: list[int] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
-        graphs.append(len(inputs))
-        return graph.forward
-
     one, other = model(), model()
-    loss_of = compiled(next_token_loss, one, backend)
+    loss_of = compiled(next_token_loss, one, counting(graphs))
     gradients(loss_of, one)
     gradients(loss_of, other)
     assert len(graphs) == 2, "one of a block, one of what comes behind the blocks"
@@ -69,15 +65,11 @@ def test_another_loss_is_compiled_as_a_whole() -> None:
     torch._dynamo.reset()
     graphs: list[int] = []
 
-    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
-        graphs.append(len(inputs))
-        return graph.forward
-
     def doubled(model: nn.Module, tokens: Tensor) -> Tensor:
         return 2.0 * next_token_loss(model, tokens)
 
     one = model()
-    gradients(compiled(doubled, one, backend), one)
+    gradients(compiled(doubled, one, counting(graphs)), one)
     assert len(graphs) == 1
 
 

@@ -36,6 +36,7 @@ from peer.trainer.fitting import (
 )
 from peer.trainer.probing import probe
 from peer.trainer.tuning import Tuner
+from tests.peer.trainer.counting_compiler import counting
 from tests.peer.trainer.recipe_run import TEXT
 
 RUN = parse(TEXT.replace("batch_size = 2", "batch_size = 7"))
@@ -303,16 +304,6 @@ def test_bf16_learns_as_well_as_fp32_over_a_thousand_steps() -> None:
 
 
 # --- compiling and synchronising ------------------------------------------------------------------
-
-
-def counting(compiled: list[int]) -> Callable[..., Any]:
-    """A compiler that compiles nothing and counts graphs."""
-
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        compiled.append(len(inputs))
-        return graph.forward
-
-    return backend
 
 
 def goal_of(engine: Engine, choices: Choices, *, compile_s: float | None = None) -> Goal:
