@@ -410,8 +410,9 @@ class Joining:
         """A join with this leader led to no version. After several it is passed over.
 
         It may be honest and see little of the swarm, or it may lie. It is not accused: the next in
-        rank leads until this peer stands on another version. When this peer leads itself and gets
-        no further either, the others were not the reason: they are asked again.
+        rank leads until this peer stands on another version, and if others send this one back to it
+        (``ask_again``), one more failure suffices. When this peer leads itself and gets no further
+        either, the others were not the reason: they are asked again.
         """
         if leader == self._id.me:
             self.forget_failed_joins()
@@ -419,8 +420,8 @@ class Joining:
         if leader in self._peers.passed_over:
             return []
         count = self._failed_joins.pop(leader, 0) + weight
+        self._failed_joins[leader] = count
         if count < FAILED_JOINS_MAX:
-            self._failed_joins[leader] = count
             return []
         self._peers.pass_over(leader)
         return [Note("passed_over", {"leader": leader, "reason": reason})]

@@ -231,14 +231,14 @@ class Leading:
             case IAmBehind():
                 if standing is not None:
                     reason = "I am behind you"
-                    return [compare, HoldJoin(sender, join, reason, must_be_catching=True)]
+                    return [compare, HoldJoin(sender, join, reason)]
                 return None  # an auxiliary has nothing to fetch
             case Apart() as apart:
                 if apart.they_are_light or not self._peers.is_established(sender, now):
                     return [Send(sender, messages.Compare(self._id.fragment, mine))]
                 if apart.i_am_light and standing is not None:
                     reason = "I rebase on you"
-                    return [compare, HoldJoin(sender, join, reason, must_be_catching=False)]
+                    return [compare, HoldJoin(sender, join, reason)]
                 return None  # of comparable weight: the two are mixed
         raise AssertionError("a relation without a case")
 
@@ -290,7 +290,7 @@ class Leading:
         on: it may have to go back to it.
         """
         sender, join = held.sender, held.join
-        stays = held.must_be_catching and situation.phase is not Phase.CATCHING
+        stays = situation.phase is not Phase.CATCHING
         since = situation.catching_since
         takes_long = since is not None and now - since >= self._policy.answer_s
         if stays or takes_long or not self._leads(sender, join, now):
@@ -456,7 +456,7 @@ class Leading:
             reason = "nobody else trains here any more"
             return [Note("no_quorum", {"reason": reason}), *self.dissolve(reason)]
         if now >= gathering.look_at:
-            changes += self._release_held(gathering, situation, now)
+            changes += self._release_held_when_slow(gathering, situation, now)
             changes += self.look_round(situation, now)
         if now >= gathering.until:
             changes += self.consider_closing(situation, now)
@@ -469,18 +469,23 @@ class Leading:
             return False
         return not self._peers.others_train(now) and not self._peers.keepers(now)
 
-    def _release_held(self, gathering: Gathering, situation: Situation, now: float) -> Changes:
-        """Send waiting members to the next in rank if this peer takes long to catch up with them.
-
-        On a slow line a fetch takes longer than the quorum's deadline, version after version.
-        """
+    def _release_held_when_slow(
+        self, gathering: Gathering, situation: Situation, now: float
+    ) -> Changes:
+        """On a slow line a fetch takes longer than the quorum's deadline, version after version."""
         if situation.phase is not Phase.CATCHING:
             return []
         if now - gathering.opened_at < self._policy.answer_s:
             return []
+        return self.release_held("I am behind you, and still catching up")
+
+    def release_held(self, reason: str) -> Changes:
+        """Send those that wait for this peer to catch up with them to the next in rank."""
+        gathering = self.gathering
+        if gathering is None:
+            return []
         held, gathering.held = gathering.held, {}
         self._drop_if_empty(gathering)
-        reason = "I am behind you, and still catching up"
         return [self._refusal(peer, join, reason, behind=True) for peer, join in held.items()]
 
     def look_round(self, situation: Situation, now: float) -> Changes:

@@ -27,9 +27,10 @@ calls the live peers of the group, and those that come into sight while the rost
 closes it by ``averaging.rules.quorum``. A peer that is called answers ``Pass`` or ``Coming``; for
 the latter's snapshot the roster stays open. The leader needs no state for this. Any peer answers
 ``Behind`` to a ``Join`` from behind. A ``Join`` from ahead is held while the leader itself catches
-up. One from another lineage is told to compare (the lighter side rebases), or taken for a mix. Two
-leaders that meet settle it by rank: the lower one, when called, sends its members to the higher
-one; when the lower one calls, the higher one calls back.
+up, and sent to the next in rank if it does not. One from another lineage is told to compare (the
+lighter side rebases), or taken for a mix. Two leaders that meet settle it by rank: the lower one,
+when called, sends its members to the higher one; when the lower one calls, the higher one calls
+back.
 
 **Phases** (A message stands for ``Received``. ``RoundEnded`` stands for the input that ended a
 round: it may lead to catching up at once. An input that is not listed does not change the phase,
@@ -474,8 +475,9 @@ class FragmentRounds:
             call = self.joining.take_call()
             asks = self.catching_up.ended(standing, given.held_s, self.standing, now)
             if standing is None:
+                released = self.leading.release_held("I am behind you, and cannot catch up")
                 idle = self.joining.become_idle("catching up failed", retry=True)
-                self._apply([Note("catch_up_failed"), *idle], now)
+                self._apply([Note("catch_up_failed"), *released, *idle], now)
             else:
                 self._stand_where_fetched(standing, call, now)
             self._apply(asks, now)

@@ -120,7 +120,6 @@ class HoldJoin(Struct, frozen=True):
     sender: PeerId
     join: Join
     reason: str
-    must_be_catching: bool
 
 
 class ReadmitHeld(Struct, frozen=True):

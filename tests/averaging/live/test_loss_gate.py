@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -194,14 +195,19 @@ def test_a_peer_alone_with_its_judgement_goes_with_the_others_in_the_end() -> No
             case.poison(FAR[False])
             await parted(case, 30.0)
             seen: list[int] = []
+            made_by_others: list[int] = []
             for _ in range(60):
                 await made.live(20.0)
                 seen.append(case.behind())
+                made_by_others.append(sum(version or 0 for version in case.others[0].versions()))
                 if case.told("jump_allowed"):
                     break
             rows = Counter(
                 fragment for told in case.told("jump_refused") for fragment in told["fragments"]
             )
+            # It leads as often as the others, and keeps none of them from a round.
+            grown = [now - before for before, now in pairwise(made_by_others)]
+            assert min(grown) >= 2, made_by_others
             # A jump that was kept in between, from one bad state to another, begins a new row.
             assert REFUSALS_MAX <= max(rows.values()) <= 3 * REFUSALS_MAX, (rows, seen)
             assert case.told("jump_allowed")

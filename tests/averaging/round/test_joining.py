@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
 import pytest
 
 from averaging import messages as said
+from averaging.history.standing import Standing
 from averaging.messages import Join
 from averaging.round.effects import Effect, GiveUp, TakeSnapshot
 from averaging.round.inputs import (
@@ -20,6 +22,7 @@ from averaging.round.inputs import (
     StepsCounted,
     Tick,
 )
+from averaging.round.joining import FAILED_JOINS_MAX
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.round.roster import Gathering
@@ -38,6 +41,7 @@ from tests.averaging.round.machines import (
     lineage,
     machine,
     offer,
+    phase,
     ranked,
     sent,
     standing,
@@ -280,11 +284,7 @@ def test_who_is_sent_to_a_leader_on_probation_asks_another_with_the_same_offer()
 def test_a_leader_that_catches_up_for_long_sends_members_on_before_the_quorums_deadline() -> None:
     rounds = leading()
     one, two = sorted(rounds.peers.view)
-    ahead = next(
-        each
-        for each in (standing("start", str(name)) for name in range(100))
-        if ranked((ME, one, two), each.head())[0] == ME
-    )
+    ahead = led_by_me(one, two, lambda name: standing("start", name))
     rounds.handle(asks(one, ahead, head=certified(ahead, (one, two))), 1.0)
     assert rounds.phase is Phase.CATCHING and rounds.gathering is not None
 
@@ -293,6 +293,66 @@ def test_a_leader_that_catches_up_for_long_sends_members_on_before_the_quorums_d
 
     assert [message.behind for message in refusals(effects)] == [True]
     assert rounds.gathering is None
+
+
+def test_a_leader_that_cannot_catch_up_sends_those_that_wait_for_it_on_at_once() -> None:
+    """One that stays behind, by its own judgement, stopped all others for as long as it did."""
+    rounds = leading()
+    one, two = sorted(rounds.peers.view)
+    ahead = led_by_me(one, two, lambda name: standing("start", name))
+    head = certified(ahead, (one, two))
+    rounds.handle(asks(one, ahead, head=head), 1.0)
+    rounds.handle(asks(two, ahead, head=head), 1.0)
+    assert rounds.gathering is not None and len(rounds.gathering.held) == 2
+
+    refused = refusals(rounds.handle(CaughtUp(None), 1.5))
+
+    assert [message.behind for message in refused] == [True, True]
+    assert rounds.gathering is None
+
+
+def test_a_leader_that_does_not_take_the_state_of_a_heavier_side_keeps_no_join_from_there() -> None:
+    rounds = leading(standing("start", "mine", tokens=10))
+    one, two = sorted(rounds.peers.view)
+    apart = led_by_me(one, two, lambda name: standing("start", "theirs", name, tokens=1000))
+    head = certified(apart, (one, two))
+    rounds.handle(asks(one, apart, head=head), 1.0)
+    assert phase(rounds) is Phase.CATCHING
+    rounds.handle(CaughtUp(None), 1.5)  # it asks this source no more for a while
+
+    refused = refusals(rounds.handle(asks(one, apart, 2, head=head), 2.0))
+
+    assert [message.behind for message in refused] == [True]
+    assert rounds.gathering is None
+
+
+def test_a_leader_that_was_passed_over_and_is_asked_again_is_not_given_as_many_joins_again() -> (
+    None
+):
+    """The others sent each other back to it, and each counted from nought."""
+    rounds = machine(reachable=False)
+    first = joined(rounds)
+    other = BORIS if first == ANNA else ANNA
+    for _ in range(FAILED_JOINS_MAX):
+        rounds.joining.join_failed(first, "nothing came of it")
+    assert first in rounds.peers.passed_over
+    rounds.handle(Received(first, said.NoQuorum(0, 1, "nobody here")), 2.0)
+    assert joined(rounds, 3.0) == other
+    rounds.handle(Received(other, said.Redirect(0, 2, first)), 3.0)
+    assert first not in rounds.peers.passed_over
+
+    rounds.handle(Received(first, said.NoQuorum(0, 3, "nobody here")), 4.0)
+
+    assert first in rounds.peers.passed_over
+
+
+def led_by_me(one: PeerId, two: PeerId, where: Callable[[str], Standing]) -> Standing:
+    """The first of these standings at which this peer leads."""
+    return next(
+        each
+        for each in (where(str(name)) for name in range(100))
+        if ranked((ME, one, two), each.head())[0] == ME
+    )
 
 
 def refusals(effects: list[Effect]) -> list[said.Refused]:
