@@ -49,7 +49,12 @@ from dht.identity import PeerId
 LEADERS_TRIED_MAX = 6
 """Leaders that one attempt may turn to, redirects included."""
 FAILED_JOINS_MAX = 9
-"""A leader with which this many joins failed at one version is passed over."""
+"""A leader with which this many joins failed is passed over at one version, ..."""
+PASSED_OVER_DOUBLINGS_MAX = 4
+"""... and at twice as many with each further one, up to this often.
+
+One that wastes joins on purpose took three quarters of the rounds from three others when it was
+asked anew at each version that it ranked first for."""
 UNUSUAL_FAILURE = 3
 """Weight of a failure that an honest leader hardly causes, such as a redirect in a circle."""
 LEADERS_REMEMBERED_MAX = 64
@@ -389,6 +394,7 @@ class Joining:
         self._peers.mark_failed(attempt.leader, now)
         changes: Changes = [
             Note("leader_silent", fields),
+            *self.join_failed(attempt.leader, "it does not answer", weight=UNUSUAL_FAILURE),
             Send(attempt.leader, self.withdrawal(attempt.join)),
         ]
         leader = self._peers.leader(situation.standing.head(), (), now)
@@ -409,13 +415,14 @@ class Joining:
     def join_failed(self, leader: PeerId, reason: str, *, weight: int = 1) -> Changes:
         """A join with this leader led to no version. After several it is passed over.
 
-        It may be honest and see little of the swarm, or it may lie. It is not accused: the next in
-        rank leads until this peer stands on another version, and if others send this one back to it
-        (``ask_again``), one more failure suffices. When this peer leads itself and gets no further
+        First at this version, and after each further failure for longer, until a round of it has
+        this peer as a member. It may be honest and see little of the swarm, or it may lie. It is
+        not accused: the next in rank leads instead. When this peer leads itself and gets no further
         either, the others were not the reason: they are asked again.
         """
         if leader == self._id.me:
-            self.forget_failed_joins()
+            self._failed_joins.clear()
+            self._peers.passed_over.clear()
             return []
         if leader in self._peers.passed_over:
             return []
@@ -423,7 +430,8 @@ class Joining:
         self._failed_joins[leader] = count
         if count < FAILED_JOINS_MAX:
             return []
-        self._peers.pass_over(leader)
+        doublings = min(count - FAILED_JOINS_MAX, PASSED_OVER_DOUBLINGS_MAX)
+        self._peers.pass_over(leader, versions=2**doublings)
         return [Note("passed_over", {"leader": leader, "reason": reason})]
 
     def told_behind_in_vain(self, sender: PeerId, situation: Situation, now: float) -> Changes:
@@ -437,11 +445,6 @@ class Joining:
         reason = "it says that I am behind a version that too few have signed"
         failed = self.join_failed(sender, reason, weight=UNUSUAL_FAILURE)
         return failed + self._leave_leader(attempt, situation, now)
-
-    def forget_failed_joins(self) -> None:
-        """Pass no leader over any more."""
-        self._failed_joins.clear()
-        self._peers.passed_over.clear()
 
     def change_leader(self, leader: PeerId, now: float) -> Changes:
         """Send the join to another leader."""
@@ -644,12 +647,15 @@ class Joining:
         return [*failed, *self._give_up_offer(f"I declined the commit: {reason}")]
 
     def _pass_over(self, behind: PeerId, reason: str, situation: Situation, now: float) -> Changes:
-        """A leader is behind this peer: join the next in rank, for this version."""
+        """A leader is behind this peer: join the next in rank, at this version at least."""
         attempt = self.attempt
         assert attempt is not None and situation.standing is not None
-        changes: Changes = [Note("turned_away", {"by": behind, "reason": reason})]
+        changes: Changes = [
+            Note("turned_away", {"by": behind, "reason": reason}),
+            *self.join_failed(behind, f"it turned me away: {reason}"),
+        ]
         if behind not in self._peers.passed_over:
-            self._peers.pass_over(behind)
+            self._peers.pass_over(behind, versions=1)
             changes.append(Note("passed_over", {"leader": behind, "reason": reason}))
         leader = self._peers.leader(situation.standing.head(), (), now)
         if leader in (None, behind) or attempt.leaders_tried >= LEADERS_TRIED_MAX:
@@ -723,9 +729,10 @@ class Joining:
         call, self.call = self.call, None
         return call
 
-    def entered(self) -> None:
+    def entered(self, leader: PeerId) -> None:
         """A commit that names this peer holds: the attempt has reached its end."""
         self.attempt = None
+        self._failed_joins.pop(leader, None)
 
 
 def _closed_by(message: messages.Closed) -> RosterClosed:

@@ -563,7 +563,10 @@ class Leading:
     def coming(
         self, sender: PeerId, message: messages.Coming, situation: Situation, now: float
     ) -> Changes:
-        """A called peer comes when its snapshot is taken: the roster is open until then."""
+        """A called peer comes when its snapshot is taken: the roster is open until then.
+
+        What it says first counts, or it could keep all others waiting by saying it again.
+        """
         gathering = self.gathering
         if gathering is None or (sender != self._id.me and sender not in gathering.called):
             return [Count("stray_coming")]
@@ -571,7 +574,8 @@ class Leading:
             return []
         gathering.passed.discard(sender)
         wait_s = min(message.wait_s, self._policy.quorum.wait_s)
-        gathering.coming[sender] = now + wait_s + self._policy.suspect_s
+        until = now + wait_s + self._policy.suspect_s
+        gathering.coming[sender] = min(until, gathering.coming.get(sender, until))
         return self.consider_closing(situation, now)
 
     def passed(self, sender: PeerId, situation: Situation, now: float) -> Changes:
@@ -582,6 +586,7 @@ class Leading:
         if sender in gathering.joins:
             return []
         gathering.passed.add(sender)
+        gathering.coming.pop(sender, None)
         return self.consider_closing(situation, now)
 
     def withdrawn(self, sender: PeerId, message: messages.Withdraw) -> Changes:

@@ -14,7 +14,7 @@ and peer plays every part: member, leader, reducer, acceptor, successor of a dea
               ``Redirect`` names another leader. When the leader is silent or its link breaks, the
               join is sent once more, and then to the next in rank; so in all fragments if that
               leader alone is silent (``averaging.round.silence``). A leader with which joins fail
-              again and again at one version is passed over.
+              again and again is passed over.
     PROMISED  Bound to this leader and no other, until ``Withdraw`` is sent or ``Committed``,
               ``NoQuorum`` or ``Closed`` arrives. Another leader that calls is told ``Pass``, or
               joined instead (after ``Withdraw``) if it ranks first by name.
@@ -790,7 +790,7 @@ class FragmentRounds:
         self.rounds[signed.round] = part
         if part.entry is not None:
             self.timers.pop(Timer.ANSWER, None)
-            self.joining.entered()
+            self.joining.entered(commit.leader)
             self.own_round = part
             self.phase = Phase.ENTERED
             if self.peers.has_several_groups(now):
@@ -898,7 +898,7 @@ class FragmentRounds:
             # A newcomer's work begins here as well.
             self.fresh_version, self.fresh_at = standing.version, now
         if before is None or standing.lineage != before.lineage:
-            self.joining.forget_failed_joins()
+            self.peers.count_version()
             self.catching_up.stands()
         self.standing = self.certificates.standing = standing
         self._amend()

@@ -81,8 +81,8 @@ class Neighbourhood:
         self.started_at = now
         self.failed = BoundedMapping[PeerId, float](FAILED_MAX)
         """Peers whose last call failed, and when."""
-        self.passed_over = BoundedMapping[PeerId, None](FAILED_MAX)
-        """Peers that answer and lead to no round: the next in rank leads instead."""
+        self.passed_over = BoundedMapping[PeerId, int](FAILED_MAX)
+        """Peers that lead to no round, and at how many versions the next in rank leads instead."""
 
     def __repr__(self) -> str:
         seen, failed = len(self.view), len(self.failed)
@@ -255,8 +255,16 @@ class Neighbourhood:
             return version
         return min(self.closed_version, version + MELD_LAG)
 
-    def pass_over(self, peer: PeerId) -> None:
-        self.passed_over[peer] = None
+    def pass_over(self, peer: PeerId, *, versions: int) -> None:
+        self.passed_over[peer] = versions
+
+    def count_version(self) -> None:
+        """This peer stands on another version. Some leaders were passed over for long enough."""
+        for peer, versions in list(self.passed_over.items()):
+            if versions > 1:
+                self.passed_over[peer] = versions - 1
+            else:
+                del self.passed_over[peer]
 
     def ask_again(self, peer: PeerId) -> None:
         """Pass a peer over no more."""

@@ -224,6 +224,21 @@ def test_a_peer_that_did_not_come_is_not_waited_for_again_until_it_joins() -> No
     assert other not in gathering.coming
 
 
+def test_a_peer_that_says_again_that_it_comes_is_not_waited_for_longer() -> None:
+    rounds = leading()
+    rounds.handle(StepsCounted(24), 1.0)
+    one, other = sorted(rounds.peers.view)
+    rounds.handle(asks(one, standing("start")), 1.0)
+    rounds.handle(Received(other, said.Coming(0, 4.0)), 1.1)
+    rounds.handle(Offered(offer(standing("start"))), 1.2)
+    for now in (2.0, 3.0, 4.0, 5.0):
+        rounds.handle(Received(other, said.Coming(0, 4.0)), now)
+
+    rounds.handle(Tick(), 1.1 + 4.0 + POLICY.suspect_s)
+
+    assert rounds.own_round is not None and len(rounds.own_round.commit.members) == 2
+
+
 @pytest.mark.parametrize("came", [True, False])
 def test_a_peer_that_was_left_out_counts_its_cycle_from_the_closing(came: bool) -> None:
     rounds = machine(reachable=False)

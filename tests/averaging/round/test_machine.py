@@ -51,6 +51,7 @@ from averaging.round.inputs import (
     Tick,
     UploadArrived,
 )
+from averaging.round.joining import FAILED_JOINS_MAX
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.round.roster import Leader, compose, recomposed
@@ -231,10 +232,34 @@ def test_a_leader_that_was_passed_over_is_asked_again_at_another_version() -> No
     assert not rounds.peers.passed_over
 
 
+def test_a_leader_that_goes_on_wasting_joins_is_passed_over_for_longer_until_it_leads_a_round() -> (
+    None
+):
+    rounds = machine(reachable=False)
+    first = joined(rounds)
+    for _ in range(FAILED_JOINS_MAX):
+        rounds.joining.join_failed(first, "nothing came of it")
+
+    versions = []
+    for _ in range(6):
+        versions.append(0)
+        while first in rounds.peers.passed_over:
+            rounds.peers.count_version()
+            versions[-1] += 1
+        rounds.joining.join_failed(first, "nothing came of it again")
+    assert versions == [1, 2, 4, 8, 16, 16]
+
+    rounds.peers.ask_again(first)
+    rounds.handle(Received(first, committed(rounds, first)), 1.5)
+    assert phase(rounds) is Phase.ENTERED
+    rounds.joining.join_failed(first, "nothing came of it")
+    assert first not in rounds.peers.passed_over
+
+
 def test_a_leader_that_finds_no_quorum_passes_no_peer_over_any_more() -> None:
     rounds = machine()
     for peer in (ANNA, BORIS):
-        rounds.peers.pass_over(peer)
+        rounds.peers.pass_over(peer, versions=1)
     assert joined_as_leader(rounds)
     assert isinstance(rounds.peers.view, dict)
     for peer, seen in list(rounds.peers.view.items()):
@@ -248,7 +273,7 @@ def test_a_leader_that_finds_no_quorum_passes_no_peer_over_any_more() -> None:
 def test_when_all_leaders_were_passed_over_all_are_asked_again() -> None:
     rounds = machine(reachable=False)
     for peer in (ANNA, BORIS):
-        rounds.peers.pass_over(peer)
+        rounds.peers.pass_over(peer, versions=1)
 
     assert rounds.peers.leader(standing("start").head(), (), 2.0) in (ANNA, BORIS)
 

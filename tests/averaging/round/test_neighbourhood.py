@@ -101,7 +101,7 @@ def test_who_is_sent_to_a_newcomer_asks_another_that_counts_whom_it_follows() ->
 
     peers.vouch(boris, dora)
     assert peers.next_voucher(dora, 40.0) == clara
-    peers.pass_over(clara)
+    peers.pass_over(clara, versions=1)
     assert peers.next_voucher(dora, 40.0) is None
 
 

@@ -31,6 +31,7 @@ from averaging.round.inputs import (
     StreamOpened,
     Tick,
 )
+from averaging.round.catching_up import REFUSALS_MIN
 from averaging.round.joining import LEADERS_TRIED_MAX
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
@@ -203,7 +204,7 @@ def other_than_leader(rounds: FragmentRounds) -> PeerId:
 def wary() -> FragmentRounds:
     """A machine that has passed a leader over."""
     rounds = promised()
-    rounds.peers.pass_over(other_than_leader(rounds))
+    rounds.peers.pass_over(other_than_leader(rounds), versions=1)
     return rounds
 
 
@@ -269,6 +270,24 @@ def entered_and_behind() -> FragmentRounds:
     rounds.handle(Received(leader, committed(rounds, leader)), 1.0)
     rounds.handle(Received(ANNA, messages.Compare(0, certified(AHEAD))), 1.5)
     return rounds
+
+
+def leads_unproven() -> FragmentRounds:
+    """Its state was refused again and again, as too few have signed it. A certified one joins."""
+    where = standing("start", "mine", tokens=100)
+    rounds = leading(where)
+    one, two = sorted(rounds.peers.view)
+    for _ in range(REFUSALS_MIN):
+        rounds.catching_up.refused(rounds._situation(1.0), 1.0)
+    rounds.handle(Due(), 1.0)
+    rounds.handle(Offered(offer(where)), 1.0)
+    theirs = standing("start", "theirs", tokens=100)
+    rounds.handle(asks(one, theirs, head=certified(theirs, (one, two))), 1.0)
+    return rounds
+
+
+def the_last_one_passes(rounds: FragmentRounds) -> Input:
+    return Received(max(rounds.peers.view), messages.Pass(0, "I follow another leader"))
 
 
 def void_by_its_leader(rounds: FragmentRounds) -> Input:
@@ -368,6 +387,7 @@ PLAYS: list[tuple[Callable[[], FragmentRounds], Callable[[FragmentRounds], Input
     (folding, lambda rounds: Folded(), 2.0),
     (catching, lambda rounds: CaughtUp(AHEAD), 2.0),
     (in_doubt, forsworn_by_one_ahead, 2.0),
+    (leads_unproven, the_last_one_passes, 2.0),
 ]
 
 

@@ -146,6 +146,47 @@ def test_a_leader_that_refuses_everybody_is_passed_over() -> None:
     assert min(node.state.version for node in others if node.state) >= 15
 
 
+def no_quorum_at_the_last_moment(swarm: Swarm, sender: PeerId, join: said.Join) -> None:
+    wait_s = POLICY.quorum.wait_s - 1.0
+    says(swarm, sender, said.Noted(0, join.join, wait_s), 0.01)
+    says(swarm, sender, said.NoQuorum(0, join.join, "nobody here"), wait_s)
+
+
+def closed_without_it(swarm: Swarm, sender: PeerId, join: said.Join) -> None:
+    says(swarm, sender, said.Closed(0, join.head.version + 1, bytes(32)), 0.01)
+
+
+def nothing(swarm: Swarm, sender: PeerId, join: said.Join) -> None:
+    """Its heartbeats go on."""
+
+
+def says(swarm: Swarm, to: PeerId, message: said.Message, after_s: float) -> None:
+    swarm.heap.call_in(after_s, swarm.wires.deliver, PeerId("p2"), to, 0, message)
+
+
+@pytest.mark.parametrize("answer", [no_quorum_at_the_last_moment, closed_without_it, nothing])
+def test_a_leader_that_wastes_joins_costs_three_others_a_third_of_their_rounds_at_most(
+    answer: Callable[[Swarm, PeerId, said.Join], None],
+) -> None:
+    """It was asked as often again at each version that it ranked first for: three quarters."""
+    wasteful = PeerId("p2")
+
+    def reaches(sender: PeerId, to: PeerId, message: said.Message) -> bool:
+        if to == wasteful != sender and isinstance(message, said.Join):
+            answer(swarm, sender, message)
+            return False
+        return answer is not nothing or sender != wasteful
+
+    alone = swarm_of(3)
+    alone.run(600.0)
+    swarm = swarm_of(4)
+    swarm.on_send = reaches
+    swarm.run(600.0)
+
+    others = [node.state for node in swarm.trainers() if node.name != wasteful]
+    assert min(state.version for state in others if state) >= max(alone.versions()) * 2 / 3
+
+
 def test_a_roster_that_has_mostly_left_is_void_at_once() -> None:
     """All but two gave up while the commit was on its way; nobody waits for a deadline."""
     swarm = swarm_of(5)
