@@ -14,6 +14,7 @@ import pytest
 
 from averaging import messages
 from averaging.messages import Message
+from averaging.round.catching_up import REFUSALS_MIN
 from averaging.round.effects import Effect
 from averaging.round.inputs import (
     CaughtUp,
@@ -31,7 +32,6 @@ from averaging.round.inputs import (
     StreamOpened,
     Tick,
 )
-from averaging.round.catching_up import REFUSALS_MIN
 from averaging.round.joining import LEADERS_TRIED_MAX
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
