@@ -135,10 +135,13 @@ class Learner:
         self._exchange(until=began + budget_s)
         self._count_blocked(self._clock() - began, time.thread_time() - cpu)
 
-    def exchange(self) -> None:
-        """Exchange without a step, before training begins or while it pauses."""
+    def exchange(self, *, adopts: bool = True) -> None:
+        """Exchange without a step, before training begins or while it pauses.
+
+        ``adopts``: false while parameters must stay as they are.
+        """
         began, cpu = self._clock(), time.thread_time()
-        self._exchange()
+        self._exchange(adopts=adopts)
         self._count_blocked(self._clock() - began, time.thread_time() - cpu)
 
     def wait_for_round(
@@ -177,7 +180,7 @@ class Learner:
         self._count_blocked(self._clock() - began, time.thread_time() - cpu)
         return memory.base(fragment) != before
 
-    def _exchange(self, until: float = math.inf) -> None:
+    def _exchange(self, until: float = math.inf, *, adopts: bool = True) -> None:
         states = self._memory.states()
         if not any(states):
             return
@@ -188,7 +191,7 @@ class Learner:
 
         # Adopt before offering: an offer is then based on the newest version.
         for fragment, state in enumerate(states):
-            if state == SlotState.ADOPT:
+            if state == SlotState.ADOPT and adopts:
                 rang |= self._adopt(fragment, enough)
         for fragment, state in enumerate(states):
             if state == SlotState.WANTED:
