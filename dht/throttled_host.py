@@ -7,6 +7,7 @@ rate permits. So the mean rate is held, and other peers do not mistake a slow pe
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -66,6 +67,9 @@ class Gate:
 
     def __init__(self) -> None:
         self.bucket = TokenBucket()
+        self.sent_for: Counter[str] = Counter()
+        """Bytes sent on the line by purpose, which the protocol of their stream names."""
+
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
 
@@ -123,7 +127,7 @@ class ThrottledHost(ForwardingHost):
             if self._closed(protocol) is not None:
                 stream.abort()
                 return
-            await handler(ThrottledStream(stream, self.up, self.down))
+            await handler(ThrottledStream(stream, self.up, self.down, protocol))
 
         await self._host.serve_streams(protocol, handle)
 
@@ -133,14 +137,16 @@ class ThrottledHost(ForwardingHost):
         if (reason := self._closed(protocol)) is not None:
             raise PeerUnreachable(peer, reason)
         stream = await self._host.open_stream(peer, protocol, timeout_s=timeout_s, bulk=bulk)
-        return ThrottledStream(stream, self.up, self.down)
+        return ThrottledStream(stream, self.up, self.down, protocol)
 
 
 class ThrottledStream:
     """A stream whose frames pass a gate in each direction. It counts what goes over the line."""
 
-    def __init__(self, stream: Stream, up: Gate, down: Gate) -> None:
+    def __init__(self, stream: Stream, up: Gate, down: Gate, protocol: str) -> None:
+        """``protocol``: as ``shoal/RUN/PURPOSE/NUMBER``."""
         self._stream = stream
+        self._purpose = protocol.split("/")[-2:][0]
         self._up = up
         self._down = down
         self._saved = stream.saved_bytes
@@ -165,8 +171,12 @@ class ThrottledStream:
 
     async def send(self, *parts: bytes | bytearray | memoryview, timeout_s: float) -> None:
         # Waiting here is our own choice and not part of the other side's time limit.
-        await self._up.pass_through(sum(memoryview(part).nbytes for part in parts))
+        size = sum(memoryview(part).nbytes for part in parts)
+        await self._up.pass_through(size)
+        before, _ = self._stream.saved_bytes
         await self._stream.send(*parts, timeout_s=timeout_s)
+        saved = self._stream.saved_bytes[0] - before
+        self._up.sent_for[self._purpose] += size - saved
         self._give_back()
 
     async def receive(self, *, timeout_s: float) -> bytes | None:

@@ -218,7 +218,7 @@ class ShoalCallback(TrainerCallback):  # type: ignore[misc]
         if not recipe:
             return None
         return lambda model: (
-            held_out_loss(model, run.recipe_data.held_out),
+            held_out_loss(model, run.recipe_data.held_out, meanwhile=run.offer),
             len(run.recipe_data.held_out),
         )
 

@@ -21,7 +21,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,6 +40,7 @@ from averaging.live.fetch_server import (
 )
 from averaging.live.partial_state import Partial
 from averaging.live.questions import (
+    END_WITHIN_S,
     RELAYED,
     STALL_MAX_S,
     NotHere,
@@ -480,7 +481,6 @@ class Fetcher:
             manifest: Manifest | bytes = bytes(data)
             if not stream.relayed:
                 manifest = read_manifest(bytes(data), fragment=fragment, values=values)
-            await stream.finish(timeout_s=STALL_MAX_S)
             return manifest, signatures
 
     async def _pieces_from_all(
@@ -569,7 +569,6 @@ class Fetcher:
                     self.line.transferred(size, began=began, ended=_now())
                     if not source.waiting:
                         await request(stream)
-                await stream.finish(timeout_s=STALL_MAX_S)
         finally:
             partial.put_back(index for run in source.waiting for index in run)
             source.waiting.clear()
@@ -628,6 +627,9 @@ class Fetcher:
                 )
                 entries.append(entry)
                 self.counters["entries_fetched"] += 1
+            with suppress(*_SOURCE_ERRORS):
+                if await next_data(stream, timeout_s=END_WITHIN_S):
+                    stream.abort()  # rounds since then would follow
         return tuple(entries)
 
     def _report(self, partial: Partial, sources: int) -> None:

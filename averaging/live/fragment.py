@@ -605,6 +605,7 @@ class FragmentWork:
             merged_s=None if tally.merged_at is None else tally.merged_at - began,
             sent_bytes=tally.sent_bytes,
             received_bytes=tally.received_bytes,
+            received_line_bytes=tally.received_line_bytes,
             **self._by_site(commit, tally),
         )
 

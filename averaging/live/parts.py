@@ -69,6 +69,7 @@ class Tally:
     refused: dict[PeerId, str] = field(default_factory=dict)
     _sent: Counter[PeerId] = field(default_factory=Counter)
     _received: Counter[PeerId] = field(default_factory=Counter)
+    _packed_away: int = 0
     _open: list[Bulk] = field(default_factory=list)
 
     @contextmanager
@@ -81,6 +82,7 @@ class Tally:
             self._open.remove(bulk)
             self._sent[bulk.remote] += bulk.sent_bytes
             self._received[bulk.remote] += bulk.received_bytes
+            self._packed_away += bulk.stream.saved_bytes[1]
 
     @property
     def sent_bytes(self) -> int:
@@ -89,6 +91,12 @@ class Tally:
     @property
     def received_bytes(self) -> int:
         return sum(self.received_from().values())
+
+    @property
+    def received_line_bytes(self) -> int:
+        """Bytes received as they were on the line: large frames are packed there."""
+        saved = self._packed_away + sum(bulk.stream.saved_bytes[1] for bulk in self._open)
+        return self.received_bytes - saved
 
     def received_from(self) -> dict[PeerId, int]:
         """Bytes received so far, by sender."""

@@ -7,7 +7,7 @@ reason (``dht.guarded_host.refuse``), after which the stream ends. One request f
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 import msgspec
@@ -24,6 +24,7 @@ FRAME_BYTES = 512 << 10
 REQUEST_MAX_BYTES = 256
 OPEN_TIMEOUT_S = 10.0
 REFUSE_WITHIN_S = 5.0
+END_WITHIN_S = 5.0
 STALL_MAX_S = 20.0
 """A side that moves nothing for so long is left."""
 
@@ -75,10 +76,15 @@ def in_frames(data: memoryview) -> Iterator[memoryview]:
 
 @asynccontextmanager
 async def stream_to(host: Host, peer: PeerId, protocol: str) -> AsyncIterator[Stream]:
-    """Open a stream for questions, and close it in the end."""
+    """Open a stream for questions, and end it once they are answered.
+
+    Its connection then carries the next stream: one that is dropped takes the connection with it.
+    """
     stream = await host.open_stream(peer, protocol, timeout_s=OPEN_TIMEOUT_S, bulk=True)
     try:
         yield stream
+        with suppress(*WORLD):  # all that was asked for is here
+            await stream.finish(timeout_s=END_WITHIN_S)
     finally:
         stream.abort()
 

@@ -508,7 +508,8 @@ class LocalPeer:
         finished = fields["outcome"] == "finished"
         if finished and not contributed:
             self.rounds_missed += 1  # one that was given up here is made up for, or void
-        self.log.write("round", {**fields, "contributed": contributed})
+        sent_for = dict(self.guest.up.sent_for)
+        self.log.write("round", {**fields, "contributed": contributed, "sent_for": sent_for})
         self.delegate.on_round({**fields, "contributed": contributed})
         if finished:
             self.check_the_end()  # at once: no version must follow the final one

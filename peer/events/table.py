@@ -75,7 +75,8 @@ TYPES: Mapping[str, str] = {
         "bool": "contained contributed finished in_doubt merged mine reachable rebased stopped "
         "void",
         "peer id": "by leader peer signer source to",
-        "bytes": "bytes_received bytes_sent device_bytes needed_bytes received_bytes sent_bytes",
+        "bytes": "bytes_received bytes_sent device_bytes needed_bytes received_bytes "
+        "received_line_bytes sent_bytes",
         "float": "blocked_fraction dispersion held_out_loss loss",
         "ms": "blocked_cpu_p99_ms blocked_p99_ms",
         "path": "directory path",
@@ -382,7 +383,8 @@ _ROUNDS = (
         "fragment, round, kind, version, outcome, reason, leader, members:peer ids, "
         "contributors:peer ids, marks:[incarnation; mark; steps; tokens] by peer id, lineage, "
         "parents:list of hex, weights, left_out:reason by peer id, codec, codec_down, seconds, "
-        "encoded_s, merged_s, sent_bytes, received_bytes, contributed, "
+        "encoded_s, merged_s, sent_bytes, received_bytes, received_line_bytes, "
+        "sent_for:bytes by purpose, contributed, "
         "delegates:peer id by peer id, received_from:bytes by peer id, weight, time_s",
         sentences.round_in_story,
         on_screen=sentences.round_on_screen,

@@ -180,6 +180,9 @@ class Follower(Rank):
             self._measure()
         self._parts.inner.maybe_save(step=self._steps, position=self._parts.feed.state)
 
+    def offer(self) -> None:
+        """Do nothing: rank 0 asks for this rank's part at safe points."""
+
     def _take_loss(self, loss: torch.Tensor | float) -> None:
         """Do nothing: the loss of rank 0 is shown."""
 

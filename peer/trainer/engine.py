@@ -302,11 +302,16 @@ class Engine:
 
     # --- measuring the model --------------------------------------------------------------------
 
-    def held_out_loss(self, sequences: NDArray[np.int64]) -> float:
-        """Mean loss per token over held-out sequences, in the precision of training."""
+    def held_out_loss(
+        self, sequences: NDArray[np.int64], meanwhile: Callable[[], None] = lambda: None
+    ) -> float:
+        """Mean loss per token over held-out sequences, in the precision of training.
+
+        ``meanwhile``: as for ``peer.model.recipes.held_out_loss``.
+        """
         at_once = min(HELD_OUT_AT_ONCE, self.choices.micro_batch)
         with self.autocast():
-            return held_out_loss(self.model, sequences, at_once=at_once)
+            return held_out_loss(self.model, sequences, at_once=at_once, meanwhile=meanwhile)
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:

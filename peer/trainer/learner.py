@@ -43,9 +43,11 @@ _STEP_TIMES = 31
 _BLOCKED_TIMES = 8192
 """Number of steps that percentiles of the blocked time are taken over."""
 
-BUDGET_S = 0.001
-"""A safe point begins no further unit after so long, unless a fragment would then take more than
-``device_copies.STEPS_MAX`` safe points."""
+BUDGET_S, BUDGET_SHARE = 0.001, 0.01
+"""A safe point begins no further unit after so long, or after this share of a step if that is more,
+unless a fragment would then take more than ``device_copies.STEPS_MAX`` safe points. Where a step
+takes a second, a copy of 4 ms that was spread over three of them was as many seconds late, and its
+round did not wait for it."""
 
 SET_VALUES = AdoptionOrder(Adoption.SET, 0.0, version=0, lineage=b"", mark=None, tokens=0)
 """Sets values that are no version of the run's for the agent to know of."""
@@ -68,7 +70,8 @@ class Learner:
         budget_s: float = BUDGET_S,
         pieces: Sequence[Sequence[Piece]] | None = None,
     ) -> None:
-        """``budget_s``: time for copies in one safe point; infinite: copies are never spread.
+        """``budget_s``: time for copies in one safe point, at least; infinite: copies are never
+        spread.
 
         ``pieces``: the units of each fragment, if ``parameters`` are not all in this process.
         """
@@ -128,13 +131,17 @@ class Learner:
         if on_count is not None:
             on_count()
         self._report()
-        self._exchange(until=began + self._budget_s)
+        budget_s = max(self._budget_s, BUDGET_SHARE * self.step_time_s)
+        self._exchange(until=began + budget_s)
         self._count_blocked(self._clock() - began, time.thread_time() - cpu)
 
-    def exchange(self) -> None:
-        """Exchange without a step, before training begins or while it pauses."""
+    def exchange(self, *, adopts: bool = True) -> None:
+        """Exchange without a step, before training begins or while it pauses.
+
+        ``adopts``: false while parameters must stay as they are.
+        """
         began, cpu = self._clock(), time.thread_time()
-        self._exchange()
+        self._exchange(adopts=adopts)
         self._count_blocked(self._clock() - began, time.thread_time() - cpu)
 
     def wait_for_round(
@@ -173,7 +180,7 @@ class Learner:
         self._count_blocked(self._clock() - began, time.thread_time() - cpu)
         return memory.base(fragment) != before
 
-    def _exchange(self, until: float = math.inf) -> None:
+    def _exchange(self, until: float = math.inf, *, adopts: bool = True) -> None:
         states = self._memory.states()
         if not any(states):
             return
@@ -184,7 +191,7 @@ class Learner:
 
         # Adopt before offering: an offer is then based on the newest version.
         for fragment, state in enumerate(states):
-            if state == SlotState.ADOPT:
+            if state == SlotState.ADOPT and adopts:
                 rang |= self._adopt(fragment, enough)
         for fragment, state in enumerate(states):
             if state == SlotState.WANTED:

@@ -177,7 +177,7 @@ def make_steps(
             run.schedule(engine.optimizer)
             run.watch_device(engine.use)
             held_out = run.recipe_data.held_out
-            run.measure_with(lambda: (engine.held_out_loss(held_out), len(held_out)))
+            run.measure_with(lambda: (engine.held_out_loss(held_out, run.offer), len(held_out)))
             run.check_with(engine.held_out_loss)
             for batch in run.data(batch_size=engine.batch_size, device=engine.device):
                 loss = engine.gradients(batch)

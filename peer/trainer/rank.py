@@ -272,11 +272,19 @@ class Rank(abc.ABC):
         """Set the function that measures the held-out loss.
 
         It returns the mean loss and the number of sequences, and is called at a safe point when it
-        is this peer's turn; training waits meanwhile. Of several processes that are one learner
-        each calls its own at the same safe point, so that they may compute together; the result of
-        rank 0 is published.
+        is this peer's turn; training waits meanwhile. One that takes long calls ``offer`` now and
+        then. Of several processes that are one learner each calls its own at the same safe point,
+        so that they may compute together; the result of rank 0 is published.
         """
         self._measure = measure
+
+    @abc.abstractmethod
+    def offer(self) -> None:
+        """Copy out what is asked for, in the middle of a measurement: parameters stay as they are.
+
+        A round waits for no learner that takes much longer than usual. Of several processes that
+        are one learner none can do this alone.
+        """
 
     def check_with(self, loss: Callable[[Sequences], float]) -> None:
         """Set the function that measures the mean loss of token sequences of the run's recipe.

@@ -248,6 +248,10 @@ class Run(Rank):
             self._tell_device_at = time.monotonic() + TELL_DEVICE_EVERY_S
             parts.agent.send(self._look_at_device())
 
+    def offer(self) -> None:
+        if self._ranks is None:
+            self._parts.learner.exchange(adopts=False)
+
     def _try(self, trials: Trials, *, step: int) -> None:
         """Tell what was read, and try a contribution of another peer if the agent asks for it."""
         loss_of = self._loss_of if self._ranks is None else None

@@ -12,7 +12,7 @@ downloaded: ``peer.data.base_models`` has fetched and verified what a published 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -208,10 +208,17 @@ def loss_of_logits(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def held_out_loss(model: nn.Module, sequences: NDArray[np.int64], *, at_once: int = 32) -> float:
+def held_out_loss(
+    model: nn.Module,
+    sequences: NDArray[np.int64],
+    *,
+    at_once: int = 32,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> float:
     """Mean cross-entropy, in nats per token, over held-out sequences (``peer.data.sources``).
 
     Depends on parameters and sequences alone: all peers measure the same, except for rounding.
+    ``meanwhile`` is called before each ``at_once`` of them, and must not change parameters.
     """
     device = next(model.parameters()).device
     training = model.training
@@ -223,6 +230,7 @@ def held_out_loss(model: nn.Module, sequences: NDArray[np.int64], *, at_once: in
         for start in range(0, len(sequences), at_once):
             part = sequences[start : start + at_once]
             weight = int((part[:, 1:] >= 0).sum()) if partly else len(part)
+            meanwhile()
             if weight:
                 batch = torch.from_numpy(part).to(device)
                 total += next_token_loss(model, batch).item() * weight

@@ -122,6 +122,7 @@ def test_honest_peers_that_audit_everything_find_nothing(way: str) -> None:
             assert audits_of(peers) > 20
             assert convicts(peers) == [set()] * 4
             assert not any(peer.told("audit_refused") for peer in peers)
+            assert not any(peer.averager.audits.counters["audits_broken"] for peer in peers)
             made.check()
 
     run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -78,7 +79,11 @@ def test_a_late_joiner_fetches_the_state_and_then_contributes() -> None:
     run(main())
 
 
-def test_who_missed_rounds_replays_them_and_loses_no_work() -> None:
+def test_who_missed_rounds_replays_them_and_loses_no_work(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "averaging.live.fetch_server")
+
     async def main() -> None:
         network = MemoryNetwork()
         async with swarm(network) as made:
@@ -105,6 +110,7 @@ def test_who_missed_rounds_replays_them_and_loses_no_work() -> None:
                 for a in replayed
                 for version in range(a["from_version"] + 1, a["version"] + 1)
             ]
+            assert "fetch_broken" not in caplog.text  # the connections carry the next streams
             check_tokens(peers)
 
     run(main())

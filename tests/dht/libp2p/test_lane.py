@@ -531,8 +531,8 @@ def test_a_volume_counts_what_went_over_the_line(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(Connection, "is_far", True)
         async with pair() as (anna, boris):
             up, down = Gate(), Gate()
-            ours = ThrottledStream(await opened(anna), up, down)
-            theirs = ThrottledStream(await boris.served.get(), Gate(), here := Gate())
+            ours = ThrottledStream(await opened(anna), up, down, "bulk/1")
+            theirs = ThrottledStream(await boris.served.get(), Gate(), here := Gate(), "bulk/1")
             before = anna.lane.sent_bytes
             for _ in range(2):
                 _, whole = await asyncio.gather(
@@ -542,6 +542,7 @@ def test_a_volume_counts_what_went_over_the_line(monkeypatch: pytest.MonkeyPatch
             sent = anna.lane.sent_bytes - before
             assert sent < len(content)
             assert sent * 0.99 < up.bucket.passed == here.bucket.passed <= sent
+            assert up.sent_for == {"bulk": up.bucket.passed}
             assert down.bucket.passed == 0
             ours.abort()
 

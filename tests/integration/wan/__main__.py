@@ -103,7 +103,7 @@ def main() -> int:
                 outer=f"steps_per_cycle_max = {options.cycle_max}" if options.cycle_max else "",
                 heartbeat_s=options.heartbeat,
                 expiry_s=4 * options.heartbeat,
-                policy=f"\n[policy]\naudit_rate = {options.audits}\n",
+                audits=options.audits,
             )
     say(table(outcome), sys.stdout)
     say(f"{load()} at the end", sys.stdout)

@@ -12,9 +12,12 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from peer.lab.network.topology import Internet, must_run_in
 
@@ -92,24 +95,22 @@ class Used:
     """Time of all processors together."""
 
     by_kind: Mapping[str, float]
+    """Time of this process's descendants; "others": of all that is none of these kinds."""
 
     @classmethod
     def now(cls) -> Used:
         ticks = os.sysconf("SC_CLK_TCK")
         fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
         user, nice, system, _, _, irq, softirq, steal = (int(each) / ticks for each in fields)
+        busy_s = user + nice + system + irq + softirq + steal
         by_kind: dict[str, float] = {}
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit():
-                try:
-                    command = (folder / "cmdline").read_text().replace("\0", " ")
-                    stat = (folder / "stat").read_text().rpartition(")")[2].split()
-                except OSError:
-                    continue  # it has just ended
-                kind = next((kind for part, kind in KINDS.items() if part in command), "others")
-                spent_s = (int(stat[11]) + int(stat[12])) / ticks
-                by_kind[kind] = by_kind.get(kind, 0.0) + spent_s
-        return cls(time.monotonic(), user + nice + system + irq + softirq + steal, by_kind)
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                command, times = " ".join(process.cmdline()), process.cpu_times()
+                if kind := next((kind for part, kind in KINDS.items() if part in command), None):
+                    by_kind[kind] = by_kind.get(kind, 0.0) + times.user + times.system
+        by_kind["others"] = busy_s - sum(by_kind.values())
+        return cls(time.monotonic(), busy_s, by_kind)
 
     def since(self, before: Used) -> str:
         """The load of the processors since then, as text."""

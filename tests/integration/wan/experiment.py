@@ -5,9 +5,12 @@ lines, at the end:
 
 - A *member-round* is one finished round and one learner whose process ran when the round finished.
   It is *missed* if the round merged no work of that learner, whatever the reason.
-- *Extra bytes* are what the sites sent beyond the payload of finished rounds, as a share of that
-  payload: headers, membership, replays, states for those who fell behind, failed rounds. A round
-  that began before a phase or ends after it counts for the share of its time in the phase.
+- *Payload* is what the members of finished rounds received in them: all of it is there when a
+  member has the new version, while what it sends as a reducer may still be on its way to others.
+  On the line it is packed. A round that began before a phase or ends after it counts for the share
+  of its time in the phase.
+- *Extra bytes* are what the sites sent beyond the packed payload, as a share of it: headers,
+  membership, audits, replays, states for those who fell behind, failed rounds.
 - *Lost tokens* were discarded for good, by reason, over the whole run.
 """
 
@@ -25,7 +28,7 @@ from dht.identity import Identity, PeerId
 from peer.lab.network.topology import Nat, Site
 from peer.views.event_log import read_events
 from tests.integration.swarm_processes import Command, Learner, Swarm, address_of, run_text, until
-from tests.integration.wan import accounting
+from tests.integration.wan import accounting, causes
 from tests.integration.wan.accounting import Used
 from tests.integration.wan.network import HurtInternet, hurt_internet
 from tests.integration.wan.uplinks import Uploading, watched
@@ -248,6 +251,10 @@ class Phase:
     ended: float
     began_bytes: int
     ended_bytes: int
+    empty_bytes: int = 0
+    """In packets without content."""
+    agents_s: float = 0.0
+    """Processor time of all agents."""
 
 
 @dataclass(slots=True)
@@ -255,16 +262,18 @@ class Round:
     """A finished round, as the logs of its members describe it."""
 
     at: float
+    fragment: int
     contributors: frozenset[PeerId]
-    sent: list[tuple[float, float, int]] = field(default_factory=list)
-    """When each member began to send and ended, and the number of bytes."""
+    received: list[tuple[float, float, int, int]] = field(default_factory=list)
+    """When each member began and ended, its received bytes, and those on the line."""
 
-    def sent_within(self, began: float, ended: float) -> float:
-        """Bytes that all members sent in a period, as if each had sent at an even rate."""
-        return sum(
-            size * max(0.0, min(until_, ended) - max(since, began)) / (until_ - since)
-            for since, until_, size in self.sent
-        )
+    def received_within(self, began: float, ended: float) -> tuple[float, float]:
+        """Bytes that all members received in a period, as if at an even rate, and on the line."""
+        payload = packed = 0.0
+        for since, until_, size, line_size in self.received:
+            share = max(0.0, min(until_, ended) - max(since, began)) / (until_ - since)
+            payload, packed = payload + share * size, packed + share * line_size
+        return payload, packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +286,10 @@ class Row:
     member_rounds: int
     missed: int
     payload_bytes: float
+    packed_bytes: float
     wire_bytes: int
+    missed_by: Mapping[str, int] = field(default_factory=dict)
+    """The missed member-rounds by cause."""
 
     @property
     def missed_share(self) -> float:
@@ -286,7 +298,7 @@ class Row:
     @property
     def extra_share(self) -> float:
         """``inf`` if nothing was merged at all."""
-        return self.wire_bytes / self.payload_bytes - 1 if self.payload_bytes else float("inf")
+        return self.wire_bytes / self.packed_bytes - 1 if self.packed_bytes else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,11 +328,13 @@ def finished_rounds(logs: Iterable[Iterable[Mapping[str, Any]]]) -> list[Round]:
             if event["event"] != "round" or event["outcome"] != "finished":
                 continue
             known = found.setdefault(
-                event["round"], Round(event["at"], frozenset(event["contributors"]))
+                event["round"],
+                Round(event["at"], event["fragment"], frozenset(event["contributors"])),
             )
             known.at = min(known.at, event["at"])
             began = event["at"] - max(event["seconds"], 1e-3)
-            known.sent.append((began, event["at"], event["sent_bytes"]))
+            sizes = event["received_bytes"], event["received_line_bytes"]
+            known.received.append((began, event["at"], *sizes))
     return sorted(found.values(), key=lambda each: each.at)
 
 
@@ -329,24 +343,61 @@ def row(
     rounds: Iterable[Round],
     learners: Mapping[str, PeerId],
     absent: Sequence[tuple[str, float, float]],
+    logs: Mapping[str, causes.Events],
 ) -> Row:
     """Count what happened during one phase."""
     rounds = list(rounds)
     inside = [each for each in rounds if phase.began <= each.at < phase.ended]
-    members = missed = 0
+    members, missed = 0, Counter[str]()
     for each in inside:
         away = {name for name, since, until_ in absent if since <= each.at < until_}
-        there = {peer for name, peer in learners.items() if name not in away}
+        there = {name: peer for name, peer in learners.items() if name not in away}
         members += len(there)
-        missed += len(there - each.contributors)
+        earlier = [r.at for r in rounds if r.fragment == each.fragment and r.at < each.at]
+        for name, peer in there.items():
+            if peer not in each.contributors:
+                since = max(earlier, default=0.0)
+                missed[causes.why_missed(logs[name], each.fragment, since, each.at)] += 1
+    received = [each.received_within(phase.began, phase.ended) for each in rounds]
     return Row(
         phase.name,
         phase.ended - phase.began,
         len(inside),
         members,
-        missed,
-        sum(each.sent_within(phase.began, phase.ended) for each in rounds),
+        missed.total(),
+        sum(payload for payload, _ in received),
+        sum(packed for _, packed in received),
         phase.ended_bytes - phase.began_bytes,
+        missed,
+    )
+
+
+def spent(phase: Phase, row: Row, sent_for: Mapping[str, int], audits: float) -> str:
+    """Where the bytes of a phase went, as shares of the packed payload, and the time of agents.
+
+    ``audits``: the share of the merged pieces that are audited. To audit a piece moves the uploads
+    of it, half of what a round moves.
+    """
+    if not row.packed_bytes or not row.member_rounds:
+        return f"{phase.name}: no finished rounds"
+    streams = sum(sent_for.values())
+    parts = {
+        "audits": sent_for.get("audit", 0),
+        f"of which at their rate of {audits:g}": audits / 2 * row.packed_bytes,
+        "replays and states": sent_for.get("fetch", 0),
+        "bulk beyond finished rounds": sent_for.get("bulk", 0) - row.packed_bytes,
+        "messages of rounds": sent_for.get("control", 0),
+        "packets without content": phase.empty_bytes,
+        "headers, calls and membership": row.wire_bytes - phase.empty_bytes - streams,
+    }
+    agents_ms = 1e3 * phase.agents_s / row.member_rounds
+    shares = ", ".join(f"{what} {size / row.packed_bytes:.1%}" for what, size in parts.items())
+    missed = ", ".join(f"{why} {count}" for why, count in sorted(row.missed_by.items()))
+    return (
+        f"{phase.name}: {row.wire_bytes / 1e6:.1f} MB on the wire, of the packed payload: {shares}"
+        f"\n{phase.name}: missed by cause: {missed or 'none'}"
+        f"\n{phase.name}: agents {agents_ms:.0f} ms of processor time"
+        " per peer and round"
     )
 
 
@@ -354,12 +405,12 @@ def table(outcome: Outcome) -> str:
     """The figures as text."""
     lines = [
         f"{'phase':10} {'seconds':>7} {'rounds':>6} {'member-rounds':>13} {'missed':>6} "
-        f"{'share':>6} {'payload':>9} {'extra':>6}"
+        f"{'share':>6} {'payload':>9} {'packed':>9} {'extra':>6}"
     ]
     lines += [
         f"{each.phase:10} {each.seconds:7.0f} {each.rounds:6} {each.member_rounds:13} "
         f"{each.missed:6} {each.missed_share:6.1%} {each.payload_bytes / 1e6:6.1f} MB "
-        f"{each.extra_share:6.1%}"
+        f"{each.packed_bytes / 1e6:6.1f} MB {each.extra_share:6.1%}"
         for each in outcome.rows
     ]
     for name, fates in outcome.fates.items():
@@ -386,12 +437,23 @@ class _Course:
         with watched(self.trial.net) as seen:
             yield
         ended, after = time.time(), self._sent_bytes()
-        self.tell(f"{name}: processors in use: {Used.now().since(used)}")
-        by_kind = (self._counted() - counted).items()
-        sent = ", ".join(f"{kind} {count / 1e6:.2f} MB" for kind, count in by_kind)
+        used_now = Used.now()
+        self.tell(f"{name}: processors in use: {used_now.since(used)}")
+        by_kind = self._counted() - counted
+        sent = ", ".join(f"{kind} {count / 1e6:.2f} MB" for kind, count in by_kind.items())
         segments = accounting.segments(self.trial.net) - segments
         self.tell(f"{name}: sent: {sent}; {segments['again']} of {segments['sent']} segments again")
-        self.phases.append(Phase(name, began, ended, sum(before.values()), sum(after.values())))
+        self.phases.append(
+            Phase(
+                name,
+                began,
+                ended,
+                sum(before.values()),
+                sum(after.values()),
+                by_kind["lane_empty"] + by_kind["daemon_empty"],
+                used_now.by_kind.get("agents", 0.0) - used.by_kind.get("agents", 0.0),
+            )
+        )
         uplinks = [
             f"{8e-6 * (after[name] - before[name]) / (ended - began) / site.up_mbit:.0%} of {name}"
             for name, site in self.trial.net.lines.items()
@@ -424,13 +486,16 @@ def conduct(
     relay: str | None = None,
     pace_s: float = 0.05,
     tell: Callable[[str], None] = lambda _: None,
+    audits: float = 0.1,
     **changes: Any,
 ) -> Outcome:
     """Train on these sites while this happens: names of ``FAULTS``, and seconds.
 
     Every fault is followed by a phase ``after ...`` that lasts until all learners merge again, for
     180 s at most. ``changes`` are those of ``run_text``. ``tell`` gets lines about each phase.
+    ``audits``: the run's share of audited pieces.
     """
+    changes["policy"] = f"\n[policy]\naudit_rate = {audits}\n"
     with hurt_internet(where, loss=loss) as net:
         accounting.count_by_port(net, PORT)
         trial = Trial(net, processes, directory, run_text(**changes), relay, pace_s)
@@ -448,8 +513,13 @@ def conduct(
         name: Identity.load(learner.directory / "identity.key").peer_id
         for name, learner in trial.learners.items()
     }
-    rounds = finished_rounds(
-        read_events(learner.directory / "events.jsonl") for learner in trial.learners.values()
-    )
-    rows = tuple(row(phase, rounds, learners, trial.absent) for phase in course.phases)
+    logs = {
+        name: list(read_events(learner.directory / "events.jsonl"))
+        for name, learner in trial.learners.items()
+    }
+    rounds = finished_rounds(logs.values())
+    rows = tuple(row(phase, rounds, learners, trial.absent, logs) for phase in course.phases)
+    for phase, each in zip(course.phases, rows, strict=True):
+        sent = causes.sent_for(logs.values(), phase.began, phase.ended)
+        tell(spent(phase, each, sent, audits))
     return Outcome(rows, fates)

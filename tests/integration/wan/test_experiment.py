@@ -8,6 +8,7 @@ import pytest
 
 from dht.identity import PeerId
 from peer.lab.network.topology import Nat
+from tests.integration.wan.causes import Events, sent_for
 from tests.integration.wan.experiment import (
     Outcome,
     Phase,
@@ -23,36 +24,65 @@ from tests.processes import Processes
 ANNA, BORIS, CLARA = PeerId("anna"), PeerId("boris"), PeerId("clara")
 
 
-def told(round_id: str, at: float, *contributors: PeerId, sent: int) -> dict[str, object]:
+def told(round_id: str, at: float, *contributors: PeerId, received: int) -> dict[str, object]:
     return {
         "event": "round",
         "round": round_id,
         "at": at,
         "seconds": 1.0,
         "outcome": "finished",
+        "fragment": 0,
         "contributors": list(contributors),
-        "sent_bytes": sent,
+        "received_bytes": received,
+        "received_line_bytes": received * 8 // 10,
     }
 
 
 def test_a_learner_whose_work_a_round_lacks_has_missed_it_unless_its_process_was_gone() -> None:
     logs = [
-        [told("a", 10.1, ANNA, BORIS, sent=100), told("b", 20.0, ANNA, CLARA, sent=50)],
-        [told("a", 10.0, ANNA, BORIS, sent=300), {**told("c", 21.0, sent=9), "outcome": "void"}],
+        [told("a", 10.1, ANNA, BORIS, received=100), told("b", 20.0, ANNA, CLARA, received=50)],
+        [
+            told("a", 10.0, ANNA, BORIS, received=300),
+            {**told("c", 21.0, received=9), "outcome": "void"},
+        ],
     ]
     rounds = finished_rounds(logs)
     assert [each.at for each in rounds] == [10.0, 20.0]
     learners = {"anna": ANNA, "boris": BORIS, "clara": CLARA}
+    events: dict[str, Events] = dict.fromkeys(learners, ())
+    events["clara"] = [
+        {"event": "behind", "fragment": 0, "at": 5.0},
+        {"event": "too_late", "fragment": 0, "at": 9.0},
+        {"event": "turned_away", "fragment": 1, "at": 9.5},
+    ]
     everything = Phase("quiet", 0.0, 30.0, 1000, 1504)
-    assert row(everything, rounds, learners, absent=[]) == Row("quiet", 30.0, 2, 6, 2, 450, 504)
+    assert row(everything, rounds, learners, [], events) == Row(
+        "quiet", 30.0, 2, 6, 2, 450, 360, 504, {"too_late": 1, "no join": 1}
+    )
     killed = [("boris", 15.0, 25.0)]
-    assert row(everything, rounds, learners, absent=killed) == Row("quiet", 30.0, 2, 5, 1, 450, 504)
+    assert row(everything, rounds, learners, killed, events) == Row(
+        "quiet", 30.0, 2, 5, 1, 450, 360, 504, {"too_late": 1}
+    )
     early = Phase("early", 0.0, 19.5, 1000, 1450)
-    assert row(early, rounds, learners, absent=[]) == Row("early", 19.5, 1, 3, 1, 425, 450)
+    assert row(early, rounds, learners, [], events) == Row(
+        "early", 19.5, 1, 3, 1, 425, 340, 450, {"too_late": 1}
+    )
+
+
+def test_bytes_are_told_by_purpose_for_the_time_of_a_phase() -> None:
+    log = [
+        {"event": "round", "at": 10.0, "sent_for": {"bulk": 100}},
+        {"event": "idle", "at": 15.0},
+        {"event": "round", "at": 20.0, "sent_for": {"bulk": 300, "audit": 40}},
+    ]
+    assert sent_for([log, log], 15.0, 30.0) == {"bulk": 200, "audit": 40}
 
 
 def test_the_table_has_shares_and_the_tokens_that_were_lost_by_reason() -> None:
-    rows = (Row("quiet", 60.0, 10, 40, 2, 1_000_000, 1_080_000), Row("split", 9.0, 0, 0, 0, 0, 5))
+    rows = (
+        Row("quiet", 60.0, 10, 40, 2, 1_250_000, 1_000_000, 1_080_000),
+        Row("split", 9.0, 0, 0, 0, 0, 0, 5),
+    )
     outcome = Outcome(
         rows,
         {

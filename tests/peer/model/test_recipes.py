@@ -287,6 +287,9 @@ def test_held_out_loss_is_the_mean_over_tokens_and_leaves_the_model_in_training(
     whole = next_token_loss(model, sequences).item()
     for at_once in (1, 3, 7, 100):
         assert held_out_loss(model, sequences.numpy(), at_once=at_once) == pytest.approx(whole)
+    between: list[int] = []
+    held_out_loss(model, sequences.numpy(), at_once=3, meanwhile=lambda: between.append(1))
+    assert len(between) == 3
     assert model.training
     assert all(p.grad is None for p in model.parameters())
 

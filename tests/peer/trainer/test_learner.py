@@ -486,7 +486,9 @@ class Watch:
         return self.now
 
 
-def large_pair(pieces: int, *, budget_s: float) -> tuple[Learner, SharedTensors, torch.nn.Linear]:
+def large_pair(
+    pieces: int, *, budget_s: float, clock: Watch | None = None
+) -> tuple[Learner, SharedTensors, torch.nn.Linear]:
     """One fragment of ``pieces`` pieces, each of which takes a millisecond to copy."""
     model = torch.nn.Linear(1024, 1024 * pieces, bias=False)
     torch.nn.init.zeros_(model.weight)
@@ -495,7 +497,7 @@ def large_pair(pieces: int, *, budget_s: float) -> tuple[Learner, SharedTensors,
     assert len(layout.fragments[0].units) == pieces
     memory = SharedTensors.create([layout.size], layout=layout.hash, incarnation=1, coarse=False)
     learner = Learner(
-        memory, layout, parameters, ring=lambda: None, clock=Watch(), budget_s=budget_s
+        memory, layout, parameters, ring=lambda: None, clock=clock or Watch(), budget_s=budget_s
     )
     return learner, memory, model
 
@@ -535,6 +537,51 @@ def test_a_fragment_takes_no_more_than_a_few_safe_points_however_slow_the_copies
         assert memory.state(0) is SlotState.WANTED
     learner.step(1)
     assert memory.state(0) is SlotState.OFFERED
+
+
+def test_while_parameters_must_stay_the_learner_offers_and_adopts_nothing() -> None:
+    """Its snapshot would miss the round that is gathering while the held-out loss is measured."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(2)))
+    parameters = trained_parameters(model)
+    layout = Layout.build(specs_of(parameters), 2)
+    memory = SharedTensors.create(
+        [each.size for each in layout.fragments], layout=layout.hash, incarnation=1, coarse=False
+    )
+    rang: list[int] = []
+    learner = Learner(memory, layout, parameters, ring=lambda: rang.append(1))
+    learner.step(10)
+    before = [values.detach().clone() for values in parameters.values()]
+    memory.slot(0)[:] = 100.0
+    memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+    memory.pass_on(1, SlotState.WANTED)
+    learner.exchange(adopts=False)
+    assert memory.state(1) is SlotState.OFFERED and rang
+    assert memory.offered(1) == (1, 10)
+    assert all(map(torch.equal, parameters.values(), before))
+    learner.exchange()
+    assert memory.state(0) is SlotState.FREE
+    assert not all(map(torch.equal, parameters.values(), before))
+
+
+def test_where_steps_are_slow_a_copy_takes_one_safe_point() -> None:
+    """Spread over seconds, an offer would miss its round, and a version would come late."""
+    watch = Watch()
+    learner, memory, model = large_pair(6, budget_s=0.003, clock=watch)
+
+    def step() -> None:
+        watch.now += 1.0
+        learner.step(1)
+
+    step()
+    step()
+    memory.pass_on(0, SlotState.WANTED)
+    step()
+    assert memory.state(0) is SlotState.OFFERED
+    memory.slot(0)[:] = 100.0
+    memory.give(0, AdoptionOrder(Adoption.ADD, 0.0, 1, b"x" * 32, None, 0))
+    step()
+    assert memory.state(0) is SlotState.FREE
+    assert bool((model.weight == 100.0).all())
 
 
 def test_an_adoption_that_overwrites_steps_takes_one_safe_point() -> None:
