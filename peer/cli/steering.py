@@ -51,6 +51,7 @@ def show_status(
     from peer.errors import NobodyMet, RunOver
     from peer.event_loop import run_unless_stopped
     from peer.joining.visit import status_lines, visit
+    from peer.storage.credentials import owners_invite
     from peer.storage.last_seen import date_text, recall
 
     start_logging(logging.ERROR)
@@ -59,7 +60,7 @@ def show_status(
     wanted = link_of(link)
 
     async def look() -> None:
-        async with visit(wanted) as visitor:
+        async with visit(wanted, own_invite=owners_invite) as visitor:
             while True:
                 with report_if_slow("still searching for peers of the run (Ctrl-C to stop)"):
                     seen = await visitor.look(timeout_s=timeout)
