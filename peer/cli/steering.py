@@ -34,7 +34,7 @@ def show_status(
         Argument(
             help="shoal:// link, https address or file of the run; without one, the peers of this "
             "machine.",
-            metavar="[LINK]",
+            metavar="LINK",
             show_default=False,
         ),
     ] = None,
