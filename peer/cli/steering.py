@@ -327,7 +327,7 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
     import msgspec
 
     from peer.guest.enforcement import folder_bytes, read_limits, used_this_month, write_limits
-    from peer.storage.home import is_in_use, running_peers
+    from peer.storage.home import check_no_other_files, is_in_use, running_peers
 
     home = data_home(os.environ)
     wish = bool(changes.keys() & {"paused", "leave_at"})
@@ -342,6 +342,8 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
             f"there is no folder of a peer at {directory}; "
             "pass with --directory the folder that was given to `shoal join`"
         )
+    if directory is not None:
+        check_no_other_files(directory)
     if not folders:
         raise typer.BadParameter(
             "none of your peers is running on this machine"
