@@ -428,6 +428,8 @@ class LocalPeer:
         """The run was taken back: what ended it, and what is counted to its end, is over."""
         self.closed.clear()
         self._merged_tokens = 0
+        # What was measured later was not of this run any more, and its versions are made anew.
+        self.held_out = HeldOutLoss(self.run_id, self.me, self.run_file.evaluation.every_versions)
         self.gone_back = self.rollback
 
     def _checkpoint_bytes(self) -> float | None:

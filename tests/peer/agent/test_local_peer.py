@@ -33,6 +33,7 @@ from peer.guest.enforcement import Guest, write_limits
 from peer.rules.ending import Ending
 from peer.rules.limits import Limits
 from peer.run_file.reading import parse
+from peer.status import HeldOut
 from peer.views.event_log import read_events
 from tests.integration import learner_process
 from tests.peer.trainer.learner_pair import moved
@@ -287,6 +288,20 @@ def test_the_tokens_that_people_see_do_not_fall_when_a_fork_is_given_up(
         local.averaging = averaging
         shown.append(local.merged_tokens())
     assert shown == [100, 100, 130]
+
+
+def test_the_held_out_loss_is_measured_and_told_anew_after_a_rollback(
+    made: tuple[LocalPeer, Hearing],
+) -> None:
+    """That of a version that was taken back stood until the run had come as far again."""
+    local, _ = made
+    assert local.held_out.is_my_turn(60, [])
+    local.take_held_out(HeldOut(60, 1.5, BORIS))
+    local.came_back()
+    assert local.held_out.newest is None
+    assert local.held_out.is_my_turn(40, [])
+    local.take_held_out(HeldOut(40, 1.75, BORIS))
+    assert local.held_out.newest == HeldOut(40, 1.75, BORIS)
 
 
 def test_only_one_that_hurries_it_ends_what_a_leaving_peer_waits_for(
