@@ -183,6 +183,11 @@ def test_a_delegate_invites_with_its_own_key_and_never_for_longer(
     code, _, errors = said(capsys, "invite", str(file), *with_key, "--delegation", "x")
     assert code == 2
     assert "damaged" in errors
+    other = tmp_path / "other.toml"
+    other.write_text(file.read_text().replace("ours", "other"))
+    code, output, errors = said(capsys, "invite", str(other), *with_key, *proof)
+    assert (code, output) == (4, ""), "no peer would believe an invite with that of another run"
+    assert "the delegation is not signed by the owner of the run" in errors
 
 
 def test_a_ban_of_what_is_no_id_is_bad_usage(
