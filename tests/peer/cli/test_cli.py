@@ -278,3 +278,11 @@ def test_limits_are_written_into_a_peers_folder_or_an_empty_one_alone(
     assert sorted(tmp_path.iterdir()) == before
     (tmp_path / "in_use").touch()
     assert cli.run([command, "--directory", str(tmp_path)]) == 0
+
+
+def test_a_word_that_is_no_choice_is_told_with_the_choices(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, errors = complaint(["invite", "x", "--role", "boss"], capsys)
+    assert code == 2
+    assert errors.startswith("shoal: Invalid value for '--role': 'boss' is not one of 'learner', ")
