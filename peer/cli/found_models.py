@@ -17,9 +17,6 @@ from peer.cli.showing import progress
 from peer.quantities import bytes_text, plural
 from peer.storage.home import data_cache
 
-ONE_FILE = (".safetensors", ".gguf")
-"""Endings of the files that ``shoal export`` writes for other programs."""
-
 if TYPE_CHECKING:
     from averaging.numbers.layout import Layout
     from dht.identity import RunId
@@ -30,6 +27,10 @@ if TYPE_CHECKING:
     from peer.model.use.ready import ReadyModel
     from peer.run_file.sections import RunFile
     from peer.storage.outer_state import OuterState
+
+
+ONE_FILE = (".safetensors", ".gguf")
+"""Endings of the files that ``shoal export`` writes for other programs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,11 +221,12 @@ class Visitor:
         return RunStatus(self._link.run_id, tuple(found), silent, in_force, tuple(rows), records)
 
     async def _admitted(self) -> bool:
-        """Return whether an invite of this user's own, not of the link, is now in the papers."""
-        if self._papers.credential or (run := await self._run_file()) is None:
-            return False
-        self._papers = self._papers_with(self._own_invite(run))
-        return bool(self._papers.credential)
+        """Show an invite of this user's own instead of the link's. Returns whether there is one."""
+        run = await self._run_file()
+        invite = None if run is None else self._own_invite(run)
+        if invite is not None:
+            self._papers = self._papers_with(invite)
+        return invite is not None
 
     def _papers_with(self, invite: InviteKey | None) -> Papers:
         run_id = self._link.run_id
@@ -380,7 +381,7 @@ async def visit(
 ) -> AsyncIterator[Visitor]:
     """Open a visitor, by default with a new key.
 
-    ``own_invite``: an invite to a run that refuses a visitor whose link has none.
+    ``own_invite``: an invite to a run that refuses the visitor with that of the link or without.
 
     Raises ``DhtError``, or ``NobodyMet`` for a link without a seed.
     """
