@@ -34,6 +34,7 @@ from peer.rules.ending import Ending
 from peer.rules.limits import Limits
 from peer.run_file.reading import parse
 from peer.status import HeldOut
+from peer.storage.last_seen import load_state
 from peer.views.event_log import read_events
 from tests.integration import learner_process
 from tests.peer.trainer.learner_pair import moved
@@ -360,8 +361,14 @@ def test_who_rests_because_its_volume_is_used_or_the_run_is_paused_offers_nothin
 ) -> None:
     local, trainer = made
 
+    def shown() -> str:
+        state = load_state(local.directory)
+        assert state is not None
+        return state.text
+
     async def live() -> None:
         trainer.pending, rest = 7, OwnersRest(local)
+        local.enter_phase("ready", "in the run", 1.0)
         assert not rest.obey()
         if why == "orders":
             local.paused = "its owner has paused it"
@@ -369,8 +376,13 @@ def test_who_rests_because_its_volume_is_used_or_the_run_is_paused_offers_nothin
             write_limits(local.directory, Limits(month_bytes=1_000_000))
             await local.guest.up.pass_through(1_000_000)
         assert rest.obey() and not rest.hands_over
+        assert shown().startswith("resting: "), "`shoal status` says so, too"
         await asyncio.sleep(2.0)
         assert rest.is_away()
+        local.paused = None
+        write_limits(local.directory, Limits())
+        await asyncio.sleep(2.0)
+        assert rest.obey() and shown() == "in the run"
 
     virtual_run(live())
 
