@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,23 @@ def test_tiny_gpt_starts_and_prints_its_link(processes: Processes, tmp_path: Pat
     assert any(r["event"] == "link" and r["link"].startswith("shoal://") for r in records)
     assert records[-1]["event"] == "done"
     assert records[-1]["steps"] == 2
+
+
+@pytest.mark.slow  # trains, and measures on all held-out data
+def test_the_figures_of_tiny_gpt_are_measured_as_its_document_says() -> None:
+    """It named arguments that the function has not had for long."""
+    text = (EXAMPLES / "tiny_gpt" / "README.md").read_text()
+    code = text.partition("```python\n")[2].partition("```")[0]
+    assert "(60, 120, 180, 240)" in code
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("(60, 120, 180, 240)", "(1,)")],
+        cwd=EXAMPLES.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    steps, loss = done.stdout.split()
+    assert steps == "1" and 2.0 < float(loss) < 6.0
 
 
 @pytest.mark.slow  # each imports a large library

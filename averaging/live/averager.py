@@ -79,6 +79,8 @@ class Averager(Services):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._draining = False
+        self.goes_back = False
+        """True while some fragments have begun again after a rollback, and others have yet to."""
         self._pins = 0
         self._step_seen: int | None = None
 
@@ -459,9 +461,12 @@ class Averager(Services):
 
         Nothing of the rounds before counts any more. What the learner has not merged is given up.
         """
-        self.topic = topic_of(self.terms.run, self.terms.layout, rollback)
-        for work in self._works:
-            await work.begin_again(states[work.index], reason=reason)
+        self.topic, self.goes_back = topic_of(self.terms.run, self.terms.layout, rollback), True
+        try:
+            for work in self._works:
+                await work.begin_again(states[work.index], reason=reason)
+        finally:
+            self.goes_back = False
 
     def make_due(self, fragments: Iterable[int]) -> None:
         """Make these fragments due now. Rounds that are under way go on."""

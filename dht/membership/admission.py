@@ -296,7 +296,8 @@ def told(directive: Directive) -> str:
     """A directive for people: bans by their number, and orders in words."""
     said = list(words(directive.orders))
     if directive.bans or not said:
-        said.insert(0, f"{len(directive.bans)} bans")
+        count = len(directive.bans)
+        said.insert(0, f"{count} ban{'s' * (count != 1)}")
     return "; ".join(said)
 
 

@@ -212,7 +212,7 @@ def read_credential(
     invite = credential.invite
     signer = owner
     if invite.delegation is not None:
-        if (refused := _refuse_delegation(invite.delegation, run=run, owner=owner)) is not None:
+        if (refused := refuse_delegation(invite.delegation, run=run, owner=owner)) is not None:
             return refused
         if invite.expires_at > invite.delegation.expires_at:
             return Refused("the invite outlives the delegation of the key that signed it")
@@ -237,7 +237,7 @@ def read_directive(data: bytes, *, run: RunId, owner: PeerId) -> Directive | Ref
     if directive.delegation is not None:
         if directive.orders != owners_orders.NONE:
             return Refused("the directive of a delegate gives orders; only the owner does")
-        refused = _refuse_delegation(directive.delegation, run=run, owner=owner)
+        refused = refuse_delegation(directive.delegation, run=run, owner=owner)
         if refused is not None:
             return refused
     signer = signer_of(directive, owner)
@@ -252,7 +252,8 @@ def signer_of(directive: Directive, owner: PeerId) -> PeerId:
     return owner if delegation is None else peer_id_of(delegation.key)
 
 
-def _refuse_delegation(delegation: Delegation, *, run: RunId, owner: PeerId) -> Refused | None:
+def refuse_delegation(delegation: Delegation, *, run: RunId, owner: PeerId) -> Refused | None:
+    """Reason why what is signed with a delegation is not believed in a run."""
     if not verify(owner, _signed_bytes(delegation, run), delegation.signature):
         return Refused("the delegation is not signed by the owner of the run")
     return None

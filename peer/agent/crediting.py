@@ -80,6 +80,8 @@ class Crediting:
     def look(self, averager: Averager) -> None:
         """Take what this peer's own states show, and what its owner wants to have said."""
         self._averager = averager
+        if averager.goes_back:
+            return  # what a fragment shows that has yet to begin again is not the run's any more
         self.tally.follow(averager.topic)
         maps = []
         for state in averager.states:

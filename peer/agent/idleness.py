@@ -48,6 +48,7 @@ class OwnersRest:
             local.event("resumed")
             local.averaging.stay()
         self.reason = reason
+        local.keep_state(None if reason is None else f"resting: {reason}")
         return True
 
     @property

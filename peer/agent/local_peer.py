@@ -247,6 +247,7 @@ class LocalPeer:
         self.view: dict[PeerId, PeerView] = {}
         """The live peers as averaging sees them. It stays the same object."""
         self.phase: PhaseName = "connecting"
+        self._phase_text = ""
         self.averaging: Averager | NotAveraging = NotAveraging()
         self.rounds_missed = 0
         self.jumps: Counter[str] = Counter()
@@ -428,6 +429,8 @@ class LocalPeer:
         """The run was taken back: what ended it, and what is counted to its end, is over."""
         self.closed.clear()
         self._merged_tokens = 0
+        # What was measured later was not of this run any more, and its versions are made anew.
+        self.held_out = HeldOutLoss(self.run_id, self.me, self.run_file.evaluation.every_versions)
         self.gone_back = self.rollback
 
     def _checkpoint_bytes(self) -> float | None:
@@ -461,11 +464,16 @@ class LocalPeer:
         self.delegate.on_event(name, {**fields, **shown})
 
     def enter_phase(self, phase: PhaseName, text: str, done: float) -> None:
-        self.phase = phase
-        with contextlib.suppress(OSError):  # only `shoal status` misses it
-            save_state(self.directory, State(name=phase, text=text, at=time.time()))
+        self.phase, self._phase_text = phase, text
+        self.keep_state(text)
         self.log.write("phase", {"name": phase, "text": text})
         self.delegate.on_phase(phase, text, done)
+
+    def keep_state(self, text: str | None = None) -> None:
+        """Write what this peer does into its folder; ``None``: what its phase says."""
+        state = State(name=self.phase, text=text or self._phase_text, at=time.time())
+        with contextlib.suppress(OSError):  # only `shoal status` misses it
+            save_state(self.directory, state)
 
     def averager_event(self, name: str, fields: Fields) -> None:
         """Report an event of the averager to the log, and some of them to the delegate."""

@@ -540,7 +540,8 @@ class OnlinePeer:
             chosen = [live[(turn + index) % len(live)] for index in range(asked_at_once(len(live)))]
             turn += len(chosen)
             for answer in await self.statuses(chosen):
-                self.local.take_held_out(answer.held_out)
+                if answer.directive >= self.local.rollback:
+                    self.local.take_held_out(answer.held_out)
                 self._take_loss(answer)
                 await self._tell_frozen_difference(answer)
 

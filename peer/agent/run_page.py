@@ -149,7 +149,7 @@ class ShownRun:
         return RunPage(
             run=local.run_id,
             at=online.host.wall_time(),
-            **described(local.run_file, parameters=count_text(local.layout.size)),
+            **described(local.run_now, parameters=count_text(local.layout.size)),
             link=online.public_link(),
             tokens=local.merged_tokens(),
             ended_at=local.ended_at,

@@ -128,7 +128,7 @@ def _tolerant(stream: TextIO) -> TextIO:
 
 def _message(error: Exception) -> str:
     text: str = error.format_message()  # type: ignore[attr-defined]
-    return text.strip().rstrip(".")
+    return text.strip().rstrip(".").replace(": Value error, ", ": ")  # the library's own words
 
 
 def _command(error: Exception) -> str:

@@ -27,7 +27,7 @@ def credit(
     where: Annotated[
         str | None,
         Argument(
-            metavar="[RUN_DIR|LINK]",
+            metavar="RUN_DIR|LINK",
             help="Folder of one peer, or shoal:// link or file of a run; by default your running "
             "peers, see `shoal ps`.",
             show_default=False,

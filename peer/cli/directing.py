@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,7 +54,7 @@ def amend(
 
     Example: shoal run amend my.run.toml --set inner.learning_rate=5e-4 --at +20
     """
-    from peer.rules.amendments import refused
+    from peer.rules.amendments import over_at_once, refused
 
     changes = dict(_setting(text) for text in settings)
     if (reason := refused(changes)) is not None:
@@ -65,6 +66,9 @@ def amend(
         version = version_of(at or AMENDED_IN, before.newest)
         if settings_at(orders, version).items() >= changes.items():
             return orders
+        now = datetime.now(UTC)
+        if reason := over_at_once(before.found.run, changes, now, before.seen.global_tokens):
+            raise ValueError(f"{reason}; to end the run: shoal run end")
         return msgspec.structs.replace(orders, amendments=amended(orders, version, changes))
 
     return _order(where, change, key=key, seed=seed, as_json=as_json)

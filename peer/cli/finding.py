@@ -42,17 +42,13 @@ def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
 
 
 def link_of(where: str) -> Link:
-    """The link of a run; from its file or address, with the seeds that stand in it.
-
-    Whoever has the key of the run's owner needs no invite from anybody.
-    """
+    """The link of a run; from its file or address, with the seeds that stand in it."""
     from peer.joining.link import Link, parse_link
-    from peer.storage.credentials import owners_invite
 
     if not (Path(where).is_file() or where.strip().lower().startswith("https://")):
         return parse_link(where)
     found = find_known_run(where)
-    return Link(found.run.run_id, found.seeds, found.invite or owners_invite(found.run))
+    return Link(found.run.run_id, found.seeds)
 
 
 def find_patiently(where: str, directory: Path | None) -> FoundRun:
@@ -81,12 +77,16 @@ def find_patiently(where: str, directory: Path | None) -> FoundRun:
 
 
 def seen_by_peers(link: Link, *, timeout_s: float) -> RunStatus:
-    """A run as its peers report it. Raises ``NobodyMet`` or ``DhtError``."""
+    """A run as its peers report it. Raises ``NobodyMet`` or ``DhtError``.
+
+    Whoever has the key of the run's owner needs no invite from anybody.
+    """
     from peer.event_loop import run_unless_stopped
     from peer.joining.visit import visit
+    from peer.storage.credentials import owners_invite
 
     async def look() -> RunStatus:
-        async with visit(link) as visitor:
+        async with visit(link, own_invite=owners_invite) as visitor:
             return await visitor.look(timeout_s=timeout_s)
 
     return run_unless_stopped(look())

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from peer.cli.application import complain, start_logging
 from peer.cli.showing import progress
 from peer.quantities import bytes_text, plural
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from peer.model.use.ready import ReadyModel
     from peer.run_file.sections import RunFile
     from peer.storage.outer_state import OuterState
+
+
+ONE_FILE = (".safetensors", ".gguf")
+"""Endings of the files that ``shoal export`` writes for other programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +166,11 @@ def find_ready(where: str, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
     from peer.model.use.ready import check_buildable, is_export, ready_in, ready_of_run
     from peer.storage.home import data_home
 
+    if Path(where).suffix in ONE_FILE and Path(where).is_file():
+        raise typer.BadParameter(
+            f"{where} is one file of parameters; pass the run's folder or link, or a folder that "
+            "`shoal export --to hf` has written"
+        )
     if not is_remote(where) and is_export(Path(where)):
         return ready_in(Path(where), data_dir=data_dir)
     if not is_remote(where) and is_adapter_folder(Path(where)):

@@ -139,7 +139,7 @@ def _install_service(settings: BootstrapSettings, path: Path | None) -> None:
 def doctor(
     targets: Annotated[
         list[str] | None,
-        Argument(metavar="[LINK | MULTIADDR]...", help="Run links or bootstrap peers to test."),
+        Argument(metavar="LINK|MULTIADDR...", help="Run links or bootstrap peers to test."),
     ] = None,
     port: Annotated[int, Option(help="TCP port to test listening on; 0: any free port.")] = 0,
     data_dir: Annotated[

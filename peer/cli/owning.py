@@ -109,77 +109,86 @@ def sign(
 
     Example: shoal run sign my.run.toml
     """
+    from dht.identity import Identity
     from peer.errors import NotOwner
     from peer.joining.link import read_text
     from peer.run_file.reading import parse
     from peer.storage.credentials import owner_key_path
 
     path = key or owner_key_path()
-    named = _policy(read_text(file)).get("owner")
-    owner = _load_key(path)
+    named = _policy(file).get("owner")
     if named is None:
-        _write_owner(file, owner.peer_id)
-    elif named != owner.peer_id:
+        owner = _own(file, path).peer_id
+    elif not path.exists() or (owner := Identity.load(path).peer_id) != named:
         raise NotOwner(file.name, str(path), f"the owner in the file is {named}")
     run = parse(read_text(file), source=str(file))
     if as_json:
-        record = {"owner": owner.peer_id, "run_id": run.run_id, "key": str(path)}
+        record = {"owner": owner, "run_id": run.run_id, "key": str(path)}
         print(json.dumps(record))
         return
-    print(f"owner: {owner.peer_id}\nrun_id: {run.run_id}\nkey: {path}")
+    print(f"owner: {owner}\nrun_id: {run.run_id}\nkey: {path}")
 
 
 def sign_if_owner_is_missing(file: Path) -> None:
     """Own a run for invited peers that has no owner yet: ``shoal start`` is its first start."""
-    from peer.joining.link import read_text
     from peer.storage.credentials import owner_key_path
 
     if file.is_file():  # otherwise the reader of the file reports it
-        policy = _policy(read_text(file))
+        policy = _policy(file)
         if policy.get("admission") == "invited" and "owner" not in policy:
-            _write_owner(file, _load_key(owner_key_path()).peer_id)
+            _own(file, owner_key_path())
             complain(f"{file}: the owner of the run is your key {owner_key_path()} (policy.owner)")
 
 
-def _policy(text: str) -> dict[str, Any]:
-    """The section of a run file that may have any fault."""
+def _policy(file: Path) -> dict[str, Any]:
+    """The section of a run file that may have other faults. Raises ``RunFileError``: no TOML."""
     import tomllib
 
+    from peer.joining.link import read_text
+    from peer.run_file.reading import parse
+
+    text = read_text(file)
     try:
         policy = tomllib.loads(text).get("policy")
     except (tomllib.TOMLDecodeError, RecursionError):
-        return {}
+        policy = parse(text, source=str(file))  # says where it is no TOML
     return policy if isinstance(policy, dict) else {}
 
 
-def _load_key(path: Path) -> Identity:
-    """The key in a file; a new one is made, and its owner told to keep it safe."""
+def _own(file: Path, path: Path) -> Identity:
+    """Write the public half of the key at ``path`` into a run file; a new key is made.
+
+    A file with faults stays as it is, and no key is made for it. Raises ``RunFileError``.
+    """
     from dht.identity import Identity
+    from dht.whole_files import write_whole
 
     is_new = not path.exists()
+    if is_new:
+        _owned_by(file, Identity.generate().peer_id)
     key = Identity.load_or_create(path)
     if is_new:
         complain(
             f"made the owner's key {path}: keep a copy of it in a safe place, and show it to "
             "nobody; whoever has it can invite and ban, and nobody can without it"
         )
+    write_whole(file, _owned_by(file, key.peer_id).encode())
     return key
 
 
-def _write_owner(file: Path, owner: PeerId) -> None:
-    from dht.whole_files import write_whole
+def _owned_by(file: Path, owner: PeerId) -> str:
+    """The text of a run file with its owner. Raises ``RunFileError``."""
     from peer.errors import Fault, RunFileError
     from peer.joining.link import read_text
     from peer.run_file.reading import parse
     from peer.run_file.writing import with_owner
 
-    text = read_text(file)
     try:
-        changed = with_owner(text, owner)
+        changed = with_owner(read_text(file), owner)
     except ValueError as error:
         raise RunFileError(str(file), [Fault("policy.owner", str(error))]) from error
-    parse(changed, source=str(file))  # a file with faults stays as it is
-    write_whole(file, changed.encode())
+    parse(changed, source=str(file))
+    return changed
 
 
 @runs.command("delegate")
@@ -239,10 +248,20 @@ def ban(
     keys = frozenset(public_key_of(name) for name in _keys(names))
 
     def change(before: Before) -> tuple[frozenset[bytes], Orders]:
-        return (before.bans - keys if lift else before.bans | keys), before.orders
+        return (before.bans - keys if lift else banned(before, keys)), before.orders
 
     delivered = direct(where, change, key=key, seeds=seed, delegation=delegation)
     return delivered.report(as_json=as_json)
+
+
+def banned(before: Before, keys: frozenset[bytes]) -> frozenset[bytes]:
+    """All bans, with those of these keys. Raises ``ValueError`` for the key that no ban holds."""
+    from dht.identity import PeerId, public_key_of
+
+    owner = before.found.run.policy.owner
+    if owner is not None and public_key_of(PeerId(owner)) in keys:
+        raise ValueError(f"{owner} is the key of the run's owner, which cannot be banned")
+    return before.bans | keys
 
 
 def _keys(names: list[str]) -> list[PeerId]:

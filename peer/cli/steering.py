@@ -34,7 +34,7 @@ def show_status(
         Argument(
             help="shoal:// link, https address or file of the run; without one, the peers of this "
             "machine.",
-            metavar="[LINK]",
+            metavar="LINK",
             show_default=False,
         ),
     ] = None,
@@ -51,6 +51,7 @@ def show_status(
     from peer.errors import NobodyMet, RunOver
     from peer.event_loop import run_unless_stopped
     from peer.joining.visit import status_lines, visit
+    from peer.storage.credentials import owners_invite
     from peer.storage.last_seen import date_text, recall
 
     start_logging(logging.ERROR)
@@ -59,7 +60,7 @@ def show_status(
     wanted = link_of(link)
 
     async def look() -> None:
-        async with visit(wanted) as visitor:
+        async with visit(wanted, own_invite=owners_invite) as visitor:
             while True:
                 with report_if_slow("still searching for peers of the run (Ctrl-C to stop)"):
                     seen = await visitor.look(timeout_s=timeout)
@@ -326,7 +327,7 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
     import msgspec
 
     from peer.guest.enforcement import folder_bytes, read_limits, used_this_month, write_limits
-    from peer.storage.home import is_in_use, running_peers
+    from peer.storage.home import check_no_other_files, is_in_use, running_peers
 
     home = data_home(os.environ)
     wish = bool(changes.keys() & {"paused", "leave_at"})
@@ -341,6 +342,8 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
             f"there is no folder of a peer at {directory}; "
             "pass with --directory the folder that was given to `shoal join`"
         )
+    if directory is not None:
+        check_no_other_files(directory)
     if not folders:
         raise typer.BadParameter(
             "none of your peers is running on this machine"

@@ -134,7 +134,7 @@ def bench_training(
     file: Annotated[
         Path | None,
         Argument(
-            metavar="[RUN.toml]",
+            metavar="RUN.toml",
             help="Run whose model, batch and optimizer are measured; unset: 124 M parameters on a "
             "GPU, a small model on a CPU.",
             show_default=False,
@@ -367,7 +367,7 @@ def chaos_run(
     scenarios: Annotated[
         list[str] | None,
         Argument(
-            metavar="[SCENARIO]...", help="kill, leader, seeds, ...; or all.", show_default=False
+            metavar="SCENARIO...", help="kill, leader, seeds, ...; or all.", show_default=False
         ),
     ] = None,
     peers: Annotated[

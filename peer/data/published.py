@@ -7,6 +7,7 @@ an https address are downloaded to hash them. Weights in formats that can run co
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from peer.extras import needed
 from peer.run_file.base import WEIGHTS_FORMAT
 from peer.run_file.hf_config import published_settings
 from peer.run_file.places import pinned
+from peer.run_file.sections import OWNED_HUB_NAME
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 
@@ -72,7 +74,7 @@ def _on_hub(named: str) -> Published:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     name, _, revision = named.partition("@")
-    if name.count("/") != 1:
+    if re.fullmatch(OWNED_HUB_NAME, name) is None:
         raise BaseUnavailable(
             named, "it is no folder here; a model on the hub is named 'owner/name'"
         )

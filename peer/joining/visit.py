@@ -19,7 +19,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -28,10 +28,10 @@ from averaging.live.fetcher import Fetcher
 from averaging.live.threads import Threads
 from averaging.numbers.layout import Layout
 from dht.errors import CallRefused, DhtError, PeerUnreachable, RunFileUnavailable
+from dht.host import Host
 from dht.identity import Identity, PeerId
-from dht.libp2p.hivemind_host import HivemindHost
 from dht.membership.admission import Admission, Terms, banned_names
-from dht.membership.credentials import Directive, admit, encode
+from dht.membership.credentials import Directive, InviteKey, admit, encode
 from dht.membership.hello import Papers
 from dht.membership.orders import words
 from dht.membership.reachability import in_words
@@ -53,6 +53,7 @@ from peer.joining.fetch import SeedFailures, check_seeds_run, observer
 from peer.joining.link import Link
 from peer.quantities import bytes_text, count_text, duration_text, fates_text, peers_text, plural
 from peer.run_file.reading import from_canonical
+from peer.run_file.sections import RunFile
 
 FOLLOWING = ("learner", "keeper")
 """Roles of peers that have a status to tell; a bootstrap peer belongs to no run."""
@@ -73,6 +74,9 @@ QUIET_S = 0.4
 """The search for peers ends when no further one has been found for this long."""
 
 T = TypeVar("T")
+
+OwnInvite: TypeAlias = Callable[[RunFile], InviteKey | None]
+"""The invite of this user's own to a run, such as that of its owner; ``None``: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,24 +171,28 @@ class Visitor:
     """A host outside the run, which asks the run's peers for their status."""
 
     def __init__(
-        self, host: HivemindHost, presence: Presence, link: Link, failures: SeedFailures
+        self,
+        host: Host,
+        presence: Presence,
+        link: Link,
+        failures: SeedFailures,
+        own_invite: OwnInvite,
     ) -> None:
         self._told: set[bytes] = set()
         """Directives that peers have told of."""
-        self._papers = Papers(run=link.run_id)
-        if link.invite is not None:
-            invite, secret = link.invite.invite, link.invite.secret
-            credential = encode(admit(invite, secret, host.peer_id, link.run_id))
-            self._papers = Papers(run=link.run_id, credential=credential)
         self._host = host
         self._presence = presence
         self._link = link
         self._failures = failures
+        self._own_invite = own_invite
+        self._papers = self._papers_with(link.invite)
 
     async def look(self, *, timeout_s: float) -> RunStatus:
         """Ask every member once. Raises ``NobodyMet`` if none is found in time."""
         members = {member.peer: member for member in await self._members(timeout_s)}
         answers = await _each(members, self._ask)
+        if any(isinstance(why, CallRefused) for why in answers.values()) and await self._admitted():
+            answers = await _each(members, self._ask)
         reasons = {peer: why for peer, why in answers.items() if isinstance(why, Exception)}
         found = [answer for answer in answers.values() if isinstance(answer, status.Status)]
         # Who can be dialled has connections with those who cannot.
@@ -211,6 +219,21 @@ class Visitor:
         rows = contributors(await self._credit([PeerId(a.peer) for a in able]))
         records = {peer: member.record for peer, member in members.items()}
         return RunStatus(self._link.run_id, tuple(found), silent, in_force, tuple(rows), records)
+
+    async def _admitted(self) -> bool:
+        """Show an invite of this user's own instead of the link's. Returns whether there is one."""
+        run = await self._run_file()
+        invite = None if run is None else self._own_invite(run)
+        if invite is not None:
+            self._papers = self._papers_with(invite)
+        return invite is not None
+
+    def _papers_with(self, invite: InviteKey | None) -> Papers:
+        run_id = self._link.run_id
+        if invite is None:
+            return Papers(run=run_id)
+        credential = encode(admit(invite.invite, invite.secret, self._host.peer_id, run_id))
+        return Papers(run=run_id, credential=credential)
 
     async def _credit(self, peers: Sequence[PeerId]) -> Tally:
         """The tally of contributions, as a few peers that answered have it."""
@@ -277,21 +300,24 @@ class Visitor:
         Peers that lie can only leave some out.
         """
         told = sorted(self._told)
-        if not told:
+        if not told or (run := await self._run_file()) is None:
             return {}
+        owner = None if run.policy.owner is None else PeerId(run.policy.owner)
+        admission, now = Admission(Terms(self._link.run_id, owner=owner)), time.time()
+        for data in told:
+            admission.take(data, now=now)
+        return admission.in_force(now)
+
+    async def _run_file(self) -> RunFile | None:
+        """The run file, from its peers; ``None`` if none of them gives it."""
         try:
             content = await self._presence.fetch_run_file(
                 lambda data: blake3(data).hexdigest() == self._link.run_id,
                 timeout_s=FILE_TIMEOUT_S,
             )
         except RunFileUnavailable:
-            return {}
-        policy = from_canonical(content, self._link.run_id).policy
-        owner = None if policy.owner is None else PeerId(policy.owner)
-        admission, now = Admission(Terms(self._link.run_id, owner=owner)), time.time()
-        for data in told:
-            admission.take(data, now=now)
-        return admission.in_force(now)
+            return None
+        return from_canonical(content, self._link.run_id)
 
     async def _ask(self, peer: PeerId) -> status.Status | DhtError | ValueError:
         """The status of a peer, or the error because of which it could not be asked directly."""
@@ -350,8 +376,12 @@ async def _each(peers: Iterable[PeerId], ask: Callable[[PeerId], Awaitable[T]]) 
 
 
 @asynccontextmanager
-async def visit(link: Link, identity: Identity | None = None) -> AsyncIterator[Visitor]:
+async def visit(
+    link: Link, identity: Identity | None = None, own_invite: OwnInvite = lambda run: None
+) -> AsyncIterator[Visitor]:
     """Open a visitor, by default with a new key.
+
+    ``own_invite``: an invite to a run that refuses the visitor with that of the link or without.
 
     Raises ``DhtError``, or ``NobodyMet`` for a link without a seed.
     """
@@ -361,7 +391,7 @@ async def visit(link: Link, identity: Identity | None = None) -> AsyncIterator[V
         )
     failures = SeedFailures()
     async with observer(link, failures, identity) as (host, presence):
-        yield Visitor(host, presence, link, failures)
+        yield Visitor(host, presence, link, failures, own_invite)
 
 
 def status_lines(seen: RunStatus) -> list[str]:

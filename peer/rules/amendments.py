@@ -65,6 +65,24 @@ def objection(run: RunFile, orders: Orders) -> str | None:
     return None
 
 
+def over_at_once(
+    run: RunFile, settings: Mapping[str, Value], now: datetime, merged: int
+) -> str | None:
+    """Reason why these settings would end a run with ``merged`` tokens; ``None``: they do not.
+
+    What breaks a rule is left to ``objection``.
+    """
+    try:
+        end = with_settings(run, settings).end
+    except (RunFileError, OverflowError, ValueError):
+        return None
+    if "end.date" in settings and end.date is not None and end.date <= now:
+        return f"end.date is {end.date:%Y-%m-%dT%H:%M:%SZ}, which is past"
+    if "end.tokens" in settings and end.tokens != "unlimited" and end.tokens <= merged:
+        return f"end.tokens is {end.tokens}, and {merged} tokens are merged already"
+    return None
+
+
 def too_new(settings: Mapping[str, Value], members: Mapping[PeerId, PeerRecord]) -> str | None:
     """Reason why some members of the run cannot follow these settings yet; ``None`` if all can.
 

@@ -15,6 +15,7 @@ from dht.membership.credentials import (
     Signer,
     admit,
     encode,
+    refuse_delegation,
 )
 from dht.records import CREDENTIAL_MAX_BYTES
 from dht.whole_files import write_whole
@@ -116,6 +117,8 @@ def load_signer(run: RunFile, path: Path, delegation: Delegation | None) -> Sign
         raise NotOwner(run.name, str(path), f"the delegation is for {peer_id_of(delegation.key)}")
     elif delegation.expires_at <= time.time():
         raise NotOwner(run.name, str(path), "the delegation has expired")
+    elif refused := refuse_delegation(delegation, run=run.run_id, owner=PeerId(run.policy.owner)):
+        raise NotOwner(run.name, str(path), refused.reason)
     return Signer(key, run.run_id, delegation)
 
 

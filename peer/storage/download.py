@@ -33,6 +33,7 @@ from peer.rules.foundings import heaviest
 from peer.run_file.sections import RunFile
 from peer.status import Status
 from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.credentials import owners_invite
 from peer.storage.outer_state import OuterState
 from peer.storage.tensor_file import Tensor
 
@@ -69,7 +70,7 @@ async def download(
     ``parts``: folder for what has arrived. ``on_seen`` gets what the peers say of the run.
     Raises ``NotDownloaded``, ``NobodyMet`` or ``DhtError``.
     """
-    async with visit(link) as visitor:
+    async with visit(link, own_invite=owners_invite) as visitor:
         seen = await visitor.look(timeout_s=LOOK_S)
         on_seen(seen)
         holders = [each for each in seen.peers if each.versions]
@@ -99,7 +100,7 @@ def sources_in(seen: RunStatus, layout: Layout | None, run_name: str) -> list[St
 
 async def layout_of_peers(link: Link, run: RunFile) -> Layout:
     """The layout of a model that only programs have. Raises what ``download`` raises."""
-    async with visit(link) as visitor:
+    async with visit(link, own_invite=owners_invite) as visitor:
         seen = await visitor.look(timeout_s=LOOK_S)
         holders = [each for each in seen.peers if each.versions]
         return await _told_layout(visitor, holders, run)

@@ -100,10 +100,7 @@ def check_folder(folder: Path, run: RunFile) -> None:
     """
     if not folder.exists():
         return
-    with peer_folder(folder):
-        names = {entry.name for entry in folder.iterdir()}
-    if not names & MARKS and (others := sorted(names - {DATA, LIMITS})):
-        raise FolderNotEmpty(str(folder), f"it has other files in it, such as {others[0]!r}")
+    check_no_other_files(folder)
     earlier = _read_occupant(folder)
     if earlier is not None and earlier.run_id != run.run_id:
         raise FolderOfAnotherRun(
@@ -111,6 +108,14 @@ def check_folder(folder: Path, run: RunFile) -> None:
             f"{run.name!r} ({run.run_id[:16]})",
             f"{earlier.run_name!r} ({earlier.run_id[:16]})",
         )
+
+
+def check_no_other_files(folder: Path) -> None:
+    """Check that a folder is empty or a peer's. Raises ``FolderNotEmpty`` or ``FolderUnusable``."""
+    with peer_folder(folder):
+        names = {entry.name for entry in folder.iterdir()}
+    if not names & MARKS and (others := sorted(names - {DATA, LIMITS})):
+        raise FolderNotEmpty(str(folder), f"it has other files in it, such as {others[0]!r}")
 
 
 def claim(folder: Path, run: RunFile) -> None:
@@ -164,7 +169,9 @@ def only_process(folder: Path) -> Iterator[None]:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Return whether a process has locked this peer's folder."""
+    """Return whether a process has locked this peer's folder, without making it one."""
+    if not (folder / "in_use").exists():
+        return False
     try:
         with only_process(folder):
             return False

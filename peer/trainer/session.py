@@ -106,6 +106,7 @@ class Run(Rank):
         """The step of the last merge of each fragment."""
         self._amended: dict[str, int | float | str] = {}
         """Settings of the run that its owner has changed, as they were followed last."""
+        self._run_now: RunFile | None = None
         if not plan.settings.quiet:
             for event in ("page", "link", "link_limited"):
                 self.on(event, partial(_print, event))
@@ -288,7 +289,8 @@ class Run(Rank):
         amended = self._news.facts.amended
         if amended != self._amended:
             self._amended = amended
-            self._parts.rates.amend(with_settings(self._parts.run_file, amended))
+            self._run_now = with_settings(self._parts.run_file, amended)
+            self._parts.rates.amend(self._run_now)
 
     def _agree(self, *, measure: bool = False) -> None:
         """Give the other processes the news that hold for all of them from this safe point on."""
@@ -488,16 +490,21 @@ class Run(Rank):
         )
 
     @property
+    def run_now(self) -> RunFile:
+        """The run file with the amendments of its owner that this trainer follows."""
+        return self._run_now or self.run_file
+
+    @property
     def speed(self) -> Speed:
         """How fast this peer trains, and how long the run will take."""
-        learner, end = self._parts.learner, self.run_file.end
+        learner, end = self._parts.learner, self.run_now.end
         step_s = learner.step_time_s
         if not step_s:
             return Speed()
         step_tokens = learner.tokens / learner.steps
         others = [other.step_time_s for other in self.others if other.step_time_s is not None]
         steps = steps_to_merge(
-            self._merged_at, cycle=self.run_file.outer.steps_per_cycle, steps=learner.steps
+            self._merged_at, cycle=self.run_now.outer.steps_per_cycle, steps=learner.steps
         )
         device = self._look_at_device()
         speed = step_tokens / step_s

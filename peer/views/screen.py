@@ -21,6 +21,8 @@ from peer.events.names import printable
 from peer.quantities import bytes_text, count_text, duration_text, plural
 
 _BARS = " ▁▂▃▄▅▆▇█"
+CURVE = 2
+"""Rows of the loss curve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +77,39 @@ class View:
 
 
 NEWS_MIN, NEWS_MAX = 3, 12
+FRAME = 2
+"""Lines of a panel's border."""
 
 
 def draw(view: View, *, width: int = 80, height: int = 24) -> RenderableType:
-    """The whole screen. The oldest events are left out where there is no room."""
+    """The whole screen, in at most ``height - 1`` lines.
+
+    Where there is no room, what is of least worth at that moment is left out: older events, then
+    the curve, then other peers, then lines about this peer. The newest event is always shown.
+    """
     headline = _lines(map(printable, _headline(view)), width)
-    own = [line for text in _own(view) for line in _wrapped(printable(text), width)]
-    taken = len(headline) + len(own) + 4 + (1 + len(view.peers)) + 2
-    news = view.news[-max(NEWS_MIN, min(NEWS_MAX, height - taken - 1)) :]
+    room = max(0, height - 1 - len(headline) - FRAME - 1)
+    own = [line for text in _own(view) for line in _wrapped(printable(text), width)][:room]
+    room -= len(own)
+    peers = view.peers[: max(0, room - 1)]
+    room -= len(peers) + 1 if peers else 0
+    news = 1 + min(NEWS_MIN - 1, room)
+    room -= news - 1
+    curve = [Panel(_curve(view.losses, width - 4), title="training loss", title_align="left")]
+    room_for_curve = CURVE + FRAME
+    if room < room_for_curve:
+        curve = []
+    else:
+        room -= room_for_curve
+    news = min(NEWS_MAX, news + room)
     return Group(
         Text("\n".join(headline), style="bold"),
-        Panel(_curve(view.losses, width - 4), title="training loss", title_align="left"),
-        _peers(view.peers),
+        *curve,
+        *([_peers(peers)] if peers else []),
         *(Text(line) for line in own),
         Panel(
             Text(
-                "\n".join(map(printable, news)) or "waiting for the first round",
+                "\n".join(map(printable, view.news[-news:])) or "waiting for the first round",
                 no_wrap=True,
                 overflow="ellipsis",
             ),

@@ -98,7 +98,7 @@ class Watch:
             last=run.last_offer,
             share=run.share,
         )
-        goal = run.run_file.end.tokens
+        goal = run.run_now.end.tokens
         return View(
             title=f"{run.run_file.name}, {peers_text(run.peers)}",
             elapsed_s=time.monotonic() - self._began,

@@ -99,6 +99,9 @@ def facts(
         bytes_received=0,
         synchronous=bool(os.environ.get("LONE_AGENT_SYNCHRONOUS")),
         rest=rest,
+        amended={"end.tokens": int(budget)}
+        if (budget := os.environ.get("LONE_AGENT_BUDGET"))
+        else {},
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from averaging.history.attested import rolled_back
 from dht.identity import Identity, PeerId
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
@@ -106,6 +107,35 @@ def test_what_an_owner_wants_is_stated_while_its_peer_runs(tmp_path: Path) -> No
             assert contributors(parts[0].tally)[0].shown == "Ada", "a name that nobody would take"
             for task in work:
                 task.cancel()
+
+    run(main())
+
+
+def test_work_that_the_owner_has_taken_back_is_credited_to_nobody(tmp_path: Path) -> None:
+    """A fragment in the middle of a change goes back later than the others."""
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = [await made.add(f"peer-{number}") for number in range(3)]
+            await made.live(40.0)
+            averager = peers[0].averager
+            roots = [rolled_back(state, 7) for state in averager.states if state is not None]
+            taken_to = Totals.of_maps([merged_of(roots)])
+            await made.live(40.0)
+            part = await credited(made, peers[0], tmp_path)
+            part.look(averager)
+            assert part.tally.totals.total > taken_to.total
+
+            averager._works[-1].changing = True
+            back = averager.begin_again(roots, rollback=7, reason="rolled back")
+            going = asyncio.create_task(back)
+            await asyncio.sleep(0)
+            part.look(averager)
+            averager._works[-1].changing = False
+            averager.changed()
+            await going
+            part.look(averager)
+            assert part.tally.totals.total <= taken_to.total
 
     run(main())
 

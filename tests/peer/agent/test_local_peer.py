@@ -33,6 +33,8 @@ from peer.guest.enforcement import Guest, write_limits
 from peer.rules.ending import Ending
 from peer.rules.limits import Limits
 from peer.run_file.reading import parse
+from peer.status import HeldOut
+from peer.storage.last_seen import load_state
 from peer.views.event_log import read_events
 from tests.integration import learner_process
 from tests.peer.trainer.learner_pair import moved
@@ -289,6 +291,20 @@ def test_the_tokens_that_people_see_do_not_fall_when_a_fork_is_given_up(
     assert shown == [100, 100, 130]
 
 
+def test_the_held_out_loss_is_measured_and_told_anew_after_a_rollback(
+    made: tuple[LocalPeer, Hearing],
+) -> None:
+    """That of a version that was taken back stood until the run had come as far again."""
+    local, _ = made
+    assert local.held_out.is_my_turn(60, [])
+    local.take_held_out(HeldOut(60, 1.5, BORIS))
+    local.came_back()
+    assert local.held_out.newest is None
+    assert local.held_out.is_my_turn(40, [])
+    local.take_held_out(HeldOut(40, 1.75, BORIS))
+    assert local.held_out.newest == HeldOut(40, 1.75, BORIS)
+
+
 def test_only_one_that_hurries_it_ends_what_a_leaving_peer_waits_for(
     made: tuple[LocalPeer, Hearing],
 ) -> None:
@@ -345,8 +361,14 @@ def test_who_rests_because_its_volume_is_used_or_the_run_is_paused_offers_nothin
 ) -> None:
     local, trainer = made
 
+    def shown() -> str:
+        state = load_state(local.directory)
+        assert state is not None
+        return state.text
+
     async def live() -> None:
         trainer.pending, rest = 7, OwnersRest(local)
+        local.enter_phase("ready", "in the run", 1.0)
         assert not rest.obey()
         if why == "orders":
             local.paused = "its owner has paused it"
@@ -354,8 +376,13 @@ def test_who_rests_because_its_volume_is_used_or_the_run_is_paused_offers_nothin
             write_limits(local.directory, Limits(month_bytes=1_000_000))
             await local.guest.up.pass_through(1_000_000)
         assert rest.obey() and not rest.hands_over
+        assert shown().startswith("resting: "), "`shoal status` says so, too"
         await asyncio.sleep(2.0)
         assert rest.is_away()
+        local.paused = None
+        write_limits(local.directory, Limits())
+        await asyncio.sleep(2.0)
+        assert rest.obey() and shown() == "in the run"
 
     virtual_run(live())
 

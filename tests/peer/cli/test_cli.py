@@ -261,3 +261,28 @@ def test_an_unwritable_disk_is_reported_in_one_line(
     assert code == 2
     assert os.strerror(number) in errors
     assert str(tmp_path) in errors
+
+
+@pytest.mark.parametrize("command", ["limits", "pause", "resume", "leave"])
+def test_limits_are_written_into_a_peers_folder_or_an_empty_one_alone(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were written into any folder that was named by mistake, such as a source tree."""
+    assert cli.run([command, "--directory", str(tmp_path)]) == 0
+    (tmp_path / "README.md").touch()
+    before = sorted(tmp_path.iterdir())
+    capsys.readouterr()
+    code, errors = complaint([command, "--directory", str(tmp_path)], capsys)
+    assert code == 2
+    assert "is not a peer's folder: it has other files in it, such as 'README.md'" in errors
+    assert sorted(tmp_path.iterdir()) == before
+    (tmp_path / "in_use").touch()
+    assert cli.run([command, "--directory", str(tmp_path)]) == 0
+
+
+def test_a_word_that_is_no_choice_is_told_with_the_choices(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, errors = complaint(["invite", "x", "--role", "boss"], capsys)
+    assert code == 2
+    assert errors.startswith("shoal: Invalid value for '--role': 'boss' is not one of 'learner', ")

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dht.identity import PeerId
+from dht.identity import Identity, PeerId
 from dht.membership.orders import NONE
 from peer import cli
 from peer.cli.directing import version_of
 from peer.cli.directives import Before
 from peer.cli.finding import no_peers
+from peer.cli.owning import banned
 from peer.errors import NoStateToAttest
 from peer.joining.link import find_run
 from peer.joining.visit import RunStatus, Silent
@@ -93,6 +94,20 @@ def test_no_version_is_guessed_where_no_peer_tells_its_own(file: Path) -> None:
     before = Before(find_run(str(file), ask_peers=no_peers), frozenset(), NONE, 1, seen, {})
     with pytest.raises(ValueError, match=r"no peer tells .*the run admits invited peers only"):
         version_of("+10", before.newest)
+
+
+def test_the_owner_is_not_banned(
+    home: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No peer heeds such a ban: the command said that all had taken it."""
+    said(capsys, "run", "sign", str(file))
+    found = find_run(str(file), ask_peers=no_peers)
+    other, owner = Identity.generate(), Identity.load(home / "owner.key")
+    seen = RunStatus(found.run.run_id, (), {})
+    before = Before(found, frozenset([b"one"]), NONE, 1, seen, {})
+    assert banned(before, frozenset([other.public_key])) == {b"one", other.public_key}
+    with pytest.raises(ValueError, match=f"{owner.peer_id} is the key of the run's owner"):
+        banned(before, frozenset([other.public_key, owner.public_key]))
 
 
 def test_the_reason_why_nothing_can_be_attested_names_the_peers_that_keep_states() -> None:

@@ -54,6 +54,16 @@ def test_the_help_of_a_command_is_filled_to_the_width_of_the_terminal(
         assert text in shown, (text, shown)
 
 
+@pytest.mark.parametrize(("name", "command"), ALL, ids=[name for name, _ in ALL])
+def test_an_argument_that_may_be_left_out_stands_in_one_pair_of_brackets(
+    name: str, command: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.command()([*name.split()[1:], "--help"])
+    usage = next(line for line in capsys.readouterr().out.splitlines() if "Usage:" in line)
+    assert "[[" not in usage
+
+
 def test_every_command_has_json_for_scripts() -> None:
     without = {
         name

@@ -14,7 +14,6 @@ from dht.identity import Identity
 from dht.membership.credentials import Credential, admit, encode, read_credential
 from peer import cli
 from peer.cli import taking_part
-from peer.cli.finding import link_of
 from peer.errors import RunFileError
 from peer.joining.link import Link, find_run, parse_link
 from peer.run_file.reading import parse
@@ -81,21 +80,28 @@ def test_signing_makes_a_key_once_and_writes_its_public_half_into_the_file(
 
 
 def test_a_file_of_another_owner_is_not_signed(
-    file: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = Identity.generate().peer_id
     file.write_text(f'{INVITED}owner = "{other}"\n')
-    code, _, errors = said(capsys, "run", "sign", str(file))
-    assert code == 4
-    assert f"the owner in the file is {other}" in errors
+    for has_key in (False, True):
+        code, _, errors = said(capsys, "run", "sign", str(file))
+        assert code == 4
+        assert f"the owner in the file is {other}" in errors
+        assert (home / "owner.key").exists() is has_key, "no key is made for nothing"
+        Identity.load_or_create(home / "owner.key")
 
 
-def test_a_file_with_a_fault_stays_as_it_is(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file.write_text(f"nam = 'x'\n{INVITED}")
-    code, _, errors = said(capsys, "run", "sign", str(file))
-    assert code == 2
-    assert "did you mean 'name'" in errors
-    assert file.read_text() == f"nam = 'x'\n{INVITED}"
+def test_a_file_with_a_fault_stays_as_it_is_and_no_key_is_made_for_it(
+    home: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text, fault in ((f"nam = 'x'\n{INVITED}", "did you mean 'name'"), ("{", "line 1")):
+        file.write_text(text)
+        code, _, errors = said(capsys, "run", "sign", str(file))
+        assert code == 2
+        assert fault in errors
+        assert file.read_text() == text
+        assert not home.exists()
 
 
 def test_a_run_file_for_invited_peers_needs_an_owner() -> None:
@@ -177,6 +183,11 @@ def test_a_delegate_invites_with_its_own_key_and_never_for_longer(
     code, _, errors = said(capsys, "invite", str(file), *with_key, "--delegation", "x")
     assert code == 2
     assert "damaged" in errors
+    other = tmp_path / "other.toml"
+    other.write_text(file.read_text().replace("ours", "other"))
+    code, output, errors = said(capsys, "invite", str(other), *with_key, *proof)
+    assert (code, output) == (4, ""), "no peer would believe an invite with that of another run"
+    assert "the delegation is not signed by the owner of the run" in errors
 
 
 def test_a_ban_of_what_is_no_id_is_bad_usage(
@@ -218,16 +229,3 @@ def test_an_invite_names_the_owners_own_peer_which_no_file_can_name(
         link = told(capsys, "invite", str(file))["link"]
     assert [str(seed) for seed in parse_link(link).seeds] == [own, SEED]
     assert parse_link(told(capsys, "invite", str(file))["link"]).seeds == (), "it has left"
-
-
-def test_the_owner_needs_no_invite_to_ask_about_an_invited_run(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said(capsys, "run", "sign", str(file))
-    run = parse(file.read_text())
-    believed(str(link_of(str(file))), run)
-    other = Identity.generate().peer_id
-    file.write_text(f'{INVITED}owner = "{other}"\n')
-    assert link_of(str(file)).invite is None
-    file.write_text(file.read_text().replace("invited", "open"))
-    assert link_of(str(file)).invite is None

@@ -179,6 +179,18 @@ def test_what_cannot_be_done_is_one_line(
     assert says in errors and errors.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["say", "eval"])
+def test_a_single_exported_file_is_told_from_a_run_file(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `shoal export` writes by default was refused as too long a run file."""
+    for name in ("model.safetensors", "model.gguf"):
+        (tmp_path / name).write_bytes(bytes(100_000))
+        code, _, errors = said([command, str(tmp_path / name)], capsys)
+        assert code == 2
+        assert f"{name} is one file of parameters; pass the run's folder or link" in errors
+
+
 def test_a_damaged_export_is_one_line(
     exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -199,6 +199,13 @@ def test_a_run_begins_from_a_folder_in_the_data_folder(
         base_folder(run, cache_dir=home, data_dir=folder.parent / "elsewhere")
 
 
+@pytest.mark.parametrize("named", ["./nowhere", "nowhere", "../a/b", "model.gguf"])
+def test_a_folder_that_is_not_there_is_told_from_a_name_on_the_hub(named: str, home: Path) -> None:
+    """`--base ./nowhere` was refused with the hub's rules for names."""
+    with pytest.raises(BaseUnavailable, match="it is no folder here; a model on the hub is named"):
+        published(named, cache_dir=home)
+
+
 def test_a_base_with_another_hash_is_refused_with_both(folder: Path, home: Path) -> None:
     run = run_from(str(folder), home)
     wrong = "model.safetensors#sha256=" + "0" * 64

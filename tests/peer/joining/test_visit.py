@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
-from dht.identity import Identity, RunId
-from dht.membership.credentials import Signer
+from dht.guarded_host import GuardedHost
+from dht.identity import Identity, PeerId, RunId
+from dht.membership.admission import NO_INVITE, Admission
+from dht.membership.credentials import Signer, admit, encode
 from dht.membership.orders import End, Orders
 from dht.membership.reachability import in_words
+from dht.memory.host import EPOCH, identity_of
 from peer import status
 from peer.credit.contributors import contributors
-from peer.joining.visit import RunStatus, Silent, status_lines
+from peer.joining.fetch import SeedFailures
+from peer.joining.link import Link
+from peer.joining.visit import RunStatus, Silent, Visitor, status_lines
 from peer.rules.ending import ended
 from peer.run_file import sections
+from peer.run_file.reading import parse
+from peer.storage.credentials import admission_terms, owner_key_path, owners_invite
+from tests.dht.presence.presence_swarm import Swarm, simulate
 from tests.peer.credit.books import a_tally
 from tests.peer.statuses import BORIS, CLARA, a_status
 
@@ -114,3 +123,42 @@ def test_the_largest_contributors_are_named_with_their_share() -> None:
     assert [(row["name"], row["tokens"]) for row in told] == [("anna", 10), ("boris", 5)]
     alone = RunStatus("ab" * 32, (a_status(name="anna"),), {})
     assert not any(line.startswith("contributors") for line in status_lines(alone))
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+def test_the_owner_needs_no_invite_to_ask_about_an_invited_run(
+    has_key: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`shoal status FILE` answered its owner, and `shoal status LINK` refused it."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    owner = Identity.load_or_create(owner_key_path())
+    policy = f'[policy]\nadmission = "invited"\nowner = "{owner.peer_id}"\n'
+    run = parse(f'schema = 1\nname = "ours"\n{policy}')
+    if not has_key:
+        owner_key_path().unlink()
+    secret = Identity.generate()
+    invite = Signer(owner, run.run_id).invite(secret.public_key, "learner", int(EPOCH) + 9)
+
+    async def story(swarm: Swarm) -> RunStatus:
+        anna = await swarm.start(
+            "anna",
+            run=run.run_id,
+            run_file=run.canonical(),
+            admission=Admission(admission_terms(run)),
+            credential=encode(admit(invite, secret, identity_of("anna").peer_id, run.run_id)),
+        )
+
+        async def answer(peer: PeerId, request: bytes) -> bytes:
+            return status.encode(a_status(peer=anna.id, name="anna"))
+
+        guarded = GuardedHost(anna.host, anna.presence.door.refusal)
+        await guarded.serve_calls(status.PROTOCOL, answer, request_max_bytes=300)
+        seeds = await swarm.seed_addresses("anna")
+        outside = await swarm.start("outside", run=run.run_id, seeds=seeds, observes=True)
+        link, failures = Link(run.run_id, tuple(seeds)), SeedFailures()
+        visitor = Visitor(outside.host, outside.presence, link, failures, owners_invite)
+        return await visitor.look(timeout_s=60.0)
+
+    seen = simulate(story)
+    assert [peer.name for peer in seen.peers] == (["anna"] if has_key else [])
+    assert [NO_INVITE in each.reason for each in seen.silent.values()] == [True] * (not has_key)

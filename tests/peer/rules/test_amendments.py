@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from dht.identity import PeerId
 from dht.membership.orders import NONE, Amendment, Attested, End, Orders, Value, amended
 from dht.records import PeerRecord
-from peer.rules.amendments import AMENDABLE, effective, objection, too_new
+from peer.rules.amendments import AMENDABLE, effective, objection, over_at_once, too_new
 from peer.run_file.sections import RunFile
 
 RUN = RunFile()
@@ -44,6 +44,26 @@ def test_every_amendable_setting_exists_and_may_change() -> None:
         orders = Orders(amendments=amended(NONE, 1, {name: value}))
         assert objection(RUN, orders) is None, name
         assert effective(RUN, orders, 1) != RUN
+
+
+def test_a_date_or_budget_that_is_over_already_is_told_from_one_to_come() -> None:
+    """A mistyped year ended a run, and no version of it comes back from its end."""
+    now = datetime(2026, 11, 26, 12, tzinfo=UTC)
+
+    def told(name: str, value: Value) -> str:
+        return over_at_once(RUN, {name: value}, now, 5_000_000) or ""
+
+    assert told("end.date", "2026-11-26T12:00:00Z") == (
+        "end.date is 2026-11-26T12:00:00Z, which is past"
+    )
+    assert told("end.tokens", 5_000_000) == (
+        "end.tokens is 5000000, and 5000000 tokens are merged already"
+    )
+    assert not told("end.date", "2026-11-26T12:00:01Z")
+    assert not told("end.tokens", 5_000_001)
+    assert not told("end.tokens", "unlimited")
+    assert not told("inner.learning_rate", 0.1)
+    assert not told("end.date", "soon"), "the rule that it breaks is told instead"
 
 
 def test_a_setting_that_is_not_in_the_list_or_breaks_a_rule_is_refused_with_the_reason() -> None:

@@ -10,6 +10,7 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -498,6 +499,21 @@ def test_tokens_shown_as_merged_exclude_pending_ones(
     with run:
         assert progress(run)["global_tokens"] == 5000 - lone_agent.OWN_PENDING
         assert watch.Watch().view(run).global_tokens == 5000 - lone_agent.OWN_PENDING
+
+
+def test_the_budget_that_people_see_is_the_one_that_the_owner_has_amended(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONE_AGENT_BUDGET", str(10**9))
+    run, model, optimizer = start()
+    with run:
+        step = partial(one_step, run, model, optimizer)
+        train_until(lambda: run.run_now != run.run_file, step)
+        assert watch.Watch().view(run).tokens_goal == 10**9
+        train_until(lambda: run.speed.time_left_s is not None, step)
+        speed = run.speed
+        assert speed.time_left_s is not None and speed.tokens_per_s is not None
+        assert speed.time_left_s * speed.tokens_per_s == pytest.approx(10**9, rel=0.01)
 
 
 def test_the_peer_whose_turn_it_is_measures_and_publishes(start: Start) -> None:

@@ -4,6 +4,7 @@ import io
 import math
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from peer.views.screen import PeerRow, View, draw
@@ -115,6 +116,23 @@ def test_a_larger_terminal_shows_more_news() -> None:
         return out.getvalue().count("event ")
 
     assert news(24) < news(40) == 12
+
+
+@pytest.mark.parametrize("height", [8, 10, 12, 16, 20, 24])
+def test_a_short_terminal_shows_the_newest_event_and_this_peer(height: int) -> None:
+    """The lower part was cut off, with the line that the peer is leaving."""
+    view = replace(
+        busy_view(),
+        limits=["resting: paused"],
+        news=[*(f"event {i}" for i in range(9)), "leaving the run"],
+    )
+    out = io.StringIO()
+    Console(file=out, width=80, height=height).print(draw(view, width=80, height=height))
+    lines = out.getvalue().splitlines()
+    assert len(lines) < height, "a line is left for the cursor"
+    assert any("leaving the run" in line for line in lines)
+    assert height < 12 or any(line.startswith("limits: resting: paused") for line in lines)
+    assert height < 16 or any("learner-0" in line for line in lines)
 
 
 def test_brackets_in_the_text_of_a_peer_are_not_markup() -> None:
