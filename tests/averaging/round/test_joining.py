@@ -208,13 +208,19 @@ def test_a_leader_waits_for_a_snapshot_that_a_peer_has_announced() -> None:
     assert rounds.own_round is not None and len(rounds.own_round.commit.members) == 3
 
 
-def test_a_peer_that_did_not_come_is_not_waited_for_again_until_it_joins() -> None:
+def waits_for_one_that_comes() -> tuple[FragmentRounds, PeerId, PeerId]:
+    """A leader with one of two peers in its roster, and the other one, which comes in 4 s."""
     rounds = leading()
     rounds.handle(StepsCounted(24), 1.0)
     one, other = sorted(rounds.peers.view)
     rounds.handle(asks(one, standing("start")), 1.0)
     rounds.handle(Received(other, said.Coming(0, 4.0)), 1.1)
     rounds.handle(Offered(offer(standing("start"))), 1.2)
+    return rounds, one, other
+
+
+def test_a_peer_that_did_not_come_is_not_waited_for_again_until_it_joins() -> None:
+    rounds, one, other = waits_for_one_that_comes()
     rounds.handle(Tick(), 1.1 + 4.0 + POLICY.suspect_s)
     assert rounds.own_round is not None and len(rounds.own_round.commit.members) == 2
 
@@ -225,12 +231,7 @@ def test_a_peer_that_did_not_come_is_not_waited_for_again_until_it_joins() -> No
 
 
 def test_a_peer_that_says_again_that_it_comes_is_not_waited_for_longer() -> None:
-    rounds = leading()
-    rounds.handle(StepsCounted(24), 1.0)
-    one, other = sorted(rounds.peers.view)
-    rounds.handle(asks(one, standing("start")), 1.0)
-    rounds.handle(Received(other, said.Coming(0, 4.0)), 1.1)
-    rounds.handle(Offered(offer(standing("start"))), 1.2)
+    rounds, _, other = waits_for_one_that_comes()
     for now in (2.0, 3.0, 4.0, 5.0):
         rounds.handle(Received(other, said.Coming(0, 4.0)), now)
 
