@@ -35,7 +35,8 @@ class OwnersRest:
         local, verdict = self._local, self._local.guest.look()
         reason = verdict.reason if isinstance(verdict, Rest) else None
         reason = local.paused or reason
-        self._hand_over()
+        if reason is not None:
+            self._hand_over()
         if reason == self.reason:
             return False
         if self.reason is None:

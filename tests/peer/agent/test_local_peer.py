@@ -359,6 +359,7 @@ def test_a_peer_that_begins_to_rest_offers_its_work_until_it_is_merged_or_patien
 def test_who_rests_because_its_volume_is_used_or_the_run_is_paused_offers_nothing_again(
     made: tuple[LocalPeer, Hearing], why: str
 ) -> None:
+    """Nor when the rest is over: it would fold its work, as no other trains yet."""
     local, trainer = made
 
     def shown() -> str:
@@ -367,6 +368,7 @@ def test_who_rests_because_its_volume_is_used_or_the_run_is_paused_offers_nothin
         return state.text
 
     async def live() -> None:
+        local.averaging = offering = Offering()
         trainer.pending, rest = 7, OwnersRest(local)
         local.enter_phase("ready", "in the run", 1.0)
         assert not rest.obey()
@@ -383,6 +385,7 @@ def test_who_rests_because_its_volume_is_used_or_the_run_is_paused_offers_nothin
         write_limits(local.directory, Limits())
         await asyncio.sleep(2.0)
         assert rest.obey() and shown() == "in the run"
+        assert not offering.offers
 
     virtual_run(live())
 
