@@ -265,7 +265,7 @@ class Visitor:
         while counting_more() and loop.time() < deadline:
             found = self._found()
             members.update(found)
-            answers.update(await _each(found.keys() - answers.keys(), self._ask))
+            answers.update(await _each(sorted(found.keys() - answers.keys()), self._ask))
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _admitted(self) -> bool:
