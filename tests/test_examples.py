@@ -33,7 +33,7 @@ def test_an_own_loop_founds_a_run_and_trains(processes: Processes, tmp_path: Pat
     loop = (str(EXAMPLES / "own_loop.py"), "--steps", "150", "--pace", "0")
     output = ran(processes, tmp_path, *loop)
     assert "step 0  loss" in output
-    assert output.count("others join with: shoal join 'shoal://") == 1
+    assert output.count("others join with: the same program and the link 'shoal://") == 1
     assert "done; the loop was blocked for" in output
 
 

@@ -143,14 +143,13 @@ class Following:
             if averager.sources.is_long(held_s):
                 reason = f"{error}, in {held_s:.0f} s"
                 averager.blame(effect.source, "did_not_deliver", reason, fragment=self._work.index)
-            self._work.event("catch_up_failed", reason=str(error))
-            self._work.take(CaughtUp(None, held_s=held_s))
+            self._work.take(CaughtUp(None, held_s=held_s, reason=str(error)))
             return
         if self._work.machine is not machine:
             return  # the run was taken back meanwhile
         if how == "state" and not self._is_newer(Standing.of(state), effect=effect):
-            self._work.event("catch_up_failed", reason="nothing newer there")
-            self._work.take(CaughtUp(None, held_s=averager.now() - asked_at))
+            held_s = averager.now() - asked_at
+            self._work.take(CaughtUp(None, held_s=held_s, reason="nothing newer there"))
             return
         await self._work.stop_encoding()
         parted = None
@@ -163,8 +162,7 @@ class Following:
             if self._work.state is not before:
                 refused = "things have moved on"
             if refused is not None:
-                self._work.event("catch_up_failed", reason=refused)
-                self._work.take(CaughtUp(None, held_s=0.0))
+                self._work.take(CaughtUp(None, held_s=0.0, reason=refused))
                 return
             self._work.set_state(state)
         averager.tell_line_speed()

@@ -174,6 +174,8 @@ class CaughtUp(Struct, frozen=True):
     """The pending work began at this version, not at the one of ``standing``."""
     held_s: float | None = None
     """How long the source was waited for; ``None``: since the effect."""
+    reason: str = ""
+    """Why it failed, for the event ``catch_up_failed``."""
 
 
 # This peer

@@ -438,7 +438,8 @@ class FragmentRounds:
         elif timer is Timer.FOLDING and self.phase is Phase.FOLDING:
             self._apply(self.joining.folding_late(), now)
         elif timer is Timer.CATCHING and self.phase is Phase.CATCHING:
-            self._caught_up(inputs.CaughtUp(None), now)
+            limit_s = self.policy.catch_up_s
+            self._caught_up(inputs.CaughtUp(None, reason=f"not done within {limit_s:g} s"), now)
 
     def _offered(self, offered: inputs.Offered, now: float) -> None:
         standing = self.standing
@@ -477,7 +478,8 @@ class FragmentRounds:
             if standing is None:
                 released = self.leading.release_held("I am behind you, and cannot catch up")
                 idle = self.joining.become_idle("catching up failed", retry=True)
-                self._apply([Note("catch_up_failed"), *released, *idle], now)
+                failed = Note("catch_up_failed", {"reason": given.reason})
+                self._apply([failed, *released, *idle], now)
             else:
                 self._stand_where_fetched(standing, call, now)
             self._apply(asks, now)

@@ -522,7 +522,7 @@ class FragmentNode:
 
     def fetch_failed(self) -> None:
         self._fetching = None
-        self.take(inputs.CaughtUp(None))
+        self.take(inputs.CaughtUp(None, reason="no state came that can be taken"))
 
     def shown(self, state: FragmentState) -> Head:
         return self.machine.certificates.show(Standing.of(state).head(), self.owner.now())

@@ -50,6 +50,10 @@ WARNING_SHARE = 0.1
 """The end of the own invite is told of by this share of the time that was left at the start, and by
 ``WARNING_MAX_S``, before it comes. Invites say when they end, and not when they began."""
 
+ASKS_FIRST_S = 30.0
+"""Time that a peer which its own file of directives refuses has to hear whether that still holds:
+the ban may have been lifted while it was away."""
+
 FILE_MAX_BYTES = 64 * 1024
 
 
@@ -82,6 +86,8 @@ class Door:
         self._news = asyncio.Event()
         self._directory_at = 0.0
         self._reported = ""
+        self._refused_from = 0.0
+        """Time from which a refusal of this peer itself is told, and not only looked into."""
         self._warn_at: float | None = None
         """Unix time at which to say that the own invite is about to end, unless that is said."""
 
@@ -131,7 +137,10 @@ class Door:
                 text = f"the directives kept in {self._path} cannot be read: {error}"
                 this.events.tell("cache_unreadable", text, path=str(self._path))
             else:
+                self._refused_from = this.now() + ASKS_FIRST_S
                 self.take(kept)
+                if self._own_refusal() is None:
+                    self._refused_from = 0.0
         await this.host.serve_calls(
             wire.PAPERS_PROTOCOL, self._answer, request_max_bytes=wire.PAPERS_MAX_BYTES
         )
@@ -209,10 +218,17 @@ class Door:
             refusal = self.admission.refusal(member.peer, now=now, role=role)
             if refusal is not None:
                 table.remove(member.peer)
-        own = self.admission.refusal(self._this.id, now=now, role=self._this.own.role)
+        if self._this.now() < self._refused_from:
+            return
+        own = self._own_refusal()
         if own is not None and own != self._reported and self._this.profile.is_member:
             self._this.events.tell("not_admitted", own)
         self._reported = own or ""
+
+    def _own_refusal(self) -> str | None:
+        """Reason why this peer itself is refused, as far as it knows."""
+        this = self._this
+        return self.admission.refusal(this.id, now=self._wall(), role=this.own.role)
 
     async def _turn_out(self) -> None:
         """Cut the connections of peers that were let in and are refused now."""
@@ -270,6 +286,9 @@ class Door:
             return None
         self.admission.show(peer, reply.credential, now=self._wall())
         self.take(reply.directives)
+        if reply.not_admitted and self._refused_from:
+            self._refused_from = 0.0
+            self._remove_refused()
         return reply
 
     async def _answer(self, peer: PeerId, request: bytes) -> bytes:

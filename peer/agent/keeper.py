@@ -41,6 +41,7 @@ from peer.publishing.publisher import Publisher, Publishing
 from peer.rules.ending import Ending
 from peer.rules.foundings import heaviest
 from peer.rules.limits import Go, Rest
+from peer.run_file.sections import CustomModel
 from peer.storage.home import peer_folder
 from peer.storage.progress import begin_without_trainer
 
@@ -241,7 +242,9 @@ class Keeper(Delegate):
             if link and is_news(link, self._link):
                 self._link = link
                 limit = only_from(link)
-                self._on_event("link", {"link": link, "limit": limit})
+                by_program = isinstance(local.run_file.model, CustomModel)
+                fields = {"link": link, "limit": limit, "by_program": by_program}
+                self._on_event("link", fields)
                 if limit is not None:
                     self._on_event("link_limited", {"text": limit})
             await asyncio.sleep(1.0)

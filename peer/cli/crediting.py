@@ -125,7 +125,9 @@ def _in_folder(folder: Path) -> list[Contributor]:
 def _of_peers(where: str) -> list[Contributor]:
     """The contributors as the peers of a run on line tell."""
     start_logging(logging.ERROR)
-    return list(seen_by_peers(link_of(where), timeout_s=SEARCH_S).contributors)
+    seen = seen_by_peers(link_of(where), timeout_s=SEARCH_S)
+    seen.check_admitted()
+    return list(seen.contributors)
 
 
 def _state(folders: list[Path], name: str | None, also_mine: list[str] | tuple[()]) -> None:

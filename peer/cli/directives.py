@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 from typer import Argument, Option
 
 from peer.cli.application import complain, report_if_slow
+from peer.cli.finding import with_own_peers
 from peer.cli.showing import usage_errors
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def direct(
     invite = invite_from(signer) if policy.admission == "invited" else None
     # A peer that is listed may run with the owner's key: two with one key disturb each other.
     as_owner = policy.admission == "listed" and signer.key.peer_id not in policy.peers
-    link = Link(found.run.run_id, asked, invite)
+    link = Link(found.run.run_id, with_own_peers(found.run.run_id, asked), invite)
 
     async def spread() -> Delivered:
         async with visit(link, signer.key if as_owner else None) as visitor:

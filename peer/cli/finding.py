@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,9 @@ import typer
 from peer.cli.application import complain, report_if_slow
 
 if TYPE_CHECKING:
+    from multiaddr import Multiaddr
+
+    from dht.identity import RunId
     from peer.joining.link import FoundRun, Link
     from peer.joining.visit import RunStatus
 
@@ -42,13 +46,26 @@ def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
 
 
 def link_of(where: str) -> Link:
-    """The link of a run; from its file or address, with the seeds that stand in it."""
+    """The link of a run; from its file or address, with the seeds that stand in it and those of
+    this user's peers."""
     from peer.joining.link import Link, parse_link
 
     if not (Path(where).is_file() or where.strip().lower().startswith("https://")):
         return parse_link(where)
     found = find_known_run(where)
-    return Link(found.run.run_id, found.seeds)
+    return Link(found.run.run_id, with_own_peers(found.run.run_id, found.seeds))
+
+
+def with_own_peers(run_id: RunId, seeds: Sequence[Multiaddr]) -> tuple[Multiaddr, ...]:
+    """These seeds, and the addresses in the links of this user's peers of a run: a run file may
+    lack any."""
+    from peer.joining.link import parse_link
+    from peer.storage.address import kept_link
+    from peer.storage.home import running_peers
+
+    links = [kept_link(each) for each, who in running_peers().items() if who.run_id == run_id]
+    own = [seed for link in links if link is not None for seed in parse_link(link).seeds]
+    return tuple(dict.fromkeys((*seeds, *own)))
 
 
 def find_patiently(where: str, directory: Path | None) -> FoundRun:

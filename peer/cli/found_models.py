@@ -106,7 +106,7 @@ def _download(
     quiet: bool,
     check: Callable[[RunFile], None],
 ) -> FoundModel:
-    from peer.cli.finding import find_known_run
+    from peer.cli.finding import find_known_run, with_own_peers
     from peer.errors import NobodyMet
     from peer.event_loop import run_unless_stopped
     from peer.joining.link import Link
@@ -117,7 +117,8 @@ def _download(
     found = find_known_run(where)
     check(found.run)
     layout = _layout_of(found.run)
-    link = Link(found.run.run_id, found.seeds, found.invite)
+    run_id = found.run.run_id
+    link = Link(run_id, with_own_peers(run_id, found.seeds), found.invite)
     seen: list[RunStatus] = []
     with progress(f"downloading {found.run.name}", quiet=quiet) as on_progress:
         work = download(
@@ -131,7 +132,7 @@ def _download(
         try:
             outer = run_unless_stopped(work)
         except NobodyMet as error:
-            raise _with_own_copy(error, found.run.run_id) from error
+            raise _with_own_copy(error, run_id) from error
     facts = facts_of_peers(seen[0], outer) if seen else Facts()
     return FoundModel(outer, facts, data_dir or found.folder or Path())
 

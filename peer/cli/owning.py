@@ -22,12 +22,11 @@ from peer.cli.directives import (
     find,
     signer_for,
 )
+from peer.cli.finding import with_own_peers
 from peer.cli.showing import usage_errors
 
 if TYPE_CHECKING:
-    from multiaddr import Multiaddr
-
-    from dht.identity import Identity, PeerId, RunId
+    from dht.identity import Identity, PeerId
     from dht.membership.orders import Orders
 
 commands = typer.Typer()
@@ -71,7 +70,7 @@ def invite(
     secret = Identity.generate()
     signed = InviteKey(signer.invite(secret.public_key, role, until), secret)
     asked = (*found.seeds, *(addresses.parse_seed(text) for text in seed or ()))
-    seeds = tuple(dict.fromkeys((*asked, *_seeds_of_own_peers(found.run.run_id))))[:SEEDS_MAX]
+    seeds = with_own_peers(found.run.run_id, asked)[:SEEDS_MAX]
     link = str(Link(found.run.run_id, seeds, signed))
     ends = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(until))
     if as_json:
@@ -85,16 +84,6 @@ def invite(
         complain("the link names no peer to ask; pass --seed, or the link that a peer shows")
     elif (limit := only_from(link)) is not None:
         complain(limit)
-
-
-def _seeds_of_own_peers(run_id: RunId) -> list[Multiaddr]:
-    """The addresses in the links of this user's peers of a run, which a run file may lack."""
-    from peer.joining.link import parse_link
-    from peer.storage.address import kept_link
-    from peer.storage.home import running_peers
-
-    links = [kept_link(each) for each, who in running_peers().items() if who.run_id == run_id]
-    return [seed for link in links if link is not None for seed in parse_link(link).seeds]
 
 
 @runs.command("sign")

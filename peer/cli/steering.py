@@ -66,8 +66,11 @@ def show_status(
                     seen = await visitor.look(timeout_s=timeout)
                 if seen.ended_at is not None and not as_json:
                     print(RunOver("", date_text(seen.ended_at), seen.global_tokens, f"'{link}'"))
-                text = json.dumps(seen.plain()) if as_json else "\n".join(status_lines(seen))
-                print(text, flush=True)
+                if as_json:
+                    print(json.dumps(seen.plain()), flush=True)
+                seen.check_admitted()
+                if not as_json:
+                    print("\n".join(status_lines(seen)), flush=True)
                 if not watch:
                     return
                 await asyncio.sleep(WATCH_EVERY_S)

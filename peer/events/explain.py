@@ -41,7 +41,7 @@ def everything(logs: Sequence[Log]) -> list[Line]:
 
 
 def overview(logs: Sequence[Log]) -> list[Line]:
-    """A summary of the logs: rounds, peers left out, and the most frequent problems."""
+    """A summary of the logs: rounds, directives in force, peers left out, frequent problems."""
     events = timeline(logs)
     if not events:
         return []
@@ -71,6 +71,7 @@ def overview(logs: Sequence[Log]) -> list[Line]:
         for log in logs
         if log.clock_off_s
     ]
+    lines += [Line(begin, "", f"in force: {text}") for text in _in_force(events)]
     left_out: Counter[str] = Counter()
     for seen in rounds.values():
         reasons = {who: why for event in seen for who, why in event["left_out"].items()}
@@ -82,6 +83,17 @@ def overview(logs: Sequence[Log]) -> list[Line]:
     for log in logs:
         lines += [Line(line.at, log.name, line.text) for line in _summary(log, names)]
     return lines
+
+
+def _in_force(events: Sequence[tuple[Log, Event]]) -> list[str]:
+    """The last directive of each signer, in words. A peer tells it again when it starts."""
+    newest: dict[str, Event] = {}
+    for _, event in events:
+        if event["event"] == "directive":
+            known = newest.get(event["signer"])
+            if known is None or event["number"] >= known["number"]:
+                newest[event["signer"]] = event
+    return [newest[signer]["text"] for signer in sorted(newest)]
 
 
 def _summary(log: Log, names: Names) -> list[Line]:

@@ -69,6 +69,12 @@ def offer_in_round(event: Event) -> str:
     return f"merged into {where}, {weight:.0%} of the work of {peers_text(count)}"
 
 
+def link_on_screen(event: Event) -> str:
+    """How others join. The model of some runs is in a program, which `shoal join` does not have."""
+    by = "the same program and the link" if event.get("by_program") else "shoal join"
+    return f"others join with: {by} '{event['link']}'"
+
+
 def phase_on_screen(event: Event) -> str:
     """Text of the phase, with the progress of a download."""
     text, done = str(event["text"]), event.get("done")

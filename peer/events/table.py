@@ -614,7 +614,7 @@ _TRAINING_PROCESS = (
         Audience.SCREEN,
         "",
         {
-            "link": ("link, limit:text", "others join with: shoal join '{link}'"),
+            "link": ("link, limit:text, by_program:bool", sentences.link_on_screen),
             "link_limited": ("text", "{text}"),
             "page": ("url", "web page: {url}"),
             "run_page": ("url", "public page of the run: {url}"),

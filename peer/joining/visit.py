@@ -47,7 +47,7 @@ from peer.credit.reports import day_of
 from peer.credit.tally import Part, Tally, confirmed, everything, unproven
 from peer.credit.wire import PROTOCOL as CREDIT_PROTOCOL
 from peer.description import read_layout
-from peer.errors import NobodyMet
+from peer.errors import NobodyMet, NotAdmitted
 from peer.events.names import printable
 from peer.joining.fetch import SeedFailures, check_seeds_run, observer
 from peer.joining.link import Link
@@ -71,9 +71,15 @@ ASK_TIMEOUT_S = 3.0
 FILE_TIMEOUT_S = 10.0
 LOOK_EVERY_S = 0.05
 QUIET_S = 0.4
-"""The search for peers ends when no further one has been found for this long."""
+"""The search for peers ends when no further one has been found for this long ..."""
+
+COUNTED_WITHIN_S = 3.0
+"""... but goes on for up to this long while an answer counts more peers than are found."""
 
 T = TypeVar("T")
+
+Answer: TypeAlias = status.Status | DhtError | NotAdmitted | ValueError
+"""The status of a peer, or why it did not give it."""
 
 OwnInvite: TypeAlias = Callable[[RunFile], InviteKey | None]
 """The invite of this user's own to a run, such as that of its owner; ``None``: there is none."""
@@ -88,6 +94,8 @@ class Silent:
     step_time_s: float | None
     reason: str
     """The reason why it could not be asked, in words."""
+    refuses: bool = False
+    """True if it answered that the run does not admit the visitor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +112,21 @@ class RunStatus:
     """All whose work is merged, the largest first."""
     members: Mapping[PeerId, PeerRecord] = field(default_factory=dict)
     """The records of all members, whether or not they answered."""
+
+    def check_admitted(self) -> None:
+        """Raise ``NotAdmitted`` if the peers refuse the visitor: they have told nothing."""
+        refusals = [silent.reason for silent in self.silent.values() if silent.refuses]
+        if refusals and not self.peers:
+            raise NotAdmitted(f"{self.run_id[:16]}...", refusals[0])
+
+    @property
+    def not_found(self) -> tuple[str, int] | None:
+        """The peer that counts most peers, and how many of those were not found, if any."""
+        most = max(self.peers, key=lambda peer: peer.peers, default=None)
+        if most is None:
+            return None
+        missing = most.peers - len(self.peers) - len(self.silent)
+        return (most.name, missing) if missing > 0 else None
 
     @property
     def step_times_s(self) -> list[float]:
@@ -145,6 +168,7 @@ class RunStatus:
                 for peer in self.peers
             ],
             "silent": {peer: silent.reason for peer, silent in self.silent.items()},
+            "not_found": 0 if self.not_found is None else self.not_found[1],
             "contributors": plain(self.contributors),
             "releases": {
                 peer: {"release": record.release, "protocol": list(record.protocol)}
@@ -189,10 +213,12 @@ class Visitor:
 
     async def look(self, *, timeout_s: float) -> RunStatus:
         """Ask every member once. Raises ``NobodyMet`` if none is found in time."""
-        members = {member.peer: member for member in await self._members(timeout_s)}
+        members = await self._members(timeout_s)
         answers = await _each(members, self._ask)
-        if any(isinstance(why, CallRefused) for why in answers.values()) and await self._admitted():
+        refused = [isinstance(why, CallRefused | NotAdmitted) for why in answers.values()]
+        if any(refused) and await self._admitted():
             answers = await _each(members, self._ask)
+        await self._ask_those_counted(members, answers)
         reasons = {peer: why for peer, why in answers.items() if isinstance(why, Exception)}
         found = [answer for answer in answers.values() if isinstance(answer, status.Status)]
         # Who can be dialled has connections with those who cannot.
@@ -208,17 +234,39 @@ class Visitor:
                 found.append(passed)
                 continue
             record, why = members[peer].record, reasons[peer]
-            reason = str(why)
+            refuses = isinstance(why, NotAdmitted)
+            reason = why.reason if isinstance(why, NotAdmitted) else str(why)
             if isinstance(why, PeerUnreachable):
                 reason = in_words(record.reachable, why.reason)
             if able:
                 reason += "; no peer that answered could ask it either"
-            silent[peer] = Silent(record.name, record.role, record.step_time_s, reason)
+            silent[peer] = Silent(record.name, record.role, record.step_time_s, reason, refuses)
         found.sort(key=lambda answer: (answer.name, answer.peer))
         in_force = await self._directives_in_force()
         rows = contributors(await self._credit([PeerId(a.peer) for a in able]))
         records = {peer: member.record for peer, member in members.items()}
         return RunStatus(self._link.run_id, tuple(found), silent, in_force, tuple(rows), records)
+
+    async def _ask_those_counted(
+        self, members: dict[PeerId, Member], answers: dict[PeerId, Answer]
+    ) -> None:
+        """Ask members that turn up later, while a peer that answered counts more than are found.
+
+        A busy machine finds the second peer later than ``QUIET_S`` after the first one.
+        """
+
+        def counting_more() -> list[PeerId]:
+            told = [answer for answer in answers.values() if isinstance(answer, status.Status)]
+            return [PeerId(each.peer) for each in told if each.peers > len(answers)]
+
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + COUNTED_WITHIN_S
+        await self._presence.greet(counting_more()[:OTHERS_ASKED_MAX])  # they pass records on
+        while counting_more() and loop.time() < deadline:
+            found = self._found()
+            members.update(found)
+            answers.update(await _each(sorted(found.keys() - answers.keys()), self._ask))
+            await asyncio.sleep(LOOK_EVERY_S)
 
     async def _admitted(self) -> bool:
         """Show an invite of this user's own instead of the link's. Returns whether there is one."""
@@ -275,7 +323,7 @@ class Visitor:
             except (DhtError, ValueError):
                 return ()
 
-        return await _each([member.peer for member in await self._members(0.0)], ask)
+        return await _each(await self._members(0.0), ask)
 
     async def deliver(self, directive: bytes) -> dict[PeerId, str]:
         """Give a directive to every member found: the reason of each, empty if it was taken."""
@@ -288,7 +336,7 @@ class Visitor:
             except (DhtError, ValueError) as error:
                 return str(error)
 
-        return await _each([member.peer for member in await self._members(0.0)], give)
+        return await _each(await self._members(0.0), give)
 
     async def _show(self, peer: PeerId, papers: Papers) -> Papers:
         """Show papers to a peer, and get its own. Raises ``DhtError`` or ``ValueError``."""
@@ -319,12 +367,15 @@ class Visitor:
             return None
         return from_canonical(content, self._link.run_id)
 
-    async def _ask(self, peer: PeerId) -> status.Status | DhtError | ValueError:
+    async def _ask(self, peer: PeerId) -> Answer:
         """The status of a peer, or the error because of which it could not be asked directly."""
         try:
             await self._presence.connect(peer, timeout_s=ASK_TIMEOUT_S)
             with suppress(CallRefused):  # an older version
-                self._told.update((await self._show(peer, self._papers)).directives)
+                shown = await self._show(peer, self._papers)
+                self._told.update(shown.directives)
+                if shown.not_admitted:
+                    return NotAdmitted(self._link.run_id, shown.not_admitted)
             return await status.ask(self._host, peer, self._link.run_id, timeout_s=ASK_TIMEOUT_S)
         except (DhtError, ValueError) as error:
             return error
@@ -338,16 +389,21 @@ class Visitor:
                 )
         return None
 
-    async def _members(self, timeout_s: float) -> list[Member]:
+    def _found(self) -> dict[PeerId, Member]:
+        """The members that are known now, those included that a call has not reached."""
+        members = self._presence.table.present(asyncio.get_running_loop().time())
+        return {each.peer: each for each in members if each.record.role in FOLLOWING}
+
+    async def _members(self, timeout_s: float) -> dict[PeerId, Member]:
         loop = asyncio.get_running_loop()
         began = loop.time()
         deadline = began + timeout_s
-        known: list[Member] = []
+        known: dict[PeerId, Member] = {}
         since = loop.time()
         while not known or loop.time() - since < QUIET_S:
             now = loop.time()
-            found = [m for m in self._presence.table.live(now) if m.record.role in FOLLOWING]
-            if {member.peer for member in found} != {member.peer for member in known}:
+            found = self._found()
+            if found.keys() != known.keys():
                 since = now
             known = found
             if not known:
@@ -440,6 +496,9 @@ def status_lines(seen: RunStatus) -> list[str]:
         lines.append(printable(sentence(seen.contributors)))
     for peer_id, silent in seen.silent.items():
         lines.append(f"{silent.name[:18] or peer_id}: no answer: {printable(silent.reason)}")
+    if seen.not_found is not None:
+        name, missing = seen.not_found
+        lines.append(f"{plural(missing, 'peer')} that {name} counts: not found in time; ask again")
     for signer, directive in seen.directives.items():
         banned = ", ".join(banned_names(directive))
         orders = words(directive.orders)

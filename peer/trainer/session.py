@@ -38,7 +38,7 @@ from peer.errors import INTERRUPTED, LeftEarly, RunLost
 from peer.events.telling import on_screen
 from peer.joining.link import is_news, only_from
 from peer.run_file.reading import with_settings
-from peer.run_file.sections import RunFile
+from peer.run_file.sections import CustomModel, RunFile
 from peer.storage.inner_state import Optimizers, several
 from peer.trainer.late import LateValue
 from peer.trainer.loop_checks import Mistake, restart_broken_moments
@@ -350,7 +350,8 @@ class Run(Rank):
             if is_news(link, self._link_told):
                 self._link_told = link
                 limit = only_from(link)
-                self._news.add("link", {"link": link, "limit": limit})
+                by_program = isinstance(self.run_file.model, CustomModel)
+                self._news.add("link", {"link": link, "limit": limit, "by_program": by_program})
                 if limit is not None:
                     self._news.add("link_limited", {"text": limit})
 

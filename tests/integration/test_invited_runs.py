@@ -61,9 +61,9 @@ def test_an_invited_run_admits_refuses_and_bans(processes: Processes, tmp_path: 
     assert stranger.wait(timeout_s=90.0) == REFUSED
     assert "the run admits invited peers only; ask its owner for an invite" in stranger.output
     assert "shoal invite" in stranger.output
-    code, output, _ = shoal(tmp_path / "elsewhere", "status", link)
-    assert code == 0
-    assert "the run admits invited peers only" in output, "its status is for invited peers too"
+    code, _, errors = shoal(tmp_path / "elsewhere", "status", link)
+    assert code == REFUSED, "its status is for invited peers too"
+    assert "the run admits invited peers only" in errors
 
     # The owner's key is an invite.
     assert [peer["name"] for peer in answer(tmp_path, "status", link)["peers"]] == ["anna"]

@@ -151,7 +151,8 @@ def test_a_jump_that_raises_the_loss_is_undone_and_not_taken_again(replays: bool
             assert case.anna.learner is not None
             assert case.anna.learner.distance(case.optimum) < refused["after"] / 2
             assert good[-1] == refused["after"]
-            reasons = [told.get("reason", "") for told in case.anna.told("catch_up_failed")]
+            reasons = [told["reason"] for told in case.anna.told("catch_up_failed")]
+            assert all(reasons)
             assert any("raised the held-out loss here" in reason for reason in reasons)
             made.check()
             judging.cancel()

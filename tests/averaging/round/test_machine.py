@@ -511,6 +511,11 @@ def noted(effects: list[Any]) -> list[str]:
     return [effect.event for effect in effects if isinstance(effect, Note)]
 
 
+def reasons_of(effects: list[Any], event: str) -> list[Any]:
+    notes = (effect for effect in effects if isinstance(effect, Note) and effect.event == event)
+    return [note.fields["reason"] for note in notes]
+
+
 @pytest.mark.parametrize("told", ["behind", "closed"])
 def test_a_peer_that_is_about_to_leave_does_not_fold_where_it_lacks_a_version(told: str) -> None:
     """The others made it and left before it came here: a version of its own would be a fork."""
@@ -670,9 +675,21 @@ def test_a_failed_catch_up_leaves_everything_as_it_was_and_has_a_deadline() -> N
     rounds.handle(Received(ANNA, behind(standing("start", "one"), BORIS)), 1.0)
     assert rounds.deadline == 1.0 + POLICY.catch_up_s
 
-    rounds.handle(Tick(), 1.0 + POLICY.catch_up_s)
+    effects = rounds.handle(Tick(), 1.0 + POLICY.catch_up_s)
 
     assert phase(rounds) is Phase.IDLE and rounds.standing == standing("start")
+    assert reasons_of(effects, "catch_up_failed") == [f"not done within {POLICY.catch_up_s:g} s"]
+
+
+def test_a_catch_up_that_failed_is_told_of_once_and_with_its_reason() -> None:
+    """A second event without a reason stood beside it, which people read as "unknown"."""
+    rounds = machine()
+    rounds.handle(Received(ANNA, behind(standing("start", "one"), BORIS)), 1.0)
+
+    effects = rounds.handle(CaughtUp(None, reason="the source broke off"), 2.0)
+    assert reasons_of(effects, "catch_up_failed") == ["the source broke off"]
+    late = rounds.handle(CaughtUp(None, reason="the source broke off"), 3.0)
+    assert reasons_of(late, "catch_up_failed") == []
 
 
 def test_a_source_that_did_not_deliver_is_not_asked_again_at_once() -> None:

@@ -20,7 +20,7 @@ from dht.membership.admission import NO_INVITE
 from dht.membership.credentials import InviteKey
 from dht.memory.host import EPOCH, MemoryHost, identity_of
 from dht.memory.network import CALM, STORM, Weather
-from dht.presence.door import exchange_papers
+from dht.presence.door import ASKS_FIRST_S, exchange_papers
 from dht.presence.settings import PresenceSettings
 from tests.dht.membership.signers import (
     DAY,
@@ -304,6 +304,50 @@ def test_a_peer_whose_invite_has_ended_comes_back_with_a_later_one() -> None:
         again = await member(swarm, "boris", by=invitation("later", days=1))
         await until(lambda: anna.sees() == {again.id}, within_s=60, what="anna sees boris again")
         assert await reply(again.host, anna) == "hello"
+
+    simulate(story)
+
+
+async def banned_and_gone(swarm: Swarm, kept: Path) -> Peer:
+    """Anna. She has banned boris, who has heard it, keeps it in his folder, and is off line."""
+    anna = await member(swarm, "anna")
+    boris = await member(swarm, "boris", kept=kept)
+    await until(lambda: swarm.all_see([anna, boris]), within_s=60, what="both see each other")
+    anna.presence.door.take([banning(public_key_of(boris.id))])
+    await until(lambda: bool(boris.told("not_admitted")), within_s=60, what="boris is told")
+    await asyncio.sleep(1.0)  # it is written to his folder
+    await swarm.stop("boris")
+    return anna
+
+
+def test_a_peer_whose_ban_was_lifted_while_it_was_away_comes_back(tmp_path: Path) -> None:
+    """Its own file of directives refused it at its start, before it could hear a newer one."""
+
+    async def story(swarm: Swarm) -> None:
+        anna = await banned_and_gone(swarm, tmp_path / "boris")
+        anna.presence.door.take([banning(number=2)])
+        again = await member(swarm, "boris", kept=tmp_path / "boris")
+        await until(lambda: anna.sees() == {again.id}, within_s=60, what="anna sees boris again")
+        await asyncio.sleep(60.0)
+        assert not again.told("not_admitted")
+        assert await reply(again.host, anna) == "hello"
+
+    simulate(story)
+
+
+@pytest.mark.parametrize("anna_is_here", [True, False])
+def test_a_peer_that_is_banned_is_told_so_again_at_its_next_start(
+    anna_is_here: bool, tmp_path: Path
+) -> None:
+    async def story(swarm: Swarm) -> None:
+        await banned_and_gone(swarm, tmp_path / "boris")
+        if not anna_is_here:
+            await swarm.stop("anna")
+        again = await member(swarm, "boris", kept=tmp_path / "boris")
+        took_s = await until(
+            lambda: bool(again.told("not_admitted")), within_s=60, what="boris is told again"
+        )
+        assert took_s < 15.0 if anna_is_here else took_s >= ASKS_FIRST_S
 
     simulate(story)
 

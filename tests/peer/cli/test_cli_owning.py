@@ -14,7 +14,7 @@ from dht.identity import Identity
 from dht.membership.credentials import Credential, admit, encode, read_credential
 from peer import cli
 from peer.cli import taking_part
-from peer.errors import RunFileError
+from peer.errors import NobodyMet, RunFileError
 from peer.joining.link import Link, find_run, parse_link
 from peer.run_file.reading import parse
 from peer.run_file.sections import RunFile
@@ -229,3 +229,36 @@ def test_an_invite_names_the_owners_own_peer_which_no_file_can_name(
         link = told(capsys, "invite", str(file))["link"]
     assert [str(seed) for seed in parse_link(link).seeds] == [own, SEED]
     assert parse_link(told(capsys, "invite", str(file))["link"]).seeds == (), "it has left"
+
+
+@pytest.mark.parametrize(
+    "command", ["status FILE", "credit FILE", "export FILE OUT.safetensors", "run pause FILE"]
+)
+def test_commands_with_the_file_ask_the_owners_own_peer_which_the_file_does_not_name(
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They said that the link has no seed to ask, while `shoal invite` found the peer."""
+    monkeypatch.chdir(tmp_path)
+    asked: list[Link] = []
+
+    def visit(link: Link, *_: object, **__: object) -> None:
+        asked.append(link)
+        raise NobodyMet("run", "nobody is asked in this test")
+
+    for module in ("peer.joining.visit", "peer.storage.download"):
+        monkeypatch.setattr(f"{module}.visit", visit)
+    file = tmp_path / "ours.toml"
+    file.write_text(INVITED.replace(f'seeds = ["{SEED}"]\n', ""), encoding="utf-8")
+    assert said(capsys, "run", "sign", str(file))[0] == 0
+    run = parse(file.read_text())
+    arguments = [str(file) if each == "FILE" else each for each in command.split()]
+    folder = tmp_path / "own peer"
+    with occupied(folder, run, "learner"):
+        keep_link(folder, str(Link(run.run_id, (Multiaddr(SEED),))))
+        assert said(capsys, *arguments)[0] == 3
+    assert [link.seeds for link in asked] == [(Multiaddr(SEED),)]
+    said(capsys, *arguments)
+    assert [link.seeds for link in asked[1:]] == [()], "a peer that does not run is not asked"

@@ -162,6 +162,31 @@ def test_the_summary_names_the_most_frequent_problems(tell: Tell) -> None:
     assert "once: fragment 2 version 7: gave up after 1.5 s, work kept" in story
 
 
+def test_the_summary_has_the_directives_in_force_once(tell: Tell) -> None:
+    def directive(number: int, text: str, signer: str = "owner") -> dict[str, Any]:
+        told = f"directive {number} of {signer}: {text}"
+        return {"signer": signer, "number": number, "bans": 0, "text": told}
+
+    anna = tell(
+        ANNA,
+        "anna",
+        (1.0, "directive", directive(1, "paused")),
+        (2.0, "directive", directive(2, "ends at version 9")),
+        (3.0, "directive", directive(1, "1 ban", "delegate")),
+    )
+    boris = tell(
+        BORIS,
+        "boris",
+        (2.5, "directive", directive(2, "ends at version 9")),
+        (4.0, "directive", directive(1, "paused")),
+    )
+    told = [line.text for line in overview(logs_of(anna, boris)) if "in force" in line.text]
+    assert told == [
+        "in force: directive 1 of delegate: 1 ban",
+        "in force: directive 2 of owner: ends at version 9",
+    ]
+
+
 def test_an_unknown_event_of_a_later_version_is_told_by_its_fields(tell: Tell) -> None:
     anna = tell(ANNA, "anna", (1.0, "sang", {"song": "la"}), (2.0, "closed", {"fragment": 1}))
     assert "sang, song la" in texts(peer_story(logs_of(anna), "anna"))

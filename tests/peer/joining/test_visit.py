@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+from multiaddr import Multiaddr
 
 from dht.guarded_host import GuardedHost
 from dht.identity import Identity, PeerId, RunId
 from dht.membership.admission import NO_INVITE, Admission
-from dht.membership.credentials import Signer, admit, encode
+from dht.membership.credentials import InviteKey, Signer, admit, encode
 from dht.membership.orders import End, Orders
 from dht.membership.reachability import in_words
 from dht.memory.host import EPOCH, identity_of
 from peer import status
 from peer.credit.contributors import contributors
+from peer.errors import NotAdmitted
 from peer.joining.fetch import SeedFailures
 from peer.joining.link import Link
-from peer.joining.visit import RunStatus, Silent, Visitor, status_lines
+from peer.joining.visit import (
+    COUNTED_WITHIN_S,
+    QUIET_S,
+    OwnInvite,
+    RunStatus,
+    Silent,
+    Visitor,
+    status_lines,
+)
 from peer.rules.ending import ended
 from peer.run_file import sections
 from peer.run_file.reading import parse
+from peer.run_file.sections import RunFile
 from peer.storage.credentials import admission_terms, owner_key_path, owners_invite
-from tests.dht.presence.presence_swarm import Swarm, simulate
+from tests.dht.presence.presence_swarm import RUN, Peer, Swarm, simulate
 from tests.peer.credit.books import a_tally
 from tests.peer.statuses import BORIS, CLARA, a_status
 
@@ -125,6 +139,153 @@ def test_the_largest_contributors_are_named_with_their_share() -> None:
     assert not any(line.startswith("contributors") for line in status_lines(alone))
 
 
+async def with_status(
+    swarm: Swarm, name: str, *, counts: int = 1, seeds: Sequence[Multiaddr] = (), **options: Any
+) -> Peer:
+    """A peer that tells a status to whom the run admits. ``counts``: live peers, as it says."""
+    peer = await swarm.start(name, seeds=seeds, **options)
+
+    async def answer(asker: PeerId, request: bytes) -> bytes:
+        return status.encode(a_status(peer=peer.id, name=name, peers=counts))
+
+    guarded = GuardedHost(peer.host, peer.presence.door.refusal)
+    await guarded.serve_calls(status.PROTOCOL, answer, request_max_bytes=300)
+    return peer
+
+
+async def visitor_of(
+    swarm: Swarm,
+    run: RunId,
+    *names: str,
+    invite: InviteKey | None = None,
+    own_invite: OwnInvite = lambda run: None,
+) -> Visitor:
+    seeds = await swarm.seed_addresses(*names)
+    outside = await swarm.start("outside", run=run, seeds=seeds, observes=True)
+    link = Link(run, tuple(seeds), invite)
+    return Visitor(outside.host, outside.presence, link, SeedFailures(), own_invite)
+
+
+OWNER = Identity.from_seed(bytes(31) + b"o")
+INVITED = parse(
+    f'schema = 1\nname = "ours"\n[policy]\nadmission = "invited"\nowner = "{OWNER.peer_id}"\n'
+)
+
+
+def an_invite(signer: Identity, *, ends_in_s: int = 900) -> InviteKey:
+    secret = Identity.generate()
+    ends_at = int(EPOCH) + ends_in_s
+    invite = Signer(signer, INVITED.run_id).invite(secret.public_key, "learner", ends_at)
+    return InviteKey(invite, secret)
+
+
+async def invited_peer(swarm: Swarm, name: str, run: RunFile, invite: InviteKey) -> Peer:
+    peer = identity_of(name).peer_id
+    return await with_status(
+        swarm,
+        name,
+        run=run.run_id,
+        run_file=run.canonical(),
+        admission=Admission(admission_terms(run)),
+        credential=encode(admit(invite.invite, invite.secret, peer, run.run_id)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("invite", "told"),
+    [
+        (None, NO_INVITE),
+        (an_invite(OWNER, ends_in_s=9), "the invite has expired"),
+        (an_invite(Identity.generate()), "the invite is not signed by"),
+    ],
+    ids=["none", "expired", "forged"],
+)
+def test_a_visitor_that_all_peers_refuse_learns_why(invite: InviteKey | None, told: str) -> None:
+    """`shoal status` said "0 tokens merged, 0 peers", and that all was well."""
+
+    async def story(swarm: Swarm) -> RunStatus:
+        await invited_peer(swarm, "anna", INVITED, an_invite(OWNER))
+        await asyncio.sleep(10.0)
+        visitor = await visitor_of(swarm, INVITED.run_id, "anna", invite=invite)
+        return await visitor.look(timeout_s=60.0)
+
+    seen = simulate(story)
+    assert not seen.peers
+    with pytest.raises(NotAdmitted) as refused:
+        seen.check_admitted()
+    assert told in refused.value.reason
+    assert refused.value.exit_code == 4
+
+
+def test_a_visitor_that_one_peer_answers_is_not_refused() -> None:
+    silent = {BORIS: Silent("boris", "learner", 0.25, NO_INVITE, refuses=True)}
+    RunStatus("ab" * 32, (a_status(name="anna"),), silent).check_admitted()
+    RunStatus("ab" * 32, (), {BORIS: Silent("boris", "learner", 0.25, "no")}).check_admitted()
+
+
+def test_a_peer_that_comes_into_sight_late_is_asked_since_others_count_it() -> None:
+    """On a busy machine one of two live peers was shown, and nothing was said of the other."""
+
+    async def story(swarm: Swarm) -> RunStatus:
+        await with_status(swarm, "anna", counts=2)
+        visitor = await visitor_of(swarm, RUN, "anna")
+        looking = asyncio.create_task(visitor.look(timeout_s=60.0))
+        await asyncio.sleep(0.3)
+        seeds = await swarm.seed_addresses("anna")
+        await asyncio.sleep(QUIET_S)
+        await with_status(swarm, "boris", counts=2, seeds=seeds)
+        return await looking
+
+    seen = simulate(story)
+    assert [peer.name for peer in seen.peers] == ["anna", "boris"]
+    assert seen.not_found is None
+
+
+def test_peers_that_others_count_and_that_are_not_found_are_told_of() -> None:
+    async def story(swarm: Swarm) -> tuple[RunStatus, float]:
+        await with_status(swarm, "anna", counts=3)
+        visitor = await visitor_of(swarm, RUN, "anna")
+        began = asyncio.get_running_loop().time()
+        seen = await visitor.look(timeout_s=60.0)
+        return seen, asyncio.get_running_loop().time() - began
+
+    seen, took_s = simulate(story)
+    assert took_s < COUNTED_WITHIN_S + 2.0
+    assert "2 peers that anna counts: not found in time; ask again" in status_lines(seen)
+    assert seen.plain()["not_found"] == 2
+
+
+def test_a_look_ends_at_once_where_all_that_are_counted_have_answered() -> None:
+    async def story(swarm: Swarm) -> tuple[RunStatus, float]:
+        await with_status(swarm, "anna", counts=2)
+        await with_status(swarm, "boris", counts=2, seeds=await swarm.seed_addresses("anna"))
+        await asyncio.sleep(30.0)
+        visitor = await visitor_of(swarm, RUN, "anna")
+        began = asyncio.get_running_loop().time()
+        seen = await visitor.look(timeout_s=60.0)
+        return seen, asyncio.get_running_loop().time() - began
+
+    seen, took_s = simulate(story)
+    assert [peer.name for peer in seen.peers] == ["anna", "boris"]
+    assert took_s < 2.0
+
+
+def test_a_member_that_no_call_reaches_is_named() -> None:
+    """It was left out, like a peer that has left, once the visitor's own hello had failed."""
+
+    async def story(swarm: Swarm) -> RunStatus:
+        await with_status(swarm, "anna")
+        boris = await with_status(swarm, "boris", seeds=await swarm.seed_addresses("anna"))
+        await asyncio.sleep(30.0)
+        swarm.network.pause(boris.id)
+        visitor = await visitor_of(swarm, RUN, "anna")
+        await asyncio.sleep(20.0)
+        return await visitor.look(timeout_s=60.0)
+
+    seen = simulate(story)
+    assert [silent.name for silent in seen.silent.values()] == ["boris"]
+
+
 @pytest.mark.parametrize("has_key", [True, False])
 def test_the_owner_needs_no_invite_to_ask_about_an_invited_run(
     has_key: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -137,26 +298,11 @@ def test_the_owner_needs_no_invite_to_ask_about_an_invited_run(
     if not has_key:
         owner_key_path().unlink()
     secret = Identity.generate()
-    invite = Signer(owner, run.run_id).invite(secret.public_key, "learner", int(EPOCH) + 9)
+    signed = Signer(owner, run.run_id).invite(secret.public_key, "learner", int(EPOCH) + 9)
 
     async def story(swarm: Swarm) -> RunStatus:
-        anna = await swarm.start(
-            "anna",
-            run=run.run_id,
-            run_file=run.canonical(),
-            admission=Admission(admission_terms(run)),
-            credential=encode(admit(invite, secret, identity_of("anna").peer_id, run.run_id)),
-        )
-
-        async def answer(peer: PeerId, request: bytes) -> bytes:
-            return status.encode(a_status(peer=anna.id, name="anna"))
-
-        guarded = GuardedHost(anna.host, anna.presence.door.refusal)
-        await guarded.serve_calls(status.PROTOCOL, answer, request_max_bytes=300)
-        seeds = await swarm.seed_addresses("anna")
-        outside = await swarm.start("outside", run=run.run_id, seeds=seeds, observes=True)
-        link, failures = Link(run.run_id, tuple(seeds)), SeedFailures()
-        visitor = Visitor(outside.host, outside.presence, link, failures, owners_invite)
+        await invited_peer(swarm, "anna", run, InviteKey(signed, secret))
+        visitor = await visitor_of(swarm, run.run_id, "anna", own_invite=owners_invite)
         return await visitor.look(timeout_s=60.0)
 
     seen = simulate(story)

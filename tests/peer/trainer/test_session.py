@@ -277,7 +277,9 @@ def test_a_loop_prints_its_link_once_when_it_has_joined(
     run, model, optimizer = start(quiet=quiet)
     with run:
         assert capsys.readouterr().out == (
-            "" if quiet else f"others join with: shoal join '{lone_agent.LINK}'\n"
+            ""
+            if quiet
+            else f"others join with: the same program and the link '{lone_agent.LINK}'\n"
         )
         train_until(lambda: min(run.versions) >= 1, lambda: one_step(run, model, optimizer), 30)
     assert capsys.readouterr().out == ""

@@ -68,6 +68,13 @@ def test_the_plain_reporter_says_where_a_link_works_that_holds_no_public_address
     assert ["works only in this local network" in line for line in said] == [False, False, True]
 
 
+def test_the_plain_reporter_offers_no_command_for_a_model_that_a_program_brings() -> None:
+    """`shoal join` was offered and then refused: only the program has the model."""
+    said: list[str] = []
+    PlainReporter(said.append).on_event({"event": "link", "link": "shoal://x", "by_program": True})
+    assert said == ["others join with: the same program and the link 'shoal://x'"]
+
+
 def test_the_plain_reporter_tells_a_phase_once() -> None:
     said: list[str] = []
     with PlainReporter(said.append) as reporter:
