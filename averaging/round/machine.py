@@ -795,7 +795,7 @@ class FragmentRounds:
             self.joining.entered(commit.leader)
             self.own_round = part
             self.phase = Phase.ENTERED
-            if self.peers.has_several_groups(now):
+            if commit.kind == "meld" or self.peers.has_several_groups(now):
                 self.several_groups_version = commit.version
                 self.certificates.among_groups = True
             self.pace.took_part(commit.version)

@@ -134,6 +134,11 @@ def test_an_honest_peer_alone_with_a_version_that_a_liar_has_made_with_it_goes_b
     besieged(4282)
 
 
+def test_who_was_in_a_meld_offers_nothing_of_it_again_though_it_counts_few_peers() -> None:
+    """It saw one group, so it took what it had melded for work that a rebase takes back."""
+    besieged(45524, (*BEHAVIOURS, *OF_VOTERS))
+
+
 def test_reducers_that_keep_what_they_merge_do_not_reduce_for_ever() -> None:
     """The reducers of a round follow from its version, and no successor has the upload of the one
     that keeps the slice: each attempt at the version had one of two liars among its reducers. Its
