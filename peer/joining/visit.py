@@ -210,6 +210,8 @@ class Visitor:
         self._failures = failures
         self._own_invite = own_invite
         self._papers = self._papers_with(link.invite)
+        self._run: RunFile | None = None
+        """The run file, once its peers have given it: its hash is the run's id."""
 
     async def look(self, *, timeout_s: float) -> RunStatus:
         """Ask every member once. Raises ``NobodyMet`` if none is found in time."""
@@ -358,6 +360,8 @@ class Visitor:
 
     async def _run_file(self) -> RunFile | None:
         """The run file, from its peers; ``None`` if none of them gives it."""
+        if self._run is not None:
+            return self._run
         try:
             content = await self._presence.fetch_run_file(
                 lambda data: blake3(data).hexdigest() == self._link.run_id,
@@ -365,7 +369,8 @@ class Visitor:
             )
         except RunFileUnavailable:
             return None
-        return from_canonical(content, self._link.run_id)
+        self._run = from_canonical(content, self._link.run_id)
+        return self._run
 
     async def _ask(self, peer: PeerId) -> Answer:
         """The status of a peer, or the error because of which it could not be asked directly."""
