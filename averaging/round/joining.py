@@ -57,6 +57,7 @@ One that wastes joins on purpose took three quarters of the rounds from three ot
 asked anew at each version that it ranked first for."""
 UNUSUAL_FAILURE = 3
 """Weight of a failure that an honest leader hardly causes, such as a redirect in a circle."""
+NO_ANSWER = "it does not answer"
 LEADERS_REMEMBERED_MAX = 64
 
 _ANSWERED_IN = (Phase.JOINING, Phase.PROMISED)
@@ -366,35 +367,37 @@ class Joining:
             if situation.roster_until is None:
                 return self._give_up_offer("my gathering came to nothing")
             return [SetTimer(Timer.ANSWER, situation.roster_until + self._policy.answer_s)]
-        changes: Changes = []
         if now >= attempt.until:
             reason = "it notes joins and closes no roster"
-            changes += self.join_failed(attempt.leader, reason, weight=UNUSUAL_FAILURE)
-        elif not attempt.resent:
+            return self._leave_leader(attempt, reason, situation, now)
+        if not attempt.resent:
             asked_at = now if attempt.asked_at is None else attempt.asked_at
             self.attempt = msgspec.structs.replace(attempt, resent=True, asked_at=asked_at)
             return [
                 SetTimer(Timer.ANSWER, now + self._policy.answer_s),
                 Send(attempt.leader, attempt.join),
             ]
-        elif attempt.asked_at is not None:
-            changes.append(Silent(attempt.leader, attempt.asked_at))
-        return changes + self._leave_leader(attempt, situation, now)
+        silent: Changes = []
+        if attempt.asked_at is not None:
+            silent.append(Silent(attempt.leader, attempt.asked_at))
+        return silent + self._leave_leader(attempt, NO_ANSWER, situation, now)
 
     def peer_silent(self, peer: PeerId, situation: Situation, now: float) -> Changes:
         """Another fragment found a peer silent: do not wait for it here as well."""
         attempt = self.attempt
         if attempt is None or not attempt.leader == peer != self._id.me:
             return []
-        return self._leave_leader(attempt, situation, now)
+        return self._leave_leader(attempt, NO_ANSWER, situation, now)
 
-    def _leave_leader(self, attempt: Attempt, situation: Situation, now: float) -> Changes:
+    def _leave_leader(
+        self, attempt: Attempt, reason: str, situation: Situation, now: float
+    ) -> Changes:
         assert situation.standing is not None
         fields = {"leader": attempt.leader, "phase": str(situation.phase)}
         self._peers.mark_failed(attempt.leader, now)
         changes: Changes = [
             Note("leader_silent", fields),
-            *self.join_failed(attempt.leader, "it does not answer", weight=UNUSUAL_FAILURE),
+            *self.join_failed(attempt.leader, reason, weight=UNUSUAL_FAILURE),
             Send(attempt.leader, self.withdrawal(attempt.join)),
         ]
         leader = self._peers.leader(situation.standing.head(), (), now)
@@ -443,8 +446,7 @@ class Joining:
         if attempt is None or attempt.leader != sender or situation.phase not in _ANSWERED_IN:
             return []
         reason = "it says that I am behind a version that too few have signed"
-        failed = self.join_failed(sender, reason, weight=UNUSUAL_FAILURE)
-        return failed + self._leave_leader(attempt, situation, now)
+        return self._leave_leader(attempt, reason, situation, now)
 
     def change_leader(self, leader: PeerId, now: float) -> Changes:
         """Send the join to another leader."""
