@@ -36,12 +36,11 @@ from peer.agent.online_peer import OnlinePeer, go_online
 from peer.agent.run_page import Showing, ShownRun
 from peer.errors import INTERRUPTED
 from peer.guest.enforcement import Guest
-from peer.joining.link import is_news, only_from
+from peer.joining.link import event_of, is_news
 from peer.publishing.publisher import Publisher, Publishing
 from peer.rules.ending import Ending
 from peer.rules.foundings import heaviest
 from peer.rules.limits import Go, Rest
-from peer.run_file.sections import CustomModel
 from peer.storage.home import peer_folder
 from peer.storage.progress import begin_without_trainer
 
@@ -241,12 +240,10 @@ class Keeper(Delegate):
             link = online.link()
             if link and is_news(link, self._link):
                 self._link = link
-                limit = only_from(link)
-                by_program = isinstance(local.run_file.model, CustomModel)
-                fields = {"link": link, "limit": limit, "by_program": by_program}
-                self._on_event("link", fields)
-                if limit is not None:
-                    self._on_event("link_limited", {"text": limit})
+                told = event_of(link, local.run_file)
+                self._on_event("link", told)
+                if told["limit"] is not None:
+                    self._on_event("link_limited", {"text": told["limit"]})
             await asyncio.sleep(1.0)
 
     def _ask_those_ahead(self, online: OnlinePeer) -> None:

@@ -16,6 +16,7 @@ import urllib.parse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from multiaddr import Multiaddr
 
@@ -25,7 +26,7 @@ from dht.membership.credentials import InviteKey, parse_invite
 from peer.errors import LinkError, RunFileUnreadable, RunNotFound
 from peer.https import https_opener
 from peer.run_file.reading import TEXT_MAX_BYTES, from_canonical, parse
-from peer.run_file.sections import SEEDS_MAX, RunFile
+from peer.run_file.sections import SEEDS_MAX, CustomModel, RunFile
 
 SCHEME = "shoal://"
 LINK_MAX_CHARACTERS = 8192
@@ -163,6 +164,12 @@ def only_from(text: str) -> str | None:
         f"that link works only {where}: it holds no public address; for others name a bootstrap "
         "host with --seed, or forward a port and name the outer address with --announce"
     )
+
+
+def event_of(link: str, run: RunFile) -> dict[str, Any]:
+    """The fields of the event ``link``, which tells how others join."""
+    by_program = isinstance(run.model, CustomModel)
+    return {"link": link, "limit": only_from(link), "by_program": by_program}
 
 
 def find_run(

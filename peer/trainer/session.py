@@ -36,9 +36,9 @@ from peer.bridge.messages import Device, Measured, Mistaken, Other, Restore
 from peer.data.sequences import Data
 from peer.errors import INTERRUPTED, LeftEarly, RunLost
 from peer.events.telling import on_screen
-from peer.joining.link import is_news, only_from
+from peer.joining.link import event_of, is_news
 from peer.run_file.reading import with_settings
-from peer.run_file.sections import CustomModel, RunFile
+from peer.run_file.sections import RunFile
 from peer.storage.inner_state import Optimizers, several
 from peer.trainer.late import LateValue
 from peer.trainer.loop_checks import Mistake, restart_broken_moments
@@ -349,11 +349,10 @@ class Run(Rank):
             self._link_seen = link
             if is_news(link, self._link_told):
                 self._link_told = link
-                limit = only_from(link)
-                by_program = isinstance(self.run_file.model, CustomModel)
-                self._news.add("link", {"link": link, "limit": limit, "by_program": by_program})
-                if limit is not None:
-                    self._news.add("link_limited", {"text": limit})
+                told = event_of(link, self.run_file)
+                self._news.add("link", told)
+                if told["limit"] is not None:
+                    self._news.add("link_limited", {"text": told["limit"]})
 
     @property
     def recipe_data(self) -> Data:
