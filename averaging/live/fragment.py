@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from averaging.history.adoption import Parting
+from averaging.history.attested import numbers_digest
 from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog
 from averaging.history.standing import Standing, sealed_parents
@@ -513,6 +514,9 @@ class FragmentWork:
         await self.stop_encoding()
         before = state = self.state
         drawn = self._draw_spot_check(exchange, effect, state)
+        left = None
+        if exchange.is_mix:
+            left = await averager.threads.run(numbers_digest, before)
         jumps = averager.around.gate is not None and await exchange.is_unusual()
         if jumps and averager.around.gate is not None:
             await averager.around.gate.before_jump(before, effect.standing)
@@ -541,7 +545,7 @@ class FragmentWork:
         dispersion = exchange.dispersion
         if dispersion is not None:
             self.event("melded", dispersion=dispersion)
-        self.take(Applied(effect.round, merged, dispersion))
+        self.take(Applied(effect.round, merged, dispersion, left))
         averager.audits.finished(exchange.parts, state.lineage)
         if drawn is not None and averager.spot_checks is not None:
             averager.spot_checks.begin(exchange.parts, drawn)

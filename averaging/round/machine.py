@@ -820,6 +820,8 @@ class FragmentRounds:
         took_s = now - part.entered_at
         self.leading.timings.sync_took(took_s)
         contained = apply.contained is not None
+        if applied.left is not None and self.standing is not None:
+            self.certificates.left(link_of(self.standing.head()), applied.left)
         self._apply([transitions.Stand(standing, fresh=contained)], now)
         self.catching_up.fellows = tuple(entry.peer for entry in part.commit.members)
         head = standing.head()

@@ -134,6 +134,11 @@ def test_an_honest_peer_alone_with_a_version_that_a_liar_has_made_with_it_goes_b
     besieged(4282)
 
 
+def test_an_honest_peer_alone_with_the_mix_that_a_liar_made_with_it_goes_back() -> None:
+    """Two others had stayed on one version each, so no second peer had the bits of either."""
+    besieged(44961)
+
+
 def test_who_was_in_a_meld_offers_nothing_of_it_again_though_it_counts_few_peers() -> None:
     """It saw one group, so it took what it had melded for work that a rebase takes back."""
     besieged(45524, (*BEHAVIOURS, *OF_VOTERS))
