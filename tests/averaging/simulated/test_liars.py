@@ -43,7 +43,8 @@ OF_VOTERS = (*usurpers.BEHAVIOURS, usurpers.deny_votes, usurpers.coordinate_with
 def assert_certifiable(swarm: SwarmWithLiars) -> None:
     """The honest are enough to certify a version for each of them, once they know each other.
 
-    A peer that is still to come back from a crash (seed 6145) counts when it has.
+    A peer that is still to come back from a crash (seed 6145), or to come at all (seed 52151),
+    counts a while after it has.
     """
 
     def lacks(node: Node) -> bool:
@@ -53,7 +54,7 @@ def assert_certifiable(swarm: SwarmWithLiars) -> None:
         return len(electorate & honest) < needed
 
     if any(map(lacks, swarm.trainers())):
-        swarm.run(swarm.heap.now + ESTABLISHED_AFTER_S)
+        swarm.run(swarm.heap.now + 2 * ESTABLISHED_AFTER_S)
     assert not list(filter(lacks, swarm.trainers()))
 
 
