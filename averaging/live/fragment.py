@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,27 @@ class FragmentWork:
             self.replay = ReplayLog(bytes_max=share, version=state.version, lineage=state.lineage)
         else:
             self.replay.restart(state.version, state.lineage)
+
+    async def put_away(self, files: StateFiles) -> None:
+        """Move the state's numbers from memory to files."""
+        state = self.state
+        if state is None or not self._rests_on(state):
+            return
+        if files.is_put_away(state.theta) and files.is_put_away(state.momentum):
+            return
+
+        def moved() -> FragmentState:
+            theta, momentum = files.put_away(state.theta), files.put_away(state.momentum)
+            return replace(state, theta=theta, momentum=momentum)
+
+        filed = await asyncio.to_thread(moved)
+        if self._rests_on(state):
+            self.state = filed
+
+    def _rests_on(self, state: FragmentState) -> bool:
+        """True if nothing that is under way goes on from this state, or has replaced it."""
+        moves_on = self._applying or self.changing or self.machine.phase is Phase.CATCHING
+        return self.state is state and not moves_on
 
     def keep_for_replay(self, entry: ReplayEntry, lineage: Lineage) -> None:
         """Keep a round that led to ``lineage``, for those who are behind."""
