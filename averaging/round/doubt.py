@@ -25,7 +25,7 @@ from averaging.messages import Commit, Message
 from averaging.round.effects import Note, Presume, Send, Settle
 from averaging.round.identity import Identity
 from averaging.round.neighbourhood import Neighbourhood
-from averaging.round.seals import is_void
+from averaging.round.seals import is_void, may_be_finished
 from averaging.round.transitions import Changes
 from dht.identity import PeerId
 
@@ -157,7 +157,8 @@ class Doubting:
                 verify = self._id.verify
                 if not is_void(doubt.commit, message, sender, doubt.void_said_by, verify):
                     return []
-                return self.void("the round is void", now, forsworn=message.forsworn)
+                finished = may_be_finished(doubt.commit, message, sender)
+                return self.void("the round is void", now, may_be_finished=finished)
             case messages.Forsworn():
                 return self._forsworn_by(sender, message, doubt, now)
         return []
@@ -177,7 +178,7 @@ class Doubting:
             return self._settle(doubt, "everybody has forsworn the round")
         vowed = sum(commit.members[index].peer in doubt.forsworn for index in commit.voters)
         if vowed >= commit.majority:
-            return self.void("a majority has forsworn the round", now, forsworn=True)
+            return self.void("a majority has forsworn the round", now, may_be_finished=True)
         return []
 
     def presumed(self, now: float) -> int | None:
@@ -197,7 +198,7 @@ class Doubting:
         self.doubt = None
         return [Note("presumed", {"reason": reason}), Presume(doubt.round, doubt.mark, reason)]
 
-    def void(self, reason: str, now: float, *, forsworn: bool) -> Changes:
+    def void(self, reason: str, now: float, *, may_be_finished: bool) -> Changes:
         """A majority will never finish the round; no member has, unless it was sealed before.
 
         In one group that would be a fork, to be mixed or rebased like any other. In several
@@ -207,7 +208,7 @@ class Doubting:
         doubt = self.doubt
         if doubt is None:
             return []
-        if not forsworn or not self._has_several_groups(doubt, now):
+        if not may_be_finished or not self._has_several_groups(doubt, now):
             return self._settle(doubt, reason)
         if now + self._policy.margin_s < doubt.ends_at:
             doubt.ends_at = now + self._policy.margin_s

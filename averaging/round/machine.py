@@ -864,22 +864,24 @@ class FragmentRounds:
         part = self.rounds[ended.round]
         if self.own_round is not part:
             if self.doubting.is_about(part.id) and not ended.in_doubt:
-                self._apply(self.doubting.void(ended.reason, now, forsworn=ended.forsworn), now)
+                finished = ended.may_be_finished
+                self._apply(self.doubting.void(ended.reason, now, may_be_finished=finished), now)
             return
         self.own_round = None
         commit = part.commit
         reason = f"its round ended without a version: {ended.reason}"
         self._apply(self.joining.join_failed(commit.leader, reason), now)
         several = commit.version == self.several_groups_version
-        in_doubt = ended.in_doubt or (ended.forsworn and several and part.may_contain_own_work())
+        elsewhere = ended.may_be_finished and several and part.may_contain_own_work()
+        in_doubt = ended.in_doubt or elsewhere
         self._effects.append(GiveUp(part.id, ended.reason, in_doubt))
         assert part.entry is not None
         if in_doubt:
             self._note("in_doubt", reason=ended.reason)
             mark = commit.members[part.entry].mark
             self.doubting.begin(part.id, commit, mark, now, several_groups=several)
-            if ended.forsworn:
-                self._apply(self.doubting.void(ended.reason, now, forsworn=True), now)
+            if ended.may_be_finished:
+                self._apply(self.doubting.void(ended.reason, now, may_be_finished=True), now)
         self._apply(self.joining.become_idle(ended.reason, retry=True), now)
         self._apply(self.catching_up.take_hint(self._situation(now), now), now)
 
