@@ -261,6 +261,8 @@ class FragmentRounds:
     def handle(self, given: Input, now: float) -> list[Effect]:
         """Take one input. Returns what to do, in order."""
         self.certificates.take_input()
+        if self.phase is Phase.IDLE:
+            self._apply(self.doubting.presume_open(now), now)
         if self.standing is not None and self.ending.is_reached_by(self.standing):
             self._consider_end(link_of(self.standing.head()), now)
         self._handle(given, now)
@@ -872,13 +874,15 @@ class FragmentRounds:
         reason = f"its round ended without a version: {ended.reason}"
         self._apply(self.joining.join_failed(commit.leader, reason), now)
         several = commit.version == self.several_groups_version
-        elsewhere = ended.may_be_finished and several and part.may_contain_own_work()
-        in_doubt = ended.in_doubt or elsewhere
+        elsewhere = ended.may_be_finished and part.may_contain_own_work()
+        in_doubt = ended.in_doubt or (elsewhere and several)
         self._effects.append(GiveUp(part.id, ended.reason, in_doubt))
         assert part.entry is not None
+        mark = commit.members[part.entry].mark
+        if elsewhere and not in_doubt:
+            self.doubting.leave_open(part.id, mark)
         if in_doubt:
             self._note("in_doubt", reason=ended.reason)
-            mark = commit.members[part.entry].mark
             self.doubting.begin(part.id, commit, mark, now, several_groups=several)
             if ended.may_be_finished:
                 self._apply(self.doubting.void(ended.reason, now, may_be_finished=True), now)

@@ -163,8 +163,8 @@ class Watch:
     ) -> bool:
         return True
 
-    def serves(self, node: FragmentNode, to: PeerId, state: FragmentState) -> FragmentState:
-        """The state that a node serves to another, which is its own."""
+    def serves(self, node: FragmentNode, to: PeerId, state: FragmentState) -> FragmentState | None:
+        """The state that a node serves to another, which is its own; ``None``: it does not."""
         return state
 
     def serves_rounds(

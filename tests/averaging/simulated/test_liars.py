@@ -170,6 +170,19 @@ def test_a_slice_that_is_handed_over_while_it_is_merged_is_not_taken() -> None:
     besieged(9476, (*BEHAVIOURS, *OF_VOTERS))
 
 
+def test_a_leader_that_tells_one_member_that_its_round_is_void_has_no_work_merged_twice() -> None:
+    """It had the others seal the round, and the member offered its work again in another group."""
+    happened = besieged(54359, (*BEHAVIOURS, *OF_VOTERS))
+    assert happened["presumed"]
+
+
+def test_work_of_an_unanswered_doubt_is_not_offered_to_several_groups() -> None:
+    """A partition left a member alone with its doubt. Others had finished the round, and met it in
+    a swarm of several groups, in which it joined from the version before."""
+    happened = besieged(56434)
+    assert happened["presumed"]
+
+
 @pytest.mark.parametrize("seed", [84, 239, 1224])
 def test_a_voter_makes_no_round_void_by_a_ballot_of_its_own(seed: int) -> None:
     """In groups of four, one that was told so offered its sealed work again: it was merged twice.
