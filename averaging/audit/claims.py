@@ -115,10 +115,13 @@ def claim(
 def is_signed(subject: Subject, commit: Commit, said: Claim, verify: Verify) -> bool:
     """True if the peer that a claim names as its author has signed it."""
     who = authors(commit)
-    if said.by >= len(who):
-        return False
-    signed = text(subject, who[said.by], said.members, said.sources, said.made)
-    return verify(who[said.by], signed, said.signature)
+    return said.by < len(who) and is_signed_by(who[said.by], subject, said, verify)
+
+
+def is_signed_by(author: PeerId, subject: Subject, said: Claim, verify: Verify) -> bool:
+    """True if this peer has signed a claim."""
+    signed = text(subject, author, said.members, said.sources, said.made)
+    return verify(author, signed, said.signature)
 
 
 def hash_of(sources: Sequence[Claim]) -> bytes:

@@ -123,6 +123,12 @@ def may_still_upload(commit: Commit, gone: Iterable[int]) -> set[int]:
     }
 
 
+def carriers(contributors: Sequence[int], bundles: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
+    """Return the contributors to a sealed merge whose payloads are not in another one's bundle."""
+    carried = {rider for riders in bundles.values() for rider in riders}
+    return tuple(index for index in contributors if index not in carried)
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """One payload in the merge of a slice."""
@@ -147,11 +153,8 @@ def shares(
     their states do not move those of the others.
     """
     weight_of = dict(zip(contributors, weights, strict=True))
-    carried = {rider for riders in bundles.values() for rider in riders}
     found = []
-    for index in contributors:
-        if index in carried:
-            continue
+    for index in carriers(contributors, bundles):
         inside = [index, *(rider for rider in bundles.get(index, ()) if rider in weight_of)]
         count = len(inside) if index not in on_probation else 0
         found.append(Share(index, sum(weight_of[i] for i in inside), count))
