@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from multiaddr import Multiaddr
 
+from dht.identity import RunId
 from peer.cli.application import complain, report_if_slow
+from peer.errors import RunFileError, RunNotFound, SeedsElsewhere
+from peer.storage.home import running_peers
 
 if TYPE_CHECKING:
-    from multiaddr import Multiaddr
-
-    from dht.identity import RunId
     from peer.joining.link import FoundRun, Link
     from peer.joining.visit import RunStatus
 
@@ -61,7 +62,6 @@ def with_own_peers(run_id: RunId, seeds: Sequence[Multiaddr]) -> tuple[Multiaddr
     lack any."""
     from peer.joining.link import parse_link
     from peer.storage.address import kept_link
-    from peer.storage.home import running_peers
 
     links = [kept_link(each) for each, who in running_peers().items() if who.run_id == run_id]
     own = [seed for link in links if link is not None for seed in parse_link(link).seeds]
@@ -70,7 +70,6 @@ def with_own_peers(run_id: RunId, seeds: Sequence[Multiaddr]) -> tuple[Multiaddr
 
 def find_patiently(where: str, directory: Path | None) -> FoundRun:
     """``find_known_run``; of a link that nobody answers, ask again until somebody does."""
-    from peer.errors import RunNotFound, SeedsElsewhere
     from peer.joining.link import SCHEME, parse_link
     from peer.storage.last_seen import recall
 
@@ -117,7 +116,6 @@ def no_peers(link: object) -> bytes:
 
 def check_new(found: FoundRun, source: str) -> None:
     """Check a run that is still to begin. Raises ``RunFileError``."""
-    from peer.errors import RunFileError
     from peer.joining.link import read_text
     from peer.run_file.reading import faults_of_new
 
