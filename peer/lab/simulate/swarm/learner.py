@@ -60,15 +60,19 @@ class Seat:
         rule: AdoptionRule,
         alpha: float,
         missed_kept: float = 1.0,
+        upload: Callable[[Float32s, Float32s], Float32s] | None = None,
     ) -> None:
         """The learner's parameters are ``state.theta`` already. ``missed_kept``: share of its own
         displacement that it keeps when a version does not contain it; a live peer keeps all.
+        ``upload(base, values)``: the values that a member that poisons uploads instead of its own.
         """
         self.own = OwnWork(state, step=trainee.step, rule=rule)
         self._trainee = trainee
         self._fragment = state.fragment
         self._alpha = np.float32(alpha)
         self._missed_kept = np.float32(missed_kept)
+        self._upload = upload
+        self._made_up: Float32s | None = None
 
     @property
     def base(self) -> Float32s:
@@ -76,7 +80,8 @@ class Seat:
 
     @property
     def snapshot(self) -> Float32s | None:
-        return self.own.snapshot
+        own = self.own.snapshot
+        return own if own is None or self._upload is None else self._made_up
 
     @property
     def pending_steps(self) -> int:
@@ -84,7 +89,10 @@ class Seat:
 
     def offer(self) -> Offer:
         trainee, own = self._trainee, self.own
-        own.offer(trainee.places.read(self._fragment, trainee.values), step=trainee.step)
+        values = trainee.places.read(self._fragment, trainee.values)
+        own.offer(values, step=trainee.step)
+        if self._upload is not None:
+            self._made_up = self._upload(own.base, values)
         return Offer(
             mark=trainee.step,
             steps=self.pending_steps,

@@ -14,6 +14,7 @@ from averaging.messages import link_claim
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codecs import codec_names
+from averaging.numbers.layout import Fragment
 from averaging.round.certificates import link_of
 from averaging.round.identity import Circumstances, Identity
 from averaging.round.inputs import Due, Leave, LineMeasured, MergeBeforeLeaving
@@ -29,7 +30,7 @@ from peer.lab.simulate.swarm.environment import Environment
 from peer.lab.simulate.swarm.learner import Seat, Trainee
 from peer.lab.simulate.swarm.membership import Table
 from peer.lab.simulate.swarm.peer import SimulatedPeer
-from peer.lab.simulate.swarm.poison import PoisoningSeat, directions, poisoned
+from peer.lab.simulate.swarm.poison import directions, poisoned
 from peer.lab.simulate.swarm.slots import Slot
 from peer.lab.simulate.swarm.spot_checking import SpotChecking
 
@@ -111,16 +112,20 @@ class Lifecycle:
 
     def _seat(self, slot: Slot, trainee: Trainee, state: FragmentState) -> Seat:
         env = self._environment
-        outer, peers = env.experiment.outer, env.experiment.peers
+        outer = env.experiment.outer
         kept = {"keep": 1.0, "damp": 0.5, "drop": 0.0}[outer.missed]
         rule, alpha = outer.adoption, outer.blend_alpha
-        if not slot.lies:
-            return Seat(trainee, state, rule=rule, alpha=alpha, missed_kept=kept)
-        fragment = env.layout.fragments[state.fragment]
+        upload = self._poison_of(slot, env.layout.fragments[state.fragment]) if slot.lies else None
+        return Seat(trainee, state, rule=rule, alpha=alpha, missed_kept=kept, upload=upload)
+
+    def _poison_of(
+        self, slot: Slot, fragment: Fragment
+    ) -> Callable[[Float32s, Float32s], Float32s]:
+        peers = self._environment.experiment.peers
         direction = directions(
             peers.poison,
             fragment.size,
-            seed=env.seed,
+            seed=self._environment.seed,
             fragment=fragment.index,
             peer=slot.number,
             life=slot.lives,
@@ -130,9 +135,7 @@ class Lifecycle:
             length, sizes = peers.poison_length, fragment.unit_sizes
             return poisoned(base, values, direction=direction(), length=length, sizes=sizes)
 
-        return PoisoningSeat(
-            trainee, state, rule=rule, alpha=alpha, missed_kept=kept, upload=upload
-        )
+        return upload
 
     def _machine(
         self,
