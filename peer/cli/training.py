@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from peer.cli.application import EXIT_INTERRUPTED, complain, reported, start_logging
 from peer.cli.learner_options import Options
 from peer.run_file.sections import RunFile
-from peer.storage.home import claim, data_home, default_directory
+from peer.storage.home import data_home, default_directory
 
 if TYPE_CHECKING:
     from peer.island.ranks import Place
@@ -131,7 +131,6 @@ def train_on_devices(
     from peer.island.ranks import run_island
 
     folder = own.directory or default_directory(run.run_id)
-    claim(folder, run)
     work = partial(_rank, run, own, options, settings, look.goal, look.key)
     return run_island(devices, work, logs=folder, tell=complain)
 
