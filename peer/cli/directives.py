@@ -19,7 +19,7 @@ from dht.identity import PeerId
 from dht.membership.orders import NONE, Orders, words
 from dht.whole_files import write_whole
 from peer.cli.application import complain, report_if_slow
-from peer.cli.finding import with_own_peers
+from peer.cli.finding import find, with_own_peers
 from peer.cli.showing import usage_errors
 
 if TYPE_CHECKING:
@@ -190,15 +190,6 @@ def _last(copy: Path, signer: Signer, found: FoundRun, told: Directive | None) -
     read = read_directive(kept, run=signer.run, owner=owner)
     own = [each for each in (read, told) if isinstance(each, Directive)]
     return max(own, key=lambda each: each.number, default=None)
-
-
-def find(where: str) -> FoundRun:
-    """The run behind an argument."""
-    from peer.joining.find import ask_peers
-    from peer.joining.link import find_run
-
-    with report_if_slow("still searching for the run file (Ctrl-C to stop)"):
-        return find_run(where, ask_peers=ask_peers)
 
 
 def signer_for(found: FoundRun, key: Path | None, delegation: str | None) -> Signer:

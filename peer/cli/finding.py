@@ -21,9 +21,17 @@ if TYPE_CHECKING:
     from peer.joining.link import FoundRun, Link
     from peer.joining.visit import RunStatus
 
-SEARCHING = "still searching for the run file (Ctrl-C to stop)"
 ASK_AGAIN_S = (5, 10, 20, 40, 80, 160, 300)
 """Pauses between two searches for somebody who has the run file; the last one repeats."""
+
+
+def find(where: str) -> FoundRun:
+    """The run behind an argument. Raises what ``find_run`` raises."""
+    from peer.joining.find import ask_peers
+    from peer.joining.link import find_run
+
+    with report_if_slow("still searching for the run file (Ctrl-C to stop)"):
+        return find_run(where, ask_peers=ask_peers)
 
 
 def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
@@ -31,8 +39,7 @@ def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
 
     The run file of an earlier participation is used at once. Raises what ``find_run`` raises.
     """
-    from peer.joining.find import ask_peers
-    from peer.joining.link import SCHEME, FoundRun, find_run, parse_link
+    from peer.joining.link import SCHEME, FoundRun, parse_link
     from peer.storage.last_seen import recall
 
     if where.strip().lower().startswith(SCHEME):
@@ -42,8 +49,7 @@ def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
         if run is not None:
             source = "an earlier participation"
             return FoundRun(run, link.seeds, source, invite=link.invite, by_link=True)
-    with report_if_slow(SEARCHING):
-        return find_run(where, ask_peers=ask_peers)
+    return find(where)
 
 
 def link_of(where: str) -> Link:

@@ -16,17 +16,8 @@ from dht.identity import Identity, PeerId, parse_peer_id, public_key_of
 from dht.membership.orders import Orders
 from dht.whole_files import write_whole
 from peer.cli.application import Json, complain, start_logging
-from peer.cli.directives import (
-    Before,
-    DelegationText,
-    KeyFile,
-    Seeds,
-    Where,
-    direct,
-    find,
-    signer_for,
-)
-from peer.cli.finding import with_own_peers
+from peer.cli.directives import Before, DelegationText, KeyFile, Seeds, Where, direct, signer_for
+from peer.cli.finding import find, with_own_peers
 from peer.cli.showing import usage_errors
 from peer.errors import Fault, NotOwner, RunFileError
 from peer.run_file.sections import SEEDS_MAX

@@ -143,11 +143,11 @@ def join(link: str, options: Options) -> int:
         raise typer.BadParameter("--anew is for `shoal start`: `shoal join` never founds a run")
     found = find_patiently(link, options.directory)
     own = options.settings(found, seeds=[str(seed) for seed in found.seeds])
-    known = recall(found.run.run_id, [own.directory or default_directory(found.run.run_id)])
+    where = own.directory or default_directory(found.run.run_id)
+    known = recall(found.run.run_id, [where])
     if known is None and not own.seeds:
         raise NobodyToAsk(found.run.name, link)  # it would wait for ever
     if known is not None and known.ended_at is not None:
-        where = own.directory or default_directory(found.run.run_id)
         source = str(where) if CheckpointFolder(where / OUTER).numbers() else f"'{link}'"
         raise RunOver(found.run.name, date_text(known.ended_at), known.tokens, source)
     if own.seeds:
