@@ -8,6 +8,7 @@ changed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,26 +19,19 @@ from averaging.round.inputs import Offer
 from peer.lab.simulate.problems.problem import LocalTraining, Places
 
 
+@dataclass(slots=True, eq=False)
 class Trainee:
     """All parameters of one learner, and the number of steps that it has made."""
 
-    def __init__(
-        self,
-        training: LocalTraining,
-        places: Places,
-        *,
-        step_tokens: int,
-        rate: Callable[[], float],
-    ) -> None:
-        """``rate``: current share of the peak learning rate."""
-        self.training = training
-        self.places = places
-        self.step_tokens = step_tokens
-        self.step = 0
-        """Number of steps made so far, whether or not they are computed yet."""
-        self.loss: float | None = None
-        self._rate = rate
-        self._computed = 0
+    training: LocalTraining
+    places: Places
+    step_tokens: int
+    rate: Callable[[], float]
+    """Current share of the peak learning rate."""
+    step: int = 0
+    """Number of steps made so far, whether or not they are computed yet."""
+    loss: float | None = None
+    _computed: int = 0
 
     @property
     def values(self) -> Float32s:
@@ -45,7 +39,7 @@ class Trainee:
         behind = self.step - self._computed
         if behind:
             self._computed = self.step
-            self.loss = self.training.train(behind, rate=self._rate())
+            self.loss = self.training.train(behind, rate=self.rate())
         return self.training.values
 
 
