@@ -231,6 +231,8 @@ class Averager(Services):
         refused: str | None = None
         while True:
             await files.tend()
+            for work in self._works:
+                await work.put_away(files)
             if files.refusal is not None and refused is None:
                 self.event("state_in_memory", reason=files.refusal)
             refused = files.refusal

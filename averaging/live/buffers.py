@@ -37,6 +37,7 @@ class Arena:
         self._returned: deque[Bytes] = deque()
         self._taking = threading.Lock()
         self._kept: list[Bytes] = []
+        self._used_bytes = 0
 
     def __repr__(self) -> str:
         with self._taking:
@@ -46,6 +47,13 @@ class Arena:
     @property
     def kept_bytes(self) -> int:
         return sum(raw.size for raw in self._kept)
+
+    @property
+    def used_bytes(self) -> int:
+        """Size of the buffers that are in use, without small ones."""
+        with self._taking:
+            self._collect()
+            return self._used_bytes
 
     def floats(self, count: int) -> Float32s:
         """A vector of ``count`` values."""
@@ -67,6 +75,7 @@ class Arena:
             self._collect()
             place = next((at for at, raw in enumerate(self._kept) if raw.size == rounded), None)
             kept = None if place is None else self._kept.pop(place)
+            self._used_bytes += rounded
         raw = np.empty(rounded, np.uint8) if kept is None else kept
         # Every view's base is this array, as it does not own its memory: it goes when all are gone.
         owner: Bytes = np.frombuffer(raw.data, np.uint8)
@@ -75,7 +84,9 @@ class Arena:
 
     def _collect(self) -> None:
         while self._returned:
-            self._kept.append(self._returned.popleft())
+            raw = self._returned.popleft()
+            self._used_bytes -= raw.size
+            self._kept.append(raw)
         while self._kept and self.kept_bytes > self.kept_max_bytes:
             del self._kept[0]  # the longest unused one
 

@@ -514,8 +514,8 @@ class _Trust:
         self._is_wanted = is_wanted
 
     def holders_min(self, manifest: Manifest) -> int:
-        if self._machine.certificates.attested_digest(manifest.tip) is not None:
-            return 0  # its bits are attested with it
+        if self._machine.certificates.known_digest(manifest.tip) is not None:
+            return 0  # its bits are known
         return self._machine.catching_up.holders_min(self._averager.now())
 
     def counts(self, peer: PeerId) -> bool:
@@ -525,9 +525,9 @@ class _Trust:
         self._machine.certificates.hear(manifest.tip, signatures, self._averager.now())
 
     def problem(self, manifest: Manifest) -> str | None:
-        digest = self._machine.certificates.attested_digest(manifest.tip)
+        digest = self._machine.certificates.known_digest(manifest.tip)
         if digest is not None and digest != digest_of_pieces(manifest.digests):
-            return f"its version {manifest.version} has other bits than the run's owner attests"
+            return f"its version {manifest.version} has other bits than are known to be right"
         if not self._machine.catching_up.takes(manifest.tip, self._averager.now()):
             return f"too few peers that count have signed its version {manifest.version}"
         chain, merged = manifest.chain(), manifest.merged()

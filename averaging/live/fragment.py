@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from averaging.history.adoption import Parting
+from averaging.history.attested import numbers_digest
 from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog
 from averaging.history.standing import Standing, sealed_parents
@@ -138,6 +140,27 @@ class FragmentWork:
             self.replay = ReplayLog(bytes_max=share, version=state.version, lineage=state.lineage)
         else:
             self.replay.restart(state.version, state.lineage)
+
+    async def put_away(self, files: StateFiles) -> None:
+        """Move the state's numbers from memory to files."""
+        state = self.state
+        if state is None or not self._rests_on(state):
+            return
+        if files.is_put_away(state.theta) and files.is_put_away(state.momentum):
+            return
+
+        def moved() -> FragmentState:
+            theta, momentum = files.put_away(state.theta), files.put_away(state.momentum)
+            return replace(state, theta=theta, momentum=momentum)
+
+        filed = await asyncio.to_thread(moved)
+        if self._rests_on(state):
+            self.state = filed
+
+    def _rests_on(self, state: FragmentState) -> bool:
+        """True if nothing that is under way goes on from this state, or has replaced it."""
+        moves_on = self._applying or self.changing or self.machine.phase is Phase.CATCHING
+        return self.state is state and not moves_on
 
     def keep_for_replay(self, entry: ReplayEntry, lineage: Lineage) -> None:
         """Keep a round that led to ``lineage``, for those who are behind."""
@@ -513,6 +536,9 @@ class FragmentWork:
         await self.stop_encoding()
         before = state = self.state
         drawn = self._draw_spot_check(exchange, effect, state)
+        left = None
+        if exchange.is_mix:
+            left = await averager.threads.run(numbers_digest, before)
         jumps = averager.around.gate is not None and await exchange.is_unusual()
         if jumps and averager.around.gate is not None:
             await averager.around.gate.before_jump(before, effect.standing)
@@ -541,7 +567,7 @@ class FragmentWork:
         dispersion = exchange.dispersion
         if dispersion is not None:
             self.event("melded", dispersion=dispersion)
-        self.take(Applied(effect.round, merged, dispersion))
+        self.take(Applied(effect.round, merged, dispersion, left))
         averager.audits.finished(exchange.parts, state.lineage)
         if drawn is not None and averager.spot_checks is not None:
             averager.spot_checks.begin(exchange.parts, drawn)

@@ -1,9 +1,14 @@
 """States in files: theta, momentum and replay log of which little is in memory.
 
-``StateFiles`` hands out vectors that are mapped from files without a name. Arithmetic works on them
-as on any other memory, with the same bits; the kernel reads pages as they are touched and writes
-them back when it likes. It may take their memory for other programs at any time, which it cannot do
-with ordinary memory where there is no swap.
+``StateFiles`` puts vectors into files without a name and maps them. Arithmetic works on them as on
+any other memory, with the same bits; the kernel reads pages as they are touched and writes them
+back when it likes. It may take their memory for other programs at any time, which it cannot do with
+ordinary memory where there is no swap.
+
+A vector that is to be filled is **ordinary memory** at first: the kernel finds, clears, maps and
+books each page of a new file at its first touch, which takes several times as long as an outer
+step, and a round waits for it. Whoever has a finished state has it ``put_away`` afterwards. There
+is ordinary memory for ``working_bytes_max``; beyond it, vectors are files from the beginning.
 
 Pages that were touched count as this process's memory until it lets go of them. ``tend`` does that
 as soon as they are more than ``resident_max_bytes``, whoever touched them: a round, a checkpoint, a
@@ -39,13 +44,15 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from averaging.live.buffers import SMALL_BYTES
+from averaging.live.buffers import SMALL_BYTES, Arena
 from averaging.numbers.arrays import Buffer, Bytes, Float32s, uninitialised_floats
 
 SPARE_BYTES = 1 << 30
 """Free space that is left to others on the disk, and to file systems that copy what is written."""
 
 RESIDENT_MAX_BYTES = 256 << 20
+WORKING_BYTES_MAX = 448 << 20
+"""Both vectors of one of 24 fragments of a billion values, and the rounding of their sizes."""
 SHARE_OF_DESCRIPTORS = 0.5
 """Part of the open files that the system allows this process: each mapping holds one."""
 
@@ -72,6 +79,11 @@ class _Mapped(NamedTuple):
     size: int
 
 
+def working_bytes(largest: int) -> int:
+    """Ordinary memory for one round's vectors of a fragment with so many values, at most."""
+    return min(WORKING_BYTES_MAX, 10 * largest)
+
+
 class StateFiles:
     """Memory of states in files of one folder."""
 
@@ -81,6 +93,7 @@ class StateFiles:
         *,
         allowed_bytes: Callable[[], float | None] = lambda: None,
         resident_max_bytes: int = RESIDENT_MAX_BYTES,
+        working_bytes_max: int = WORKING_BYTES_MAX,
         spare_bytes: int = SPARE_BYTES,
         least_bytes: int = SMALL_BYTES,
         files_max: int | None = None,
@@ -96,6 +109,7 @@ class StateFiles:
         self._spare_bytes = spare_bytes
         self._least_bytes = least_bytes
         self._resident_max_bytes = resident_max_bytes + (_shared_resident_bytes() or 0)
+        self._working = Arena(working_bytes_max)
         self._maps: dict[int, _Mapped] = {}
         """Files in use, by address."""
         # Vectors may go in any thread; a deque's ends are safe there.
@@ -113,21 +127,30 @@ class StateFiles:
         return sum(each.size for each in (*self._maps.values(), *self._returned))
 
     def floats(self, count: int) -> Float32s:
+        if self._has_working_memory(4 * count):
+            return self._working.floats(count)
         raw = self._mapped(4 * count)
         return uninitialised_floats(count) if raw is None else raw.view(np.float32)
 
     def holds(self, vector: Float32s) -> bool:
-        small = 4 * vector.size < self._least_bytes
-        return small or self.refusal is not None or _address(vector) in self._maps
+        return not (_address(vector) in self._maps and self._has_working_memory(vector.nbytes))
+
+    def is_put_away(self, vector: Float32s) -> bool:
+        """True if the vector is where it is to stay."""
+        return vector.nbytes < self._least_bytes or _address(vector) in self._maps
+
+    def put_away(self, vector: Float32s) -> Float32s:
+        """The vector in a file, where there is room for it. Work for a thread."""
+        if self.is_put_away(vector):
+            return vector
+        raw = self._mapped(vector.nbytes, vector.view(np.uint8).data)
+        return vector if raw is None else raw.view(np.float32)
 
     def kept(self, payload: Buffer) -> Buffer:
         """The bytes in a file of their own. Work for a thread."""
         view = memoryview(payload).cast("B")
-        raw = self._mapped(len(view))
-        if raw is None:
-            return payload
-        np.copyto(raw, np.frombuffer(view, np.uint8))
-        return raw.data
+        raw = self._mapped(len(view), view)
+        return payload if raw is None else raw.data
 
     async def tend(self) -> None:
         """Wait a moment, keep resident pages below their limit, and give back unused files."""
@@ -142,7 +165,11 @@ class StateFiles:
         for mapped in list(self._maps.values()):
             mapped.mapping.madvise(mmap.MADV_DONTNEED)
 
-    def _mapped(self, size: int) -> Bytes | None:
+    def _has_working_memory(self, size: int) -> bool:
+        return self._working.used_bytes + size <= self._working.kept_max_bytes
+
+    def _mapped(self, size: int, content: memoryview | None = None) -> Bytes | None:
+        """A new file, mapped; ``None``: there is no room for it. ``content``: what is written."""
         if size < self._least_bytes:
             return None
         allowed = self._allowed_bytes()
@@ -160,7 +187,7 @@ class StateFiles:
             )
             return None
         try:
-            mapping = self._new_file(size)
+            mapping = self._new_file(size, content)
         except OSError as error:
             self.refusal = (
                 f"{self._folder}: {size / 1e6:.0f} MB cannot be had beside a reserve of "
@@ -175,13 +202,16 @@ class StateFiles:
         weakref.finalize(owner, self._gone, address).atexit = False
         return owner
 
-    def _new_file(self, size: int) -> mmap.mmap:
+    def _new_file(self, size: int, content: memoryview | None) -> mmap.mmap:
         if shutil.disk_usage(self._folder).free < size + self._spare_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         descriptor, path = tempfile.mkstemp(prefix=".state-", dir=self._folder)
         try:
             Path(path).unlink()
-            _allocate(descriptor, size)
+            if content is None:
+                _allocate(descriptor, size)
+            else:
+                _write(descriptor, content)
             return mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
@@ -216,6 +246,11 @@ def _allocate(descriptor: int, size: int) -> None:
     zeros = bytes(SMALL_BYTES)  # macOS has no such call
     for start in range(0, size, len(zeros)):
         os.pwrite(descriptor, zeros[: size - start], start)
+
+
+def _write(descriptor: int, content: memoryview) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
 
 
 def _shared_resident_bytes() -> int | None:

@@ -382,21 +382,25 @@ class CatchingUp:
         """True if most of those that count have stayed on a version before this peer's for long.
 
         So it is with a certified version whose only other holder is a liar that serves other bits,
-        once this peer has lost the payload that the others could replay: nobody can fetch it.
+        where the others cannot replay the round that made it: this peer has lost its payload, or
+        the round was a mix. The sides of a mix may have stayed on two versions. This peer goes back
+        to its own.
         """
         if self.attempts_failed < ATTEMPTS_IN_VAIN or self._peers.has_several_groups(now):
             return False  # among several groups peers join from older versions
+        link = link_of(theirs)
+        has_left = self._certificates.has_left(link)
         electorate, doubt_s = self._peers.electorate(now), self._policy.doubt_s
         stay = [
             peer
             for peer, seen in self._behind.items()
             if peer in electorate
-            and seen.lineage == theirs.lineage
+            and (has_left or seen.lineage == theirs.lineage)
             and seen.last - seen.since >= doubt_s
             and now - seen.last < doubt_s
         ]
-        certified = self._certificates.is_certified(link_of(theirs), now)
-        return 2 * len(stay) > len(electorate) and certified
+        may_go = has_left or self._certificates.is_certified(link, now)
+        return 2 * len(stay) > len(electorate) and may_go
 
     def _goes_back(self, theirs: Head, now: float) -> bool:
         """True if others have not come to this peer's version in the time that a round may take.
@@ -423,7 +427,9 @@ class CatchingUp:
 
     def takes(self, link: Link, now: float) -> bool:
         """True if this peer may take the state at this link."""
-        return self._certificates.is_certified(link, now, by_one=self._is_stuck(now))
+        certificates = self._certificates
+        certified = certificates.is_certified(link, now, by_one=self._is_stuck(now))
+        return certified or certificates.has_left(link)
 
     def holders_min(self, now: float) -> int:
         """Number of peers that count and must hold the same bits of a state that is fetched."""

@@ -14,7 +14,8 @@ Nothing is learned from signatures of strangers or of newcomers. Peers that cont
 that this peer holds count by themselves: newcomers that come all at once beside a founder follow
 it, however many they are.
 
-A state that the run's owner has attested needs no certificate.
+A state that the run's owner has attested needs no certificate. Nor does the one that this peer left
+for a mix, to which it may have to go back (``averaging.round.catching_up``): it knows its digest.
 
 Members sign as they finish a round. The coordinator gathers their signatures and sends them along
 when all have finished; a peer that is shown a head with too few of them asks others
@@ -53,7 +54,16 @@ SIGNATURES_SPARE = 1
 class Certificates:
     """The signatures under the newest links that this peer stands on or has heard of."""
 
-    __slots__ = ("_contributed", "_counting", "_id", "_kept", "_peers", "among_groups", "standing")
+    __slots__ = (
+        "_contributed",
+        "_counting",
+        "_id",
+        "_kept",
+        "_left",
+        "_peers",
+        "among_groups",
+        "standing",
+    )
 
     def __init__(self, identity: Identity, peers: Neighbourhood, standing: Standing | None) -> None:
         self._id = identity
@@ -67,6 +77,8 @@ class Certificates:
         """The electorate while the machine takes one input."""
         self._contributed: tuple[Standing, frozenset[PeerId]] | None = None
         """The contributors to a standing."""
+        self._left: tuple[Link, bytes] | None = None
+        """The link that this peer stood on before its last mix, and the digest of its numbers."""
 
     def __repr__(self) -> str:
         return f"Certificates({self._id.me}, {len(self._kept)} links)"
@@ -129,7 +141,7 @@ class Certificates:
 
         ``by_one``: one is enough.
         """
-        if self.attested_digest(link) is not None:
+        if self._attested_digest(link) is not None:
             return True
         signers = frozenset(self._kept.get(link, ()))
         return bool(signers) and self._are_enough(signers, now, by_one=by_one)
@@ -168,7 +180,21 @@ class Certificates:
         contributors = self._contributors
         return self._needed(len(contributors)) <= len(contributors & signers)
 
-    def attested_digest(self, link: Link) -> bytes | None:
+    def left(self, link: Link, digest: bytes) -> None:
+        """A mix took this peer away from a link with these numbers."""
+        self._left = link, digest
+
+    def has_left(self, link: Link) -> bool:
+        """True if this peer stood on this link before its last mix."""
+        return self._left is not None and self._left[0] == link
+
+    def known_digest(self, link: Link) -> bytes | None:
+        """Digest of the numbers at this link, if no other peer has to tell it."""
+        if self._left is not None and self.has_left(link):
+            return self._left[1]
+        return self._attested_digest(link)
+
+    def _attested_digest(self, link: Link) -> bytes | None:
         """Digest of the numbers at this link, if the run's owner has attested the state."""
         attested = self._id.book.orders.attested
         if not attested:

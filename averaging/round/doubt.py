@@ -13,6 +13,10 @@ side of a fork does not offer again what others carry on with: a state that lack
 prove that no other state has it. Otherwise work was merged twice (storms of several groups, seeds
 18, 64, 7079, 7319, 201069). The price: work on a lighter side, or in a round that a majority gave
 up and nobody finished, can be lost.
+
+One group may become one of several, when a partition ends. Work that this peer offers again, as
+nobody could tell of the round that had it, is **open** until a standing covers it: if several
+groups are seen before, it counts as merged elsewhere as well (storm 56434 with liars).
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from averaging.messages import Commit, Message
 from averaging.round.effects import Note, Presume, Send, Settle
 from averaging.round.identity import Identity
 from averaging.round.neighbourhood import Neighbourhood
-from averaging.round.seals import is_void
+from averaging.round.seals import is_void, may_be_finished
 from averaging.round.transitions import Changes
 from dht.identity import PeerId
 
@@ -54,13 +58,16 @@ class Doubt:
 class Doubting:
     """One peer as one that may be in doubt."""
 
-    __slots__ = ("_id", "_peers", "_policy", "doubt")
+    __slots__ = ("_id", "_open", "_peers", "_policy", "doubt")
 
     def __init__(self, identity: Identity, peers: Neighbourhood) -> None:
         self._id = identity
         self._policy = identity.policy
         self._peers = peers
         self.doubt: Doubt | None = None
+        self._open: tuple[bytes, int] | None = None
+        """A round that others may have finished, and the own step up to which it had work that this
+        peer offers again."""
 
     def __repr__(self) -> str:
         about = self.doubt.round.hex()[:8] if self.doubt is not None else None
@@ -83,6 +90,18 @@ class Doubting:
             forsworn={self._id.me},
         )
 
+    def leave_open(self, round_id: bytes, mark: int) -> None:
+        """The own work is offered again, though others may have finished a round with it."""
+        self._open = round_id, mark
+
+    def presume_open(self, now: float) -> Changes:
+        """Before this peer offers anything: what is open among several groups counts as merged."""
+        if self._open is None or not self._peers.has_several_groups(now):
+            return []
+        (round_id, mark), self._open = self._open, None
+        reason = "it may be merged in one of several groups"
+        return [Note("presumed", {"reason": reason}), Presume(round_id, mark, reason)]
+
     def next_at(self) -> float | None:
         doubt = self.doubt
         if doubt is None:
@@ -92,6 +111,10 @@ class Doubting:
 
     def standing_changed(self, standing: Standing) -> Changes:
         """This peer stands elsewhere now, and what is merged there ends the doubt."""
+        if self._open is not None:
+            _, mark = self._open
+            if standing.merged.covers(self._id.me, self._id.incarnation, mark):
+                self._open = None
         doubt, self.doubt = self.doubt, None
         if doubt is None:
             return []
@@ -132,6 +155,7 @@ class Doubting:
     def _end_unanswered(self, doubt: Doubt, reason: str, now: float) -> Changes:
         if self._has_several_groups(doubt, now):
             return self._presume(doubt, reason)
+        self.leave_open(doubt.round, doubt.mark)
         return self._settle(doubt, reason)
 
     def is_answered_by(self, sender: PeerId, round_id: bytes) -> bool:
@@ -157,7 +181,8 @@ class Doubting:
                 verify = self._id.verify
                 if not is_void(doubt.commit, message, sender, doubt.void_said_by, verify):
                     return []
-                return self.void("the round is void", now, forsworn=message.forsworn)
+                finished = may_be_finished(doubt.commit, message, sender)
+                return self.void("the round is void", now, may_be_finished=finished)
             case messages.Forsworn():
                 return self._forsworn_by(sender, message, doubt, now)
         return []
@@ -177,7 +202,7 @@ class Doubting:
             return self._settle(doubt, "everybody has forsworn the round")
         vowed = sum(commit.members[index].peer in doubt.forsworn for index in commit.voters)
         if vowed >= commit.majority:
-            return self.void("a majority has forsworn the round", now, forsworn=True)
+            return self.void("a majority has forsworn the round", now, may_be_finished=True)
         return []
 
     def presumed(self, now: float) -> int | None:
@@ -197,7 +222,7 @@ class Doubting:
         self.doubt = None
         return [Note("presumed", {"reason": reason}), Presume(doubt.round, doubt.mark, reason)]
 
-    def void(self, reason: str, now: float, *, forsworn: bool) -> Changes:
+    def void(self, reason: str, now: float, *, may_be_finished: bool) -> Changes:
         """A majority will never finish the round; no member has, unless it was sealed before.
 
         In one group that would be a fork, to be mixed or rebased like any other. In several
@@ -207,7 +232,10 @@ class Doubting:
         doubt = self.doubt
         if doubt is None:
             return []
-        if not forsworn or not self._has_several_groups(doubt, now):
+        if not may_be_finished:
+            return self._settle(doubt, reason)
+        if not self._has_several_groups(doubt, now):
+            self.leave_open(doubt.round, doubt.mark)
             return self._settle(doubt, reason)
         if now + self._policy.margin_s < doubt.ends_at:
             doubt.ends_at = now + self._policy.margin_s

@@ -164,6 +164,8 @@ class Applied(Struct, frozen=True):
     """Only after a mix or meld: the map out of the merged slices, with a meld's new work."""
     dispersion: float | None = None
     """Only after a meld: how far this peer's weights were from the mean."""
+    left: bytes | None = None
+    """Only after a mix: the digest of the numbers that this peer had before."""
 
 
 class CaughtUp(Struct, frozen=True):

@@ -261,6 +261,8 @@ class FragmentRounds:
     def handle(self, given: Input, now: float) -> list[Effect]:
         """Take one input. Returns what to do, in order."""
         self.certificates.take_input()
+        if self.phase is Phase.IDLE:
+            self._apply(self.doubting.presume_open(now), now)
         if self.standing is not None and self.ending.is_reached_by(self.standing):
             self._consider_end(link_of(self.standing.head()), now)
         self._handle(given, now)
@@ -820,6 +822,8 @@ class FragmentRounds:
         took_s = now - part.entered_at
         self.leading.timings.sync_took(took_s)
         contained = apply.contained is not None
+        if applied.left is not None and self.standing is not None:
+            self.certificates.left(link_of(self.standing.head()), applied.left)
         self._apply([transitions.Stand(standing, fresh=contained)], now)
         self.catching_up.fellows = tuple(entry.peer for entry in part.commit.members)
         head = standing.head()
@@ -862,22 +866,26 @@ class FragmentRounds:
         part = self.rounds[ended.round]
         if self.own_round is not part:
             if self.doubting.is_about(part.id) and not ended.in_doubt:
-                self._apply(self.doubting.void(ended.reason, now, forsworn=ended.forsworn), now)
+                finished = ended.may_be_finished
+                self._apply(self.doubting.void(ended.reason, now, may_be_finished=finished), now)
             return
         self.own_round = None
         commit = part.commit
         reason = f"its round ended without a version: {ended.reason}"
         self._apply(self.joining.join_failed(commit.leader, reason), now)
         several = commit.version == self.several_groups_version
-        in_doubt = ended.in_doubt or (ended.forsworn and several and part.may_contain_own_work())
+        elsewhere = ended.may_be_finished and part.may_contain_own_work()
+        in_doubt = ended.in_doubt or (elsewhere and several)
         self._effects.append(GiveUp(part.id, ended.reason, in_doubt))
         assert part.entry is not None
+        mark = commit.members[part.entry].mark
+        if elsewhere and not in_doubt:
+            self.doubting.leave_open(part.id, mark)
         if in_doubt:
             self._note("in_doubt", reason=ended.reason)
-            mark = commit.members[part.entry].mark
             self.doubting.begin(part.id, commit, mark, now, several_groups=several)
-            if ended.forsworn:
-                self._apply(self.doubting.void(ended.reason, now, forsworn=True), now)
+            if ended.may_be_finished:
+                self._apply(self.doubting.void(ended.reason, now, may_be_finished=True), now)
         self._apply(self.joining.become_idle(ended.reason, retry=True), now)
         self._apply(self.catching_up.take_hint(self._situation(now), now), now)
 

@@ -62,6 +62,7 @@ from averaging.round.seals import (
     is_chosen,
     is_possible,
     is_void,
+    may_be_finished,
     owner_of,
 )
 from averaging.round.signed_commit import SignedCommit
@@ -266,8 +267,8 @@ class Participation:
     def _note(self, event: str, **fields: Value) -> None:
         self._changes.append(Note(event, fields))
 
-    def _end(self, reason: str, *, in_doubt: bool, forsworn: bool = False) -> None:
-        self._changes.append(RoundEnded(self.id, reason, in_doubt, forsworn))
+    def _end(self, reason: str, *, in_doubt: bool, may_be_finished: bool = False) -> None:
+        self._changes.append(RoundEnded(self.id, reason, in_doubt, may_be_finished))
 
     def _coordinate(self, ballot: int, now: float) -> Coordinator:
         return Coordinator(
@@ -634,7 +635,8 @@ class Participation:
             return False
         if self.stage in (Stage.UPLOADING, Stage.SEALED, Stage.FORSWORN):
             self._voided = message
-        self._void(message.reason, now, forsworn=message.forsworn)
+        elsewhere = may_be_finished(self.commit, message, sender) and not self.leads
+        self._void(message.reason, may_be_finished=elsewhere)
         return True
 
     def _found_void(self, ballot: int) -> bool:
@@ -658,16 +660,16 @@ class Participation:
             self._try_merge(index)
         self._try_apply(now)
 
-    def _void(self, reason: str, now: float, *, forsworn: bool) -> None:
+    def _void(self, reason: str, *, may_be_finished: bool) -> None:
         if self.lead is not None and self.lead.phase is not Phase.OVER:
             self.lead.phase = Phase.OVER
         if self.stage is Stage.FORSWORN:
             self.stage = Stage.VOID
-            self._end(reason, in_doubt=False, forsworn=forsworn)
+            self._end(reason, in_doubt=False, may_be_finished=may_be_finished)
         elif self._waits:
             self.stage = Stage.VOID
             self._note("void", reason=reason)
-            self._end(reason, in_doubt=False, forsworn=forsworn)
+            self._end(reason, in_doubt=False, may_be_finished=may_be_finished)
 
     def _leave(self, reason: str, now: float) -> None:
         """Give up this round now; in doubt if it may be sealed with the own contribution."""

@@ -76,6 +76,16 @@ def is_void(
     return len(said_by) >= min(commit.majority, len(commit.voters) - 1)
 
 
+def may_be_finished(commit: Commit, message: Void, sender: PeerId) -> bool:
+    """True if a member may have finished a round that is void by this message.
+
+    It did so before a majority forswore the round; or the leader says to this peer that the round
+    is void and has others seal it.
+    """
+    is_word_of_leader = not message.votes and message.ballot == 0 and sender == commit.leader
+    return message.forsworn or is_word_of_leader
+
+
 def is_possible(commit: Commit, seal: tuple[int, ...]) -> bool:
     """True if a round with this commit can have this seal."""
     expected = expected_of(commit)

@@ -191,8 +191,8 @@ class RoundEnded(Struct, frozen=True):
     round: bytes
     reason: str
     in_doubt: bool
-    forsworn: bool = False
-    """A majority will never finish the round. Some member may have finished it before."""
+    may_be_finished: bool = False
+    """Some member may have finished the round, though this peer never will."""
 
 
 Question: TypeAlias = (

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from averaging.audit.proofs import Guilty
 from averaging.history.adoption import Parting
+from averaging.history.attested import numbers_digest
 from averaging.history.lineage import Lineage
 from averaging.history.replay import ReplayEntry, ReplayHead, ReplayLog, advance
 from averaging.history.rewind import rewound
@@ -162,8 +163,8 @@ class Watch:
     ) -> bool:
         return True
 
-    def serves(self, node: FragmentNode, to: PeerId, state: FragmentState) -> FragmentState:
-        """The state that a node serves to another, which is its own."""
+    def serves(self, node: FragmentNode, to: PeerId, state: FragmentState) -> FragmentState | None:
+        """The state that a node serves to another, which is its own; ``None``: it does not."""
         return state
 
     def serves_rounds(
@@ -436,6 +437,7 @@ class FragmentNode:
         state, learner, commit = self.state, self.learner, apply.commit
         assert state is not None and learner is not None
         exchange = self.exchanges[apply.round]
+        left = numbers_digest(state) if commit.kind == "mix" else None
         numbers, parts = exchange.numbers, exchange.merged_parts()
         data = memoryview(b"".join(part.data for part in parts))
         chunks = exchange.cutting.all_chunks
@@ -472,7 +474,7 @@ class FragmentNode:
                 self.replay.append(ReplayEntry(head, data), after.lineage)
         contained = self._life.contained_by(apply, after.merged, state.merged)
         learner.adopt(after, contained=contained)
-        self.take(inputs.Applied(apply.round, merged, dispersion))
+        self.take(inputs.Applied(apply.round, merged, dispersion, left))
         if self.audits is not None:
             self.audits.audit(apply.round, after.lineage, dict(enumerate(parts)))
 

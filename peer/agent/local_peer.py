@@ -22,7 +22,7 @@ from averaging.history.state import FragmentState
 from averaging.live.averager import Averager
 from averaging.live.compiling import COMPILE_FROM_VALUES, can_compile, use_compiled_codecs
 from averaging.live.settings import AveragerStats
-from averaging.live.state_files import StateFiles
+from averaging.live.state_files import StateFiles, working_bytes
 from averaging.numbers.arrays import Float32s, uninitialised_floats
 from averaging.numbers.layout import Layout
 from averaging.round.phase import Phase as RoundPhase
@@ -230,8 +230,11 @@ class LocalPeer:
         self.state_files: StateFiles | None = None
         """Memory of the states; ``None``: that of the process."""
         if place.on_disk:
+            largest = max(fragment.size for fragment in layout.fragments)
             self.state_files = files = StateFiles(
-                settings.directory, allowed_bytes=lambda: guest.disk.state
+                settings.directory,
+                allowed_bytes=lambda: guest.disk.state,
+                working_bytes_max=working_bytes(largest),
             )
             guest.state_bytes = lambda: files.used_bytes
         self._state_place = place.text

@@ -14,12 +14,16 @@ import msgspec
 import numpy as np
 import pytest
 
+from averaging.history.attested import numbers_digest
 from averaging.history.state import FragmentState
+from averaging.live.fragment import FragmentWork
 from averaging.live.reducing import Reducing
 from averaging.live.settings import AveragerSettings
 from averaging.live.uplink import FIRST, Uplink
+from averaging.messages import Link
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.layout import Layout, TensorSpec
+from averaging.round.effects import Apply
 from averaging.round.inputs import Due, GiveWay
 from averaging.round.phase import Phase
 from averaging.rules.due import DuePolicy
@@ -746,7 +750,26 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counted
 
 
-def test_two_halves_that_merged_apart_mix_and_agree_again(ahead: Counter[str]) -> None:
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each member of a mix: does it know the digest of what it had before?"""
+    known: list[bool] = []
+    apply = FragmentWork._apply
+
+    async def noted(self: FragmentWork, effect: Apply) -> None:
+        assert self.state is not None
+        link, digest = Link(*self.state.chain.tip), numbers_digest(self.state)
+        await apply(self, effect)
+        if effect.commit.kind == "mix":
+            known.append(self.machine.certificates.known_digest(link) == digest)
+
+    monkeypatch.setattr(FragmentWork, "_apply", noted)
+    return known
+
+
+def test_two_halves_that_merged_apart_mix_and_agree_again(
+    ahead: Counter[str], left: list[bool]
+) -> None:
     async def main() -> None:
         network = MemoryNetwork()
         policy = replace(POLICY, doubt_s=20.0, upload_s=5.0, round_s=25.0)
@@ -783,6 +806,7 @@ def test_two_halves_that_merged_apart_mix_and_agree_again(ahead: Counter[str]) -
             assert any(r["outcome"] == "finished" for r in mixed) or rebased
             assert any(r["outcome"] == "finished" for r in mixed), "no fragment was mixed"
             assert not any(r["marks"] for r in mixed), "a mix merges nobody's steps"
+            assert left and all(left), "who mixes knows the bits that it had before"
             assert ahead["mix"]
             for index in range(len(made.layout.fragments)):
                 states = [p.averager.states[index] for p in peers]

@@ -8,6 +8,7 @@ import threading
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,25 @@ from averaging.live import state_files
 from averaging.live.state_files import StateFiles
 from dht.memory.host import MemoryNetwork
 from dht.memory.virtual_loop import run
-from tests.averaging.live.quadratic import POLICY, swarm
+from tests.averaging.live.quadratic import POLICY, Peer, swarm
 
 VALUES = 1 << 20
 BYTES = 4 * VALUES
 
 
-def files_in(folder: Path, *, least_bytes: int = 1) -> StateFiles:
-    return StateFiles(folder, spare_bytes=0, least_bytes=least_bytes)
+def files_in(folder: Path, *, least_bytes: int = 1, working_bytes_max: int = 0) -> StateFiles:
+    return StateFiles(
+        folder, spare_bytes=0, least_bytes=least_bytes, working_bytes_max=working_bytes_max
+    )
+
+
+def is_put_away(peer: Peer) -> bool:
+    files = peer.averager.around.state_files
+    assert files is not None
+    return all(
+        state is not None and files.is_put_away(state.theta) and files.is_put_away(state.momentum)
+        for state in peer.averager.states
+    )
 
 
 def resident_bytes() -> int:
@@ -47,7 +59,7 @@ def test_what_was_let_go_is_not_resident_and_keeps_its_values(tmp_path: Path) ->
 
 
 def test_resident_pages_are_kept_below_their_limit(tmp_path: Path) -> None:
-    files = StateFiles(tmp_path, resident_max_bytes=3 * BYTES, spare_bytes=0)
+    files = StateFiles(tmp_path, resident_max_bytes=3 * BYTES, working_bytes_max=0, spare_bytes=0)
     before = resident_bytes()
     vectors = [files.floats(VALUES) for _ in range(2)]
     for vector in vectors:
@@ -84,23 +96,42 @@ def test_small_vectors_are_ordinary_memory(tmp_path: Path) -> None:
     files = files_in(tmp_path, least_bytes=BYTES)
     small, large = files.floats(VALUES - 1), files.floats(VALUES)
     assert files.used_bytes == BYTES
-    assert files.holds(small) and files.holds(large)
+    assert files.is_put_away(small) and files.is_put_away(large)
+
+
+def test_vectors_are_ordinary_memory_until_they_are_put_away(tmp_path: Path) -> None:
+    files = files_in(tmp_path, working_bytes_max=2 * BYTES)
+    first, _other, third = (files.floats(VALUES) for _ in range(3))
+    assert not files.is_put_away(first) and files.is_put_away(third), "two may be in memory"
+    assert files.holds(first) and files.holds(third), "there is no room for another"
+
+    first.fill(7.0)
+    filed = files.put_away(first)
+    assert (filed == 7.0).all() and files.put_away(filed) is filed
+    assert files.used_bytes == 2 * BYTES
+    del first
+    assert not files.holds(third), "there is room again"
+    assert not files.is_put_away(files.floats(VALUES))
 
 
 def test_a_full_disk_and_a_limit_are_told_and_memory_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allowed: list[float | None] = [BYTES]
-    files = StateFiles(tmp_path, allowed_bytes=lambda: allowed[0], spare_bytes=0)
+    files = StateFiles(
+        tmp_path, allowed_bytes=lambda: allowed[0], working_bytes_max=0, spare_bytes=0
+    )
     first, second = files.floats(VALUES), files.floats(VALUES)
     assert files.used_bytes == BYTES
     assert files.refusal is not None and "shoal limits --disk" in files.refusal
     second.fill(1.0)
-    assert files.holds(second), "it has no better place"
+    assert files.put_away(second) is second, "it has no better place"
 
     allowed[0] = None
-    assert files.floats(VALUES) is not None and files.refusal is None
-    assert files.holds(first) and not files.holds(second), "now it has"
+    assert files.is_put_away(first) and not files.is_put_away(second)
+    filed = files.put_away(second)
+    assert files.is_put_away(filed) and (filed == 1.0).all(), "now it has"
+    assert files.refusal is None
 
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(state_files.shutil, "disk_usage", lambda path: usage(0, 0, BYTES - 1))
@@ -109,7 +140,7 @@ def test_a_full_disk_and_a_limit_are_told_and_memory_is_taken(
 
 
 def test_no_more_files_are_open_than_the_process_can_spare(tmp_path: Path) -> None:
-    files = StateFiles(tmp_path, spare_bytes=0, files_max=2)
+    files = StateFiles(tmp_path, working_bytes_max=0, spare_bytes=0, files_max=2)
     vectors = [files.floats(VALUES) for _ in range(3)]
     assert files.used_bytes == 2 * BYTES
     assert files.refusal is not None and "ulimit -n" in files.refusal
@@ -159,14 +190,17 @@ def test_a_payload_is_moved_with_its_bytes(tmp_path: Path) -> None:
     assert files.used_bytes == len(payload)
 
 
+@pytest.mark.parametrize("working_bytes_max", [0, 4 * BYTES])
 @pytest.mark.parametrize("mu", [0.0, 0.5])
-def test_peers_with_files_and_with_memory_have_equal_bits(tmp_path: Path, mu: float) -> None:
+def test_peers_with_files_and_with_memory_have_equal_bits(
+    tmp_path: Path, mu: float, working_bytes_max: int
+) -> None:
     """Rounds, a replay after a partition, and a newcomer that fetches the state."""
 
     async def main() -> None:
         network, policy = MemoryNetwork(), replace(POLICY, mu=mu)
         async with swarm(network) as made:
-            files = [files_in(tmp_path) for _ in range(2)]
+            files = [files_in(tmp_path, working_bytes_max=working_bytes_max) for _ in range(2)]
             anna = await made.add("anna", policy=policy, state_files=files[0])
             boris = await made.add("boris", policy=policy)
             clara = await made.add("clara", policy=policy, state_files=files[1])
@@ -184,12 +218,7 @@ def test_peers_with_files_and_with_memory_have_equal_bits(tmp_path: Path, mu: fl
             assert any(each["how"] == "replay" for each in clara.told("state_adopted"))
             assert late.told("state_fetched")
             for peer in (anna, clara, late):
-                memory = peer.averager.around.state_files
-                assert memory is not None
-                for state in peer.averager.states:
-                    assert state is not None
-                    assert memory.holds(state.theta)
-                    assert memory.holds(state.momentum) or mu == 0.0
+                await made.until(partial(is_put_away, peer), within_s=5.0)
                 assert not peer.told("state_in_memory")
             log = anna.averager._works[0].replay
             assert log is not None and len(log)

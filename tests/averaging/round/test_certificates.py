@@ -280,6 +280,25 @@ def test_who_is_ahead_goes_back_where_most_others_have_stayed_for_long(
     assert any(moves(rounds, peer, old, late + 0.1) for peer in behind) == goes_back
 
 
+@pytest.mark.parametrize("has_left", [True, False])
+def test_who_has_mixed_alone_goes_back_to_its_own_side(has_left: bool) -> None:
+    """Anna has mixed with this peer and serves other bits. Boris and Clara stay on the two sides of
+    the mix, and nobody else has signed for the version of Boris, or has its bits."""
+    rounds = machine(standing("start", "of Clara", "mine", "mixed"), others=FOUR)
+    mine, theirs = standing("start", "of Clara", "mine"), standing("start", "of Clara")
+    late = 1.0 + POLICY.doubt_s
+    assert isinstance(rounds.peers.view, dict)
+    for peer, seen in rounds.peers.view.items():
+        rounds.peers.view[peer] = msgspec.structs.replace(seen, heard_at=late)
+    if has_left:
+        rounds.certificates.left(link_of(mine.head()), b"digest of the own numbers")
+    for _ in range(ATTEMPTS_IN_VAIN):
+        rounds._apply([RetryLater()], 1.0)
+    for at in (1.0, late):
+        assert not moves(rounds, CLARA, certified(theirs, (ANNA, CLARA)), at)
+        assert moves(rounds, BORIS, certified(mine, (BORIS,)), at) == (has_left and at == late)
+
+
 LIGHTER, HEAVIER = standing("start", "a", "b"), standing("start", "c", "d", "e")
 """Sides of a fork of comparable weight."""
 

@@ -97,7 +97,7 @@ def who_forswore_applies_all_the_same(patch: pytest.MonkeyPatch) -> None:
             self.end_at += 30.0
 
     patch.setattr(Participation, "_give_up", give_up)
-    patch.setattr(Participation, "_void", lambda self, reason, now, *, forsworn: None)
+    patch.setattr(Participation, "_void", lambda self, reason, *, may_be_finished: None)
 
 
 def a_contribution_is_never_marked_as_merged(patch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,9 @@ class SwarmWithLiars(Swarm):
 
     # What they serve
 
-    def serves(self, node: FragmentNode, to: PeerId, state: FragmentState) -> FragmentState:
+    def serves(self, node: FragmentNode, to: PeerId, state: FragmentState) -> FragmentState | None:
+        if self._stands_on_an_invention(node) and not (to in self.liars or self._may_lie(node, to)):
+            return None  # the reader counted others when it was told of it (seed 56683)
         if self.forge_state is not None and self._may_lie(node, to):
             return self.forge_state(node, state)
         return state

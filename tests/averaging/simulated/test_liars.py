@@ -43,7 +43,8 @@ OF_VOTERS = (*usurpers.BEHAVIOURS, usurpers.deny_votes, usurpers.coordinate_with
 def assert_certifiable(swarm: SwarmWithLiars) -> None:
     """The honest are enough to certify a version for each of them, once they know each other.
 
-    A peer that is still to come back from a crash (seed 6145) counts when it has.
+    A peer that is still to come back from a crash (seed 6145), or to come at all (seed 52151),
+    counts a while after it has.
     """
 
     def lacks(node: Node) -> bool:
@@ -53,7 +54,7 @@ def assert_certifiable(swarm: SwarmWithLiars) -> None:
         return len(electorate & honest) < needed
 
     if any(map(lacks, swarm.trainers())):
-        swarm.run(swarm.heap.now + ESTABLISHED_AFTER_S)
+        swarm.run(swarm.heap.now + 2 * ESTABLISHED_AFTER_S)
     assert not list(filter(lacks, swarm.trainers()))
 
 
@@ -134,6 +135,11 @@ def test_an_honest_peer_alone_with_a_version_that_a_liar_has_made_with_it_goes_b
     besieged(4282)
 
 
+def test_an_honest_peer_alone_with_the_mix_that_a_liar_made_with_it_goes_back() -> None:
+    """Two others had stayed on one version each, so no second peer had the bits of either."""
+    besieged(44961)
+
+
 def test_who_was_in_a_meld_offers_nothing_of_it_again_though_it_counts_few_peers() -> None:
     """It saw one group, so it took what it had melded for work that a rebase takes back."""
     besieged(45524, (*BEHAVIOURS, *OF_VOTERS))
@@ -162,6 +168,19 @@ def test_a_word_that_is_repeated_to_its_author_makes_no_round_void_for_it() -> N
 def test_a_slice_that_is_handed_over_while_it_is_merged_is_not_taken() -> None:
     """It was made falsely, and the lineage then had other bits than its digests say."""
     besieged(9476, (*BEHAVIOURS, *OF_VOTERS))
+
+
+def test_a_leader_that_tells_one_member_that_its_round_is_void_has_no_work_merged_twice() -> None:
+    """It had the others seal the round, and the member offered its work again in another group."""
+    happened = besieged(54359, (*BEHAVIOURS, *OF_VOTERS))
+    assert happened["presumed"]
+
+
+def test_work_of_an_unanswered_doubt_is_not_offered_to_several_groups() -> None:
+    """A partition left a member alone with its doubt. Others had finished the round, and met it in
+    a swarm of several groups, in which it joined from the version before."""
+    happened = besieged(56434)
+    assert happened["presumed"]
 
 
 @pytest.mark.parametrize("seed", [84, 239, 1224])
