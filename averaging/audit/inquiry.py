@@ -7,9 +7,10 @@ result run the same code on the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import blake3
+import msgspec
 
 from averaging.audit.claims import Claim, authors, digest_of_pieces, hash_of
 from averaging.audit.proofs import FalseMerge, Proof
@@ -21,12 +22,11 @@ from dht.identity import PeerId
 class Inquiry:
     """The audit of one piece of one slice, as one peer merged it."""
 
-    __slots__ = ("_commit", "_data", "_encoded", "_leaves", "_result", "claim", "head", "sources")
+    __slots__ = ("_commit", "_data", "_leaves", "_result", "claim", "head", "sources")
 
-    def __init__(self, encoded: bytes, commit: Commit, head: FalseMerge, result: Buffer) -> None:
+    def __init__(self, commit: Commit, head: FalseMerge, result: Buffer) -> None:
         """``head``: of a proof whose sources are not known yet. ``result``: the bytes that the
         claim is about: the merged slice with its maps, or a piece of a bundle."""
-        self._encoded = encoded
         self._commit = commit
         self._result = result
         self.head = head
@@ -78,18 +78,9 @@ class Inquiry:
     def proof(self) -> Proof:
         """The pieces to check: once all is here, or before for what the sources prove alone."""
         own = self.head.leaves  # of a bundle; none of a merged slice
-        head = FalseMerge(
-            commit=self._encoded,
-            slice=self.head.slice,
-            merged=self.head.merged,
-            claim=self.claim,
-            sources=self.sources,
-            piece=self.head.piece,
-            leaves=(*(self._leaves.get(source.by, b"") for source in self.sources), *own),
-            maps_bytes=self.head.maps_bytes,
-        )
-        pieces: Mapping[int, Buffer] = self._data
+        leaves = (*(self._leaves.get(source.by, b"") for source in self.sources), *own)
+        head = msgspec.structs.replace(self.head, sources=self.sources, leaves=leaves)
         if not self.is_complete:
             return Proof(head)
-        data = [*(pieces[source.by] for source in self.sources), self._result]
+        data = [*(self._data[source.by] for source in self.sources), self._result]
         return Proof(head, b"".join(bytes(each) for each in data))

@@ -392,7 +392,7 @@ class Auditing:
             leaves=(),
             maps_bytes=len(maps),
         )
-        await self._inquire(parts, Inquiry(parts.encoded_commit, parts.commit, head, result))
+        await self._inquire(parts, Inquiry(parts.commit, head, result))
 
     async def _audit_bundle(self, parts: Parts, index: int, piece: int, delegate: int) -> None:
         """A delegate's bundle is audited like a merged slice."""
@@ -413,7 +413,7 @@ class Auditing:
             piece=piece,
             leaves=(leaves,),
         )
-        await self._inquire(parts, Inquiry(parts.encoded_commit, parts.commit, head, data))
+        await self._inquire(parts, Inquiry(parts.commit, head, data))
 
     async def _inquire(self, parts: Parts, inquiry: Inquiry) -> None:
         accused = inquiry.accused

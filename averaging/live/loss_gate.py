@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Protocol
 
 from averaging.history.chain import Chain
@@ -98,48 +98,40 @@ class _Jump:
     to: list[tuple[int, Lineage]] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class LossGate:
     """The ``JumpGate`` of a peer with a learner. ``run`` judges until it is cancelled."""
 
-    def __init__(
-        self,
-        settings: GateSettings,
-        *,
-        measure: Callable[[], Awaitable[float | None]],
-        holds: Callable[[int], bool],
-        refusals: Refusals | None = None,
-        attested: Callable[[int], Attested | None] = lambda fragment: None,
-        keep: Callable[[Refusals], Awaitable[None]] | None = None,
-        on_event: Callable[[str, Mapping[str, Any]], None] = lambda event, fields: None,
-    ) -> None:
-        """``measure()``: the learner's held-out loss now; ``None``: it cannot tell. ``holds``: true
-        if the learner has adopted the newest state of a fragment. ``attested``: the state of a
-        fragment that the run's owner attests. ``keep`` writes down what is refused.
-        """
-        self.refusals = Refusals() if refusals is None else refusals
-        self._settings = settings
-        self._measure = measure
-        self._holds = holds
-        self._attested = attested
-        self._keep = keep
-        self._on_event = on_event
-        self._jumps: dict[int, _Jump] = {}
-        self._before = math.nan
-        self._began_at = self._last_at = 0.0
-        self._apart_before = 0
-        self._averager: Jumping | None = None
-        self._opening = asyncio.Lock()
+    settings: GateSettings
+    _: KW_ONLY
+    measure: Callable[[], Awaitable[float | None]]
+    """The learner's held-out loss now; ``None``: it cannot tell."""
+    holds: Callable[[int], bool]
+    """True if the learner has adopted the newest state of a fragment."""
+    refusals: Refusals = field(default_factory=Refusals)
+    attested: Callable[[int], Attested | None] = lambda fragment: None
+    """The state of a fragment that the run's owner attests."""
+    keep: Callable[[Refusals], Awaitable[None]] | None = None
+    """Writes down what is refused."""
+    on_event: Callable[[str, Mapping[str, Any]], None] = lambda event, fields: None
+    _jumps: dict[int, _Jump] = field(default_factory=dict)
+    _before: float = math.nan
+    _began_at: float = 0.0
+    _last_at: float = 0.0
+    _apart_before: int = 0
+    _averager: Jumping | None = None
+    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __repr__(self) -> str:
         return f"LossGate({self.refusals!r}, jumped={sorted(self._jumps)})"
 
     def event(self, event: str, **fields: Any) -> None:
-        self._on_event(event, fields)
+        self.on_event(event, fields)
 
     # JumpGate
 
     def refuses(self, fragment: int, chain: Chain) -> str | None:
-        return self.refusals.why_not(fragment, chain, self._attested(fragment))
+        return self.refusals.why_not(fragment, chain, self.attested(fragment))
 
     def refuses_any(self, fragment: int) -> bool:
         return self.refusals.of(fragment)
@@ -163,24 +155,24 @@ class LossGate:
         """Judge jumps when they are over."""
         self._averager = averager
         while True:
-            await asyncio.sleep(self._settings.look_s)
+            await asyncio.sleep(self.settings.look_s)
             if self._jumps and self._is_over(averager):
                 await self._judge(averager)
 
     def _is_over(self, averager: Jumping) -> bool:
-        now, settings = asyncio.get_running_loop().time(), self._settings
+        now, settings = asyncio.get_running_loop().time(), self.settings
         if now - self._began_at >= settings.open_s:
             return True
         if now - self._last_at < settings.quiet_s or Phase.CATCHING in averager.phases:
             return False
         if _apart(averager) > max(VERSIONS_APART, self._apart_before):
             return False  # the others are still to be caught up with in some fragments
-        return all(map(self._holds, self._jumps))
+        return all(map(self.holds, self._jumps))
 
     async def _loss(self) -> float | None:
         try:
-            async with asyncio.timeout(self._settings.measure_s):
-                return await self._measure()
+            async with asyncio.timeout(self.settings.measure_s):
+                return await self.measure()
         except TimeoutError:
             return None
 
@@ -194,7 +186,7 @@ class LossGate:
         verdict = judge(
             before,
             after,
-            rise_max=self._settings.rise_max,
+            rise_max=self.settings.rise_max,
             refused=self.refusals.row(jumps),
             attested=all(self._is_attested(fragment, jump) for fragment, jump in jumps.items()),
         )
@@ -217,7 +209,7 @@ class LossGate:
                 self.event("jump_measured", **told)
 
     def _is_attested(self, fragment: int, jump: _Jump) -> bool:
-        attested = self._attested(fragment)
+        attested = self.attested(fragment)
         return attested is not None and (attested.version, attested.lineage) == jump.to[-1]
 
     async def _undo(self, averager: Jumping, jumps: dict[int, _Jump], told: dict[str, Any]) -> None:
@@ -232,8 +224,8 @@ class LossGate:
             self._jumps.pop(fragment, None)  # from there it has not jumped
 
     async def _write(self) -> None:
-        if self._keep is not None:
-            await self._keep(self.refusals)
+        if self.keep is not None:
+            await self.keep(self.refusals)
 
 
 def _apart(averager: Jumping) -> int:

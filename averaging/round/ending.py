@@ -10,6 +10,7 @@ others where it stands (``averaging.round.lingering``).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from averaging import messages
 from averaging.history.standing import Standing
@@ -22,35 +23,28 @@ from averaging.rules import final_mix
 from averaging.rules.orders import RoundOrders
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Ending:
     """The end of the run, as far as one peer knows."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        peers: Neighbourhood,
-        pace: Pace,
-        certificates: Certificates,
-        next_version: Callable[[], int],
-    ) -> None:
-        """``certificates``: they know where the peer stands. ``next_version``: of the round that
-        would follow."""
-        self._id = identity
-        self._peers = peers
-        self._pace = pace
-        self._certificates = certificates
-        self._next_version = next_version
-        self.is_near = False
-        """The run is about to end: every call is answered, whether this peer leaves or stays."""
-        self.is_over = False
-        """The run has reached its date, and this peer has made its last round."""
-        self.closed_ranks = False
-        """True if all peers form one group now, because the run is at its goal."""
-        self._known_goal: tuple[RoundOrders, int, final_mix.Goal | None] | None = None
-        """The goal, and the orders and the next version that it follows from; 0: any version."""
+    identity: Identity
+    peers: Neighbourhood
+    pace: Pace
+    certificates: Certificates
+    """They know where the peer stands."""
+    next_version: Callable[[], int]
+    """That of the round that would follow."""
+    is_near: bool = False
+    """The run is about to end: every call is answered, whether this peer leaves or stays."""
+    is_over: bool = False
+    """The run has reached its date, and this peer has made its last round."""
+    closed_ranks: bool = False
+    """True if all peers form one group now, because the run is at its goal."""
+    _known_goal: tuple[RoundOrders, int, final_mix.Goal | None] | None = None
+    """The goal, and the orders and the next version that it follows from; 0: any version."""
 
     def __repr__(self) -> str:
-        return f"Ending({self._id.me}, {self.goal}, closed_ranks={self.closed_ranks})"
+        return f"Ending({self.identity.me}, {self.goal}, closed_ranks={self.closed_ranks})"
 
     @property
     def goal(self) -> final_mix.Goal | None:
@@ -60,11 +54,11 @@ class Ending:
         """
         if self.is_over:
             return final_mix.Goal(tokens=0)
-        orders = self._id.book.orders
-        version = self._next_version() if orders.policies else 0  # else it is the same for all
+        orders = self.identity.book.orders
+        version = self.next_version() if orders.policies else 0  # else it is the same for all
         known = self._known_goal  # it is asked for several times for each input
         if known is None or known[0] is not orders or known[1] != version:
-            tokens, last = self._id.policy_at(version).tokens_end, orders.last_version
+            tokens, last = self.identity.policy_at(version).tokens_end, orders.last_version
             goal = None if tokens is None and last is None else final_mix.Goal(tokens, last)
             known = self._known_goal = orders, version, goal
         return known[2]
@@ -76,10 +70,10 @@ class Ending:
 
     def is_final(self, now: float) -> bool:
         """True if the run is at its goal, and nothing more is merged into this peer's standing."""
-        standing, goal = self._certificates.standing, self.goal
+        standing, goal = self.certificates.standing, self.goal
         if goal is None or standing is None or not self.is_reached_by(standing):
             return False
-        several_lineages = self.closed_ranks or self._peers.has_several_groups(now)
+        several_lineages = self.closed_ranks or self.peers.has_several_groups(now)
         return not several_lineages or final_mix.grew_from(standing.chain, goal)
 
     def end(self, now: float) -> final_mix.RunsEnd | None:
@@ -87,7 +81,7 @@ class Ending:
         goal = self.goal
         if goal is None:
             return None
-        is_dealt = self._peers.has_several_groups(now) and not self.closed_ranks
+        is_dealt = self.peers.has_several_groups(now) and not self.closed_ranks
         if is_dealt and not self.is_final(now):
             return None
         return final_mix.RunsEnd(goal, mixes=self.closed_ranks)
@@ -97,9 +91,9 @@ class Ending:
         goal = self.goal
         if goal is None or self.closed_ranks:
             return False
-        if not (goal.is_reached(link.version, link.tokens) and self._peers.has_several_groups(now)):
+        if not (goal.is_reached(link.version, link.tokens) and self.peers.has_several_groups(now)):
             return False
         self.closed_ranks = True
-        self._peers.group_size = messages.ROSTER_MAX
-        self.is_near = self._pace.due_time.eager = True
+        self.peers.group_size = messages.ROSTER_MAX
+        self.is_near = self.pace.due_time.eager = True
         return True

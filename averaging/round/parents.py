@@ -25,6 +25,8 @@ What is not certified is the chain that a member shows beside its parent.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from averaging import messages
 from averaging.messages import Commit, Committed, Link, ParentCertificate, Signatures
 from averaging.round.catching_up import CatchingUp
@@ -43,37 +45,29 @@ ENVELOPE_BYTES = 1_024
 """Largest size of a message beside commit and certificates."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Parents:
     """One peer as a judge of the parents of commits, and as a leader that proves them to others."""
 
-    __slots__ = ("_catching_up", "_certificates", "_id", "_peers", "_shown")
-
-    def __init__(
-        self,
-        identity: Identity,
-        peers: Neighbourhood,
-        certificates: Certificates,
-        catching_up: CatchingUp,
-    ) -> None:
-        self._id = identity
-        self._peers = peers
-        self._certificates = certificates
-        self._catching_up = catching_up
-        self._shown: tuple[bytes, tuple[Signatures, ...], int] | None = None
-        """The commit that was sent last, the signatures under its parents, and how many each needs:
-        it goes to all of a roster."""
+    identity: Identity
+    peers: Neighbourhood
+    certificates: Certificates
+    catching_up: CatchingUp
+    _shown: tuple[bytes, tuple[Signatures, ...], int] | None = None
+    """The commit that was sent last, the signatures under its parents, and how many each needs:
+    it goes to all of a roster."""
 
     def __repr__(self) -> str:
-        return f"Parents({self._id.me})"
+        return f"Parents({self.identity.me})"
 
     def objection(self, commit: Commit, now: float) -> str | None:
         """Return why this peer is in no round that continues these states; ``None``: it may be."""
-        standing = self._certificates.standing
+        standing = self.certificates.standing
         if len(commit.parents) == 1 or standing is None:
             return None  # it is the own one, or this peer has none and only reduces
         for place, parent in enumerate(commit.parents):
             if parent.lineage != standing.lineage and not self.may_join(parent, now):
-                self._catching_up.met_unproven(now)
+                self.catching_up.met_unproven(now)
                 members = [entry.peer for entry in commit.members if entry.parent == place]
                 return (
                     f"too few that count have signed version {parent.version} "
@@ -85,7 +79,7 @@ class Parents:
         """Keep the signatures that came beside a commit."""
         if not given or len(commit.parents) == 1:
             return
-        names = {messages.short_name(peer): peer for peer in self._peers.view}
+        names = {messages.short_name(peer): peer for peer in self.peers.view}
         for certificate in given[: len(commit.parents)]:
             if certificate.parent >= len(commit.parents):
                 return
@@ -94,7 +88,7 @@ class Parents:
                 for name, signature in certificate.signatures
                 if name in names
             )
-            self._certificates.hear(commit.parents[certificate.parent], signatures, now)
+            self.certificates.hear(commit.parents[certificate.parent], signatures, now)
 
     def beside(self, message: Committed, to: PeerId, now: float) -> Committed:
         """Return the message of a commit with the certificates that its receiver needs."""
@@ -104,8 +98,8 @@ class Parents:
         index = commit.index(to)
         own = None if index is None else commit.members[index].parent
         if self._shown is None or self._shown[0] != message.commit:
-            under = tuple(self._certificates.under(parent, now) for parent in commit.parents)
-            self._shown = message.commit, under, self._certificates.parent_needed(now)
+            under = tuple(self.certificates.under(parent, now) for parent in commit.parents)
+            self._shown = message.commit, under, self.certificates.parent_needed(now)
         _, under, needed = self._shown
         # Nobody counts its own signature: a member that signed a parent before needs the others'.
         foreign = {
@@ -125,24 +119,24 @@ class Parents:
 
     def is_proven(self, now: float) -> bool:
         """True if others may be in a round that continues the own state."""
-        return self._certificates.is_proven(now)
+        return self.certificates.is_proven(now)
 
     def may_join(self, parent: Link, now: float) -> bool:
         """True if this peer, as a leader or a member, takes a state that others stand on.
 
         A version that it went through needs no signatures: its own state is made of it.
         """
-        return self._is_behind(parent) or self._catching_up.joins(parent, now)
+        return self._is_behind(parent) or self.catching_up.joins(parent, now)
 
     def _is_behind(self, parent: Link) -> bool:
-        standing = self._certificates.standing
+        standing = self.certificates.standing
         return (
             standing is not None and standing.chain.find(parent.version, parent.lineage) is not None
         )
 
     def refused(self, now: float) -> None:
         """This peer, as a leader, did not admit a join."""
-        self._catching_up.met_unproven(now)
+        self.catching_up.met_unproven(now)
 
 
 def _shortened(signatures: Signatures) -> tuple[tuple[bytes, bytes], ...]:

@@ -47,7 +47,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from averaging.messages import Commit
@@ -123,35 +123,30 @@ class Asked:
         return min(by_rounds, by_time)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Probation:
     """Record of the work of all peers of a run that one of them has seen, its own included.
 
     All fragments of a peer share one. Times are on the peer's own clock.
     """
 
-    def __init__(
-        self,
-        policy: ProbationPolicy,
-        *,
-        trusted: Callable[[PeerId], bool] = lambda peer: False,
-        struck: Callable[[PeerId, float], bool] | None = None,
-    ) -> None:
-        """``trusted``: peers that the owner of the run vouches for, established at any time.
-
-        ``struck``: peers with too many strikes at this one now (``averaging.audit.strikes``), which
-        are on probation whatever they have done; ``None``: strikes are not counted.
-        """
-        self.policy = policy
-        self._struck = struck
-        self._versions_unseen = 0
-        """Number of versions that this peer did not see made, in states that it took."""
-        self._rounds_unseen = 0.0
-        """Number of them that several peers have made, about."""
-        self._tokens_unseen = BoundedMapping[PeerId, int](SEEN_MAX)
-        """The tokens of each peer in those states, by the fragment in which it had the most."""
-        self._rounds_seen = 0
-        self._trusted = trusted
-        self._seen = BoundedMapping[PeerId, _Work](SEEN_MAX)
+    policy: ProbationPolicy
+    _: KW_ONLY
+    trusted: Callable[[PeerId], bool] = lambda peer: False
+    """Peers that the owner of the run vouches for, established at any time."""
+    struck: Callable[[PeerId, float], bool] | None = None
+    """Peers with too many strikes at this one now (``averaging.audit.strikes``), which are on
+    probation whatever they have done; ``None``: strikes are not counted."""
+    _versions_unseen: int = 0
+    """Number of versions that this peer did not see made, in states that it took."""
+    _rounds_unseen: float = 0.0
+    """Number of them that several peers have made, about."""
+    _tokens_unseen: BoundedMapping[PeerId, int] = field(
+        default_factory=lambda: BoundedMapping(SEEN_MAX)
+    )
+    """The tokens of each peer in those states, by the fragment in which it had the most."""
+    _rounds_seen: int = 0
+    _seen: BoundedMapping[PeerId, _Work] = field(default_factory=lambda: BoundedMapping(SEEN_MAX))
 
     def __repr__(self) -> str:
         return f"Probation({self.policy.rounds} rounds, {len(self._seen)} peers seen)"
@@ -163,7 +158,7 @@ class Probation:
     @property
     def counts_all(self) -> bool:
         """True if no peer is ever on probation."""
-        return not self.is_on and self._struck is None
+        return not self.is_on and self.struck is None
 
     @property
     def saw_most(self) -> bool:
@@ -226,7 +221,7 @@ class Probation:
 
     def progress(self, peer: PeerId, asked: Asked, now: float) -> float:
         """Return how much of what is asked this peer has done; 1 or more: it is established."""
-        if self._trusted(peer):
+        if self.trusted(peer):
             return math.inf
         if self.is_struck(peer, now) and not asked.pardons:
             return 0.0
@@ -248,7 +243,7 @@ class Probation:
 
     def is_struck(self, peer: PeerId, now: float) -> bool:
         """True if a peer has too many strikes here."""
-        return self._struck is not None and self._struck(peer, now)
+        return self.struck is not None and self.struck(peer, now)
 
     def _pardons(self, live: set[PeerId], now: float) -> bool:
         return 2 * sum(self.is_struck(peer, now) for peer in live) >= len(live)

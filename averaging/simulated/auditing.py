@@ -230,7 +230,7 @@ class NodeAudits:
             self._ask_upload(peer, round_id, head.slice, shown, alone=False)
 
     def _inquire(self, round_id: bytes, kept: Kept, head: FalseMerge, result: bytes) -> None:
-        inquiry = Inquiry(kept.encoded, kept.commit, head, result)
+        inquiry = Inquiry(kept.commit, head, result)
         if inquiry.accused in (self._means.me, *self.convicted):
             return
 

@@ -19,6 +19,7 @@ import secrets
 import socket
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dht.errors import CallRefused, DhtError, PeerUnreachable
@@ -87,28 +88,19 @@ class Ends(Holder, Protocol):
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Meetings:
     """Opens connections with peers behind routers, and answers peers that want one."""
 
-    def __init__(
-        self,
-        lane: Ends,
-        settings: LaneSettings,
-        *,
-        outside: Outside,
-        where: Where,
-        observers: Observers,
-    ) -> None:
-        self._lane = lane
-        self._settings = settings
-        self._outside = outside
-        self._where = where
-        self.observers = observers
-        self._no_relays: OrderedDict[tuple[PeerId, PeerId], float] = OrderedDict()
-        """Peers that refused to relay, and to whom, and until when they are not asked again."""
-
-        self._under_way = 0
-        """Number of meetings to which other peers have called."""
+    lane: Ends
+    settings: LaneSettings
+    outside: Outside
+    where: Where
+    observers: Observers
+    _no_relays: OrderedDict[tuple[PeerId, PeerId], float] = field(default_factory=OrderedDict)
+    """Peers that refused to relay, and to whom, and until when they are not asked again."""
+    _under_way: int = 0
+    """Number of meetings to which other peers have called."""
 
     def __repr__(self) -> str:
         return f"Meetings({self._under_way} under way)"
@@ -127,7 +119,7 @@ class Meetings:
         if known.must_meet:
             await self._meet_or_relay(peer, known)
         else:
-            async with asyncio.timeout(self._settings.dial_timeout_s):
+            async with asyncio.timeout(self.settings.dial_timeout_s):
                 await self._meet(peer, known)
 
     async def _meet_or_relay(self, peer: PeerId, known: Partner) -> None:
@@ -135,10 +127,10 @@ class Meetings:
         apart = APART
         if self._now >= known.meet_after:
             try:
-                async with asyncio.timeout(self._settings.dial_timeout_s):
+                async with asyncio.timeout(self.settings.dial_timeout_s):
                     await self._meet(peer, known)
             except (OSError, TimeoutError, ValueError, PeerUnreachable, CallRefused) as error:
-                apart = str(error) or f"silent for {self._settings.dial_timeout_s:g} s"
+                apart = str(error) or f"silent for {self.settings.dial_timeout_s:g} s"
                 known.apart = min(known.apart + 1, 16)
             else:
                 known.apart = 0
@@ -152,7 +144,7 @@ class Meetings:
         except OSError as error:
             raise OSError(f"{apart}; {error}") from error
         # There is a path now: a better one is looked for later, and not for each connection.
-        pause_s = self._settings.retry_first_s * 2 ** max(0, known.apart - 1)
+        pause_s = self.settings.retry_first_s * 2 ** max(0, known.apart - 1)
         known.meet_after = self._now + min(pause_s, RETRY_MAX_S)
 
     async def _meet(self, peer: PeerId, known: Partner) -> None:
@@ -160,31 +152,31 @@ class Meetings:
         opening = Opening()
         try:
             async with self.observers.outer_address(opening) as (ip, port):
-                reply = await self._outside.call(peer, PUNCH_PROTOCOL, encode(Punch(ip, port)))
+                reply = await self.outside.call(peer, PUNCH_PROTOCOL, encode(Punch(ip, port)))
                 offer = decode(PunchOffer, reply)
                 if not is_outer(offer.ip):
                     raise ValueError(f"its outer address {offer.ip} is none on the internet")
                 await self._meet_at(offer, opening, peer, known)
         finally:
             opening.close()
-        self._lane.counters["met"] += 1
+        self.lane.counters["met"] += 1
 
     async def _meet_at(
         self, offer: PunchOffer, opening: Opening, peer: PeerId, known: Partner
     ) -> None:
         try:
             async with (
-                asyncio.timeout(self._settings.meeting_s),
+                asyncio.timeout(self.settings.meeting_s),
                 opening.meeting(offer.ip, offer.port) as found,
             ):
                 while True:
                     dialled = await found.get()
                     # A stranger may have dialled this port: then the next connection counts.
                     with contextlib.suppress(OSError, ValueError, TimeoutError):
-                        async with asyncio.timeout(self._settings.answer_timeout_s):
+                        async with asyncio.timeout(self.settings.answer_timeout_s):
                             ticket = ticket_of(peer, offer)
                             number, path = offer.number, Path.PUNCHED
-                            await self._lane.introduce(known, dialled, ticket, number, path)
+                            await self.lane.introduce(known, dialled, ticket, number, path)
                         return
         except TimeoutError:
             raise OSError(APART) from None
@@ -195,9 +187,7 @@ class Meetings:
         for relay, ip in await self._possible_relays(peer):
             circuit = Circuit(peer, secrets.token_bytes(NUMBER_BYTES))
             try:
-                leg = decode(
-                    Leg, await self._outside.call(relay, CIRCUIT_PROTOCOL, encode(circuit))
-                )
+                leg = decode(Leg, await self.outside.call(relay, CIRCUIT_PROTOCOL, encode(circuit)))
             except CallRefused as error:
                 self._no_relays[relay, peer] = self._now + NO_RELAY_S
                 if error.reason != NO_BULK:
@@ -208,14 +198,14 @@ class Meetings:
                 continue
             try:
                 via = encode(Via(relay, circuit.number))
-                offer = decode(ViaOffer, await self._outside.call(peer, VIA_PROTOCOL, via))
+                offer = decode(ViaOffer, await self.outside.call(peer, VIA_PROTOCOL, via))
                 dialled = await reach_through(ip, leg.port, leg.number)
                 ticket = ticket_of(peer, offer)
-                await self._lane.introduce(known, dialled, ticket, offer.number, Path.RELAYED)
+                await self.lane.introduce(known, dialled, ticket, offer.number, Path.RELAYED)
             except (OSError, ValueError, PeerUnreachable, CallRefused) as error:
                 refusals.append(str(error))
                 continue
-            self._lane.counters["relayed"] += 1
+            self.lane.counters["relayed"] += 1
             return
         raise OSError(
             f"no relay: {refusals[-1]}"
@@ -232,7 +222,7 @@ class Meetings:
             self._no_relays.popitem(last=False)
         found = [
             (relay, ip)
-            for relay, ip in await self._outside.observers()
+            for relay, ip in await self.outside.observers()
             if relay != peer and (relay, peer) not in self._no_relays
         ]
         secrets.SystemRandom().shuffle(found)
@@ -245,11 +235,11 @@ class Meetings:
         punch = decode(Punch, request)
         if not is_outer(punch.ip):
             raise ValueError(f"{punch.ip} is no public address")
-        if self._under_way >= self._settings.meetings_max:
-            raise ValueError(f"more than {self._settings.meetings_max} meetings at once")
+        if self._under_way >= self.settings.meetings_max:
+            raise ValueError(f"more than {self.settings.meetings_max} meetings at once")
         self._under_way += 1
         ready: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._lane.spawn(self._host_meeting(peer, punch, ready), f"meeting {peer}")
+        self.lane.spawn(self._host_meeting(peer, punch, ready), f"meeting {peer}")
         return await ready
 
     async def _host_meeting(self, peer: PeerId, punch: Punch, ready: asyncio.Future[bytes]) -> None:
@@ -258,17 +248,17 @@ class Meetings:
         try:
             opening = Opening()
             async with (
-                asyncio.timeout(self._settings.dial_timeout_s),
+                asyncio.timeout(self.settings.dial_timeout_s),
                 self.observers.outer_address(opening) as (ip, port),
                 opening.meeting(punch.ip, punch.port) as found,
             ):
-                number, ticket = self._lane.issue(peer)
+                number, ticket = self.lane.issue(peer)
                 offer = PunchOffer(ip, port, number, ticket.dialler_key, ticket.listener_key)
                 if ready.done():
                     return  # the call was given up
                 ready.set_result(encode(offer))
                 met = asyncio.Event()
-                admitting = self._lane.spawn(self._admit_all(found, met), "admit at a meeting")
+                admitting = self.lane.spawn(self._admit_all(found, met), "admit at a meeting")
                 try:
                     await met.wait()
                 finally:
@@ -287,14 +277,14 @@ class Meetings:
         """Greet everybody who comes to a meeting, until one has shown a ticket."""
 
         async def greet(connection: Connection, dialled: socket.socket) -> None:
-            await self._lane.greet(connection, dialled)
+            await self.lane.greet(connection, dialled)
             if connection.peer is not None:
                 met.set()
 
         while True:
-            connection = self._lane.admit(dialled := await found.get(), Path.PUNCHED)
+            connection = self.lane.admit(dialled := await found.get(), Path.PUNCHED)
             if connection is not None:
-                self._lane.spawn(greet(connection, dialled), "lane greet")
+                self.lane.spawn(greet(connection, dialled), "lane greet")
 
     async def come(self, peer: PeerId, request: bytes) -> bytes:
         """Answer ``Via``: come to a relay that the asking peer has chosen. Raises ``ValueError``.
@@ -303,20 +293,20 @@ class Meetings:
         """
         via = decode(Via, request)
         relay = PeerId(via.relay)
-        if self._under_way >= self._settings.meetings_max:
-            raise ValueError(f"more than {self._settings.meetings_max} meetings at once")
+        if self._under_way >= self.settings.meetings_max:
+            raise ValueError(f"more than {self.settings.meetings_max} meetings at once")
         self._under_way += 1
         try:
-            hosts = await self._where(relay)
+            hosts = await self.where(relay)
             if not hosts:
                 raise ValueError("it has no direct connection with this relay")
             circuit = encode(Circuit(peer, via.circuit))
-            leg = decode(Leg, await self._outside.call(relay, CIRCUIT_PROTOCOL, circuit))
+            leg = decode(Leg, await self.outside.call(relay, CIRCUIT_PROTOCOL, circuit))
         except BaseException:
             self._under_way -= 1
             raise
-        number, ticket = self._lane.issue(peer)
-        self._lane.spawn(self._come_to(hosts[0], leg), f"come to {relay}")
+        number, ticket = self.lane.issue(peer)
+        self.lane.spawn(self._come_to(hosts[0], leg), f"come to {relay}")
         return encode(ViaOffer(number, ticket.dialler_key, ticket.listener_key))
 
     async def _come_to(self, ip: str, leg: Leg) -> None:
@@ -329,6 +319,6 @@ class Meetings:
             return
         finally:
             self._under_way -= 1
-        connection = self._lane.admit(dialled, Path.RELAYED)
+        connection = self.lane.admit(dialled, Path.RELAYED)
         if connection is not None:
-            await self._lane.greet(connection, dialled)
+            await self.lane.greet(connection, dialled)

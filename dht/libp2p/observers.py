@@ -65,30 +65,23 @@ class RouterView:
     """The address is open to other ports of an IP address to which something was sent."""
 
 
+@dataclass(frozen=True, slots=True)
 class Observers:
-    """Asks peers outside. ``is_shut``: this peer could not be dialled lately."""
+    """Asks peers outside."""
 
-    def __init__(
-        self,
-        outside: Outside,
-        holder: Holder,
-        *,
-        ask: Ask,
-        is_shut: Callable[[PeerId], bool],
-        timeout_s: float,
-    ) -> None:
-        self._outside = outside
-        self._holder = holder
-        self._ask = ask
-        self._is_shut = is_shut
-        self._timeout_s = timeout_s
+    outside: Outside
+    holder: Holder
+    ask: Ask
+    is_shut: Callable[[PeerId], bool]
+    """This peer could not be dialled lately."""
+    timeout_s: float
 
     async def examine_router(self) -> RouterView:
         """Find out with the help of peers outside what the router does. Raises ``DhtError``."""
         opening, connections, seen = Opening(), [], []
         strangers = others = None
         try:
-            observers = await self._outside.observers()
+            observers = await self.outside.observers()
             for peer, ip in observers[:ROUTER_OBSERVERS_MAX]:
                 observed = await self._observe(opening, peer, ip)
                 if observed is None:
@@ -113,7 +106,7 @@ class Observers:
         Where no peer outside has a lane, the router is taken to keep the port's number. Peers that
         could not be dialled lately are asked last: they are behind routers themselves.
         """
-        observers = sorted(await self._outside.observers(), key=lambda each: self._is_shut(each[0]))
+        observers = sorted(await self.outside.observers(), key=lambda each: self.is_shut(each[0]))
         for peer, host in observers[:OBSERVERS_MAX]:
             observed = await self._observe(opening, peer, host)
             if observed is None:
@@ -126,7 +119,7 @@ class Observers:
             return
         for peer, _ in observers[:OBSERVERS_MAX]:
             with contextlib.suppress(DhtError):
-                if is_outer(ip := await self._outside.seen_by(peer)):
+                if is_outer(ip := await self.outside.seen_by(peer)):
                     yield ip, opening.port
                     return
         raise OSError("no connected peer can tell this peer's outer address")
@@ -135,10 +128,10 @@ class Observers:
         self, opening: Opening, peer: PeerId, host: str
     ) -> tuple[Connection, tuple[str, int]] | None:
         """Connect from a port to a peer outside, which tells the port's outer address."""
-        connection = Connection(self._holder, Path.DIRECT, dialled=True)
+        connection = Connection(self.holder, Path.DIRECT, dialled=True)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                offer = decode(Offer, await self._ask(peer))
+            async with asyncio.timeout(self.timeout_s):
+                offer = decode(Offer, await self.ask(peer))
                 dialled = await opening.dial(host, offer.port)
                 answer = await connection.show(dialled, ticket_of(peer, offer), offer.number)
         except (OSError, TimeoutError, ValueError, DhtError):
@@ -152,5 +145,5 @@ class Observers:
         """Let one of these peers dial an outer port of this one; ``None``: none of them can."""
         for peer in peers[:OBSERVERS_MAX]:
             with contextlib.suppress(DhtError):
-                return await self._outside.call(peer, KNOCK_PROTOCOL, encode(Knock(port))) == LET_IN
+                return await self.outside.call(peer, KNOCK_PROTOCOL, encode(Knock(port))) == LET_IN
         return None

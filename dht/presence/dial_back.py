@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -84,41 +84,32 @@ class NotTried:
     reason: str
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class DialBacks:
     """Both sides of dial-backs on one host. ``run`` belongs in the owner's task group."""
 
-    def __init__(
-        self,
-        host: Host,
-        dialler: Dialler,
-        *,
-        own_addresses: Callable[[], Sequence[Multiaddr]],
-        rng: np.random.Generator,
-        budget: CallBudget,
-        call_timeout_s: float,
-    ) -> None:
-        self.asked = 0
-        """Number of dial-backs requested from other peers."""
-
-        self.done = 0
-        """Number of dials made for other peers."""
-
-        self._host = host
-        self._dialler = dialler
-        self._own_addresses = own_addresses
-        self._rng = rng
-        self._budget = budget
-        self._call_timeout_s = call_timeout_s
-        self._nonces: dict[bytes, asyncio.Future[Reached]] = {}
-        self._redials: asyncio.Queue[wire.DialBack] = asyncio.Queue(maxsize=REDIALS_MAX)
-        self._dialling = asyncio.Semaphore(DIALS_AT_ONCE)
+    host: Host
+    dialler: Dialler
+    own_addresses: Callable[[], Sequence[Multiaddr]]
+    rng: np.random.Generator
+    budget: CallBudget
+    call_timeout_s: float
+    asked: int = 0
+    """Number of dial-backs requested from other peers."""
+    done: int = 0
+    """Number of dials made for other peers."""
+    _nonces: dict[bytes, asyncio.Future[Reached]] = field(default_factory=dict)
+    _redials: asyncio.Queue[wire.DialBack] = field(
+        default_factory=lambda: asyncio.Queue(maxsize=REDIALS_MAX)
+    )
+    _dialling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(DIALS_AT_ONCE))
 
     async def serve(self) -> None:
         """Answer other peers from now on."""
-        await self._host.serve_calls(
+        await self.host.serve_calls(
             wire.DIAL_BACK_PROTOCOL, self._answer, request_max_bytes=wire.DIAL_BACK_MAX_BYTES
         )
-        await self._host.serve_calls(
+        await self.host.serve_calls(
             wire.CONFIRM_PROTOCOL, self._answer_confirm, request_max_bytes=wire.NONCE_BYTES
         )
 
@@ -131,7 +122,7 @@ class DialBacks:
                 self.done += 1
                 target = parse_peer_id(message.peer)
                 # The proof is a fresh connection of libp2p: what goes over a lane need not break.
-                await self._host.disconnect(target, lane=False)
+                await self.host.disconnect(target, lane=False)
                 addresses = unpack_all(message.addresses)
                 if await self._dial(target, addresses, message.nonce) == "cannot help":
                     await asyncio.sleep(BACKOFF_S)
@@ -149,8 +140,8 @@ class DialBacks:
         """
         self.asked += 1
         try:
-            self._dialler.not_fresh = {
-                connection.peer for connection in await self._host.connections()
+            self.dialler.not_fresh = {
+                connection.peer for connection in await self.host.connections()
             }
         except HostClosed as error:
             return NotTried(error.reason)
@@ -158,29 +149,29 @@ class DialBacks:
         arrived: asyncio.Future[Reached] = asyncio.get_running_loop().create_future()
         self._nonces[nonce] = arrived
         request = wire.DialBack(
-            peer=self._host.peer_id,
+            peer=self.host.peer_id,
             nonce=nonce,
             addresses=tuple(pack(address) for address in addresses),
             relay=True,
             may_cut=may_cut,
         )
         try:
-            data = await self._host.call(
+            data = await self.host.call(
                 helper,
                 wire.DIAL_BACK_PROTOCOL,
                 wire.write(request),
                 # It may ask three others, each of which connects and calls.
-                timeout_s=(2 * THIRD_PEERS_MAX + 1) * self._call_timeout_s,
+                timeout_s=(2 * THIRD_PEERS_MAX + 1) * self.call_timeout_s,
             )
             reply = wire.read(wire.DialBackReply, data)
             if reply.verdict == "will redial" and may_cut:
-                self._dialler.not_fresh.discard(helper)
-                self._dialler.awaited = helper
-                await asyncio.wait([arrived], timeout=self._call_timeout_s + 2.0)
+                self.dialler.not_fresh.discard(helper)
+                self.dialler.awaited = helper
+                await asyncio.wait([arrived], timeout=self.call_timeout_s + 2.0)
         except (DhtError, ValueError) as error:
             reply = wire.DialBackReply(verdict="cannot help", reason=str(error)[:200])
         finally:
-            self._dialler.awaited = None
+            self.dialler.awaited = None
             del self._nonces[nonce]
         if arrived.done():  # the proof outweighs the reply
             return arrived.result()
@@ -196,14 +187,14 @@ class DialBacks:
         Then this peer has dialled the helper, and not the other way round.
         """
         try:
-            connections = await self._host.connections()
+            connections = await self.host.connections()
         except HostClosed:
             return True  # our own daemon is being restarted
-        return helper in self._dialler.not_fresh or any(c.peer == helper for c in connections)
+        return helper in self.dialler.not_fresh or any(c.peer == helper for c in connections)
 
     async def _answer_confirm(self, peer: PeerId, request: bytes) -> bytes:
         arrived = self._nonces.get(bytes(request))
-        if peer in self._dialler.not_fresh:
+        if peer in self.dialler.not_fresh:
             raise ValueError("it was connected already, which proves nothing")
         remote = await self._remote_of(peer)
         if arrived is None or arrived.done():
@@ -215,13 +206,13 @@ class DialBacks:
 
     async def _remote_of(self, peer: PeerId) -> Multiaddr | None:
         """Remote address of the direct connection with a peer; ``None`` without one."""
-        for connection in await self._host.connections():
+        for connection in await self.host.connections():
             if connection.peer == peer and not connection.relayed:
                 return connection.address
         return None
 
     async def _answer(self, peer: PeerId, request: bytes) -> bytes:
-        if not self._budget.spend(peer, asyncio.get_running_loop().time()):
+        if not self.budget.spend(peer, asyncio.get_running_loop().time()):
             raise ValueError("too many dial-backs in this minute")
         message = wire.read(wire.DialBack, request, max_bytes=wire.DIAL_BACK_MAX_BYTES)
         target = parse_peer_id(message.peer)
@@ -238,7 +229,7 @@ class DialBacks:
             return await self._find_dialler(
                 msgspec.structs.replace(message, addresses=packed), remote
             )
-        if not self._dialler.is_known(peer):
+        if not self.dialler.is_known(peer):
             return _CANNOT_HELP
         addresses = () if remote is None else self._for_helper_at(remote, message.addresses)
         if not addresses:
@@ -249,7 +240,7 @@ class DialBacks:
     async def _find_dialler(self, message: wire.DialBack, remote: Multiaddr) -> bytes:
         """Ask third peers to dial, whose connection would be a fresh one; else redial ourselves."""
         try:
-            connections = await self._host.connections()
+            connections = await self.host.connections()
         except HostClosed:
             return _CANNOT_HELP
         third = [
@@ -257,21 +248,21 @@ class DialBacks:
             for c in connections
             if not c.relayed
             and c.peer != message.peer
-            and self._dialler.can_dial(c.peer)
+            and self.dialler.can_dial(c.peer)
             and _is_outside(c.address, remote)
         ]
         forwarded = wire.write(msgspec.structs.replace(message, relay=False))
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + 2 * (THIRD_PEERS_MAX - 1) * self._call_timeout_s
-        for i in self._rng.permutation(len(third))[:THIRD_PEERS_ASKED_MAX]:
+        give_up_at = loop.time() + 2 * (THIRD_PEERS_MAX - 1) * self.call_timeout_s
+        for i in self.rng.permutation(len(third))[:THIRD_PEERS_ASKED_MAX]:
             if loop.time() > give_up_at:
                 break
             try:
-                data = await self._host.call(
+                data = await self.host.call(
                     third[int(i)],
                     wire.DIAL_BACK_PROTOCOL,
                     forwarded,
-                    timeout_s=2 * self._call_timeout_s,
+                    timeout_s=2 * self.call_timeout_s,
                 )
                 reply = wire.read(wire.DialBackReply, data)
             except (DhtError, ValueError):
@@ -281,7 +272,7 @@ class DialBacks:
         if (
             not message.may_cut
             or self._redials.full()
-            or not self._dialler.can_dial(self._host.peer_id)
+            or not self.dialler.can_dial(self.host.peer_id)
         ):
             return _CANNOT_HELP
         self._redials.put_nowait(message)
@@ -292,9 +283,9 @@ class DialBacks:
     ) -> bytes:
         loop = asyncio.get_running_loop()
         try:
-            if any(c.peer == target for c in await self._host.connections()):
+            if any(c.peer == target for c in await self.host.connections()):
                 return _CANNOT_HELP
-            answer_at = loop.time() + self._call_timeout_s
+            answer_at = loop.time() + self.call_timeout_s
             self.done += 1
             verdict = await self._dial(target, addresses, nonce)
         except HostClosed:
@@ -308,9 +299,9 @@ class DialBacks:
         self, target: PeerId, addresses: Sequence[Multiaddr], nonce: bytes
     ) -> wire.DialBackVerdict:
         """Connect to a peer that is not connected, and send the nonce over that connection."""
-        timeout_s = self._call_timeout_s
+        timeout_s = self.call_timeout_s
         try:
-            await self._host.connect(
+            await self.host.connect(
                 target, [with_peer(address, target) for address in addresses], timeout_s=timeout_s
             )
         except PeerUnreachable as error:
@@ -318,7 +309,7 @@ class DialBacks:
         if await self._remote_of(target) is None:
             return "not reached"  # only a relay leads to it
         try:
-            await self._host.call(target, wire.CONFIRM_PROTOCOL, nonce, timeout_s=timeout_s)
+            await self.host.call(target, wire.CONFIRM_PROTOCOL, nonce, timeout_s=timeout_s)
         except (PeerUnreachable, CallRefused):
             return "cannot help"  # it may have dialled us meanwhile
         return "reached"
@@ -349,7 +340,7 @@ class DialBacks:
 
         Otherwise every peer could be used to probe hosts inside its own network.
         """
-        own = self._own_addresses()
+        own = self.own_addresses()
         if is_loopback(address):
             return any(is_loopback(mine) for mine in own)
         return not is_private(address) or any(is_private(mine) for mine in own)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from dht.errors import CallRefused, DhtError, HostClosed, PeerUnreachable
 from dht.identity import PeerId
@@ -37,39 +38,29 @@ REFUSED_PAUSE_S = 600.0
 """Pause before a peer that refused a hello, or is of another run, is greeted again."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Greeting:
     """Both sides of hello and goodbye on one host."""
 
-    def __init__(
-        self,
-        this: ThisPeer,
-        dialler: Dialler,
-        intake: Intake,
-        announcement: Announcement,
-        run_files: RunFiles,
-        budget: CallBudget,
-    ) -> None:
-        self._this = this
-        self._dialler = dialler
-        self._intake = intake
-        self._announcement = announcement
-        self._run_files = run_files
-        self._budget = budget
-        self._clock = ClockOffsets()
-        self._clock_is_off = False
-        self._not_to_greet: dict[PeerId, float] = {}
-        """Connected peers of no run of ours, and until when to leave them alone."""
-
-        self._heard_from: dict[PeerId, float] = {}
-        """When each peer last said hello, ..."""
-
-        self._asked: dict[PeerId, float] = {}
-        """... and when one to it was answered."""
+    this: ThisPeer
+    dialler: Dialler
+    intake: Intake
+    announcement: Announcement
+    run_files: RunFiles
+    budget: CallBudget
+    _clock: ClockOffsets = field(default_factory=ClockOffsets)
+    _clock_is_off: bool = False
+    _not_to_greet: dict[PeerId, float] = field(default_factory=dict)
+    """Connected peers of no run of ours, and until when to leave them alone."""
+    _heard_from: dict[PeerId, float] = field(default_factory=dict)
+    """When each peer last said hello, ..."""
+    _asked: dict[PeerId, float] = field(default_factory=dict)
+    """... and when one to it was answered."""
 
     @property
     def clock(self) -> ClockEstimate | None:
         """Estimated difference to the clocks of the swarm; ``None`` before any peer was asked."""
-        return self._clock.estimate(self._this.now())
+        return self._clock.estimate(self.this.now())
 
     async def serve(self) -> None:
         """Answer other peers from now on."""
@@ -77,15 +68,15 @@ class Greeting:
             (wire.HELLO_PROTOCOL, self._answer_hello),
             (wire.GOODBYE_PROTOCOL, self._answer_goodbye),
         ):
-            await self._this.host.serve_calls(
+            await self.this.host.serve_calls(
                 protocol, answer, request_max_bytes=wire.HELLO_MAX_BYTES
             )
 
     def peers_to_greet(self) -> list[PeerId]:
         """The peers to say hello to at this heartbeat."""
-        this, now = self._this, self._this.now()
+        this, now = self.this, self.this.now()
         self._not_to_greet = {p: until for p, until in self._not_to_greet.items() if until > now}
-        connected = self._dialler.connected
+        connected = self.dialler.connected
         strangers = [
             peer
             for peer in sorted(connected)
@@ -103,21 +94,21 @@ class Greeting:
 
     def _spared(self, now: float) -> set[PeerId]:
         """The peers that have just said hello, and got this peer's record with the answer."""
-        beat_s = self._this.settings.membership.heartbeat_s
+        beat_s = self.this.settings.membership.heartbeat_s
         asked_after = now - UNASKED_BEATS_MAX * beat_s
         self._asked = {peer: at for peer, at in self._asked.items() if at > asked_after}
-        heard_after = max(now - SPARED_BEATS * beat_s, self._announcement.hurried_at)
+        heard_after = max(now - SPARED_BEATS * beat_s, self.announcement.hurried_at)
         self._heard_from = {peer: at for peer, at in self._heard_from.items() if at > heard_after}
         return self._heard_from.keys() & self._asked.keys()
 
     def contacts_to_make(self) -> list[PeerId]:
         """The members to connect to, so that enough connections stay open."""
-        this = self._this
+        this = self.this
         table = this.table_if_any
         if table is None:
             return []
         return contacts_to_make(
-            table, self._dialler.connected, this.settings.contacts, now=this.now(), rng=this.rng
+            table, self.dialler.connected, this.settings.contacts, now=this.now(), rng=this.rng
         )
 
     async def greet(self, peers: Sequence[PeerId]) -> None:
@@ -128,23 +119,23 @@ class Greeting:
 
     async def say_hello(self, peer: PeerId) -> None:
         """Exchange one hello, as far as the other peer answers."""
-        this, now = self._this, self._this.now
+        this, now = self.this, self.this.now
         run = this.profile.run
         hello = wire.write(
             wire.Hello(
                 run=run or "",
-                record=self._announcement.current(),
+                record=self.announcement.current(),
                 passed=this.runs.pass_on(run, to=peer, now=now(), rng=this.rng),
             )
         )
         this.stats.hellos_sent += 1
         timeout_s = this.settings.call_timeout_s
         try:
-            await self._dialler.connect(peer, timeout_s=timeout_s)
+            await self.dialler.connect(peer, timeout_s=timeout_s)
             try:
                 data, sent_at, returned_at = await self._exchange(peer, hello)
             except PeerUnreachable:  # most likely the connection broke, not the peer: once more
-                await self._dialler.connect(peer, timeout_s=timeout_s)
+                await self.dialler.connect(peer, timeout_s=timeout_s)
                 data, sent_at, returned_at = await self._exchange(peer, hello)
             reply = wire.read(wire.HelloReply, data)
         except PeerUnreachable:
@@ -159,7 +150,7 @@ class Greeting:
         if run is not None and reply.run and reply.run != run:
             self._not_to_greet[peer] = now() + REFUSED_PAUSE_S
             text = f"{peer} takes part in run {reply.run}, not in run {run}"
-            self._intake.note_misfit(peer, Misfit("run", run, reply.run), text)
+            self.intake.note_misfit(peer, Misfit("run", run, reply.run), text)
             return
         measured = sample(
             sent_at=sent_at,
@@ -172,9 +163,9 @@ class Greeting:
         self._asked[peer] = now()
         self._judge_clock()
         if reply.yours:
-            self._intake.take(reply.yours, peer=this.id)
+            self.intake.take(reply.yours, peer=this.id)
         self._take_hello(peer, reply.record, reply.passed)
-        self._dialler.connected.setdefault(peer, False)
+        self.dialler.connected.setdefault(peer, False)
         if run is not None and not this.runs.is_member(peer):
             table = this.table_if_any
             # Others pass this peer's record on to a bootstrap peer. Who is alone is forgotten there
@@ -185,28 +176,28 @@ class Greeting:
     async def say_goodbye(self, sealed: bytes) -> None:
         """Send a record that says so to the connected peers; the others notice the silence."""
         async with asyncio.TaskGroup() as group:
-            for peer in sorted(self._dialler.connected)[:GOODBYES_MAX]:
+            for peer in sorted(self.dialler.connected)[:GOODBYES_MAX]:
                 group.create_task(self._say_goodbye_to(peer, sealed))
 
     async def _say_goodbye_to(self, peer: PeerId, sealed: bytes) -> None:
         with contextlib.suppress(DhtError):
-            await self._this.host.call(
+            await self.this.host.call(
                 peer, wire.GOODBYE_PROTOCOL, sealed, timeout_s=GOODBYE_TIMEOUT_S
             )
 
     async def _exchange(self, peer: PeerId, hello: bytes) -> tuple[bytes, float, float]:
         """The reply to a hello, and the wall time before and after the call."""
-        host, timeout_s = self._this.host, self._this.settings.call_timeout_s
+        host, timeout_s = self.this.host, self.this.settings.call_timeout_s
         sent_at = host.wall_time()
         data = await host.call(peer, wire.HELLO_PROTOCOL, hello, timeout_s=timeout_s)
         return data, sent_at, host.wall_time()
 
     async def _answer_hello(self, peer: PeerId, request: bytes) -> bytes:
-        this = self._this
+        this = self.this
         run = this.profile.run
         received_at = this.host.wall_time()
         try:
-            if not self._budget.spend(peer, this.now()):
+            if not self.budget.spend(peer, this.now()):
                 raise ValueError("too many calls in this minute")
             hello = wire.read(wire.Hello, request)
         except ValueError:
@@ -226,7 +217,7 @@ class Greeting:
         return wire.write(
             wire.HelloReply(
                 run=run or "",
-                record=self._announcement.current(),
+                record=self.announcement.current(),
                 passed=this.runs.pass_on(
                     about, to=peer, now=this.now(), rng=this.rng, but=hello.passed
                 ),
@@ -237,24 +228,24 @@ class Greeting:
         )
 
     async def _answer_goodbye(self, peer: PeerId, request: bytes) -> bytes:
-        this = self._this
-        if not self._budget.spend(peer, this.now()) or not self._intake.take(
+        this = self.this
+        if not self.budget.spend(peer, this.now()) or not self.intake.take(
             bytes(request), peer=peer
         ):
             this.stats.refused += 1
             raise ValueError("this is not a new record of the caller")
-        self._intake.report_changes()
+        self.intake.report_changes()
         return b""
 
     def _take_hello(self, peer: PeerId, record: bytes, passed: Sequence[wire.Passed]) -> None:
         """Believe of a hello what is signed."""
         if record:
-            self._intake.take(record, peer=peer)
+            self.intake.take(record, peer=peer)
         for other in passed:
-            self._intake.take(other.sealed, age_s=other.age_s)
-        self._this.runs.heard(peer, self._this.now())
-        self._run_files.wake()
-        self._intake.report_news()
+            self.intake.take(other.sealed, age_s=other.age_s)
+        self.this.runs.heard(peer, self.this.now())
+        self.run_files.wake()
+        self.intake.report_news()
 
     def _judge_clock(self) -> None:
         estimate = self.clock
@@ -264,7 +255,7 @@ class Greeting:
         is_off = abs(estimate.offset_s) > limit_s
         if is_off and not self._clock_is_off:
             side = "behind" if estimate.offset_s > 0 else "ahead of"
-            self._this.events.tell(
+            self.this.events.tell(
                 "clock_off",
                 f"this machine's clock is {abs(estimate.offset_s):.1f} s {side} the others' "
                 f"({estimate.peers} asked); training does not mind, but times in logs will differ",

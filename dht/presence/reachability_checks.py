@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from multiaddr import Multiaddr
 
@@ -25,55 +26,46 @@ REPORT_AGAIN_S = 1.0
 """Pause before a verdict is reported again to an owner whose daemon was being restarted."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ReachabilityChecks:
     """Dial-backs when there is a reason for one, and the verdict that follows from all evidence."""
 
-    def __init__(
-        self,
-        this: ThisPeer,
-        reachability: Reachability,
-        dialler: Dialler,
-        dial_backs: DialBacks,
-        announcement: Announcement,
-    ) -> None:
-        self.wanted = asyncio.Event()
-        """Set when a check may have become due."""
-
-        self._this = this
-        self._state = reachability
-        self._dialler = dialler
-        self._dial_backs = dial_backs
-        self._announcement = announcement
-        self._on_reachable = this.events.on_reachable
-        self._proximity = Proximity()
-        self._reported: bool | None = None
-        self._noticed: bool | None = None
+    this: ThisPeer
+    state: Reachability
+    dialler: Dialler
+    dial_backs: DialBacks
+    announcement: Announcement
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a check may have become due."""
+    _proximity: Proximity = field(default_factory=Proximity)
+    _reported: bool | None = None
+    _noticed: bool | None = None
 
     @property
     def reachable(self) -> bool | None:
         """Say whether others can dial this peer; ``None``: not known yet."""
-        return self._state.reachable
+        return self.state.reachable
 
     @property
     def reason(self) -> str:
         """The evidence for ``reachable``, for a human."""
-        return self._state.reason
+        return self.state.reason
 
     async def run(self) -> None:
         """Check and report for ever."""
-        state = self._state
+        state = self.state
         while True:
             await self._report()
-            if self._dialler.connected and self._this.now() >= state.due_at:
+            if self.dialler.connected and self.this.now() >= state.due_at:
                 await self.check()
-            pause_s = min(60.0, max(0.5, state.due_at - self._this.now()))
+            pause_s = min(60.0, max(0.5, state.due_at - self.this.now()))
             if self._reported is None and state.reachable is not None:
                 pause_s = min(pause_s, REPORT_AGAIN_S)
             await pause(self.wanted, pause_s)
 
     async def check(self) -> None:
         """Ask a few peers for a dial-back, one after the other, until the matter is settled."""
-        state, now = self._state, self._this.now
+        state, now = self.state, self.this.now
         with contextlib.suppress(HostClosed):  # its daemon is being restarted
             await self.look()  # who was connected since the last look can help
         state.asked(now=now())
@@ -83,9 +75,9 @@ class ReachabilityChecks:
         if scope is not None and helpers and not state.usable:
             # Nobody has to dial for that. Twice, as the daemon finds out about addresses slowly.
             state.denied(helpers[0], NO_ADDRESS, others=0, now=now(), scope=scope)
-        elif scope is not None and self._this.own.addresses:
-            able = [peer for peer in helpers if self._dialler.can_dial(peer)]
-            order = [able[int(i)] for i in self._this.rng.permutation(len(able))]
+        elif scope is not None and self.this.own.addresses:
+            able = [peer for peer in helpers if self.dialler.can_dial(peer)]
+            order = [able[int(i)] for i in self.this.rng.permutation(len(able))]
             for helper in order[:HELPERS_PER_CHECK]:
                 if await self._have_tried(helper, scope, others=len(order) - 1):
                     break
@@ -93,11 +85,11 @@ class ReachabilityChecks:
 
     async def look(self) -> None:
         """Take note of the present connections. Raises ``HostClosed``."""
-        had_none = not self._dialler.connected
-        connections = await self._dialler.look()
+        had_none = not self.dialler.connected
+        connections = await self.dialler.look()
         if had_none and connections:
             self.wanted.set()
-        self._proximity.look(connections, now=self._this.now())
+        self._proximity.look(connections, now=self.this.now())
         self.weigh_arrivals()
 
     def announce(self, addresses: Sequence[Multiaddr], *, changed: bool) -> None:
@@ -105,13 +97,13 @@ class ReachabilityChecks:
         if changed:
             self._proximity.set_own_addresses(tuple(addresses))
         direct = frozenset(str(address) for address in addresses if not is_relayed(address))
-        if self._state.announce(direct, now=self._this.now()):
+        if self.state.announce(direct, now=self.this.now()):
             self.wanted.set()
             self.weigh_arrivals()
 
     def weigh_arrivals(self) -> None:
         """Count connections that other peers opened by themselves as dial-backs."""
-        state, this = self._state, self._this
+        state, this = self.state, self.this
         self._choose_scope()
         now = this.now()
         for peer, scope in self._proximity.opened_by_others(this.runs.addresses_of, now=now):
@@ -123,21 +115,21 @@ class ReachabilityChecks:
 
     def _choose_scope(self) -> None:
         """Find out in which scope the known peers live."""
-        table, now = self._this.table_if_any, self._this.now()
+        table, now = self.this.table_if_any, self.this.now()
         scope = self._proximity.scope_that_counts(
             () if table is None else table.live(now),
             now=now,
-            count_connected=self._this.profile.observes,
+            count_connected=self.this.profile.observes,
         )
-        if scope is not None and self._state.count_in(scope, now=now):
+        if scope is not None and self.state.count_in(scope, now=now):
             self.wanted.set()
 
     async def _have_tried(self, helper: PeerId, scope: Scope, *, others: int) -> bool:
         """Have one helper arrange a dial-back. Says whether no other has to be asked."""
-        state = self._state
-        usable = [a for a in self._this.own.addresses if str(a) in state.verdicts[scope].addresses]
-        answer = await self._dial_backs.ask(helper, usable, may_cut=not state.settled)
-        now = self._this.now()
+        state = self.state
+        usable = [a for a in self.this.own.addresses if str(a) in state.verdicts[scope].addresses]
+        answer = await self.dial_backs.ask(helper, usable, may_cut=not state.settled)
+        now = self.this.now()
         if isinstance(answer, Reached):
             seen = self._proximity.scope_seen(answer.remote)
             state.confirmed(answer.by, now=now, scope=seen)
@@ -148,26 +140,26 @@ class ReachabilityChecks:
         return False
 
     async def _report(self) -> None:
-        reachable = self._state.reachable
+        reachable = self.state.reachable
         if reachable == self._reported or (reachable is None and not self._reported):
             return
         self._reported = reachable
-        self._announcement.outdate()
-        self._announcement.hurry()
-        own = self._this.own
+        self.announcement.outdate()
+        self.announcement.hurry()
+        own = self.this.own
         announced = ", ".join(str(address) for address in own.addresses) or "no address"
         state = {
             True: "reachable",
             False: "dial-out only, as behind a router or firewall",
             None: "not known any more whether others can dial it",
         }[reachable]
-        self._this.events.tell(
+        self.this.events.tell(
             "reachability",
-            f"{state}: {self._state.reason}; announced {announced}",
+            f"{state}: {self.state.reason}; announced {announced}",
             reachable=reachable,
         )
-        if self._on_reachable is not None:
+        if (on_reachable := self.this.events.on_reachable) is not None:
             try:
-                await self._on_reachable(reachable is True)
+                await on_reachable(reachable is True)
             except HostClosed:
                 self._reported = None  # reported again as soon as the daemon is up

@@ -37,7 +37,6 @@ RunPageAt = Annotated[
         help="HOST:PORT of a public page of the run, for anybody to read; without addresses of "
         "peers, and safe behind a proxy.",
         metavar="HOST:PORT",
-        show_default=False,
     ),
 ]
 Plain = Annotated[bool, Option("--plain", help="Print one line per event instead of a screen.")]

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from peer.cli.showing import progress
+from peer.run_file.presets import continuing
+from peer.run_file.sections import (
+    Data,
+    FilesData,
+    FileSource,
+    HfData,
+    HfModel,
+    Lora,
+    PythonStdlibData,
+    RunFile,
+)
 from peer.storage.home import data_cache
-
-if TYPE_CHECKING:
-    from peer.run_file.sections import Data, RunFile
 
 
 def run_from_base(named: str, *, rank: int | None, data: str | None) -> RunFile:
@@ -18,8 +26,6 @@ def run_from_base(named: str, *, rank: int | None, data: str | None) -> RunFile:
     from peer.data.published import published
     from peer.model.recipes import build_model
     from peer.model.recipes.lora import usual_targets
-    from peer.run_file.presets import continuing
-    from peer.run_file.sections import HfModel, Lora, RunFile
 
     with progress("reading the base", quiet=False) as show:
         found = published(named, cache_dir=data_cache(), tell=lambda name, share: show(share))
@@ -50,8 +56,6 @@ def _checked(run: RunFile) -> RunFile:
 
 
 def _data(name: str | None, tokenizer: str, end_token: str | None) -> Data:
-    from peer.run_file.sections import FilesData, FileSource, HfData, PythonStdlibData
-
     if name == "python_stdlib":
         return PythonStdlibData()
     if name is None:

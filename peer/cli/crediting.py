@@ -7,14 +7,16 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 from typer import Argument, Option
 
+from dht.identity import Identity, PeerId, parse_peer_id
 from peer.cli.application import Json, start_logging
 from peer.cli.finding import link_of, seen_by_peers
+from peer.storage.home import run_of, running_peers
 
 if TYPE_CHECKING:
-    from dht.identity import PeerId
     from peer.credit.contributors import Contributor
 
 commands = typer.Typer()
@@ -30,15 +32,13 @@ def credit(
             metavar="RUN_DIR|LINK",
             help="Folder of one peer, or shoal:// link or file of a run; by default your running "
             "peers, see `shoal ps`.",
-            show_default=False,
         ),
     ] = None,
     name: Annotated[
         str | None,
         Option(
             help="Show your work under this name; '' for no name. By default it is the --name of "
-            "the peer.",
-            show_default=False,
+            "the peer."
         ),
     ] = None,
     also_mine: Annotated[
@@ -48,7 +48,6 @@ def credit(
             metavar="PEER",
             help="Id of another peer of yours: your work is counted together once that one has "
             "named this one, too. Repeatable; replaces the peers named before.",
-            show_default=False,
         ),
     ] = None,
     as_json: Json = False,
@@ -93,8 +92,6 @@ def _record(rows: list[Contributor], own: str | None) -> dict[str, object]:
 
 
 def _folders(where: str | None) -> list[Path]:
-    from peer.storage.home import running_peers
-
     found = sorted(running_peers()) if where is None else [Path(where)]
     if not found or not all((folder / "identity.key").exists() for folder in found):
         raise typer.BadParameter(
@@ -106,8 +103,6 @@ def _folders(where: str | None) -> list[Path]:
 
 
 def _peer_of(folder: Path) -> PeerId:
-    from dht.identity import Identity
-
     return Identity.load(folder / "identity.key").peer_id
 
 
@@ -116,7 +111,6 @@ def _in_folder(folder: Path) -> list[Contributor]:
     from peer.credit.contributors import contributors
     from peer.credit.tally import FRAGMENTS_MAX
     from peer.storage.credit import load_tally
-    from peer.storage.home import run_of
 
     run_id = run_of(folder)
     return [] if run_id is None else contributors(load_tally(folder, run_id, None, FRAGMENTS_MAX))
@@ -132,9 +126,6 @@ def _of_peers(where: str) -> list[Contributor]:
 
 def _state(folders: list[Path], name: str | None, also_mine: list[str] | tuple[()]) -> None:
     """Write how the work of these peers is shown; each reads it while it runs."""
-    import msgspec
-
-    from dht.identity import parse_peer_id
     from peer.credit.statements import Statement, problem_of
     from peer.storage.credit import Wishes, read_wishes, write_wishes
 

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import typer
 from typer import Option
 
+from dht.membership.orders import (
+    FRAGMENTS_MAX,
+    Attested,
+    End,
+    Orders,
+    Rollback,
+    Root,
+    Value,
+    amended,
+    settings_at,
+)
 from peer.cli.application import Json, start_logging
 from peer.cli.directives import Before, KeyFile, Seeds, Where, direct
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from dht.membership.orders import Orders, Value
+from peer.errors import NoStateToAttest, NothingAttested
 
 runs = typer.Typer()
 
@@ -61,8 +69,6 @@ def amend(
         raise typer.BadParameter(reason)
 
     def change(orders: Orders, before: Before) -> Orders:
-        from dht.membership.orders import amended, settings_at
-
         version = version_of(at or AMENDED_IN, before.newest)
         if settings_at(orders, version).items() >= changes.items():
             return orders
@@ -88,8 +94,6 @@ def end(
     """
 
     def change(orders: Orders, before: Before) -> Orders:
-        from dht.membership.orders import End
-
         if at is not None:
             wanted = End(version=version_of(at, before.newest))
         elif orders.end is not None and orders.end.at is not None:
@@ -133,9 +137,7 @@ def attest(where: Where, key: KeyFile = None, seed: Seeds = None, as_json: Json 
     """
 
     def change(orders: Orders, before: Before) -> Orders:
-        from dht.membership.orders import FRAGMENTS_MAX, Attested
         from peer.attestable import chosen
-        from peer.errors import NoStateToAttest
 
         told = [states for states in before.kept.values() if states]
         if before.fragments > FRAGMENTS_MAX:
@@ -169,8 +171,6 @@ def rollback(
 
     def change(orders: Orders, before: Before) -> Orders:
         from averaging.history.attested import root_lineage
-        from dht.membership.orders import Rollback, Root
-        from peer.errors import NothingAttested
 
         if not orders.attested:
             raise NothingAttested

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from typer import Argument, Option
 
+from dht import addresses
+from dht.identity import PeerId
+from dht.membership.orders import NONE, Orders, words
+from dht.whole_files import write_whole
 from peer.cli.application import complain, report_if_slow
-from peer.cli.finding import with_own_peers
+from peer.cli.finding import find, with_own_peers
 from peer.cli.showing import usage_errors
 
 if TYPE_CHECKING:
-    from dht.identity import PeerId
     from dht.membership.credentials import Delegation, Directive, Signer
-    from dht.membership.orders import Orders
     from peer.attestable import Kept
     from peer.joining.link import FoundRun
     from peer.joining.visit import RunStatus
@@ -35,7 +37,6 @@ KeyFile = Annotated[
         "--key",
         help="File of the key to sign with; by default your owner's key, which "
         "`shoal run sign` made.",
-        show_default=False,
     ),
 ]
 DelegationText = Annotated[
@@ -99,7 +100,6 @@ class Delivered:
     def report(self, *, as_json: bool) -> int:
         """Print the result in one line. Returns the exit code."""
         from dht.membership.admission import told
-        from dht.membership.orders import words
 
         taken = [peer for peer, reason in self.told.items() if not reason]
         refused = {peer: reason for peer, reason in self.told.items() if reason}
@@ -137,10 +137,7 @@ def direct(
 
     ``asks_kept``: ask the peers for the states that they keep.
     """
-    from dht import addresses
     from dht.membership.credentials import encode
-    from dht.membership.orders import NONE
-    from dht.whole_files import write_whole
     from peer.event_loop import run_unless_stopped
     from peer.joining.link import Link
     from peer.joining.visit import visit
@@ -185,7 +182,6 @@ def direct(
 
 def _last(copy: Path, signer: Signer, found: FoundRun, told: Directive | None) -> Directive | None:
     """The last directive of this key: the copy beside the key, or what the peers know."""
-    from dht.identity import PeerId
     from dht.membership.credentials import Directive, read_directive
     from dht.records import DIRECTIVE_MAX_BYTES
 
@@ -194,15 +190,6 @@ def _last(copy: Path, signer: Signer, found: FoundRun, told: Directive | None) -
     read = read_directive(kept, run=signer.run, owner=owner)
     own = [each for each in (read, told) if isinstance(each, Directive)]
     return max(own, key=lambda each: each.number, default=None)
-
-
-def find(where: str) -> FoundRun:
-    """The run behind an argument."""
-    from peer.joining.find import ask_peers
-    from peer.joining.link import find_run
-
-    with report_if_slow("still searching for the run file (Ctrl-C to stop)"):
-        return find_run(where, ask_peers=ask_peers)
 
 
 def signer_for(found: FoundRun, key: Path | None, delegation: str | None) -> Signer:

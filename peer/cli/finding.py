@@ -10,19 +10,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from multiaddr import Multiaddr
 
+from dht.identity import RunId
 from peer.cli.application import complain, report_if_slow
+from peer.errors import RunFileError, RunNotFound, SeedsElsewhere
+from peer.storage.home import running_peers
 
 if TYPE_CHECKING:
-    from multiaddr import Multiaddr
-
-    from dht.identity import RunId
     from peer.joining.link import FoundRun, Link
     from peer.joining.visit import RunStatus
 
-SEARCHING = "still searching for the run file (Ctrl-C to stop)"
 ASK_AGAIN_S = (5, 10, 20, 40, 80, 160, 300)
 """Pauses between two searches for somebody who has the run file; the last one repeats."""
+
+
+def find(where: str) -> FoundRun:
+    """The run behind an argument. Raises what ``find_run`` raises."""
+    from peer.joining.find import ask_peers
+    from peer.joining.link import find_run
+
+    with report_if_slow("still searching for the run file (Ctrl-C to stop)"):
+        return find_run(where, ask_peers=ask_peers)
 
 
 def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
@@ -30,8 +39,7 @@ def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
 
     The run file of an earlier participation is used at once. Raises what ``find_run`` raises.
     """
-    from peer.joining.find import ask_peers
-    from peer.joining.link import SCHEME, FoundRun, find_run, parse_link
+    from peer.joining.link import SCHEME, FoundRun, parse_link
     from peer.storage.last_seen import recall
 
     if where.strip().lower().startswith(SCHEME):
@@ -41,8 +49,7 @@ def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
         if run is not None:
             source = "an earlier participation"
             return FoundRun(run, link.seeds, source, invite=link.invite, by_link=True)
-    with report_if_slow(SEARCHING):
-        return find_run(where, ask_peers=ask_peers)
+    return find(where)
 
 
 def link_of(where: str) -> Link:
@@ -61,7 +68,6 @@ def with_own_peers(run_id: RunId, seeds: Sequence[Multiaddr]) -> tuple[Multiaddr
     lack any."""
     from peer.joining.link import parse_link
     from peer.storage.address import kept_link
-    from peer.storage.home import running_peers
 
     links = [kept_link(each) for each, who in running_peers().items() if who.run_id == run_id]
     own = [seed for link in links if link is not None for seed in parse_link(link).seeds]
@@ -70,7 +76,6 @@ def with_own_peers(run_id: RunId, seeds: Sequence[Multiaddr]) -> tuple[Multiaddr
 
 def find_patiently(where: str, directory: Path | None) -> FoundRun:
     """``find_known_run``; of a link that nobody answers, ask again until somebody does."""
-    from peer.errors import RunNotFound, SeedsElsewhere
     from peer.joining.link import SCHEME, parse_link
     from peer.storage.last_seen import recall
 
@@ -117,7 +122,6 @@ def no_peers(link: object) -> bytes:
 
 def check_new(found: FoundRun, source: str) -> None:
     """Check a run that is still to begin. Raises ``RunFileError``."""
-    from peer.errors import RunFileError
     from peer.joining.link import read_text
     from peer.run_file.reading import faults_of_new
 

@@ -12,20 +12,22 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from dht.identity import RunId
 from peer.cli.application import complain, start_logging
+from peer.cli.finding import find_known_run, with_own_peers
 from peer.cli.showing import progress
+from peer.errors import NobodyMet
 from peer.quantities import bytes_text, plural
-from peer.storage.home import data_cache
+from peer.run_file.base import base_of
+from peer.run_file.sections import CustomModel, RunFile
+from peer.storage.home import OUTER, data_cache, data_home, default_directory, keeper_directory
 
 if TYPE_CHECKING:
     from averaging.numbers.layout import Layout
-    from dht.identity import RunId
-    from peer.errors import NobodyMet
     from peer.joining.visit import RunStatus
     from peer.model.export.facts import Facts
     from peer.model.export.tokenizer import TokenizerFiles
     from peer.model.use.ready import ReadyModel
-    from peer.run_file.sections import RunFile
     from peer.storage.outer_state import OuterState
 
 
@@ -83,7 +85,6 @@ def find_model(
     """
     from peer.model.export.facts import facts_in_folder
     from peer.storage.checkpoint import CheckpointFolder
-    from peer.storage.home import OUTER
     from peer.storage.outer_state import NoSuchFolder, NothingToExport, load_outer
 
     if is_remote(where):
@@ -106,8 +107,6 @@ def _download(
     quiet: bool,
     check: Callable[[RunFile], None],
 ) -> FoundModel:
-    from peer.cli.finding import find_known_run, with_own_peers
-    from peer.errors import NobodyMet
     from peer.event_loop import run_unless_stopped
     from peer.joining.link import Link
     from peer.model.export.facts import Facts, facts_of_peers
@@ -139,9 +138,7 @@ def _download(
 
 def _with_own_copy(error: NobodyMet, run_id: RunId) -> NobodyMet:
     """The error, with the folder of a peer of this user that has a state of the run."""
-    from peer.errors import NobodyMet
     from peer.storage.checkpoint import CheckpointFolder
-    from peer.storage.home import OUTER, default_directory, keeper_directory
 
     for folder in (default_directory(run_id), keeper_directory(run_id)):
         if CheckpointFolder(folder / OUTER, reads_only=True).numbers():
@@ -152,8 +149,6 @@ def _with_own_copy(error: NobodyMet, run_id: RunId) -> NobodyMet:
 
 def _layout_of(run: RunFile) -> Layout | None:
     """The layout of the run's own model; ``None`` if a program brings it, and peers describe it."""
-    from peer.run_file.sections import CustomModel
-
     if isinstance(run.model, CustomModel):
         return None
     from peer.trainer.parameters import recipe_layout
@@ -165,7 +160,6 @@ def find_ready(where: str, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
     """The model of a run, or that in an exported folder, in memory and with its tokenizer."""
     check_link(where)
     from peer.model.use.ready import check_buildable, is_export, ready_in, ready_of_run
-    from peer.storage.home import data_home
 
     if Path(where).suffix in ONE_FILE and Path(where).is_file():
         raise typer.BadParameter(
@@ -195,7 +189,6 @@ def _ready_adapter(folder: Path, *, data_dir: Path | None, quiet: bool) -> Ready
     from peer.model.recipes.lora import check_peft
     from peer.model.use.adapted import adapted_in
     from peer.model.use.ready import run_of
-    from peer.run_file.base import base_of
 
     check_peft()
     run = run_of(folder)
@@ -220,7 +213,6 @@ def fetched_base(run: RunFile, *, founds: bool, data_dir: Path, quiet: bool) -> 
     """
     from peer.data.base_models import base_folder, missing_files
     from peer.model.recipes import needs_base
-    from peer.run_file.base import base_of
 
     base = base_of(run.model)
     if base is None or not needs_base(run, founds=founds):
@@ -243,7 +235,6 @@ def base_to_fetch(run: RunFile, *, founds: bool) -> str | None:
     """
     from peer.data.base_models import missing_bytes, missing_files
     from peer.model.recipes import needs_base
-    from peer.run_file.base import base_of
 
     base, cache_dir = base_of(run.model), data_cache()
     if base is None or not needs_base(run, founds=founds):

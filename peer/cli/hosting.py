@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from dht import addresses
 from peer.cli.application import Json, RelayBulk, RunPageAt, complain, start_logging
 from peer.storage.home import data_home
 
@@ -35,9 +36,7 @@ def bootstrap(
     identity: Annotated[
         Path | None, Option(help="Key file, created if missing; by default in the data folder.")
     ] = None,
-    data_dir: Annotated[
-        Path | None, Option(help="Folder for the key and the known peers.", show_default=False)
-    ] = None,
+    data_dir: Annotated[Path | None, Option(help="Folder for the key and the known peers.")] = None,
     seed: Annotated[
         list[str] | None, Option(help="Multiaddr of another bootstrap peer; repeatable.")
     ] = None,
@@ -63,7 +62,6 @@ def bootstrap(
 
     Example: shoal bootstrap --port 7700 --announce seed1.example.org
     """
-    from dht import addresses
     from peer.event_loop import run_until_stopped
     from peer.hosting import bootstrap as seeding
     from peer.rules.limits import parse_relay_rate
@@ -142,9 +140,7 @@ def doctor(
         Argument(metavar="LINK|MULTIADDR...", help="Run links or bootstrap peers to test."),
     ] = None,
     port: Annotated[int, Option(help="TCP port to test listening on; 0: any free port.")] = 0,
-    data_dir: Annotated[
-        Path | None, Option(help="Folder whose free space is checked.", show_default=False)
-    ] = None,
+    data_dir: Annotated[Path | None, Option(help="Folder whose free space is checked.")] = None,
     as_json: Json = False,
 ) -> int:
     """Check this machine and its network, and print what to do about each problem.

@@ -9,9 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
+from multiaddr import Multiaddr
 from typer import Argument, Option
 
+from dht.identity import Identity
 from peer.cli.application import JsonLines, RelayBulk, RunPageAt, complain, log_to, start_logging
 from peer.cli.finding import find_patiently
 from peer.cli.learner_options import (
@@ -29,7 +32,8 @@ from peer.cli.learner_options import (
 )
 from peer.cli.models import Dtype
 from peer.cli.showing import seconds
-from peer.storage.home import data_cache
+from peer.run_file.sections import CustomModel
+from peer.storage.home import OUTER, data_cache, keeper_directory, occupied
 
 if TYPE_CHECKING:
     from averaging.numbers.layout import Layout
@@ -70,7 +74,6 @@ def keep(
             help="Write the run's model to this folder from time to time, each time complete or "
             "not at all, with a link 'latest' and a feed, for any web server to serve.",
             metavar="FOLDER",
-            show_default=False,
         ),
     ] = None,
     every: Annotated[
@@ -89,7 +92,6 @@ def keep(
             help="With --publish: upload each export to this repository on the hub of Hugging "
             "Face, too. The token is that of `hf auth login`.",
             metavar="OWNER/NAME",
-            show_default=False,
         ),
     ] = None,
     run_page: RunPageAt = None,
@@ -105,9 +107,6 @@ def keep(
     publishing = _publishing(publish, every, keep_exports, dtype, push)
     showing = _showing(run_page, publishing)
 
-    import msgspec
-
-    from dht.identity import Identity
     from peer.agent import keeper
     from peer.agent.local_peer import PeerSettings
     from peer.event_loop import run_until_stopped
@@ -118,7 +117,6 @@ def keep(
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.credentials import own_credential
     from peer.storage.earlier import look_at_checkpoints
-    from peer.storage.home import OUTER, keeper_directory, occupied
     from peer.trainer.parameters import recipe_layout
     from peer.trainer.preflight import check_keeper
     from peer.views.watch import sentence
@@ -225,14 +223,10 @@ def _told_layout(found: FoundRun, seeds: Sequence[str], where: Path) -> Layout |
 
     ``None`` if it is the run's own model. Raises ``NotDownloaded``, ``NobodyMet`` or ``DhtError``.
     """
-    from multiaddr import Multiaddr
-
     from peer.event_loop import run_unless_stopped
     from peer.joining.link import Link
-    from peer.run_file.sections import CustomModel
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.download import layout_of_peers
-    from peer.storage.home import OUTER
     from peer.storage.outer_state import load_outer
 
     run = found.run

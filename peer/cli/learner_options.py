@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from multiaddr import Multiaddr
 from typer import Option
 from typer.models import ArgumentInfo
 
+from dht import addresses
 from peer.cli.application import JsonLines, Plain
 from peer.cli.showing import usage_errors
 
@@ -40,8 +42,6 @@ def _site(name: str | None) -> str | None:
 
 
 def _lane(text: str) -> str:
-    from multiaddr import Multiaddr
-
     from dht.libp2p.lane_settings import parse_lane
     from peer.hosting.listening import try_to_listen
 
@@ -63,7 +63,7 @@ def _state_on_disk(wish: str) -> str:
 
 Directory = Annotated[
     Path | None,
-    Option(help="Folder for this peer's key, checkpoints and logs.", show_default=False),
+    Option(help="Folder for this peer's key, checkpoints and logs."),
 ]
 Seeds = Annotated[
     list[str] | None, Option("--seed", help="Multiaddr of a bootstrap or other peer; repeatable.")
@@ -118,7 +118,6 @@ class Options:
         Option(
             "--data",
             help="Folder with the files of a `text` recipe; by default the folder of the run file.",
-            show_default=False,
         ),
     ] = None
     seed: Seeds = None
@@ -168,9 +167,7 @@ class Options:
     threads: Annotated[
         int | None,
         Option(
-            help="CPU threads for training; by default all cores, on a desktop all but one.",
-            min=1,
-            show_default=False,
+            help="CPU threads for training; by default all cores, on a desktop all but one.", min=1
         ),
     ] = None
     nice: Annotated[
@@ -179,7 +176,6 @@ class Options:
             help="Nice level of the training process (0-19); by default 10 on a desktop, else 0.",
             min=0,
             max=19,
-            show_default=False,
         ),
     ] = None
     pace: Annotated[float, Option(help="Minimum seconds per step.", min=0.0)] = 0.0
@@ -198,8 +194,7 @@ class Options:
         Path | None,
         Option(
             help="First weights of a new run: a safetensors file, or the folder of a transformers "
-            "checkpoint.",
-            show_default=False,
+            "checkpoint."
         ),
     ] = None
     tensorboard: Annotated[
@@ -207,7 +202,6 @@ class Options:
         Option(
             help="Write curves for TensorBoard into this folder; needs the extra 'tensorboard'.",
             metavar="FOLDER",
-            show_default=False,
         ),
     ] = None
     wandb: Annotated[
@@ -215,7 +209,6 @@ class Options:
         Option(
             help="Send curves to this project of Weights & Biases; needs the extra 'wandb'.",
             metavar="PROJECT",
-            show_default=False,
         ),
     ] = None
     as_json: JsonLines = False
@@ -287,8 +280,6 @@ def page_of(address: str) -> str | None:
 
 def addresses_of(listen: list[str] | None, announce: list[str] | None) -> dict[str, Any]:
     """Check the addresses before anything starts; without those that the user left out."""
-    from multiaddr import Multiaddr
-
     from peer.hosting.listening import try_to_listen
 
     given = {"listen": _parsed(listen), "announce": _parsed(announce)}
@@ -298,12 +289,8 @@ def addresses_of(listen: list[str] | None, announce: list[str] | None) -> dict[s
 
 
 def seeds_of(texts: list[str] | None) -> tuple[str, ...]:
-    from dht import addresses
-
     return tuple(str(addresses.parse_seed(text)) for text in texts or ())
 
 
 def _parsed(texts: list[str] | None) -> tuple[str, ...]:
-    from dht import addresses
-
     return tuple(str(addresses.parse(text)) for text in texts or ())

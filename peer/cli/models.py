@@ -58,7 +58,6 @@ def export(
             help="Folder with the tokenizer.json of the run, if it is a local file; by default "
             "RUN_DIR/data, or the folder of the run file.",
             metavar="FOLDER",
-            show_default=False,
         ),
     ] = None,
     as_json: Json = False,

@@ -6,28 +6,21 @@ import json
 import logging
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
 
+from dht import addresses
+from dht.identity import Identity, PeerId, parse_peer_id, public_key_of
+from dht.membership.orders import Orders
+from dht.whole_files import write_whole
 from peer.cli.application import Json, complain, start_logging
-from peer.cli.directives import (
-    Before,
-    DelegationText,
-    KeyFile,
-    Seeds,
-    Where,
-    direct,
-    find,
-    signer_for,
-)
-from peer.cli.finding import with_own_peers
+from peer.cli.directives import Before, DelegationText, KeyFile, Seeds, Where, direct, signer_for
+from peer.cli.finding import find, with_own_peers
 from peer.cli.showing import usage_errors
-
-if TYPE_CHECKING:
-    from dht.identity import Identity, PeerId
-    from dht.membership.orders import Orders
+from peer.errors import Fault, NotOwner, RunFileError
+from peer.run_file.sections import SEEDS_MAX
 
 commands = typer.Typer()
 runs = typer.Typer()
@@ -54,11 +47,8 @@ def invite(
 
     Example: shoal invite my.run.toml --days 7
     """
-    from dht import addresses
-    from dht.identity import Identity
     from dht.membership.credentials import InviteKey
     from peer.joining.link import Link, only_from
-    from peer.run_file.sections import SEEDS_MAX
 
     found = find(where)
     signer = signer_for(found, key, delegation)
@@ -98,8 +88,6 @@ def sign(
 
     Example: shoal run sign my.run.toml
     """
-    from dht.identity import Identity
-    from peer.errors import NotOwner
     from peer.joining.link import read_text
     from peer.run_file.reading import parse
     from peer.storage.credentials import owner_key_path
@@ -149,9 +137,6 @@ def _own(file: Path, path: Path) -> Identity:
 
     A file with faults stays as it is, and no key is made for it. Raises ``RunFileError``.
     """
-    from dht.identity import Identity
-    from dht.whole_files import write_whole
-
     is_new = not path.exists()
     if is_new:
         _owned_by(file, Identity.generate().peer_id)
@@ -167,7 +152,6 @@ def _own(file: Path, path: Path) -> Identity:
 
 def _owned_by(file: Path, owner: PeerId) -> str:
     """The text of a run file with its owner. Raises ``RunFileError``."""
-    from peer.errors import Fault, RunFileError
     from peer.joining.link import read_text
     from peer.run_file.reading import parse
     from peer.run_file.writing import with_owner
@@ -197,7 +181,6 @@ def delegate(
 
     Example: shoal run delegate my.run.toml 12D3KooW... --days 90
     """
-    from dht.identity import public_key_of
     from dht.membership.credentials import delegation_text
     from peer.storage.last_seen import date_text
 
@@ -231,8 +214,6 @@ def ban(
 
     Example: shoal run ban 'shoal://RUN_ID?seed=...' 12D3KooW...
     """
-    from dht.identity import public_key_of
-
     start_logging(logging.ERROR)
     keys = frozenset(public_key_of(name) for name in _keys(names))
 
@@ -245,8 +226,6 @@ def ban(
 
 def banned(before: Before, keys: frozenset[bytes]) -> frozenset[bytes]:
     """All bans, with those of these keys. Raises ``ValueError`` for the key that no ban holds."""
-    from dht.identity import PeerId, public_key_of
-
     owner = before.found.run.policy.owner
     if owner is not None and public_key_of(PeerId(owner)) in keys:
         raise ValueError(f"{owner} is the key of the run's owner, which cannot be banned")
@@ -254,7 +233,5 @@ def banned(before: Before, keys: frozenset[bytes]) -> frozenset[bytes]:
 
 
 def _keys(names: list[str]) -> list[PeerId]:
-    from dht.identity import parse_peer_id
-
     with usage_errors():
         return [parse_peer_id(name) for name in names]

@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from peer.cli.application import Json, report_if_slow
 from peer.quantities import plural
+from peer.storage.home import data_cache
 
 data = typer.Typer(help="Prepare training data.", no_args_is_help=True)
 
@@ -42,7 +43,6 @@ def prepare(
     Example: shoal data prepare texts --out shards --tokenizer t.json --end-token '<|endoftext|>'
     """
     from peer.data.shards import tokenizer_named, write_shards
-    from peer.storage.home import data_cache
 
     chosen = tokenizer_named(tokenizer, end_token, data_cache())
     with report_if_slow("still tokenizing"):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import msgspec
 import typer
 from typer import Argument, Option
 
@@ -15,9 +17,10 @@ from peer.cli.application import Json, complain, report_if_slow
 from peer.cli.bases import run_from_base, show_new
 from peer.cli.finding import check_new, no_peers
 from peer.cli.showing import usage_errors
-
-if TYPE_CHECKING:
-    from peer.run_file.sections import RunFile
+from peer.errors import DataUnavailable, RunFileError
+from peer.run_file.presets import STDLIB, preset
+from peer.run_file.sections import OWNED_HUB_NAME, CustomData, CustomModel, HfData, RunFile
+from peer.storage.home import data_cache
 
 runs = typer.Typer(help="Write, check and own run files.", no_args_is_help=True)
 runs.add_typer(owning.runs)
@@ -28,14 +31,13 @@ runs.add_typer(directing.runs)
 def run_new(
     size: Annotated[
         str | None,
-        Option(help="Settings for a model of this size: 124m, 350m or 1b.", show_default=False),
+        Option(help="Settings for a model of this size: 124m, 350m or 1b."),
     ] = None,
     data: Annotated[
         str | None,
         Option(
             help="What it is trained on: python_stdlib, fineweb-edu, or a dataset on the Hugging "
-            "Face hub: owner/name, or owner/name@COMMIT. [default: python_stdlib]",
-            show_default=False,
+            "Face hub: owner/name, or owner/name@COMMIT. [default: python_stdlib]"
         ),
     ] = None,
     base: Annotated[
@@ -44,7 +46,6 @@ def run_new(
             help="Published model that the run begins from: owner/name or owner/name@COMMIT on the "
             "Hugging Face hub, an https URL, or a folder.",
             metavar="MODEL",
-            show_default=False,
         ),
     ] = None,
     lora: Annotated[
@@ -54,7 +55,6 @@ def run_new(
             min=1,
             max=1024,
             metavar="RANK",
-            show_default=False,
         ),
     ] = None,
     every: Annotated[
@@ -70,7 +70,6 @@ def run_new(
 
     Example: shoal run new --size 124m --data fineweb-edu > my.run.toml
     """
-    from peer.run_file.presets import STDLIB, preset
     from peer.run_file.writing import template
 
     if base is not None and size is not None:
@@ -94,12 +93,7 @@ def run_new(
 
 def _with_commit(run: RunFile) -> RunFile:
     """The run with the newest commit of its dataset, if it is on the hub and has none."""
-    import re
-
-    import msgspec
-
     from peer.data.hub import commit_of
-    from peer.run_file.sections import OWNED_HUB_NAME, HfData
 
     data = run.data
     if not isinstance(data, HfData) or data.revision is not None:
@@ -125,10 +119,7 @@ def run_check(
     Example: shoal run check my.run.toml
     """
     from peer.data.sources import read_once
-    from peer.errors import DataUnavailable, RunFileError
     from peer.joining.link import find_run
-    from peer.run_file.sections import CustomData, CustomModel
-    from peer.storage.home import data_cache
 
     try:
         found_run = find_run(str(file), ask_peers=no_peers)

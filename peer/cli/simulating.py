@@ -393,10 +393,7 @@ def simulate_compare(
     learners: Annotated[int, Option(help="Number of learners.", min=2)] = 8,
     loss: Annotated[
         float | None,
-        Option(
-            help="Loss to reach; by default data parallel's after 3/4 of its tokens.",
-            show_default=False,
-        ),
+        Option(help="Loss to reach; by default data parallel's after 3/4 of its tokens."),
     ] = None,
     link: Annotated[str, Option(help="Bandwidths to compare.")] = "100Mbit,1Gbit,5Gbit",
     latency: Annotated[str, Option(help="One-way latencies, in milliseconds.")] = "20,100",

@@ -6,20 +6,24 @@ import asyncio
 import json
 import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from typer import Argument, Option
 
 from dht.identity import RunId
 from peer.cli.application import Json, JsonLines, complain, report_if_slow, start_logging
 from peer.cli.finding import link_of
+from peer.errors import NobodyMet, RunOver
 from peer.quantities import count_text, duration_text, plural
-from peer.storage.home import data_home
+from peer.storage.home import check_no_other_files, data_home, is_in_use, running_peers
 
 commands = typer.Typer()
 
@@ -35,7 +39,6 @@ def show_status(
             help="shoal:// link, https address or file of the run; without one, the peers of this "
             "machine.",
             metavar="LINK",
-            show_default=False,
         ),
     ] = None,
     watch: Annotated[bool, Option("--watch", help="Repeat every few seconds.")] = False,
@@ -48,7 +51,6 @@ def show_status(
 
     Example: shoal status 'shoal://RUN_ID?seed=...' --watch
     """
-    from peer.errors import NobodyMet, RunOver
     from peer.event_loop import run_unless_stopped
     from peer.joining.visit import status_lines, visit
     from peer.storage.credentials import owners_invite
@@ -91,8 +93,6 @@ def show_status(
 
 def _show_own_peers(*, watch: bool, as_json: bool) -> int:
     """Print what the peers of this machine do, from the files that they keep. No network."""
-    import time
-
     from peer.events.names import printable
     from peer.storage.last_seen import date_text
 
@@ -120,9 +120,6 @@ def _show_own_peers(*, watch: bool, as_json: bool) -> int:
 
 def _own_peers() -> list[dict[str, Any]]:
     """One row for each peer of this user that runs on this machine."""
-    import time
-
-    from peer.storage.home import running_peers
     from peer.storage.last_seen import load_last_seen, load_state
     from peer.storage.progress import read_progress
 
@@ -152,9 +149,7 @@ def _own_peers() -> list[dict[str, Any]]:
 Folder = Annotated[
     Path | None,
     Option(
-        "--directory",
-        help="Folder of one peer; by default all your running peers, see `shoal ps`.",
-        show_default=False,
+        "--directory", help="Folder of one peer; by default all your running peers, see `shoal ps`."
     ),
 ]
 
@@ -190,7 +185,6 @@ def show_link(
         Argument(
             metavar="RUN_DIR",
             help="Folder of one peer; by default all your running peers, see `shoal ps`.",
-            show_default=False,
         ),
     ] = None,
     as_json: Json = False,
@@ -201,7 +195,6 @@ def show_link(
     """
     from peer.joining.link import only_from
     from peer.storage.address import kept_link
-    from peer.storage.home import is_in_use, running_peers
 
     folders = sorted(running_peers()) if folder is None else [folder]
     found: dict[Path, str] = {}
@@ -254,8 +247,6 @@ def leave(directory: Folder = None, as_json: Json = False) -> None:
 
     Example: shoal leave --directory ~/.local/share/shoal/runs/0123456789abcdef
     """
-    import time
-
     _change_limits(directory, as_json=as_json, leave_at=time.time())
 
 
@@ -327,10 +318,7 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
 
     A wish such as ``paused`` is for peers that run; a limit is also for those that start later.
     """
-    import msgspec
-
     from peer.guest.enforcement import folder_bytes, read_limits, used_this_month, write_limits
-    from peer.storage.home import check_no_other_files, is_in_use, running_peers
 
     home = data_home(os.environ)
     wish = bool(changes.keys() & {"paused", "leave_at"})
@@ -400,8 +388,6 @@ def explain(
 
     Example: shoal explain anna/events.jsonl boris/events.jsonl --round 2/7
     """
-    from datetime import datetime
-
     from peer.events import explain as stories
     from peer.events import logs as event_logs
     from peer.events.names import printable

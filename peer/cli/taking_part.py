@@ -12,20 +12,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from multiaddr import Multiaddr
 from typer import Argument
 
 from dht.errors import DhtError
+from dht.identity import Identity
 from peer.cli.application import EXIT_REFUSED, complain, log_to, report_if_slow, start_logging
 from peer.cli.finding import check_new, find_patiently, no_peers, seen_by_peers
 from peer.cli.found_models import base_to_fetch, fetched_base
 from peer.cli.learner_options import Options, trains
+from peer.cli.owning import sign_if_owner_is_missing
 from peer.cli.showing import usage_errors
-from peer.errors import PeerError, RunOver
+from peer.errors import NobodyToAsk, PeerError, RunHasExisted, RunOver
+from peer.run_file.sections import HfData, RunFile, TextData
+from peer.storage.home import (
+    OUTER,
+    PEERS,
+    check_folder,
+    claim,
+    data_cache,
+    default_directory,
+    free_directory,
+    has_been_there,
+    peer_folder,
+)
 
 if TYPE_CHECKING:
     from peer.joining.link import FoundRun
     from peer.joining.visit import RunStatus
-    from peer.run_file.sections import RunFile
     from peer.trainer.settings import JoinSettings
 
 commands = typer.Typer()
@@ -45,10 +59,8 @@ def start(file: str, options: Options) -> int:
 
     Example: shoal start examples/tiny_gpt/run.toml
     """
-    from peer.cli.owning import sign_if_owner_is_missing
     from peer.joining.link import find_run
     from peer.storage.earlier import told_if_edited
-    from peer.storage.home import PEERS, default_directory
 
     sign_if_owner_is_missing(Path(file))
     found = find_run(file, ask_peers=no_peers)
@@ -72,9 +84,7 @@ def _may_found(run: RunFile, where: Path, options: Options) -> bool:
 
     Raises ``RunHasExisted``, or ``RunOver`` for a run that has ended and whose model is here.
     """
-    from peer.errors import RunHasExisted
     from peer.storage.checkpoint import CheckpointFolder
-    from peer.storage.home import OUTER
     from peer.storage.last_seen import date_text, recall
 
     known = recall(run.run_id, [where])
@@ -99,8 +109,6 @@ def _may_found(run: RunFile, where: Path, options: Options) -> bool:
 def _check_first_start(found: FoundRun, file: str, options: Options, where: Path) -> None:
     """Find mistakes in the run file, and read its data, before anything of a new run starts."""
     from peer.data.sources import read_once
-    from peer.run_file.sections import HfData, TextData
-    from peer.storage.home import data_cache, has_been_there
 
     if has_been_there(where):
         return
@@ -128,20 +136,18 @@ def join(link: str, options: Options) -> int:
 
     Example: shoal join 'shoal://RUN_ID?seed=/ip4/203.0.113.7/tcp/7700/p2p/12D3Koo...'
     """
-    from peer.errors import NobodyToAsk
     from peer.storage.checkpoint import CheckpointFolder
-    from peer.storage.home import OUTER, default_directory
     from peer.storage.last_seen import date_text, recall
 
     if options.anew:
         raise typer.BadParameter("--anew is for `shoal start`: `shoal join` never founds a run")
     found = find_patiently(link, options.directory)
     own = options.settings(found, seeds=[str(seed) for seed in found.seeds])
-    known = recall(found.run.run_id, [own.directory or default_directory(found.run.run_id)])
+    where = own.directory or default_directory(found.run.run_id)
+    known = recall(found.run.run_id, [where])
     if known is None and not own.seeds:
         raise NobodyToAsk(found.run.name, link)  # it would wait for ever
     if known is not None and known.ended_at is not None:
-        where = own.directory or default_directory(found.run.run_id)
         source = str(where) if CheckpointFolder(where / OUTER).numbers() else f"'{link}'"
         raise RunOver(found.run.name, date_text(known.ended_at), known.tokens, source)
     if own.seeds:
@@ -151,8 +157,6 @@ def join(link: str, options: Options) -> int:
 
 def _in_free_folder(own: JoinSettings, run: RunFile) -> JoinSettings:
     """Settings with the usual folder, or another one if a peer of this machine holds that."""
-    from peer.storage.home import default_directory, free_directory
-
     if own.directory is not None:
         return own
     folder = free_directory(run.run_id)
@@ -167,7 +171,6 @@ def _in_free_folder(own: JoinSettings, run: RunFile) -> JoinSettings:
 def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     import psutil
 
-    from dht.identity import Identity
     from peer.cli.training import look_at, train_here, train_on_devices
     from peer.data.sources import check_data
     from peer.island.training import choose_devices
@@ -175,7 +178,6 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     from peer.rules.limits import manners
     from peer.storage.credentials import own_credential
     from peer.storage.earlier import look_at_checkpoints
-    from peer.storage.home import check_folder, claim, default_directory, peer_folder
     from peer.trainer.choices import wishes_from
     from peer.trainer.loop import TrainerSettings, check_wishes
 
@@ -270,8 +272,6 @@ def _is_desktop() -> bool:
 
 def _look_at_run(found: FoundRun, seeds: Sequence[str]) -> RunStatus | str:
     """The run as its peers report it, or why that is not known. Raises ``RunOver``."""
-    from multiaddr import Multiaddr
-
     from peer.joining.link import Link
     from peer.rules.ending import ended
     from peer.storage.last_seen import date_text

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peer.cli.application import EXIT_INTERRUPTED, complain, reported, start_logging
+from peer.cli.learner_options import Options
+from peer.run_file.sections import RunFile
+from peer.storage.home import data_home, default_directory
 
 if TYPE_CHECKING:
-    from peer.cli.learner_options import Options
     from peer.island.ranks import Place
-    from peer.run_file.sections import RunFile
     from peer.trainer.engine import Engine
     from peer.trainer.fitting import Fit, Goal, Remembered
     from peer.trainer.loop import Stop, TrainerSettings
@@ -86,7 +87,6 @@ def _look(
 
 
 def _measurements() -> Remembered:
-    from peer.storage.home import data_home
     from peer.trainer.fitting import Remembered
 
     return Remembered(data_home(os.environ) / "measured.json")
@@ -129,10 +129,8 @@ def train_on_devices(
 ) -> int:
     """Train in one process per device, which are one peer. Returns the exit code."""
     from peer.island.ranks import run_island
-    from peer.storage.home import claim, default_directory
 
     folder = own.directory or default_directory(run.run_id)
-    claim(folder, run)
     work = partial(_rank, run, own, options, settings, look.goal, look.key)
     return run_island(devices, work, logs=folder, tell=complain)
 
@@ -189,7 +187,6 @@ def _watched(
     options: Options,
 ) -> int:
     """Do the work with a screen, curves, and signals that ask it to leave."""
-    from peer.storage.home import default_directory
     from peer.trainer.loop import Stop
     from peer.views.sinks import open_curves
 

@@ -12,12 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from typer import Argument, Option
 
 from peer.cli.application import Json, JsonAtTheEnd, Plain, complain, start_logging
 from peer.cli.finding import no_peers
 from peer.cli.showing import count, seconds, usage_errors
+from peer.signals import as_interrupts
 
 commands = typer.Typer()
 
@@ -44,7 +46,6 @@ def demo(
     from peer.lab.demo import report as demo_report
     from peer.lab.demo.demo import Demo, DemoSettings, summary, summary_text
     from peer.lab.results.plots import new_figure
-    from peer.signals import as_interrupts
 
     start_logging(logging.WARNING)
     new_figure()  # a missing matplotlib is reported now, not after three minutes
@@ -137,14 +138,12 @@ def bench_training(
             metavar="RUN.toml",
             help="Run whose model, batch and optimizer are measured; unset: 124 M parameters on a "
             "GPU, a small model on a CPU.",
-            show_default=False,
         ),
     ] = None,
     size: Annotated[
         str | None,
         Option(
-            help="A named size instead of a run, with batches of 32 sequences: 124m, 350m or 1b.",
-            show_default=False,
+            help="A named size instead of a run, with batches of 32 sequences: 124m, 350m or 1b."
         ),
     ] = None,
     device: Annotated[str, Option(help="cpu, cuda, cuda:1, mps, ... or auto.")] = "auto",
@@ -181,7 +180,6 @@ def bench_training(
         small_run,
         table,
     )
-    from peer.signals import as_interrupts
     from peer.trainer.device_facts import choose_device
 
     with usage_errors():
@@ -223,8 +221,7 @@ def bench_memory(
         str | None,
         Option(
             help="Place of the state of each pair's founder, which is not measured: files halves "
-            "what a pair takes. [default: that of the other]",
-            show_default=False,
+            "what a pair takes. [default: that of the other]"
         ),
     ] = None,
     turns: Annotated[int, Option(help="Cycles of each pair of agents.", min=1)] = 3,
@@ -247,7 +244,6 @@ def bench_memory(
     import psutil
 
     from peer.lab.bench.memory import MemoryBench, run_memory_bench, table
-    from peer.signals import as_interrupts
 
     with usage_errors():
         bench = MemoryBench(
@@ -280,10 +276,7 @@ def bench_regions(
     ] = "200",
     cycle: Annotated[
         str | None,
-        Option(
-            help="Steps per cycle, separated by commas. [default: those of the run]",
-            show_default=False,
-        ),
+        Option(help="Steps per cycle, separated by commas. [default: those of the run]"),
     ] = None,
     distance: Annotated[
         float, Option(help="Milliseconds from one region to another, one way.", min=0.0)
@@ -308,14 +301,11 @@ def bench_regions(
 
     Example: shoal bench regions examples/regions/run.toml --mbit 50,200 --cycle 8,32
     """
-    import msgspec
-
     from peer.joining.link import find_run
     from peer.lab.network.topology import cannot_build
     from peer.lab.regions import extrapolation
     from peer.lab.regions.figures import record, table
     from peer.lab.regions.trial import Trial, conduct
-    from peer.signals import as_interrupts
 
     start_logging(logging.WARNING)
     where = _folder(directory, "regions")
@@ -366,9 +356,7 @@ chaos = typer.Typer(
 def chaos_run(
     scenarios: Annotated[
         list[str] | None,
-        Argument(
-            metavar="SCENARIO...", help="kill, leader, seeds, ...; or all.", show_default=False
-        ),
+        Argument(metavar="SCENARIO...", help="kill, leader, seeds, ...; or all."),
     ] = None,
     peers: Annotated[
         int | None,
@@ -377,7 +365,6 @@ def chaos_run(
             "12 at most]",
             min=2,
             max=32,
-            show_default=False,
         ),
     ] = None,
     minutes: Annotated[
@@ -386,7 +373,6 @@ def chaos_run(
             help="Length of each scenario. [default: 2; of liars: 4; of resize: 10; of "
             "strangers: 60]",
             min=0.4,
-            show_default=False,
         ),
     ] = None,
     seed: Annotated[int, Option(help="Seed of the schedule.", min=0)] = 0,
@@ -436,9 +422,7 @@ def chaos_goodput(
         float, Option(help="Failures of all learners during one recovery.", min=0.1)
     ] = 2.7,
     pace: Annotated[float, Option(help="Least seconds per step.", min=0.01)] = 0.4,
-    only: Annotated[
-        str | None, Option(help="Only one swarm: shoal or synchronous.", show_default=False)
-    ] = None,
+    only: Annotated[str | None, Option(help="Only one swarm: shoal or synchronous.")] = None,
     seed: Annotated[int, Option(help="Seed of the failures.", min=0)] = 0,
     directory: LogFolder = None,
     as_json: JsonAtTheEnd = False,

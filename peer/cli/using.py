@@ -41,7 +41,6 @@ DataFolder = Annotated[
         help="Folder with the run's local files: data, or a tokenizer.json. By default "
         "RUN_DIR/data, or the folder of the run file.",
         metavar="FOLDER",
-        show_default=False,
     ),
 ]
 
@@ -51,11 +50,7 @@ def say(
     where: Where,
     text: Annotated[
         str | None,
-        Argument(
-            metavar="TEXT",
-            help="Text to continue. Without it, lines are asked for.",
-            show_default=False,
-        ),
+        Argument(metavar="TEXT", help="Text to continue. Without it, lines are asked for."),
     ] = None,
     temperature: Annotated[
         float, Option(min=0, help="0 takes the most likely token; higher is more varied.")
@@ -67,7 +62,7 @@ def say(
     max_tokens: Annotated[int, Option(min=1, help="End after this many tokens.")] = 200,
     seed: Annotated[
         int | None,
-        Option(min=0, max=2**63 - 1, help="The same seed gives the same text.", show_default=False),
+        Option(min=0, max=2**63 - 1, help="The same seed gives the same text."),
     ] = None,
     chat: Annotated[
         bool,
@@ -177,7 +172,6 @@ def evaluate(
             "--text",
             help="Measure on this text file instead of the run's held-out data; may be repeated.",
             metavar="FILE",
-            show_default=False,
         ),
     ] = None,
     tasks: Annotated[
@@ -186,7 +180,6 @@ def evaluate(
             help="Tasks of lm-eval, separated by commas, on an exported FOLDER: needs "
             "pip install 'shoal[eval]', and downloads their data.",
             metavar="TASK,...",
-            show_default=False,
         ),
     ] = None,
     data: DataFolder = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
+from dht.bounded_mapping import BoundedMapping
 from peer.data.downloads import Downloads, KnownHashes
 from peer.data.examples import signed
 from peer.data.formats import DataFile, piece_count, shard_piece
@@ -83,8 +83,8 @@ class Pieces:
         self._source = source
         self._bundles = bundles
         self._preparation = preparation
-        self._opening: OrderedDict[int, Future[Opened]] = OrderedDict()
-        self._making: OrderedDict[tuple[int, int], Future[PieceTokens]] = OrderedDict()
+        self._opening = BoundedMapping[int, Future[Opened]](KEPT_MAX)
+        self._making = BoundedMapping[tuple[int, int], Future[PieceTokens]](KEPT_MAX)
 
     @property
     def bundles(self) -> int:
@@ -126,8 +126,6 @@ class Pieces:
         if known is None or (known.done() and known.exception() is not None):
             known = in_background(lambda: self._opened(self._bundles[bundle]), name="open-file")
             self._opening[bundle] = known
-            if len(self._opening) > KEPT_MAX:
-                self._opening.popitem(last=False)
         return known
 
     def _make(self, bundle: int, piece: int) -> Future[PieceTokens]:
@@ -136,8 +134,6 @@ class Pieces:
             self._making[bundle, piece] = in_background(
                 lambda: self._piece(opened, piece), name="make-piece"
             )
-            if len(self._making) > KEPT_MAX:
-                self._making.popitem(last=False)
         return self._making[bundle, piece]
 
     def _opened(self, bundle: Bundle) -> Opened:

@@ -17,7 +17,7 @@ from dht.protocol import UPGRADE
 from peer.errors import Fault, RunFileError
 from peer.run_file.contradictions import Contradiction, contradictions, obstacles
 from peer.run_file.sections import SCHEMA, SIZES, RunFile
-from peer.run_file.setting_rules import check_table
+from peer.run_file.setting_rules import Findings, check_table
 from peer.run_file.toml_lines import TomlLines
 
 RUN_FILE_MAX_BYTES = 16 * 1024
@@ -88,9 +88,8 @@ def with_settings(
 
 def faults_of_new(run: RunFile, *, now: datetime, text: str | None = None) -> list[Fault]:
     """The faults of a run that is still to begin, by ``obstacles``. ``text``: its TOML."""
-    lines = None if text is None else TomlLines(text)
-    found = _faults(obstacles(run, now=now), lines)
-    return sorted(found, key=lambda fault: fault.line or 0)
+    found = Findings(None if text is None else TomlLines(text))
+    return _by_line(found, obstacles(run, now=now))
 
 
 def _too_large(size: int, most: int = RUN_FILE_MAX_BYTES) -> Fault:
@@ -116,28 +115,25 @@ def _checked(settings: dict[str, Any], *, source: str, lines: TomlLines | None) 
         side = f"this side is too old: upgrade it with `{UPGRADE}`" if later else "it is no schema"
         problem = f"schema is {schema!r}; this version of shoal reads {SCHEMA}: {side}"
         raise RunFileError(source, [Fault("schema", problem, line)])
-    faults: list[Fault] = []
-    check_table(settings, RunFile, (), faults, lines)
-    if not faults:
+    found = Findings(lines)
+    check_table(settings, RunFile, (), found)
+    if not found.faults:
         model = settings.get("model", {})
         if (size := model.pop("size", None)) is not None:
             settings["model"] = {**SIZES[size], **model}
         try:
             run = msgspec.convert(settings, RunFile)
         except msgspec.ValidationError as error:  # a rule that check_table does not know
-            faults.append(Fault("", str(error)))
-        else:
-            faults = _faults(contradictions(run), lines)
-            if not faults and (size := len(run.canonical())) > RUN_FILE_MAX_BYTES:
-                faults = [_too_large(size)]
-            if not faults:
-                return run
-    raise RunFileError(source, sorted(faults, key=lambda fault: fault.line or 0))
+            raise RunFileError(source, [Fault("", str(error))]) from None
+        if faults := _by_line(found, contradictions(run)):
+            raise RunFileError(source, faults)
+        if (size := len(run.canonical())) > RUN_FILE_MAX_BYTES:
+            raise RunFileError(source, [_too_large(size)])
+        return run
+    raise RunFileError(source, _by_line(found))
 
 
-def _faults(problems: Iterable[Contradiction], lines: TomlLines | None) -> list[Fault]:
-    found = []
+def _by_line(found: Findings, problems: Iterable[Contradiction] = ()) -> list[Fault]:
     for setting, problem in problems:
-        line = lines.of(tuple(setting.split("."))) if lines else None
-        found.append(Fault(setting, f"{setting} {problem}", line))
-    return found
+        found.add(tuple(setting.split(".")), problem)
+    return sorted(found.faults, key=lambda fault: fault.line or 0)

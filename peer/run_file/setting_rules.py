@@ -11,6 +11,7 @@ import math
 import types
 import typing
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from typing import Annotated, Any, Literal
 
@@ -22,55 +23,66 @@ from peer.run_file.declaring import fields_of
 from peer.run_file.toml_lines import TomlLines
 
 
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The faults of a run file that were found so far."""
+
+    lines: TomlLines | None
+    """Where the settings stand, if they were read from a text."""
+    faults: list[Fault] = field(default_factory=list)
+
+    def add(
+        self,
+        path: tuple[str, ...],
+        problem: str,
+        nearest: str | None = None,
+        *,
+        at: tuple[str, ...] | None = None,
+    ) -> None:
+        """``problem``: words that follow the name of the setting. ``at``: another place to show."""
+        line = self.lines.of(path if at is None else at) if self.lines else None
+        name = ".".join(path)
+        self.faults.append(Fault(name, f"{name} {problem}", line, nearest))
+
+
 def check_table(
-    table: dict[str, Any],
-    kind: type[Struct],
-    path: tuple[str, ...],
-    faults: list[Fault],
-    lines: TomlLines | None,
+    table: dict[str, Any], kind: type[Struct], path: tuple[str, ...], found: Findings
 ) -> None:
     """Check one table against its section; a missing tag is set to that of the default recipe."""
-    fields = {field.encode_name: field for field in fields_of(kind)}
+    fields = {each.encode_name: each for each in fields_of(kind)}
     tag_field = kind.__struct_config__.tag_field
     for name, value in table.items():
         here = (*path, name)
-        line = lines.of(here) if lines else None
         if name == tag_field:
             continue
         if name not in fields:
             known = [*([tag_field] if tag_field else []), *fields]
             label = ".".join(path) or "a run file"
-            problem = f"{'.'.join(here)} is not a setting; {label} has {', '.join(known)}"
-            faults.append(Fault(".".join(here), problem, line, _nearest(name, known)))
-            continue
-        field = fields[name]
-        sections = sections_of(field.type)
-        if sections:
+            problem = f"is not a setting; {label} has {', '.join(known)}"
+            found.add(here, problem, _nearest(name, known))
+        elif sections := sections_of(fields[name].type):
             if not isinstance(value, dict):
-                problem = f"{'.'.join(here)} is {value!r}; it must be a table: [{'.'.join(here)}]"
-                faults.append(Fault(".".join(here), problem, line))
-                continue
-            chosen = _choose_section(value, sections, here, faults, lines)
-            if chosen is not None:
-                check_table(value, chosen, here, faults, lines)
+                found.add(here, f"is {value!r}; it must be a table: [{'.'.join(here)}]")
+            elif (chosen := _choose_section(value, sections, here, found)) is not None:
+                check_table(value, chosen, here, found)
         else:
-            known_faults = len(faults)
-            listed = section_in_list(field.type)
-            if listed is not None and isinstance(value, list):
-                for index, item in enumerate(value):
-                    if isinstance(item, dict):
-                        check_table(item, listed, (*here, str(index)), faults, lines)
-            problem_found = _check_value(value, field.type)
-            if problem_found is not None and len(faults) == known_faults:
-                rule, nearest = problem_found
-                shown = _shown(value)
-                problem = f"{'.'.join(here)} is {shown}; it must be {rule}"
-                faults.append(Fault(".".join(here), problem, line, nearest))
-    for name, field in fields.items():
-        if field.required and name not in table:
-            line = lines.of(path) if lines else None
-            problem = f"{'.'.join((*path, name))} is missing; it must be {rule_of(field.type)}"
-            faults.append(Fault(".".join((*path, name)), problem, line))
+            _check_setting(value, fields[name].type, here, found)
+    for name, each in fields.items():
+        if each.required and name not in table:
+            found.add((*path, name), f"is missing; it must be {rule_of(each.type)}", at=path)
+
+
+def _check_setting(value: Any, annotation: Any, here: tuple[str, ...], found: Findings) -> None:
+    faults_before = len(found.faults)
+    listed = section_in_list(annotation)
+    if listed is not None and isinstance(value, list):
+        for index, item in enumerate(value):
+            if isinstance(item, dict):
+                check_table(item, listed, (*here, str(index)), found)
+    broken = _broken_rule(value, annotation)
+    if broken is not None and len(found.faults) == faults_before:
+        rule, nearest = broken
+        found.add(here, f"is {_shown(value)}; it must be {rule}", nearest)
 
 
 def sections_of(annotation: Any) -> tuple[type[Struct], ...]:
@@ -104,8 +116,7 @@ def _choose_section(
     table: dict[str, Any],
     sections: tuple[type[Struct], ...],
     path: tuple[str, ...],
-    faults: list[Fault],
-    lines: TomlLines | None,
+    found: Findings,
 ) -> type[Struct] | None:
     tag_field = sections[0].__struct_config__.tag_field
     if tag_field is None:
@@ -116,14 +127,12 @@ def _choose_section(
         if section.__struct_config__.tag == tag:
             return section
     known = [str(section.__struct_config__.tag) for section in sections]
-    here = (*path, tag_field)
-    problem = f"{'.'.join(here)} is {_shown(tag)}; it must be {_listed(known)}"
-    line = lines.of(here) if lines else None
-    faults.append(Fault(".".join(here), problem, line, _nearest(tag, known)))
+    problem = f"is {_shown(tag)}; it must be {_listed(known)}"
+    found.add((*path, tag_field), problem, _nearest(tag, known))
     return None
 
 
-def _check_value(value: Any, annotation: Any) -> tuple[str, str | None] | None:
+def _broken_rule(value: Any, annotation: Any) -> tuple[str, str | None] | None:
     """The rule that ``value`` breaks and the nearest valid spelling; ``None`` if it is valid."""
     try:
         msgspec.convert(value, annotation)

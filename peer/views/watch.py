@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Protocol, Self
 
+import msgspec
 from rich.live import Live
 from rich.text import Text
 
@@ -122,18 +123,7 @@ class Watch:
 
 def _others(run: Run) -> list[PeerRow]:
     """Rows of the first ``OTHERS_SHOWN`` other peers, and the number of the rest."""
-    shown = [
-        PeerRow(
-            name=other.name,
-            state=other.state,
-            step_time_s=other.step_time_s,
-            version=other.version,
-            behind=other.behind,
-            last=other.last,
-            share=other.share,
-        )
-        for other in run.others[:OTHERS_SHOWN]
-    ]
+    shown = [PeerRow(**msgspec.structs.asdict(other)) for other in run.others[:OTHERS_SHOWN]]
     more = len(run.others) - len(shown)
     if more <= 0:
         return shown

@@ -191,7 +191,7 @@ class Bench:
             leaves=(),
         )
         self.said = before
-        inquiry = Inquiry(self.encoded, self.commit, head, bytes(self._merged_of(index)))
+        inquiry = Inquiry(self.commit, head, bytes(self._merged_of(index)))
         assert inquiry.take_sources(said)
         place = self.cutting.audited(index)[0][1]
         for by, _ in inquiry.wanted():

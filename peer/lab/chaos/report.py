@@ -15,7 +15,6 @@ from peer.quantities import count_text
 WIDTH = 1160
 LANE = 30
 LEFT = 90
-WORDS = {True: "kept", False: "BROKEN", None: "cannot tell"}
 
 _LEGEND = (
     "A bar is one life of a learner. A tick below it is a round that contains its work; a grey "
@@ -40,7 +39,7 @@ def write(directory: Path, outcome: Outcome) -> Path:
 
 
 def _section(judged: Judged) -> Section:
-    rows = [[str(v.promise), WORDS[v.kept], v.reason] for v in judged.verdicts]
+    rows = [[str(v.promise), v.word, v.reason] for v in judged.verdicts]
     columns = ["promise", "verdict", "reason"]
     svg = timeline(judged.evidence)
     return Section(judged.scenario, _LEGEND, columns, rows, picture_svg=svg, is_text=True)

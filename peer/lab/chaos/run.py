@@ -135,8 +135,7 @@ def run_chaos(settings: ChaosSettings, watcher: Watcher) -> Outcome:
             )
         )
         for verdict in verdicts:
-            word = {True: "kept", False: "BROKEN", None: "cannot tell"}[verdict.kept]
-            watcher.say(f"{scenario.name}: {verdict.promise} {word}: {verdict.reason}")
+            watcher.say(f"{scenario.name}: {verdict.promise} {verdict.word}: {verdict.reason}")
     return Outcome(settings=settings, judged=tuple(judged))
 
 

@@ -202,7 +202,7 @@ class Round:
         made = blake3.blake3(result).digest()
         members = self.contributors if members is None else members
         said = self.signed(reducer, members, made, sources, merged=True)
-        inquiry = Inquiry(self.encoded, self.commit, self.head(said, merged=True), result)
+        inquiry = Inquiry(self.commit, self.head(said, merged=True), result)
         assert inquiry.take_sources(sources)
         return inquiry
 
@@ -232,7 +232,7 @@ class Round:
         leaves = self.leaves(data)
         said = self.signed(delegate, inside, digest_of_pieces(leaves), sources, merged=False)
         head = self.head(said, merged=False, leaves=(b"".join(leaves),))
-        inquiry = Inquiry(self.encoded, self.commit, head, data[self.place])
+        inquiry = Inquiry(self.commit, head, data[self.place])
         assert inquiry.take_sources(sources)
         return inquiry
 

@@ -122,7 +122,7 @@ def _two_sides(trusted: Sequence[int]) -> tuple[Swarm, list[bool]]:
     vouched = {swarm.names[number] for number in trusted}
 
     def vouch(node: Node) -> None:
-        node.machine.peers.probation._trusted = vouched.__contains__
+        node.machine.peers.probation.trusted = vouched.__contains__
 
     swarm.on_start = vouch
     return swarm, together

@@ -248,7 +248,8 @@ def test_commands_with_the_file_ask_the_owners_own_peer_which_the_file_does_not_
         asked.append(link)
         raise NobodyMet("run", "nobody is asked in this test")
 
-    for module in ("peer.joining.visit", "peer.storage.download"):
+    # In this order: an import of the second after a change of the first would keep the change.
+    for module in ("peer.storage.download", "peer.joining.visit"):
         monkeypatch.setattr(f"{module}.visit", visit)
     file = tmp_path / "ours.toml"
     file.write_text(INVITED.replace(f'seeds = ["{SEED}"]\n', ""), encoding="utf-8")

@@ -48,6 +48,10 @@ class Verdict:
     kept: bool | None
     reason: str
 
+    @property
+    def word(self) -> str:
+        return {True: "kept", False: "BROKEN", None: "cannot tell"}[self.kept]
+
 
 OTHERS_SHARE_MAX = 0.2
 """Share of the machine's processors. When other programs use more, they can explain slow steps,

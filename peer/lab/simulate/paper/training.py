@@ -117,7 +117,7 @@ def train(job: Job, progress: Callable[[float], None] = lambda share: None) -> T
         loss=result.final.loss,
         goodput=result.goodput,
         missed=_missed(result),
-        staleness=_mean(result.staleness),
+        staleness=result.mean_staleness,
         duration_s=result.duration_s,
         bytes_sent=result.bytes_sent,
         times_s=tuple(point.time_s for point in points),
@@ -132,11 +132,6 @@ def _missed(result: SwarmResult) -> float:
     possible = sum(record.live for record in result.rounds if record.kind != "mix")
     came = sum(record.contributors for record in result.rounds if record.kind != "mix")
     return 1.0 - came / possible if possible else 0.0
-
-
-def _mean(counts: Mapping[int, int]) -> float:
-    total = sum(counts.values())
-    return sum(value * count for value, count in counts.items()) / total if total else 0.0
 
 
 def central_steps(experiment: Experiment) -> int:

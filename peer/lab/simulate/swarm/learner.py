@@ -8,6 +8,7 @@ changed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,26 +19,19 @@ from averaging.round.inputs import Offer
 from peer.lab.simulate.problems.problem import LocalTraining, Places
 
 
+@dataclass(slots=True, eq=False)
 class Trainee:
     """All parameters of one learner, and the number of steps that it has made."""
 
-    def __init__(
-        self,
-        training: LocalTraining,
-        places: Places,
-        *,
-        step_tokens: int,
-        rate: Callable[[], float],
-    ) -> None:
-        """``rate``: current share of the peak learning rate."""
-        self.training = training
-        self.places = places
-        self.step_tokens = step_tokens
-        self.step = 0
-        """Number of steps made so far, whether or not they are computed yet."""
-        self.loss: float | None = None
-        self._rate = rate
-        self._computed = 0
+    training: LocalTraining
+    places: Places
+    step_tokens: int
+    rate: Callable[[], float]
+    """Current share of the peak learning rate."""
+    step: int = 0
+    """Number of steps made so far, whether or not they are computed yet."""
+    loss: float | None = None
+    _computed: int = 0
 
     @property
     def values(self) -> Float32s:
@@ -45,7 +39,7 @@ class Trainee:
         behind = self.step - self._computed
         if behind:
             self._computed = self.step
-            self.loss = self.training.train(behind, rate=self._rate())
+            self.loss = self.training.train(behind, rate=self.rate())
         return self.training.values
 
 
@@ -60,15 +54,19 @@ class Seat:
         rule: AdoptionRule,
         alpha: float,
         missed_kept: float = 1.0,
+        upload: Callable[[Float32s, Float32s], Float32s] | None = None,
     ) -> None:
         """The learner's parameters are ``state.theta`` already. ``missed_kept``: share of its own
         displacement that it keeps when a version does not contain it; a live peer keeps all.
+        ``upload(base, values)``: the values that a member that poisons uploads instead of its own.
         """
         self.own = OwnWork(state, step=trainee.step, rule=rule)
         self._trainee = trainee
         self._fragment = state.fragment
         self._alpha = np.float32(alpha)
         self._missed_kept = np.float32(missed_kept)
+        self._upload = upload
+        self._made_up: Float32s | None = None
 
     @property
     def base(self) -> Float32s:
@@ -76,7 +74,8 @@ class Seat:
 
     @property
     def snapshot(self) -> Float32s | None:
-        return self.own.snapshot
+        own = self.own.snapshot
+        return own if own is None or self._upload is None else self._made_up
 
     @property
     def pending_steps(self) -> int:
@@ -84,7 +83,10 @@ class Seat:
 
     def offer(self) -> Offer:
         trainee, own = self._trainee, self.own
-        own.offer(trainee.places.read(self._fragment, trainee.values), step=trainee.step)
+        values = trainee.places.read(self._fragment, trainee.values)
+        own.offer(values, step=trainee.step)
+        if self._upload is not None:
+            self._made_up = self._upload(own.base, values)
         return Offer(
             mark=trainee.step,
             steps=self.pending_steps,

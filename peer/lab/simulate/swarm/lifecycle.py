@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import blake3
 import numpy as np
@@ -14,6 +14,7 @@ from averaging.messages import link_claim
 from averaging.numbers.arithmetic import encoded_size
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.codecs import codec_names
+from averaging.numbers.layout import Fragment
 from averaging.round.certificates import link_of
 from averaging.round.identity import Circumstances, Identity
 from averaging.round.inputs import Due, Leave, LineMeasured, MergeBeforeLeaving
@@ -29,7 +30,7 @@ from peer.lab.simulate.swarm.environment import Environment
 from peer.lab.simulate.swarm.learner import Seat, Trainee
 from peer.lab.simulate.swarm.membership import Table
 from peer.lab.simulate.swarm.peer import SimulatedPeer
-from peer.lab.simulate.swarm.poison import PoisoningSeat, directions, poisoned
+from peer.lab.simulate.swarm.poison import directions, poisoned
 from peer.lab.simulate.swarm.slots import Slot
 from peer.lab.simulate.swarm.spot_checking import SpotChecking
 
@@ -45,31 +46,25 @@ DRAIN_S = 12.0
 LEAVING_LOOK_S = 0.5
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Lifecycle:
     """Begins and ends incarnations of peers."""
 
-    def __init__(
-        self,
-        environment: Environment,
-        *,
-        rate: Callable[[], float],
-        spot_checking: SpotChecking | None,
-    ) -> None:
-        """``rate``: current share of the peak learning rate."""
-        self.live = 0
-        """Number of living peers."""
-        self.joining_bytes = 0
-        """Traffic of newcomers that fetched their first states."""
-        self._environment = environment
-        self._rate = rate
-        self._spot_checking = spot_checking
+    environment: Environment
+    rate: Callable[[], float]
+    """Current share of the peak learning rate."""
+    spot_checking: SpotChecking | None
+    live: int = 0
+    """Number of living peers."""
+    joining_bytes: int = 0
+    """Traffic of newcomers that fetched their first states."""
 
     def start(self, slot: Slot, states: list[FragmentState]) -> None:
         """Begin an incarnation on these states."""
-        env = self._environment
+        env = self.environment
         slot.lives += 1
         trainee = Trainee(
-            slot.training, env.places, step_tokens=env.problem.step_tokens, rate=self._rate
+            slot.training, env.places, step_tokens=env.problem.step_tokens, rate=self.rate
         )
         for state in states:
             env.places.write(state.fragment, slot.training.values, state.theta)
@@ -110,17 +105,21 @@ class Lifecycle:
             self._tell_line(slot)
 
     def _seat(self, slot: Slot, trainee: Trainee, state: FragmentState) -> Seat:
-        env = self._environment
-        outer, peers = env.experiment.outer, env.experiment.peers
+        env = self.environment
+        outer = env.experiment.outer
         kept = {"keep": 1.0, "damp": 0.5, "drop": 0.0}[outer.missed]
         rule, alpha = outer.adoption, outer.blend_alpha
-        if not slot.lies:
-            return Seat(trainee, state, rule=rule, alpha=alpha, missed_kept=kept)
-        fragment = env.layout.fragments[state.fragment]
+        upload = self._poison_of(slot, env.layout.fragments[state.fragment]) if slot.lies else None
+        return Seat(trainee, state, rule=rule, alpha=alpha, missed_kept=kept, upload=upload)
+
+    def _poison_of(
+        self, slot: Slot, fragment: Fragment
+    ) -> Callable[[Float32s, Float32s], Float32s]:
+        peers = self.environment.experiment.peers
         direction = directions(
             peers.poison,
             fragment.size,
-            seed=env.seed,
+            seed=self.environment.seed,
             fragment=fragment.index,
             peer=slot.number,
             life=slot.lives,
@@ -130,9 +129,7 @@ class Lifecycle:
             length, sizes = peers.poison_length, fragment.unit_sizes
             return poisoned(base, values, direction=direction(), length=length, sizes=sizes)
 
-        return PoisoningSeat(
-            trainee, state, rule=rule, alpha=alpha, missed_kept=kept, upload=upload
-        )
+        return upload
 
     def _machine(
         self,
@@ -142,7 +139,7 @@ class Lifecycle:
         probation: Probation,
         spacing: Spacing,
     ) -> FragmentRounds:
-        env, name = self._environment, slot.name
+        env, name = self.environment, slot.name
         fragment = env.layout.fragments[state.fragment]
         identity = Identity(
             fragment=fragment.index,
@@ -175,47 +172,47 @@ class Lifecycle:
         return machine
 
     def _refused_by(self, me: PeerId) -> Callable[[PeerId], str | None]:
-        checking = self._spot_checking
+        checking = self.spot_checking
         if checking is None:
             return lambda peer: None
         return lambda peer: checking.refuses(me, peer, "proposals")
 
     def _struck_by(self, me: PeerId) -> Callable[[PeerId, float], bool] | None:
         """Whom a peer's spot checks refuse is on probation there, as at a live peer."""
-        checking = self._spot_checking
+        checking = self.spot_checking
         if checking is None:
             return None
         return lambda peer, now: checking.distrusts(me, peer)
 
     def sign_first_versions(self) -> None:
         """Let all present peers sign each other's versions, as after a past that they share."""
-        present = self._environment.alive
+        present = self.environment.alive
         for peer in present:
             for node in peer.nodes:
                 standing, machine = node.machine.standing, node.machine
                 assert standing is not None
                 link = link_of(standing.head())
-                claim = link_claim(self._environment.layout.hash[:16], machine.fragment, link)
+                claim = link_claim(self.environment.layout.hash[:16], machine.fragment, link)
                 signed = [(other.name, _signature(other.name, claim)) for other in present]
-                machine.certificates.hear(link, tuple(signed), self._environment.heap.now)
+                machine.certificates.hear(link, tuple(signed), self.environment.heap.now)
 
     def change_line(self, slot: Slot, bytes_per_s: float) -> None:
         """Give a peer's line another speed, in both directions. The peer knows it at once."""
-        env = self._environment
+        env = self.environment
         env.network.set_link(slot.name, up_bytes_s=bytes_per_s, down_bytes_s=bytes_per_s)
         slot.bytes_per_s = bytes_per_s
         slot.seen = replace(slot.seen, bytes_per_s=bytes_per_s / env.wires.bulk_factor)
         self._tell_line(slot)
 
     def _tell_line(self, slot: Slot) -> None:
-        told = slot.bytes_per_s / self._environment.wires.bulk_factor
+        told = slot.bytes_per_s / self.environment.wires.bulk_factor
         if slot.living is not None:
             for node in slot.living.nodes:
                 node.take(LineMeasured(told))
 
     def join(self, slot: Slot) -> None:
         """Start a peer without a state: it fetches every fragment from other peers, then begins."""
-        env, life = self._environment, slot.lives
+        env, life = self.environment, slot.lives
         found: dict[int, FragmentState] = {}
 
         def ask(fragment: int) -> None:
@@ -252,7 +249,7 @@ class Lifecycle:
 
     def _source(self, slot: Slot) -> PeerId | None:
         """A random peer that can be reached and has a state."""
-        env = self._environment
+        env = self.environment
         there = [
             other.name
             for other in env.slots
@@ -265,7 +262,7 @@ class Lifecycle:
 
     def crash(self, slot: Slot, away_s: float) -> None:
         """Stop a peer without warning; it returns after ``away_s``, unless that is zero."""
-        env, peer = self._environment, slot.living
+        env, peer = self.environment, slot.living
         if peer is None:
             return
         env.record("crash", peer=slot.name)
@@ -277,7 +274,7 @@ class Lifecycle:
 
     def _links_broke(self, dead: PeerId, linked: Sequence[PeerId]) -> None:
         """Have those with a stream or a link to a dead peer notice: heartbeats go over links."""
-        env, names = self._environment, set(linked)
+        env, names = self.environment, set(linked)
         env.wires.streams_to(dead)
         for peer in env.alive:
             if peer.name in names:
@@ -288,7 +285,7 @@ class Lifecycle:
         """Let a peer leave in order: its work is offered once more, its rounds end, it is missed
         by nobody. Other than a live one, it goes on training meanwhile, and stays no longer where
         its line is slow."""
-        env, peer = self._environment, slot.living
+        env, peer = self.environment, slot.living
         if peer is None:
             return
         env.record("leave", peer=slot.name)
@@ -333,10 +330,10 @@ class Lifecycle:
         peer.crash()
         self.live -= 1
         slot.bury(peer, left=left)
-        self._environment.network.crash(slot.name)
+        self.environment.network.crash(slot.name)
 
     def _restart(self, slot: Slot) -> None:
-        env = self._environment
+        env = self.environment
         env.network.restart(slot.name)
         env.record("return", peer=slot.name)
         if env.experiment.churn.returns == "checkpoint" and slot.saved:
@@ -348,34 +345,34 @@ class Lifecycle:
         for slot in slots:
             if slot.peer is not None:
                 slot.peer.pause()
-            self._environment.network.pause(slot.name)
+            self.environment.network.pause(slot.name)
 
     def resume(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
-            self._environment.network.resume(slot.name)
+            self.environment.network.resume(slot.name)
             if slot.peer is not None:
                 slot.peer.resume()
 
     def partition(self, apart: Sequence[Slot]) -> None:
         """Cut these peers off from all others."""
-        env = self._environment
+        env = self.environment
         env.network.partition([[slot.name for slot in apart]])
         env.membership.part([1])
         self._take_sides({slot.number for slot in apart})
 
     def heal(self) -> None:
         """End the partition."""
-        env = self._environment
+        env = self.environment
         env.record("heal")
         env.network.heal()
         env.membership.heal()
         self._take_sides(set())
 
     def _take_sides(self, apart: set[int]) -> None:
-        for slot in self._environment.slots:
+        for slot in self.environment.slots:
             slot.side = int(slot.number in apart)
             if slot.peer is not None:
-                view = self._environment.membership.view(slot.number, slot.side)
+                view = self.environment.membership.view(slot.number, slot.side)
                 for node in slot.peer.nodes:
                     node.machine.peers.view = node.machine.peers.crowd = view
 

@@ -76,3 +76,8 @@ class SwarmResult:
     @property
     def final(self) -> Point:
         return self.points[-1]
+
+    @property
+    def mean_staleness(self) -> float:
+        versions = sum(versions * count for versions, count in self.staleness.items())
+        return versions / max(1, sum(self.staleness.values()))

@@ -16,11 +16,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from averaging.history.adoption import AdoptionRule
-from averaging.history.state import FragmentState
 from averaging.numbers.arrays import Float32s
-from averaging.round.inputs import Offer
-from peer.lab.simulate.swarm.learner import Seat, Trainee
 
 Poison: TypeAlias = Literal["sign", "noise", "drift"]
 
@@ -64,32 +60,3 @@ def directions(
         return lambda: rng.standard_normal(size, np.float32)
     fixed = np.random.default_rng([seed, 5, fragment]).standard_normal(size, np.float32)
     return lambda: fixed
-
-
-class PoisoningSeat(Seat):
-    """One fragment of a member that poisons: what it offers to a round is not what it has."""
-
-    def __init__(
-        self,
-        trainee: Trainee,
-        state: FragmentState,
-        *,
-        rule: AdoptionRule,
-        alpha: float,
-        missed_kept: float,
-        upload: Callable[[Float32s, Float32s], Float32s],
-    ) -> None:
-        """``upload(base, values)``: the values to upload instead of the own ones."""
-        super().__init__(trainee, state, rule=rule, alpha=alpha, missed_kept=missed_kept)
-        self._upload = upload
-        self._told: Float32s | None = None
-
-    @property
-    def snapshot(self) -> Float32s | None:
-        return None if self.own.snapshot is None else self._told
-
-    def offer(self) -> Offer:
-        offer = super().offer()
-        assert self.own.snapshot is not None
-        self._told = self._upload(self.base, self.own.snapshot)
-        return offer

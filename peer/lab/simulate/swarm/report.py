@@ -155,8 +155,6 @@ def _row(cell: Cell, result: SwarmResult) -> Row:
     fate, final = result.fate, result.final
     processed = max(1.0, fate.processed)
     kinds = Counter(record.kind for record in result.rounds)
-    contributed = sum(result.staleness.values())
-    staleness = sum(versions * count for versions, count in result.staleness.items())
     sizes = [record.contributors for record in result.rounds if record.kind != "mix"]
     return Row(
         label=cell.label,
@@ -174,7 +172,7 @@ def _row(cell: Cell, result: SwarmResult) -> Row:
         rounds=len(result.rounds),
         melds=kinds["meld"],
         mixes=kinds["mix"],
-        staleness=staleness / contributed if contributed else 0.0,
+        staleness=result.mean_staleness,
         bytes_per_token=result.bytes_sent / processed,
         fetched_bytes=result.fetched_bytes,
         duration_s=result.duration_s,
