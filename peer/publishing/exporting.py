@@ -14,9 +14,7 @@ import msgspec
 
 from peer.data.base_models import base_folder
 from peer.model.export.facts import facts_in_folder
-from peer.model.export.folder import Export, write_folder
 from peer.model.export.tokenizer import tokenizer_of
-from peer.model.recipes import needs_base
 from peer.publishing.feed import Entry
 from peer.publishing.hub import push
 from peer.publishing.shelf import Shelf
@@ -65,6 +63,10 @@ def publish(job: Job, tell: Tell, *, now: float) -> None:
 
 
 def _export(job: Job, shelf: Shelf, outer: OuterState, tell: Tell, *, now: float) -> Entry:
+    # Torch, without which it is known that there is nothing new, or that this cannot be published.
+    from peer.model.export.folder import Export, write_folder
+    from peer.model.recipes import needs_base
+
     folder = Path(job.peer)
     facts = facts_in_folder(folder, outer)
     cache, data = Path(job.cache), folder / "data"

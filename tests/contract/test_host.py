@@ -349,7 +349,6 @@ def test_a_frame_over_the_limit_is_a_value_error_and_harms_nothing(world: World)
     world.run(main)
 
 
-@essential
 def test_frames_can_still_be_received_after_finish(world: World) -> None:
     async def main() -> None:
         anna, boris = await pair(world)
@@ -455,7 +454,6 @@ async def broken_end(world: World, handler: Callable[[Stream], object]) -> None:
         await stream.finish(timeout_s=WAIT_S)
 
 
-@essential
 def test_a_handler_that_returns_without_finish_breaks_the_stream(world: World) -> None:
     world.run(lambda: broken_end(world, lambda stream: None))
 
@@ -637,7 +635,6 @@ def record(world: World, name: str, *, sequence: int = 1, ttl_s: float = 30.0) -
     return seal(content, world.identity(name), key=KEY, sequence=sequence, ttl_s=ttl_s)
 
 
-@essential
 def test_records_are_found_by_peers_that_were_introduced_through_others(
     world: World,
 ) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from multiaddr import Multiaddr
 
@@ -36,12 +36,16 @@ def run(scenario: Coroutine[Any, Any, T], *, timeout_s: float = 100.0) -> T:
     async def bounded() -> T:
         async with asyncio.timeout(timeout_s):
             result = await scenario
-        await asyncio.sleep(0)  # let cancelled tasks end
-        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        assert not left, f"tasks were left behind: {left}"
+        await _assert_no_tasks_are_left()
         return result
 
     return asyncio.run(bounded())
+
+
+async def _assert_no_tasks_are_left() -> None:
+    await asyncio.sleep(0)  # let cancelled tasks end
+    left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    assert not left, f"tasks were left behind: {left}"
 
 
 @asynccontextmanager
@@ -60,6 +64,47 @@ async def hosts(*settings: HostSettings | int, first: int = 1) -> AsyncIterator[
         for host in opened[1:]:
             await host.connect(opened[0].peer_id, seed, timeout_s=WAIT_S)
         yield list(opened)
+
+
+class Pair:
+    """Two plain hosts for several tests: a daemon takes 0.4 s of a processor to start.
+
+    The second one has connected to the first. Each test has protocols and keys of its own.
+    """
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._open = AsyncExitStack()
+        self._hosts: list[HivemindHost] = []
+
+    def __enter__(self) -> Self:
+        self._runner.__enter__()
+        self._hosts = self._runner.run(self._open.enter_async_context(hosts(2)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._runner.run(self._close())
+        finally:
+            self._runner.close()
+
+    async def _close(self) -> None:
+        await self._open.aclose()
+        await _assert_no_tasks_are_left()
+
+    def run(
+        self,
+        scenario: Callable[[HivemindHost, HivemindHost], Coroutine[Any, Any, T]],
+        *,
+        timeout_s: float = 100.0,
+    ) -> T:
+        async def bounded() -> T:
+            async with asyncio.timeout(timeout_s):
+                return await scenario(*self._hosts)
+
+        for host in self._hosts:
+            host.keeper.rejected.clear()
+        return self._runner.run(bounded())
 
 
 def dial_out_only(*, relays: tuple[Multiaddr, ...] = ()) -> HostSettings:

@@ -610,9 +610,9 @@ def test_fragments_that_wait_for_their_group_take_no_place_from_others() -> None
                 await made.add(
                     f"peer {index}", policy=policy, settings=settings, step_time_s=1.0 + 0.1 * index
                 )
-            await made.live(75.0)
+            await made.live(45.0)
             versions = [version or 0 for version in made.peers[0].versions()]
-            assert min(versions) >= 0.7 * 75.0 / (12 * 1.25), versions
+            assert min(versions) >= 0.7 * 45.0 / (12 * 1.25), versions
 
     run(main())
 
@@ -683,7 +683,7 @@ def test_the_same_seed_gives_the_same_bits_twice() -> None:
             network = MemoryNetwork(STORM)
             async with swarm(network) as made:
                 peers = [await made.add(name) for name in ("anna", "boris", "clara")]
-                await made.live(60.0)
+                await made.live(30.0)
                 return [state.digest() for peer in peers for state in peer.averager.states if state]
 
         return run(main(), seed=11)

@@ -70,7 +70,7 @@ def test_peers_change_over_together_when_lines_become_slow_and_back_when_they_re
             await made.live(4 * CYCLE_S)
             found["fast"] = cycles(made)
             all_lines(SLOW)
-            await made.live(25 * CYCLE_S)
+            await made.live(14 * CYCLE_S)
             found["slow"] = cycles(made)
             versions = made.peers[0].versions()
             all_lines(FAST)

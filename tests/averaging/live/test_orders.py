@@ -158,7 +158,7 @@ def test_a_run_that_is_taken_back_goes_on_from_there_at_every_peer() -> None:
             peers = [await made.add(name) for name in ("anna", "boris", "clara", "dora")]
             await made.live(40.0)
             good = await at_one_version(made)
-            await made.live(60.0)
+            await made.live(30.0)
             gone = [copies(peer.averager.states) for peer in peers]
             dora = peers[3]
             network.partition([[dora.id]])  # away while it happens
@@ -184,7 +184,7 @@ def test_a_run_that_is_taken_back_goes_on_from_there_at_every_peer() -> None:
                 if state is not None
             ), "the heavier history of the one that was away moves nobody"
             await take_back(dora, copies(roots))
-            await made.live(80.0)
+            await made.live(50.0)
             made.check()
             for peer in peers:
                 for root, before, state in zip(roots, gone[0], peer.averager.states, strict=True):

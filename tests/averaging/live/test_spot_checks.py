@@ -167,7 +167,7 @@ def test_who_poisons_within_the_norm_bound_is_refused_by_all_that_check(
     async def main() -> None:
         async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             peers = await checking(made, *NAMES, "mallory")
-            await made.live(110.0)
+            await made.live(90.0)
             # Some may never have been given anything of it to check: others refused it before.
             assert set().union(*failed(peers[:3])) == {MALLORY}
             merged = [
@@ -216,7 +216,7 @@ def test_a_leader_that_refuses_a_peer_leaves_its_work_out_whoever_reduces(
             one_reducer = replace(CHECKED, slice_bytes_min=1 << 20)
             peers = await checking(made, *NAMES, "mallory", policy=one_reducer, judged_by=idle)
             anna, mallory = peers[0], peers[3]
-            await made.live(110.0)
+            await made.live(85.0)
             left_out = {each["round"] for each in anna.told("not_proposed")}
             rounds = [each for each in mallory.told("round") if each["round"] in left_out]
             assert len(rounds) > 3
@@ -242,7 +242,7 @@ def test_who_hears_of_a_suspect_checks_it_without_having_drawn_it(
             assert boris.averager.spot_checks is not None
             checks = boris.averager.spot_checks._checks
             checks._drawn_at, checks._every_steps = 0.0, 10**6
-            await made.live(110.0)
+            await made.live(75.0)
             assert any(each.averager.counters()["peers_named"] > 0 for each in (anna, clara))
             assert {e["peer"] for e in boris.told("spot_check_failed")} == {MALLORY}
             assert checks.strikes_of(MALLORY, boris.averager.now()) > 0.0
@@ -259,7 +259,7 @@ def test_only_the_word_of_an_established_peer_about_one_that_is_there_makes_a_pe
             spot_checks = anna.averager.spot_checks
             assert spot_checks is not None
             named = spot_checks._checks._named
-            await made.live(100.0)
+            await made.live(65.0)
 
             spot_checks.heard_of(boris.id, Suspected(0, PeerId("invented")))
             spot_checks.heard_of(PeerId("stranger"), Suspected(0, clara.id))
@@ -321,7 +321,7 @@ def test_a_slow_author_holds_nobody_up_and_is_struck_only_if_it_has_failed_befor
         async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             how = {"clara": {"quick": 0}, "mallory": {"quick": 1}}
             peers = await checking(made, *NAMES, "mallory", judged_by=how)
-            await made.live(210.0)
+            await made.live(120.0)
             anna, boris, clara, _ = peers
             assert all(each.averager.counters()["spot_checks_without_answer"] for each in peers[:2])
             evaded = {e["peer"] for each in peers[:3] for e in each.told("spot_check_evaded")}
@@ -353,7 +353,7 @@ def test_a_reducer_cannot_have_honest_authors_suspected(monkeypatch: pytest.Monk
     async def main() -> None:
         async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             peers = await checking(made, *NAMES, "mallory", policy=policy)
-            await made.live(60.0)
+            await made.live(35.0)
             evaded = [each for peer in peers[:3] for each in peer.told("spot_check_evaded")]
             assert evaded == []
             refused = [each for peer in peers[:3] for each in peer.told("audit_refused")]

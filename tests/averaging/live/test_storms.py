@@ -14,7 +14,7 @@ from dht.memory.virtual_loop import run
 from tests.averaging.live.stormy import LiveSwarm, weather_out
 from tests.averaging.simulated.swarm import Storm, cause_storm
 
-SEEDS = 100
+SEEDS = 50
 CHUNK = 10
 SOAK_SEEDS = 10_000
 
@@ -43,7 +43,7 @@ REACHED = frozenset(
         "void",
     ]
 )
-"""Events that a hundred live storms must meet."""
+"""Events that live storms must meet. The rarest one is in the 18th storm for the first time."""
 
 
 def weather(seed: int) -> Counter[str]:
@@ -75,7 +75,7 @@ def test_no_storm_breaks_a_promise_of_live_averagers(first: int) -> None:
     assert not broken, broken
 
 
-def test_a_hundred_live_storms_reach_the_states_that_matter() -> None:
+def test_live_storms_reach_the_states_that_matter() -> None:
     coverage: Counter[str] = Counter()
     for first in range(0, SEEDS, CHUNK):
         coverage += weathered(first)[0]

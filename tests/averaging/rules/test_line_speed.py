@@ -227,7 +227,7 @@ def test_the_peer_on_the_slow_line_reduces_nothing_and_rounds_get_shorter(
                     step_time_s=4.0,
                     wrap=lambda host, up=up, down=down: ThrottledHost(host, up=up, down=down),  # type: ignore[misc]
                 )
-            await made.live(160.0)
+            await made.live(100.0)
             made.check()
             slow = made.peers[-1]
             for peer in made.peers:

@@ -14,12 +14,12 @@ def test_a_swarm_of_several_groups_ends_in_agreement_when_all_gather_once_more()
         policy = replace(POLICY, group_size=3, slice_bytes_min=1024)
         async with swarm(MemoryNetwork()) as made:
             peers = [await made.add(f"peer-{number}", policy=policy) for number in range(7)]
-            await made.live(60.0)
+            await made.live(35.0)
             assert all(len(each) > 1 for each in lineages(made)), "groups have their own"
             for peer in peers:
                 peer.averager.answer_every_call()
                 peer.averager.gather_everybody()
-            await made.live(40.0)
+            await made.live(25.0)
             assert [len(each) for each in lineages(made)] == [1] * len(made.layout.fragments)
             made.check()  # equal lineage, equal bits
             rounds = [r for p in peers for r in p.told("round") if r["outcome"] == "finished"]

@@ -26,15 +26,18 @@ from tests.averaging.simulated.phases import TABLE, Observed
 from tests.averaging.simulated.several_groups import SEVERAL_GROUPS
 from tests.averaging.simulated.swarm import Storm, Swarm, storm, weather_out
 
-QUICK, SOAK_SEEDS, CHUNK = 100, 6000, 20
+QUICK, SOAK_SEEDS, CHUNK = 60, 6000, 20
 
 ONCE_BROKEN = {
     35: "a leader called itself after its gathering had ended",
     43: "two leaders on different versions gave way to each other for ever",
     138: "a leader woken from a pause closed a roster with its own former join in it",
 }
-FOLDED = 102
-"""In this storm a lone peer makes its own parameters the state, which four of 300 reach."""
+RARE = {
+    87: "what a peer offers is too old to be merged, in one of 100",
+    102: "a lone peer makes its own parameters the state, in four of 300",
+}
+"""Storms that reach what the first ones do not."""
 
 SOAK = Storm(peers=(2, 12), accidents=(2, 14), rough_s=200.0)
 
@@ -181,7 +184,7 @@ def test_a_seed_that_failed_once_fails_no_more(seed: int) -> None:
 @pytest.mark.timeout(600)
 def test_the_weather_reaches_every_state_and_transition() -> None:
     coverage: Counter[str] = Counter()
-    for seed in (*range(QUICK), FOLDED):
+    for seed in (*range(QUICK), *RARE):
         coverage += outcome(seed)[2]
     for event, times in sorted(coverage.items()):
         print(f"{times:>8}  {event}")  # noqa: T201
@@ -216,7 +219,7 @@ def test_a_planted_bug_breaks_a_promise(
     assert any(broken(seed) for seed in range(40))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(9))
 def test_no_storm_breaks_a_promise_to_a_swarm_of_several_groups(seed: int) -> None:
     how = SEVERAL_GROUPS[seed % len(SEVERAL_GROUPS)]
     swarm = storm(seed, how)

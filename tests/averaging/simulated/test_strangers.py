@@ -57,8 +57,8 @@ def trace(seed: int, *, strangers: bool, guarded: bool = True) -> tuple[str, int
     return swarm.trace.hexdigest(), made, crowd.said if crowd is not None else 0
 
 
-QUICK = 20
-CHUNK = 20
+QUICK = 10
+CHUNK = 10
 
 
 @pytest.mark.parametrize(

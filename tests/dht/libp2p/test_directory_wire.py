@@ -541,7 +541,7 @@ def _nothing_else(code: int, content: bytes) -> Any:
     return tuple(msgpack.unpackb(content, ext_hook=_nothing_else, strict_map_key=False))
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(PACKED)
 def test_what_is_read_is_what_another_decoder_reads(data: bytes) -> None:
     try:

@@ -9,10 +9,10 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from itertools import cycle
+from itertools import count, cycle
 from typing import Any
 
 import pytest
@@ -32,10 +32,25 @@ from dht.libp2p.hivemind_patches import (
 )
 from dht.record_keeper import KeeperLimits, RecordKeeper
 from dht.records import PeerRecord, seal
-from tests.integration.loopback import LOOPBACK, WAIT_S, hosts, identity, run, until
+from tests.integration.loopback import LOOPBACK, WAIT_S, Pair, hosts, identity, run, until
 
 RECORD = PeerRecord(protocol=(1, 1), role="learner", incarnation=1)
 KEY = "run/peers/0"
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    with Pair() as pair:
+        yield pair
+
+
+RUNS = count()
+
+
+@pytest.fixture
+def key() -> str:
+    """A key of the directory that no other test uses."""
+    return f"run{next(RUNS)}/peers/0"
 
 
 def sealed(number: int, *, sequence: int = 1, key: str = KEY, ttl_s: float = 30) -> bytes:
@@ -108,41 +123,43 @@ def test_a_record_is_renewed_without_a_search_until_a_place_is_gone_or_new() -> 
     run(scenario())
 
 
-def test_a_newer_record_replaces_the_older_one_even_if_it_holds_for_a_shorter_time() -> None:
-    async def scenario() -> None:
-        async with hosts(2) as (server, client):
-            for sequence, ttl_s in ((1, 300.0), (2, 30.0)):
-                record = sealed(2, sequence=sequence, ttl_s=ttl_s)
-                assert (
-                    await client.directory.publish(KEY, record, ttl_s=ttl_s, timeout_s=WAIT_S) == 1
-                )
-                found = await server.directory.look_up(KEY, timeout_s=WAIT_S)
-                assert found == {client.peer_id: record}
-            assert not await store_by_force(server, client, client.peer_id, sealed(2))  # replayed
-            assert server.keeper.rejected["replayed"] == 1
+def test_a_newer_record_replaces_the_older_one_even_if_it_holds_for_a_shorter_time(
+    pair: Pair, key: str
+) -> None:
+    async def scenario(server: HivemindHost, client: HivemindHost) -> None:
+        for sequence, ttl_s in ((1, 300.0), (2, 30.0)):
+            record = sealed(2, key=key, sequence=sequence, ttl_s=ttl_s)
+            assert await client.directory.publish(key, record, ttl_s=ttl_s, timeout_s=WAIT_S) == 1
+            found = await server.directory.look_up(key, timeout_s=WAIT_S)
+            assert found == {client.peer_id: record}
+        replayed = sealed(2, key=key)
+        assert not await store_by_force(server, client, client.peer_id, replayed, key=key)
+        assert server.keeper.rejected["replayed"] == 1
 
-    run(scenario())
+    pair.run(scenario)
 
 
-def test_what_is_not_a_peers_own_record_for_that_key_is_not_stored_and_counted() -> None:
-    async def scenario() -> None:
-        async with hosts(2) as (server, liar):
-            good = sealed(2)
-            flipped = good[:-1] + bytes([good[-1] ^ 1])
-            assert not await store_by_force(server, liar, liar.peer_id, flipped)
-            assert not await store_by_force(server, liar, identity(3).peer_id, good)
-            assert not await store_by_force(server, liar, liar.peer_id, good, key="run/peers/1")
-            assert not await store_by_force(server, liar, liar.peer_id, bytes(2000))
-            assert not await store_by_force(server, liar, None, good)  # a plain value
-            assert server.keeper.rejected == {
-                "forged": 2,
-                "misplaced": 1,
-                "malformed": 2,
-            }
-            assert server.records.stored_bytes == 0
-            assert await store_by_force(server, liar, liar.peer_id, good)
+def test_what_is_not_a_peers_own_record_for_that_key_is_not_stored_and_counted(
+    pair: Pair, key: str
+) -> None:
+    async def scenario(server: HivemindHost, liar: HivemindHost) -> None:
+        stored_bytes = server.records.stored_bytes
+        good = sealed(2, key=key)
+        flipped = good[:-1] + bytes([good[-1] ^ 1])
+        assert not await store_by_force(server, liar, liar.peer_id, flipped, key=key)
+        assert not await store_by_force(server, liar, identity(3).peer_id, good, key=key)
+        assert not await store_by_force(server, liar, liar.peer_id, good, key="run/peers/1")
+        assert not await store_by_force(server, liar, liar.peer_id, bytes(2000), key=key)
+        assert not await store_by_force(server, liar, None, good, key=key)  # a plain value
+        assert server.keeper.rejected == {
+            "forged": 2,
+            "misplaced": 1,
+            "malformed": 2,
+        }
+        assert server.records.stored_bytes == stored_bytes
+        assert await store_by_force(server, liar, liar.peer_id, good, key=key)
 
-    run(scenario())
+    pair.run(scenario)
 
 
 def test_a_record_of_another_run_is_refused_by_a_member_of_one_run() -> None:
@@ -156,67 +173,64 @@ def test_a_record_of_another_run_is_refused_by_a_member_of_one_run() -> None:
     run(scenario())
 
 
-def test_one_bad_entry_in_an_answer_does_not_hide_the_good_ones() -> None:
-    async def scenario() -> None:
-        async with hosts(2) as (liar, reader):
-            # A node that runs other code than ours puts what it likes into its answers.
-            poisoned = DictionaryDHTValue()
-            future = time.time() + 1000
-            poisoned.store(identity(7).peer_id, sealed(7), future)
-            poisoned.store(identity(8).peer_id, sealed(7), future)
-            poisoned.store(identity(9).peer_id, b"rubbish", future)
-            poisoned.store(12345, sealed(6), future + 1)
-            TimedStorage.store(liar.records._storage, id_of(KEY), poisoned, future)
-            found = await reader.directory.look_up(KEY, timeout_s=WAIT_S)
-            assert found == {identity(7).peer_id: sealed(7)}
-            assert reader.keeper.rejected.total() >= 2
+def test_one_bad_entry_in_an_answer_does_not_hide_the_good_ones(pair: Pair, key: str) -> None:
+    async def scenario(liar: HivemindHost, reader: HivemindHost) -> None:
+        # A node that runs other code than ours puts what it likes into its answers.
+        poisoned = DictionaryDHTValue()
+        future = time.time() + 1000
+        poisoned.store(identity(7).peer_id, sealed(7, key=key), future)
+        poisoned.store(identity(8).peer_id, sealed(7, key=key), future)
+        poisoned.store(identity(9).peer_id, b"rubbish", future)
+        poisoned.store(12345, sealed(6, key=key), future + 1)
+        TimedStorage.store(liar.records._storage, id_of(key), poisoned, future)
+        found = await reader.directory.look_up(key, timeout_s=WAIT_S)
+        assert found == {identity(7).peer_id: sealed(7, key=key)}
+        assert reader.keeper.rejected.total() >= 2
 
-    run(scenario())
+    pair.run(scenario)
 
 
 @pytest.mark.parametrize("offset_s", [-3600.0, 3600.0])
 def test_a_wrong_clock_of_another_peer_does_not_matter(
-    offset_s: float, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, key: str, offset_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with hosts(2) as (server, client):
-            other_time = time.time() + offset_s + 30
-            answer = await client.records._node.protocol.call_store(
-                PeerID.from_base58(server.peer_id),
-                [id_of(KEY)],
-                [sealed(2)],
-                [other_time],
-                subkeys=[client.peer_id],
-            )
-            assert answer == [True]
-            # The reader's clock differs from that of the node which answers, too.
-            real = time.time
-            for module in ("hivemind.utils.timed_storage", "dht.libp2p.hivemind_patches"):
-                monkeypatch.setattr(f"{module}.get_dht_time", lambda: real() + offset_s)
-            found = await client.directory.look_up(KEY, timeout_s=WAIT_S)
-            monkeypatch.undo()
-            if offset_s < 0:
-                assert list(found) == [client.peer_id]
+    async def scenario(server: HivemindHost, client: HivemindHost) -> None:
+        other_time = time.time() + offset_s + 30
+        answer = await client.records._node.protocol.call_store(
+            PeerID.from_base58(server.peer_id),
+            [id_of(key)],
+            [sealed(2, key=key)],
+            [other_time],
+            subkeys=[client.peer_id],
+        )
+        assert answer == [True]
+        # The reader's clock differs from that of the node which answers, too.
+        real = time.time
+        for module in ("hivemind.utils.timed_storage", "dht.libp2p.hivemind_patches"):
+            monkeypatch.setattr(f"{module}.get_dht_time", lambda: real() + offset_s)
+        found = await client.directory.look_up(key, timeout_s=WAIT_S)
+        monkeypatch.undo()
+        if offset_s < 0:
+            assert list(found) == [client.peer_id]
 
-    run(scenario())
+    pair.run(scenario)
 
 
-def test_a_record_is_forgotten_when_its_own_time_is_over() -> None:
-    async def scenario() -> None:
-        async with hosts(2) as (server, client):
-            # A busy machine may take longer for a look-up than the first records live.
-            for sequence, ttl_s in enumerate((0.3, 3.0, 15.0), 1):
-                record = sealed(2, sequence=sequence, ttl_s=ttl_s)
-                await client.directory.publish(KEY, record, ttl_s=1000, timeout_s=WAIT_S)
-                seen = await server.directory.look_up(KEY, timeout_s=WAIT_S)
-                await asyncio.sleep(ttl_s + 0.05)
-                assert await server.directory.look_up(KEY, timeout_s=WAIT_S) == {}
-                assert await client.directory.look_up(KEY, timeout_s=WAIT_S) == {}
-                if seen:
-                    break
-            assert seen
+def test_a_record_is_forgotten_when_its_own_time_is_over(pair: Pair, key: str) -> None:
+    async def scenario(server: HivemindHost, client: HivemindHost) -> None:
+        # A busy machine may take longer for a look-up than the first records live.
+        for sequence, ttl_s in enumerate((0.3, 3.0, 15.0), 1):
+            record = sealed(2, key=key, sequence=sequence, ttl_s=ttl_s)
+            await client.directory.publish(key, record, ttl_s=1000, timeout_s=WAIT_S)
+            seen = await server.directory.look_up(key, timeout_s=WAIT_S)
+            await asyncio.sleep(ttl_s + 0.05)
+            assert await server.directory.look_up(key, timeout_s=WAIT_S) == {}
+            assert await client.directory.look_up(key, timeout_s=WAIT_S) == {}
+            if seen:
+                break
+        assert seen
 
-    run(scenario())
+    pair.run(scenario)
 
 
 def test_the_storage_is_bounded_per_key_and_takes_no_plain_values() -> None:
@@ -273,26 +287,27 @@ def test_a_judge_survives_any_subkey() -> None:
     run(scenario())
 
 
-def test_a_peer_that_becomes_dial_out_only_ceases_to_store_for_others() -> None:
-    async def scenario() -> None:
-        async with hosts(2) as (seed, peer):
-            await peer.serve_directory(False)
-            assert peer.records.neighbours == 1
-            assert await peer.directory.publish(KEY, sealed(2), ttl_s=30, timeout_s=WAIT_S) == 1
-            assert peer.records.stored_bytes == 0
-            answer = await seed.records._node.protocol.call_store(
-                PeerID.from_base58(peer.peer_id),
-                [id_of(KEY)],
-                [sealed(1)],
-                [time.time() + 30],
-                subkeys=[seed.peer_id],
-            )
-            assert answer is None
-            await peer.serve_directory(True)
-            await until(lambda: seed.records.neighbours == 1, timeout_s=WAIT_S)
-            assert await store_by_force(peer, seed, seed.peer_id, sealed(1))
+def test_a_peer_that_becomes_dial_out_only_ceases_to_store_for_others(pair: Pair, key: str) -> None:
+    async def scenario(seed: HivemindHost, peer: HivemindHost) -> None:
+        await peer.serve_directory(False)
+        assert peer.records.neighbours == 1
+        assert (
+            await peer.directory.publish(key, sealed(2, key=key), ttl_s=30, timeout_s=WAIT_S) == 1
+        )
+        assert peer.records.stored_bytes == 0
+        answer = await seed.records._node.protocol.call_store(
+            PeerID.from_base58(peer.peer_id),
+            [id_of(key)],
+            [sealed(1, key=key)],
+            [time.time() + 30],
+            subkeys=[seed.peer_id],
+        )
+        assert answer is None
+        await peer.serve_directory(True)
+        await until(lambda: seed.records.neighbours == 1, timeout_s=WAIT_S)
+        assert await store_by_force(peer, seed, seed.peer_id, sealed(1, key=key), key=key)
 
-    run(scenario())
+    pair.run(scenario)
 
 
 def test_a_look_up_ends_in_time_although_peers_are_silent() -> None:

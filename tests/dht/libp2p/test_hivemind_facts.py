@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -20,7 +21,16 @@ from dht.libp2p.hivemind_daemon import DaemonSettings
 from dht.libp2p.hivemind_host import HivemindHost, HostSettings
 from dht.libp2p.hivemind_patches import P2PHandlerError, PeerID, TimedStorage
 from dht.records import PeerRecord, seal
-from tests.integration.loopback import LOOPBACK, WAIT_S, dial_out_only, hosts, identity, run, until
+from tests.integration.loopback import (
+    LOOPBACK,
+    WAIT_S,
+    Pair,
+    dial_out_only,
+    hosts,
+    identity,
+    run,
+    until,
+)
 
 RECORD = PeerRecord(protocol=(1, 1), role="learner", incarnation=1)
 KEY = "run/peers/0"
@@ -29,6 +39,12 @@ KEY = "run/peers/0"
 
 OF_HIVEMIND = pytest.mark.slow
 """A fact that changes with the version of hivemind, which ``constraints.txt`` pins."""
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    with Pair() as pair:
+        yield pair
 
 
 async def echo(peer: PeerId, request: bytes) -> bytes:
@@ -41,8 +57,8 @@ def test_other_transports_than_tcp_are_refused(address: str) -> None:
         DaemonSettings(listen=(Multiaddr(address),))
 
 
-def test_streams_dropped_right_after_the_last_frame_arrive_whole() -> None:
-    async def scenario() -> None:
+def test_streams_dropped_right_after_the_last_frame_arrive_whole(pair: Pair) -> None:
+    async def scenario(receiver: HivemindHost, sender: HivemindHost) -> None:
         arrived: list[int] = []
 
         async def count(stream: Stream) -> None:
@@ -51,25 +67,24 @@ def test_streams_dropped_right_after_the_last_frame_arrive_whole() -> None:
                 size += len(frame)
             arrived.append(size)
 
-        async with hosts(2) as (receiver, sender):
-            await receiver.serve_streams("/test/count", count)
+        await receiver.serve_streams("/test/count", count)
 
-            async def send(size: int) -> None:
-                stream = await sender.open_stream(receiver.peer_id, "/test/count", timeout_s=WAIT_S)
-                await stream.send(bytes(size), timeout_s=WAIT_S)
-                await stream.finish(timeout_s=WAIT_S)
-                stream.abort()
+        async def send(size: int) -> None:
+            stream = await sender.open_stream(receiver.peer_id, "/test/count", timeout_s=WAIT_S)
+            await stream.send(bytes(size), timeout_s=WAIT_S)
+            await stream.finish(timeout_s=WAIT_S)
+            stream.abort()
 
-            sizes = [1_000, 100_000] * 30
-            await asyncio.gather(*(send(size) for size in sizes))
-            await until(lambda: len(arrived) == len(sizes), timeout_s=WAIT_S)
-            assert sorted(arrived) == sorted(sizes)
+        sizes = [1_000, 100_000] * 30
+        await asyncio.gather(*(send(size) for size in sizes))
+        await until(lambda: len(arrived) == len(sizes), timeout_s=WAIT_S)
+        assert sorted(arrived) == sorted(sizes)
 
-    run(scenario())
+    pair.run(scenario)
 
 
-def test_the_last_acknowledgement_arrives_although_its_sender_lets_go_at_once() -> None:
-    async def scenario() -> None:
+def test_the_last_acknowledgement_arrives_although_its_sender_lets_go_at_once(pair: Pair) -> None:
+    async def scenario(server: HivemindHost, client: HivemindHost) -> None:
         finished: list[bool] = []
 
         async def say(stream: Stream) -> None:
@@ -77,19 +92,18 @@ def test_the_last_acknowledgement_arrives_although_its_sender_lets_go_at_once() 
             await stream.finish(timeout_s=WAIT_S)
             finished.append(True)
 
-        async with hosts(2) as (server, client):
-            await server.serve_streams("/test/say", say)
+        await server.serve_streams("/test/say", say)
 
-            async def listen() -> None:
-                stream = await client.open_stream(server.peer_id, "/test/say", timeout_s=WAIT_S)
-                assert await stream.receive(timeout_s=WAIT_S) == b"all of it"
-                assert await stream.receive(timeout_s=WAIT_S) is None  # this sends the ACK
-                stream.abort()
+        async def listen() -> None:
+            stream = await client.open_stream(server.peer_id, "/test/say", timeout_s=WAIT_S)
+            assert await stream.receive(timeout_s=WAIT_S) == b"all of it"
+            assert await stream.receive(timeout_s=WAIT_S) is None  # this sends the ACK
+            stream.abort()
 
-            await asyncio.gather(*(listen() for _ in range(50)))
-            await until(lambda: len(finished) == 50, timeout_s=WAIT_S)
+        await asyncio.gather(*(listen() for _ in range(50)))
+        await until(lambda: len(finished) == 50, timeout_s=WAIT_S)
 
-    run(scenario())
+    pair.run(scenario)
 
 
 def test_a_stream_that_merely_stops_is_broken() -> None:
@@ -120,8 +134,8 @@ def test_a_stream_that_merely_stops_is_broken() -> None:
     run(scenario())
 
 
-def test_an_answer_can_be_received_after_saying_end() -> None:
-    async def scenario() -> None:
+def test_an_answer_can_be_received_after_saying_end(pair: Pair) -> None:
+    async def scenario(server: HivemindHost, client: HivemindHost) -> None:
         async def double(stream: Stream) -> None:
             frames = []
             while (frame := await stream.receive(timeout_s=WAIT_S)) is not None:
@@ -130,18 +144,17 @@ def test_an_answer_can_be_received_after_saying_end() -> None:
                 await stream.send(frame, frame, timeout_s=WAIT_S)
             await stream.finish(timeout_s=WAIT_S)
 
-        async with hosts(2) as (server, client):
-            await server.serve_streams("/test/double", double)
-            stream = await client.open_stream(server.peer_id, "/test/double", timeout_s=WAIT_S)
-            await stream.send(b"ab", timeout_s=WAIT_S)
-            await stream.send(b"", timeout_s=WAIT_S)
-            await stream.finish(timeout_s=WAIT_S)
-            assert await stream.receive(timeout_s=WAIT_S) == b"abab"
-            assert await stream.receive(timeout_s=WAIT_S) == b""
-            assert await stream.receive(timeout_s=WAIT_S) is None
-            stream.abort()
+        await server.serve_streams("/test/double", double)
+        stream = await client.open_stream(server.peer_id, "/test/double", timeout_s=WAIT_S)
+        await stream.send(b"ab", timeout_s=WAIT_S)
+        await stream.send(b"", timeout_s=WAIT_S)
+        await stream.finish(timeout_s=WAIT_S)
+        assert await stream.receive(timeout_s=WAIT_S) == b"abab"
+        assert await stream.receive(timeout_s=WAIT_S) == b""
+        assert await stream.receive(timeout_s=WAIT_S) is None
+        stream.abort()
 
-    run(scenario())
+    pair.run(scenario)
 
 
 @OF_HIVEMIND
@@ -442,42 +455,40 @@ def test_a_static_relay_carries_messages_to_a_peer_nobody_can_dial() -> None:
     run(scenario())
 
 
-def test_a_failed_dial_says_in_a_few_words_what_happened_at_the_address_that_was_asked_for() -> (
-    None
-):
-    async def scenario() -> None:
-        async with hosts(2) as (host, other):
-            nobody = identity(99).peer_id
-            taken = addresses.without_peer((await other.addresses())[0])
-            # The daemon remembers the addresses of a peer, and dials and lists them all.
-            for place, reason in (
-                (Multiaddr("/ip4/127.0.0.1/tcp/9"), "connection refused"),
-                (taken, "peer id mismatch"),
-                (Multiaddr("/ip4/127.0.0.1/tcp/10"), "connection refused"),
-                (Multiaddr("/dns4/no.such.host.invalid/tcp/10"), ""),
-            ):
-                with pytest.raises(PeerUnreachable) as failure:
-                    await host.connect(nobody, [place], timeout_s=WAIT_S)
-                said = failure.value.reason
-                assert reason in said
-                assert "failed to dial" not in said, said
-                assert "\n" not in said
-                assert ("refused" in said) == (reason == "connection refused") or not reason, said
+def test_a_failed_dial_says_in_a_few_words_what_happened_at_the_address_that_was_asked_for(
+    pair: Pair,
+) -> None:
+    async def scenario(host: HivemindHost, other: HivemindHost) -> None:
+        nobody = identity(99).peer_id
+        taken = addresses.without_peer((await other.addresses())[0])
+        # The daemon remembers the addresses of a peer, and dials and lists them all.
+        for place, reason in (
+            (Multiaddr("/ip4/127.0.0.1/tcp/9"), "connection refused"),
+            (taken, "peer id mismatch"),
+            (Multiaddr("/ip4/127.0.0.1/tcp/10"), "connection refused"),
+            (Multiaddr("/dns4/no.such.host.invalid/tcp/10"), ""),
+        ):
+            with pytest.raises(PeerUnreachable) as failure:
+                await host.connect(nobody, [place], timeout_s=WAIT_S)
+            said = failure.value.reason
+            assert reason in said
+            assert "failed to dial" not in said, said
+            assert "\n" not in said
+            assert ("refused" in said) == (reason == "connection refused") or not reason, said
 
-    run(scenario())
+    pair.run(scenario)
 
 
-def test_a_peer_that_is_not_there_is_reported_in_time() -> None:
-    async def scenario() -> None:
-        async with hosts(1) as (host,):
-            nobody = identity(99).peer_id
-            with pytest.raises(PeerUnreachable):
-                await host.call(nobody, "/test/echo", b"", timeout_s=2)
-            with pytest.raises(PeerUnreachable):
-                await host.open_stream(nobody, "/test/echo", timeout_s=2)
-            with pytest.raises(PeerUnreachable):
-                await host.connect(nobody, [Multiaddr("/ip4/127.0.0.1/tcp/9")], timeout_s=2)
-            with pytest.raises(PeerUnreachable, match="no peer id"):
-                await host.call(PeerId("not an id"), "/test/echo", b"", timeout_s=2)
+def test_a_peer_that_is_not_there_is_reported_in_time(pair: Pair) -> None:
+    async def scenario(host: HivemindHost, _: HivemindHost) -> None:
+        nobody = identity(98).peer_id
+        with pytest.raises(PeerUnreachable):
+            await host.call(nobody, "/test/echo", b"", timeout_s=2)
+        with pytest.raises(PeerUnreachable):
+            await host.open_stream(nobody, "/test/echo", timeout_s=2)
+        with pytest.raises(PeerUnreachable):
+            await host.connect(nobody, [Multiaddr("/ip4/127.0.0.1/tcp/9")], timeout_s=2)
+        with pytest.raises(PeerUnreachable, match="no peer id"):
+            await host.call(PeerId("not an id"), "/test/echo", b"", timeout_s=2)
 
-    run(scenario())
+    pair.run(scenario)

@@ -484,7 +484,7 @@ def test_no_size_that_is_measured_is_compiled_in_the_way_of_training(batch_size:
     assert set(compiling) == {"compile"}
 
 
-@pytest.mark.parametrize("most", [1, 3, 6])
+@pytest.mark.parametrize("most", [1, 3])
 def test_compiled_code_that_needs_more_memory_than_expected_is_made_for_fewer_sequences(
     most: int,
 ) -> None:
@@ -782,6 +782,10 @@ def test_what_cannot_fit_is_refused_with_a_remedy() -> None:
         begun(engine_of(), CPU, Wishes(micro_batch=7), room=3.0 * one.peak_bytes)
 
 
+SLOWER_S = 0.04
+"""Time for which a pass computes in the slower precision; the other one takes a fraction of it."""
+
+
 def test_a_processor_with_two_precisions_takes_the_faster_one() -> None:
     facts = DeviceFacts(kind="cpu", name="a processor", fast=("bf16", "fp32"))
     slow = {torch.bfloat16: 0.0, torch.float32: 0.0}
@@ -798,7 +802,7 @@ def test_a_processor_with_two_precisions_takes_the_faster_one() -> None:
         (torch.bfloat16, "fp32"),
     )
     for slower, wanted in cases:
-        slow.update({torch.float32: 0.0, torch.bfloat16: 0.0, slower: 0.2})
+        slow.update({torch.float32: 0.0, torch.bfloat16: 0.0, slower: SLOWER_S})
         engine = engine_of(choices=choose(facts, Wishes(), batch_size=7), loss=loss)
         kept = begun(engine, facts, Wishes(), room=1e9)
         with engine.tuning:
@@ -819,7 +823,7 @@ def test_a_processor_whose_compiler_fails_takes_the_faster_precision_all_the_sam
             pass
 
     def loss(model: nn.Module, tokens: Tensor) -> Tensor:
-        compute_for(0.2 if model(tokens[:, :-1]).dtype == torch.bfloat16 else 0.0)
+        compute_for(SLOWER_S if model(tokens[:, :-1]).dtype == torch.bfloat16 else 0.0)
         return next_token_loss(model, tokens)
 
     facts = DeviceFacts(kind="cpu", name="a processor", fast=("bf16", "fp32"))
