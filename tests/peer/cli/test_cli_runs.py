@@ -7,6 +7,8 @@ import json
 import socket
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ from peer import cli
 from peer.cli import taking_part
 from peer.errors import NobodyMet, RunNotFound
 from peer.joining.link import FoundRun, Link
+from peer.joining.visit import RunStatus, Silent
 from peer.rules.ending import Ending
 from peer.run_file.presets import preset
 from peer.run_file.reading import parse
@@ -568,6 +571,28 @@ def test_a_run_that_has_ended_says_so_to_those_who_join_and_those_who_ask(
     file = str(tmp_path / "old.toml")
     assert said(["status", file], capsys) == (0, sentence.replace(LINK, file), "")
     assert began == []
+
+
+@pytest.mark.parametrize("command", ["status", "credit"])
+def test_a_run_of_which_no_peer_answers_was_not_reached(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended with 0, and a script took that for a run that is well."""
+    silent = {PEER: Silent("boris", "learner", 0.25, "connection refused")}
+
+    class OfTheDead:
+        async def look(self, *, timeout_s: float) -> RunStatus:
+            return RunStatus(OLD.run_id, (), silent)
+
+    @asynccontextmanager
+    async def visit(*arguments: object, **settings: object) -> AsyncIterator[OfTheDead]:
+        yield OfTheDead()
+
+    monkeypatch.setattr("peer.joining.visit.visit", visit)
+    code, output, errors = said([command, LINK], capsys)
+    assert code == 3
+    assert "1 peer found (boris), and none answered" in errors and errors.count("\n") == 1
+    assert command == "credit" or "boris: no answer: connection refused" in output
 
 
 def test_the_model_of_a_run_that_has_ended_is_where_this_machine_has_it(
