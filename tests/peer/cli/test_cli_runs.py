@@ -425,6 +425,10 @@ def test_bandwidth_shows_which_methods_a_link_can_carry(capsys: pytest.CaptureFi
         ["simulate", "bandwidth", "--step", "-1s"],
         ["simulate", "bandwidth", "--params", "0"],
         ["simulate", "goodput", "--learners", "3", "--mtbf", "soon"],
+        ["simulate", "goodput", "--learners", "0"],
+        ["simulate", "goodput", "--mtbf", "9h"],
+        ["simulate", "swarm", sys.executable],
+        ["simulate", "quality", "--learners", "4,1"],
         ["chaos", "goodput", "--only", "rigid"],
     ],
 )
