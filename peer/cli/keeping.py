@@ -117,7 +117,7 @@ def keep(
     from peer.rules.limits import parse_relay_rate
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.credentials import own_credential
-    from peer.storage.earlier import look_at_checkpoints
+    from peer.storage.earlier import look_at_files
     from peer.storage.home import OUTER, keeper_directory, occupied
     from peer.trainer.parameters import recipe_layout
     from peer.trainer.preflight import check_keeper
@@ -130,7 +130,7 @@ def keep(
     check_keeper(found.run, where, told)
     if publishing is not None:
         check_publishing(publishing, found.run)
-    for text in look_at_checkpoints(where).told:
+    for text in look_at_files(where).told:
         complain(text)
     layout = told or recipe_layout(found.run)
 

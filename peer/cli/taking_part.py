@@ -170,12 +170,13 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
     from dht.identity import Identity
     from peer.cli.training import look_at, train_here, train_on_devices
     from peer.data.sources import check_data
+    from peer.errors import FolderInUse
     from peer.island.training import choose_devices
     from peer.model.weights import check_there
     from peer.rules.limits import manners
     from peer.storage.credentials import own_credential
-    from peer.storage.earlier import look_at_checkpoints
-    from peer.storage.home import check_folder, claim, default_directory, peer_folder
+    from peer.storage.earlier import look_at_files
+    from peer.storage.home import check_folder, claim, default_directory, is_in_use, peer_folder
     from peer.trainer.choices import wishes_from
     from peer.trainer.loop import TrainerSettings, check_wishes
 
@@ -204,7 +205,9 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         check_wishes(settings)
     where = own.directory or default_directory(found.run.run_id)
     check_folder(where, found.run)
-    earlier = look_at_checkpoints(where)
+    if is_in_use(where):
+        raise FolderInUse(str(where))  # before measurements and questions; `occupied` decides
+    earlier = look_at_files(where)
     for text in earlier.told:
         complain(text)
     if earlier.lost and not options.yes and not _confirmed("Go on without them?", default=False):
@@ -258,7 +261,11 @@ def _may_fetch_base(run: RunFile, options: Options, *, founds: bool) -> bool:
 
 def _confirmed(question: str, *, default: bool) -> bool:
     """The answer of the person at the terminal; ``default`` if there is none."""
-    return typer.confirm(question, default=default) if sys.stdin.isatty() else default
+    if sys.stdin.isatty():
+        return typer.confirm(question, default=default)
+    if not default:
+        complain(f"{question} Nobody can be asked here: with --yes it goes on")
+    return default
 
 
 def _is_desktop() -> bool:

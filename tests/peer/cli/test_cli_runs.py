@@ -30,7 +30,7 @@ from peer.run_file.presets import preset
 from peer.run_file.reading import parse
 from peer.run_file.sections import SIZES, End, GptModel, MuonInner, RunFile
 from peer.storage.checkpoint import CheckpointFolder
-from peer.storage.earlier import look_at_checkpoints
+from peer.storage.earlier import look_at_files
 from peer.storage.home import OUTER, default_directory, occupied
 from peer.storage.last_seen import LastSeen, State, save_last_seen, save_state
 from peer.storage.outer_state import save_outer
@@ -248,8 +248,9 @@ def test_damaged_checkpoints_are_told_before_anything_starts(
     path.write_text('name = "new"\n', encoding="utf-8")
     saved = [save_checkpoint(folder, run) for _ in range(2)]
     (folder / "in_use").touch()
+    Identity.load_or_create(folder / "identity.key")
     (saved[1] / "tensors.safetensors").write_bytes(b"x")
-    found = look_at_checkpoints(folder)
+    found = look_at_files(folder)
     assert not found.lost
     assert found.told == (
         f"checkpoint {saved[1]} is damaged: tensors.safetensors has the wrong size; "
@@ -260,10 +261,33 @@ def test_damaged_checkpoints_are_told_before_anything_starts(
     assert (code, output) == (4, "")
     assert "no checkpoint in" in errors
     assert "the run begins again with its first weights" in errors
+    assert "with --yes it goes on" in errors
     # What an agent has set aside is lost all the same.
     for each in saved:
         CheckpointFolder(folder / OUTER).set_aside(each)
-    assert look_at_checkpoints(folder).lost
+    assert look_at_files(folder).lost
+
+
+def test_a_lost_key_is_told_of_since_it_makes_another_peer(tmp_path: Path) -> None:
+    """It was replaced without a word, and what was known of the peer was that of a stranger."""
+    assert look_at_files(tmp_path / "new").told == ()
+    save_checkpoint(tmp_path, RunFile(name="new"))
+    (told,) = look_at_files(tmp_path).told
+    assert "has no identity.key, so this peer gets a new one" in told
+    Identity.load_or_create(tmp_path / "identity.key")
+    assert look_at_files(tmp_path).told == ()
+
+
+def test_a_folder_in_use_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, folder = tmp_path / "new.toml", tmp_path / "peer"
+    path.write_text('name = "new"\n', encoding="utf-8")
+    run = parse(path.read_text())
+    monkeypatch.setattr("peer.cli.training.look_at", None)
+    with occupied(folder, run, "learner"):
+        code, output, errors = said(["start", str(path), "--directory", str(folder)], capsys)
+    assert (code, output) == (2, "") and "is in use by another peer" in errors
 
 
 def test_a_run_with_a_custom_model_is_kept_once_its_peers_or_a_checkpoint_describe_the_model(
