@@ -301,9 +301,7 @@ def _expectation(seen: RunStatus | str, step_time_s: float) -> str:
     if isinstance(seen, str):
         return f"Expect   unknown: {seen}"
     if not seen.peers:  # without an invite in the link it is told nothing
-        return "Expect   unknown: " + "; ".join(
-            sorted({each.reason for each in seen.silent.values()})
-        )
+        return f"Expect   unknown: {seen.reasons}"
     training = seen.step_times_s
     share = expected_share(step_time_s, training)
     loss = "" if seen.held_out is None else f", held-out loss {seen.held_out.loss:.3f}"

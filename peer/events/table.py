@@ -238,7 +238,8 @@ _REST_OF_A_ROUND = _rows(
         ),
         "rebase": (
             "source, mine:tokens, theirs:tokens",
-            "takes the state of {source}, whose history has more work; keeps its own work",
+            "takes the state of {source}: {theirs} tokens merged there since the two parted, "
+            "{mine} here",
         ),
         "melded": ("dispersion", "averaged the members' states, {dispersion:.3g} apart"),
         "regained": ("tokens", "offers {tokens} tokens again, which the state that it took lacks"),

@@ -119,6 +119,13 @@ class RunStatus:
         if refusals and not self.peers:
             raise NotAdmitted(f"{self.run_id[:16]}...", refusals[0])
 
+    @property
+    def reasons(self) -> str:
+        """The reasons of those that did not answer, with their names."""
+        return "; ".join(
+            sorted({f"{each.name or peer}: {each.reason}" for peer, each in self.silent.items()})
+        )
+
     def check_answered(self) -> None:
         """Raise ``NobodyMet`` if peers were found and none of them answered."""
         if self.silent and not self.peers:

@@ -234,6 +234,13 @@ def test_peers_that_are_found_and_do_not_answer_are_a_run_that_was_not_reached()
     RunStatus("ab" * 32, (), {}).check_answered()
 
 
+def test_a_reason_names_the_peer_that_it_is_of() -> None:
+    """`shoal export` said "nothing answers at its address", and not whose."""
+    gone = Silent("", "learner", 0.25, "nothing answers at its address")
+    seen = RunStatus("ab" * 32, (), {BORIS: Silent("boris", "keeper", None, "no"), CLARA: gone})
+    assert seen.reasons == f"{CLARA}: nothing answers at its address; boris: no"
+
+
 def test_a_peer_that_comes_into_sight_late_is_asked_since_others_count_it() -> None:
     """On a busy machine one of two live peers was shown, and nothing was said of the other."""
 
