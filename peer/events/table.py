@@ -466,6 +466,7 @@ _OTHER_PEERS = (
     _row(SHOWN | Audience.NAMED, "peer_joined", "peer, name, run, text", sentences.peer_joined),
     _row(SHOWN | Audience.NAMED, "peer_left", "peer, name, run, text", sentences.peer_left),
     _row(PROBLEM | Audience.NAMED, "peer_lost", "peer, name, run, text", sentences.peer_lost),
+    _row(PEER, "other_run", "peer, ours, theirs, text", "{text}"),
     _row(
         PEER | Audience.NAMED,
         "link_lost",
