@@ -21,3 +21,14 @@ def check_installed(package: str, what: str, *, extra: str = "hf") -> None:
     """Raise ``ExtraMissing`` if the package is not there. It is not imported."""
     if importlib.util.find_spec(package) is None:
         raise ExtraMissing(what, package, extra)
+
+
+def hub_errors() -> tuple[type[Exception], ...]:
+    """Errors of requests to the hub of Hugging Face, whose package is installed.
+
+    A server that cannot be reached is an error of its HTTP library, which is another one in every
+    other release and derives neither from ``OSError`` nor from an error of the package. Its base
+    class is one of ``HfHubHTTPError``.
+    """
+    errors = needed("huggingface_hub.errors", "the hub")
+    return (OSError, ValueError, RuntimeError, *errors.HfHubHTTPError.__bases__)

@@ -17,7 +17,7 @@ class PresenceEvent:
 
     name: str
     """``connected``, ``nobody_answered``, ``peer_joined``, ``peer_left``, ``peer_lost``,
-    ``reachability``, ``hello_refused``, ``clock_off``, ``identity_in_use``,
+    ``reachability``, ``hello_refused``, ``other_run``, ``clock_off``, ``identity_in_use``,
     ``cache_unreadable``, ``cache_unwritable``, ``directive``, ``invite_ends`` or
     ``not_admitted``."""
 

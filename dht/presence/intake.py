@@ -69,9 +69,11 @@ class Intake:
         if self.misfits.get(peer) == misfit or len(self.misfits) >= MISFITS_MAX:
             return
         self.misfits[peer] = misfit
-        self._this.events.tell(
-            "hello_refused", text, peer=peer, ours=misfit.ours, theirs=misfit.theirs
-        )
+        both = {"ours": misfit.ours, "theirs": misfit.theirs}
+        if misfit.what == "run":  # one bootstrap peer serves many runs, whose peers all meet
+            self._this.events.tell("other_run", text, peer=peer, **both)
+        else:
+            self._this.events.tell("hello_refused", text, peer=peer, **both)
 
     def report_changes(self) -> None:
         """Report the peers that came or went since the last call."""

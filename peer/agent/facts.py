@@ -19,6 +19,7 @@ def facts_of(online: OnlinePeer, trainer: TrainerStatus) -> Facts:
     stats, newest, live = local.averaging.stats, local.held_out.newest, local.live_peers
     merged_tokens = local.merged_tokens()
     rows = online.peer_rows()
+    others_train = any(seen.trains for seen in live)
     return Facts(
         peer_id=local.me,
         link=online.link(),
@@ -33,7 +34,7 @@ def facts_of(online: OnlinePeer, trainer: TrainerStatus) -> Facts:
         rounds_missed=local.rounds_missed,
         bytes_sent=stats.sent_bytes,
         bytes_received=stats.received_bytes,
-        synchronous=local.phase == "ready" and any(seen.trains for seen in live),
+        synchronous=local.phase == "ready" and others_train,
         rest=trainer.rest,
         amended=local.amended,
         gone_back=local.gone_back,
@@ -59,6 +60,7 @@ def facts_of(online: OnlinePeer, trainer: TrainerStatus) -> Facts:
         in_flight=local.in_flight(),
         staleness=trainer.staleness,
         last=local.last_offers.get(local.me, ""),
+        others_train=others_train,
     )
 
 

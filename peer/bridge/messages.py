@@ -200,6 +200,8 @@ class Facts(_Message, frozen=True, kw_only=True):
     """Part of all merged tokens that is this peer's."""
     processor_share: float | None = None
     """Share of the machine's processors that this peer uses."""
+    others_train: bool = True
+    """False if the other live peers only keep the run, or rest."""
 
 
 class Happened(_Message, frozen=True):

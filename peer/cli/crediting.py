@@ -121,6 +121,7 @@ def _of_peers(where: str) -> list[Contributor]:
     start_logging(logging.ERROR)
     seen = seen_by_peers(link_of(where), timeout_s=SEARCH_S)
     seen.check_admitted()
+    seen.check_answered()
     return list(seen.contributors)
 
 

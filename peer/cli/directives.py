@@ -71,9 +71,9 @@ class Before:
         """
         told = [version for peer in self.seen.peers for version in peer.versions]
         if not told:
-            reasons = "; ".join(each.reason for each in self.seen.silent.values())
+            why = self.seen.reasons or "none has a state yet"
             raise ValueError(
-                f"no peer tells which version the run is at ({reasons or 'none has a state yet'}); "
+                f"no peer tells which version the run is at ({why}); "
                 "--at would name one that may be over: try again when a peer does"
             )
         return max(told)

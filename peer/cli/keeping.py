@@ -116,7 +116,7 @@ def keep(
     from peer.rules.limits import parse_relay_rate
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.credentials import own_credential
-    from peer.storage.earlier import look_at_checkpoints
+    from peer.storage.earlier import look_at_files
     from peer.trainer.parameters import recipe_layout
     from peer.trainer.preflight import check_keeper
     from peer.views.watch import sentence
@@ -128,7 +128,7 @@ def keep(
     check_keeper(found.run, where, told)
     if publishing is not None:
         check_publishing(publishing, found.run)
-    for text in look_at_checkpoints(where).told:
+    for text in look_at_files(where).told:
         complain(text)
     layout = told or recipe_layout(found.run)
 

@@ -49,10 +49,20 @@ Settings = Annotated[
 def simulate_goodput(
     seeds: Annotated[int, Option(help="Number of simulations of each cell.", min=1)] = 3,
     learners: Annotated[
-        int | None, Option(help="Simulate your own swarm: number of machines.")
+        int | None,
+        Option(help="Simulate your own swarm: number of machines.", min=1, max=100_000),
     ] = None,
-    mtbf: Annotated[str, Option(help="Your swarm: mean time between failures.")] = "9h",
-    rejoin: Annotated[str, Option(help="Your swarm: time that a failed machine is away.")] = "4m",
+    mtbf: Annotated[
+        str | None,
+        Option(help="Your swarm: mean time between failures; by default 9h.", show_default=False),
+    ] = None,
+    rejoin: Annotated[
+        str | None,
+        Option(
+            help="Your swarm: time that a failed machine is away; by default 4m.",
+            show_default=False,
+        ),
+    ] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -67,7 +77,10 @@ def simulate_goodput(
 
     if learners is not None:
         own = goodput.swarm(
-            learners=learners, mtbf_s=seconds(mtbf), rejoin_s=seconds(rejoin), seed=0
+            learners=learners,
+            mtbf_s=seconds(mtbf or "9h"),
+            rejoin_s=seconds(rejoin or "4m"),
+            seed=0,
         )
         if as_json:
             print(json.dumps({"swarm": [asdict(row) for row in own]}))
@@ -78,6 +91,8 @@ def simulate_goodput(
                     f"some learner trains {row.uptime:6.2f}%"
                 )
         return
+    if mtbf is not None or rejoin is not None:
+        raise typer.BadParameter("--mtbf and --rejoin are of your own swarm: pass --learners, too")
     model = goodput.ClusterModel()
     numbers = tuple(range(seeds))
     with progress("simulating", quiet=as_json) as advance:
@@ -214,6 +229,8 @@ def simulate_swarm(
         chosen = parse(experiment.read_text(encoding="utf-8")) if experiment else Experiment()
     except OSError as error:
         raise BadExperiment(f"{experiment} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadExperiment(f"{experiment} is not UTF-8 text ({error.reason})") from error
     todo = swarm_report.cells(chosen, sweep(settings or []), _seeds(seeds, seed))
     if sizes is not None:
         _follow_sizes(todo, sizes, over, politely=politely, as_json=as_json)
@@ -363,6 +380,8 @@ def simulate_quality(
         counts = (2, 4) if quick else tuple(int(count) for count in learners.split(","))
     except ValueError as error:
         raise typer.BadParameter(f"--learners {learners!r} is not a list of numbers") from error
+    if min(counts) < 2:
+        raise typer.BadParameter(f"--learners {learners!r}: one learner has nobody to merge with")
 
     def train(run: RunJobs) -> Shown:
         rows = quality.table(

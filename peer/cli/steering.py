@@ -74,6 +74,7 @@ def show_status(
                 if not as_json:
                     print("\n".join(status_lines(seen)), flush=True)
                 if not watch:
+                    seen.check_answered()
                     return
                 await asyncio.sleep(WATCH_EVERY_S)
 

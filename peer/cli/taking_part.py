@@ -34,6 +34,7 @@ from peer.storage.home import (
     default_directory,
     free_directory,
     has_been_there,
+    is_in_use,
     peer_folder,
 )
 
@@ -173,11 +174,12 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
 
     from peer.cli.training import look_at, train_here, train_on_devices
     from peer.data.sources import check_data
+    from peer.errors import FolderInUse
     from peer.island.training import choose_devices
     from peer.model.weights import check_there
     from peer.rules.limits import manners
     from peer.storage.credentials import own_credential
-    from peer.storage.earlier import look_at_checkpoints
+    from peer.storage.earlier import look_at_files
     from peer.trainer.choices import wishes_from
     from peer.trainer.loop import TrainerSettings, check_wishes
 
@@ -206,7 +208,9 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
         check_wishes(settings)
     where = own.directory or default_directory(found.run.run_id)
     check_folder(where, found.run)
-    earlier = look_at_checkpoints(where)
+    if is_in_use(where):
+        raise FolderInUse(str(where))  # before measurements and questions; `occupied` decides
+    earlier = look_at_files(where)
     for text in earlier.told:
         complain(text)
     if earlier.lost and not options.yes and not _confirmed("Go on without them?", default=False):
@@ -260,7 +264,11 @@ def _may_fetch_base(run: RunFile, options: Options, *, founds: bool) -> bool:
 
 def _confirmed(question: str, *, default: bool) -> bool:
     """The answer of the person at the terminal; ``default`` if there is none."""
-    return typer.confirm(question, default=default) if sys.stdin.isatty() else default
+    if sys.stdin.isatty():
+        return typer.confirm(question, default=default)
+    if not default:
+        complain(f"{question} Nobody can be asked here: with --yes it goes on")
+    return default
 
 
 def _is_desktop() -> bool:
@@ -294,9 +302,7 @@ def _expectation(seen: RunStatus | str, step_time_s: float) -> str:
     if isinstance(seen, str):
         return f"Expect   unknown: {seen}"
     if not seen.peers:  # without an invite in the link it is told nothing
-        return "Expect   unknown: " + "; ".join(
-            sorted({each.reason for each in seen.silent.values()})
-        )
+        return f"Expect   unknown: {seen.reasons}"
     training = seen.step_times_s
     share = expected_share(step_time_s, training)
     loss = "" if seen.held_out is None else f", held-out loss {seen.held_out.loss:.3f}"

@@ -75,9 +75,16 @@ def demo(
 
 
 def _folder(chosen: Path | None, command: str) -> Path:
-    """The folder that was chosen for logs, or a new one."""
+    """The folder that was chosen for logs, if it is empty or absent, or a new one.
+
+    A swarm of an earlier trial, or somebody's ``run.toml``, would be in the way of this one.
+    """
     folder = (chosen or Path(tempfile.mkdtemp(prefix=f"shoal-{command}-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    if (other := next(folder.iterdir(), None)) is not None:
+        raise typer.BadParameter(
+            f"--directory: {folder} is not empty, {other.name!r} is in it; pass a new folder"
+        )
     return folder
 
 

@@ -34,8 +34,8 @@ from peer.data.sequences import Data
 from peer.data.token_cache import TokenCache
 from peer.data.tokenizing import ByteTokenizer, FileTokenizer
 from peer.data.tokenizing import Tokenizer as EncodingTokenizer
-from peer.errors import DataUnavailable
-from peer.extras import check_installed, needed
+from peer.errors import DataUnavailable, one_line
+from peer.extras import check_installed, hub_errors, needed
 from peer.run_file.forms import Form
 from peer.run_file.sections import HfData, RunFile, vocabulary
 
@@ -68,13 +68,14 @@ def open_hub(
         tokenizer = _loaded_tokenizer(recipe.tokenizer)
         tokenize = tokenize_with(tokenizer, recipe.tokenizer, vocabulary=vocabulary(run.model))
         digest = _digest(tokenizer)
+    failures: tuple[type[Exception], ...] = (*hub_errors(), KeyError)
     try:
         commit = checked_commit(recipe.dataset, recipe.revision)
         import datasets
 
         builder = datasets.load_dataset_builder(recipe.dataset, recipe.subset, revision=commit)
         check_files(recipe.dataset, type(builder).__module__, builder.config.data_files or {})
-        documents: ShardedDocuments = builder.as_streaming_dataset(split=recipe.split)
+        documents: ShardedDocuments = Streamed(builder.as_streaming_dataset(split=recipe.split))
         documents = documents if over is None else Until(documents, over)
         held_out = held_out_documents(
             documents,
@@ -85,7 +86,7 @@ def open_hub(
             sequence_length=recipe.sequence_length,
             fill=fill,
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except failures as error:
         raise DataUnavailable("hf", f"{recipe.dataset}: {error}") from error
     stream = DocumentStream(
         documents,
@@ -98,6 +99,32 @@ def open_hub(
         kept=_kept(recipe, commit, digest, documents.num_shards, cache_dir),
     )
     return Data(stream, held_out, f"hf: {recipe.dataset}, streamed, {documents.num_shards} files")
+
+
+class Streamed:
+    """Documents of the hub: that they cannot be read any more is an error of the data.
+
+    ``datasets`` has tried again for minutes when it raises one.
+    """
+
+    def __init__(self, documents: ShardedDocuments) -> None:
+        self._documents = documents
+
+    @property
+    def num_shards(self) -> int:
+        return self._documents.num_shards
+
+    def shard(self, num_shards: int, index: int) -> Streamed:
+        return Streamed(self._documents.shard(num_shards=num_shards, index=index))
+
+    def skip(self, n: int) -> Streamed:
+        return Streamed(self._documents.skip(n))
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        try:
+            yield from self._documents
+        except hub_errors() as error:
+            raise DataUnavailable("hf", one_line(error)) from error
 
 
 def _encoder(recipe: HfData, cache_dir: Path, *, vocabulary: int | None) -> EncodingTokenizer:
@@ -222,7 +249,7 @@ def commit_of(dataset: str) -> str:
     huggingface_hub = needed("huggingface_hub", f"the commit of {dataset}")
     try:
         return str(huggingface_hub.HfApi().dataset_info(dataset).sha)
-    except (OSError, ValueError, RuntimeError) as error:
+    except hub_errors() as error:
         text = f"the commit of {dataset} is not known: {error}; name it as {dataset}@COMMIT"
         raise DataUnavailable("hf", text) from error
 

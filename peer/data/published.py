@@ -18,7 +18,7 @@ from urllib.request import OpenerDirector
 from peer.data.base_models import INDEX, SINGLE, BaseUnavailable, Progress, model_downloads
 from peer.data.downloads import Downloads, Tell, file_sha256
 from peer.errors import DataUnavailable, one_line
-from peer.extras import needed
+from peer.extras import hub_errors, needed
 from peer.run_file.base import WEIGHTS_FORMAT
 from peer.run_file.hf_config import published_settings
 from peer.run_file.places import pinned
@@ -71,8 +71,6 @@ def published(
 
 def _on_hub(named: str) -> Published:
     huggingface_hub = needed("huggingface_hub", f"the model {named}")
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
     name, _, revision = named.partition("@")
     if re.fullmatch(OWNED_HUB_NAME, name) is None:
         raise BaseUnavailable(
@@ -95,7 +93,7 @@ def _on_hub(named: str) -> Published:
                     Path(huggingface_hub.hf_hub_download(name, file, revision=commit))
                 )
         settings = _settings(read, named)
-    except (HfHubHTTPError, HFValidationError) as error:
+    except hub_errors() as error:
         raise BaseUnavailable(named, one_line(error)) from error
     source = f"{name}@{commit}"
     has_tokenizer = any(file.startswith("tokenizer") for file in there)

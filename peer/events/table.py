@@ -238,7 +238,8 @@ _REST_OF_A_ROUND = _rows(
         ),
         "rebase": (
             "source, mine:tokens, theirs:tokens",
-            "takes the state of {source}, whose history has more work; keeps its own work",
+            "takes the state of {source}: {theirs} tokens merged there since the two parted, "
+            "{mine} here",
         ),
         "melded": ("dispersion", "averaged the members' states, {dispersion:.3g} apart"),
         "regained": ("tokens", "offers {tokens} tokens again, which the state that it took lacks"),
@@ -465,6 +466,7 @@ _OTHER_PEERS = (
     _row(SHOWN | Audience.NAMED, "peer_joined", "peer, name, run, text", sentences.peer_joined),
     _row(SHOWN | Audience.NAMED, "peer_left", "peer, name, run, text", sentences.peer_left),
     _row(PROBLEM | Audience.NAMED, "peer_lost", "peer, name, run, text", sentences.peer_lost),
+    _row(PEER, "other_run", "peer, ours, theirs, text", "{text}"),
     _row(
         PEER | Audience.NAMED,
         "link_lost",

@@ -120,6 +120,23 @@ class RunStatus:
             raise NotAdmitted(f"{self.run_id[:16]}...", refusals[0])
 
     @property
+    def reasons(self) -> str:
+        """The reasons of those that did not answer, with their names."""
+        return "; ".join(
+            sorted({f"{each.name or peer}: {each.reason}" for peer, each in self.silent.items()})
+        )
+
+    def check_answered(self) -> None:
+        """Raise ``NobodyMet`` if peers were found and none of them answered."""
+        if self.silent and not self.peers:
+            names = ", ".join(each.name or peer for peer, each in self.silent.items())
+            raise NobodyMet(
+                f"run {self.run_id[:16]}...",
+                f"{plural(len(self.silent), 'peer')} found ({names}), and none answered; a peer "
+                "that has just ended is forgotten within a minute: ask again then",
+            )
+
+    @property
     def not_found(self) -> tuple[str, int] | None:
         """The peer that counts most peers, and how many of those were not found, if any."""
         most = max(self.peers, key=lambda peer: peer.peers, default=None)

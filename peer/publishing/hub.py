@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.errors import PeerError, one_line
-from peer.extras import needed
+from peer.extras import hub_errors, needed
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
@@ -56,7 +56,7 @@ def push(folder: Path, repository: str, *, message: str) -> str:
             commit_message=message,
             delete_patterns=["*.safetensors", "*.safetensors.index.json"],
         )
-    except (OSError, ValueError, RuntimeError) as error:  # those of its HTTP are of both kinds
+    except hub_errors() as error:
         raise NotPushed(repository, one_line(error)) from error
     return str(done.commit_url)
 

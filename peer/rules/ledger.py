@@ -123,8 +123,15 @@ class Ledger:
         ``clean``: whether the last one ended in order (``peer.storage.progress``). Its pending
         tokens are discarded until a state shows that they were merged.
         """
+        known_before = self._earlier + self._current
+        if earlier_tokens < known_before:
+            # The count was lost, with a damaged disk or in a power cut. What came after the
+            # checkpoint is known to other peers only.
+            for account in self._accounts:
+                account.observed = False
         self._earlier = max(
             earlier_tokens,
+            known_before,
             *(a.merged + sum(a.discarded.values()) - a.excess - a.recalled for a in self._accounts),
         )
         self._current = 0

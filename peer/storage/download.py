@@ -92,7 +92,7 @@ def sources_in(seen: RunStatus, layout: Layout | None, run_name: str) -> list[St
         if layout is not None and holders:
             told = f"the peers have another layout ({holders[0].layout}) than {layout.hash.hex()}"
         elif not seen.peers and seen.silent:
-            told = "; ".join(sorted({each.reason for each in seen.silent.values()}))
+            told = seen.reasons
         raise NotDownloaded(run_name, told)
     founding = heaviest(fitting)
     return [each for each in fitting if each.founding == founding] or fitting

@@ -1,7 +1,7 @@
 """Faults and changes in a peer's folder, told to a person before anything starts.
 
-A damaged checkpoint is replaced by an older one, and an edited run file makes another run. Neither
-is an error, and both may cost work that nobody meant to lose.
+A damaged checkpoint is replaced by an older one, a lost key by a new one, and an edited run file
+makes another run. None of it is an error, and each may cost work that nobody meant to lose.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from peer.errors import CheckpointDamaged
 from peer.run_file.sections import RunFile
 from peer.run_file.writing import differences
 from peer.storage.checkpoint import CheckpointFolder, open_checkpoint
-from peer.storage.home import OUTER, data_home
+from peer.storage.home import KEY, OUTER, data_home, has_been_there
 from peer.storage.outer_state import kept_run
 
 DIFFERENCES_SHOWN = 4
@@ -22,14 +22,27 @@ DIFFERENCES_SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """Sentences about the checkpoints of a peer."""
+    """Sentences about the files of a peer."""
 
     told: tuple[str, ...]
     lost: bool
     """True if there are checkpoints, and none of them is intact."""
 
 
-def look_at_checkpoints(folder: Path) -> Earlier:
+def look_at_files(folder: Path) -> Earlier:
+    """Look for the key in a peer's folder, and verify its checkpoints."""
+    found = _look_at_checkpoints(folder)
+    if (folder / KEY).exists() or not has_been_there(folder):
+        return found
+    no_key = (
+        f"{folder} has no {KEY}, so this peer gets a new one and is a new peer to the others; its "
+        "earlier work counts for the old key. If there is a copy of that, stop this peer and put "
+        "the copy there"
+    )
+    return Earlier((no_key, *found.told), lost=found.lost)
+
+
+def _look_at_checkpoints(folder: Path) -> Earlier:
     """Verify the checkpoints in a peer's folder, the newest first, until one is intact."""
     outer = CheckpointFolder(folder / OUTER)
     damaged: list[CheckpointDamaged] = []

@@ -24,7 +24,10 @@ from dht.whole_files import read_json
 from peer.errors import FolderInUse, FolderNotEmpty, FolderOfAnotherRun, FolderUnusable
 from peer.run_file.sections import RunFile
 
-MARKS = frozenset(("in_use", "identity.key"))
+KEY = "identity.key"
+"""The file of a peer's private key."""
+
+MARKS = frozenset(("in_use", KEY))
 """Files by which a folder is known to be a peer's. The first is in all, the second is older."""
 
 LEARNERS_MAX = 64

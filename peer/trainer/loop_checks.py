@@ -116,8 +116,8 @@ class LoopChecks:
             self.found(
                 "no_exchange",
                 f"no fragment was exchanged in the last {steps} steps ({seconds:.0f} s): this "
-                "peer trains for itself; see run.on('*', print), `shoal status` and the event log "
-                "in run.directory",
+                "peer trains for itself; see `shoal status`, and events.jsonl in the peer's folder "
+                "(run.directory)",
             )
 
     def _check_parameters(self) -> None:

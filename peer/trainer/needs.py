@@ -84,7 +84,8 @@ class Needs:
         """A summary for the author of the run."""
         outer = self.run.outer
         return (
-            f"Model    {self.parameters / 1e6:.1f} M parameters in {outer.fragments} fragments",
+            f"Model    {count_text(self.parameters)} parameters in "
+            f"{plural(outer.fragments, 'fragment')}",
             *self._base_lines,
             *self._buffer_lines,
             f"Link     at most {bytes_text(self.cycle_bytes)} up and as much down "

@@ -53,6 +53,11 @@ class News:
         self._handlers: dict[str, list[Callable[[Fields], None]]] = {}
         self._events: deque[tuple[str, Fields]] = deque(maxlen=EVENTS_MAX)
 
+    @property
+    def is_alone(self) -> bool:
+        """True if there is nobody to merge with: no other peer is there that trains."""
+        return self.facts.peers == 1 or not self.facts.others_train
+
     def hear(self, message: FromAgent) -> None:
         """Note a message. It must not block: it runs on the line's thread."""
         if isinstance(message, Facts):

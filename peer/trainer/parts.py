@@ -31,7 +31,7 @@ from peer.model.recipes import embedding_names, head_names
 from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
 from peer.storage.credentials import own_credential
-from peer.storage.earlier import look_at_checkpoints
+from peer.storage.earlier import look_at_files
 from peer.storage.home import default_directory, free_directory, occupied, peer_folder
 from peer.storage.inner_saves import InnerSaves
 from peer.storage.last_seen import load_last_seen
@@ -208,7 +208,7 @@ def _open_home(settings: JoinSettings, found: FoundRun, stack: ExitStack) -> _Ho
     )
     stack.enter_context(occupied(directory, found.run, "learner"))
     if not settings.quiet:
-        for text in look_at_checkpoints(directory).told:
+        for text in look_at_files(directory).told:
             warnings.warn(text, stacklevel=2)
     with peer_folder(directory):
         identity = Identity.load_or_create(directory / "identity.key")

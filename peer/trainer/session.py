@@ -234,7 +234,7 @@ class Run(Rank):
         self._agree(measure=measure is not None)
         self.set_rates()
         exchanged = self._tell()
-        alone = self.peers == 1 and parts.agent.alive
+        alone = self._news.is_alone and parts.agent.alive
         self._checks.stepped(tokens=tokens, exchanged=exchanged, alone=alone or self.over)
         if wanted is not None and (measure is not None or wanted.gate):
             loss, sequences = (0.0, 0) if measure is None else measure()
@@ -517,7 +517,7 @@ class Run(Rank):
                 step_times_s=[step_s, *others],
                 date_left_s=None if end.date is None else end.date.timestamp() - time.time(),
             ),
-            next_merge_s=steps * step_s if self.peers > 1 else None,
+            next_merge_s=None if self._news.is_alone else steps * step_s,
             device_bytes=device.memory_bytes,
             temperature_c=device.temperature_c,
             processor_share=self._news.facts.processor_share,

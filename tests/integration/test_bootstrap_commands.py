@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -357,6 +359,11 @@ def test_the_container_is_built_from_what_there_is_without_cuda_and_runs_without
     for copied in instructions("COPY"):
         if not copied.startswith("--from="):
             assert all((ROOT / source).exists() for source in copied.split()[:-1]), copied
+    packed = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    documents = chain(*packed["tool"]["setuptools"]["data-files"].values())
+    copied_files = " ".join(instructions("COPY")).split()
+    missing = [name for name in documents if name not in copied_files]
+    assert missing == [], "pip ended with: can't copy 'GUIDE.md'"
     (install,) = (line for line in instructions("RUN") if "pip install" in line)
     assert "--extra-index-url https://download.pytorch.org/whl/cpu" in install
     assert "--constraint constraints.txt" in install

@@ -106,17 +106,20 @@ def ready_of_run(
     check_buildable(outer.run)
     model = model_of(outer, base)
     codec = None if tokenizer is None else codec_of(tokenizer)
-    form = getattr(outer.run.data, "examples", None)
-    if codec is not None and form is not None:
-        codec = FormCodec(codec, form)
     return ReadyModel(
         model=model,
         context=context_of(model, outer.run.data.sequence_length),
-        codec=codec,
+        codec=_in_form(codec, outer.run),
         run=outer.run,
         data_dir=data_dir,
         name=f"run {outer.run.name}",
     )
+
+
+def _in_form(codec: Codec | None, run: RunFile | None) -> Codec | None:
+    """The codec that writes what is said as the examples of the run were written."""
+    form = None if run is None else getattr(run.data, "examples", None)
+    return codec if codec is None or form is None else FormCodec(codec, form)
 
 
 def is_export(folder: Path) -> bool:
@@ -136,7 +139,7 @@ def made_ready(
     return ReadyModel(
         model=model,
         context=context_of(model, 1024),
-        codec=codec_in_folder(folder),
+        codec=_in_form(codec_in_folder(folder), run),
         run=run,
         data_dir=data_dir or folder,
         name=f"the model in {folder}" if run is None else f"run {run.name}",

@@ -1040,7 +1040,7 @@ def test_a_peer_of_another_run_is_refused_with_both_ids() -> None:
         boris = await swarm.start("boris", run=OTHER_RUN, seeds=seeds)
         await asyncio.sleep(2 * MINUTE)
         assert anna.sees() == boris.sees() == set()
-        (event,) = boris.told("hello_refused")
+        (event,) = boris.told("other_run")
         assert RUN in event.text and OTHER_RUN in event.text
 
     simulate(story)

@@ -203,6 +203,17 @@ def test_a_demo_that_could_not_draw_its_plot_does_not_start(
     assert not (tmp_path / "demo").exists()
 
 
+@pytest.mark.parametrize("command", ["demo", "chaos run kill", "chaos goodput"])
+def test_a_trial_writes_nothing_beside_somebodys_files(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It replaced a ``run.toml`` there, and joined its own peers to those of an earlier trial."""
+    (tmp_path / "run.toml").write_text("mine")
+    code, said = complaint([*command.split(), "--directory", str(tmp_path)], capsys)
+    assert code == 2 and "is not empty, 'run.toml' is in it" in said
+    assert [each.name for each in tmp_path.iterdir()] == ["run.toml"]
+
+
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **options: object) -> None:
         raise AssertionError("a bug")

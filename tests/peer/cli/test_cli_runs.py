@@ -7,6 +7,8 @@ import json
 import socket
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,12 +24,13 @@ from peer import cli
 from peer.cli import taking_part
 from peer.errors import NobodyMet, RunNotFound
 from peer.joining.link import FoundRun, Link
+from peer.joining.visit import RunStatus, Silent
 from peer.rules.ending import Ending
 from peer.run_file.presets import preset
 from peer.run_file.reading import parse
 from peer.run_file.sections import SIZES, End, GptModel, MuonInner, RunFile
 from peer.storage.checkpoint import CheckpointFolder
-from peer.storage.earlier import look_at_checkpoints
+from peer.storage.earlier import look_at_files
 from peer.storage.home import OUTER, default_directory, occupied
 from peer.storage.last_seen import LastSeen, State, save_last_seen, save_state
 from peer.storage.outer_state import save_outer
@@ -97,13 +100,11 @@ def test_a_new_run_file_names_the_newest_commit_of_its_dataset(
     code, text, _ = said(["run", "new", "--size", "124m", "--data", "a/b"], capsys)
     assert code == 0 and parse(text) == preset("124m", f"a/b@{COMMIT}")
 
-    def unreachable(*_: object) -> None:
-        raise OSError("no route to the hub")
-
-    monkeypatch.setattr(hub.HfApi, "dataset_info", unreachable)
+    monkeypatch.undo()
+    monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:1")  # nothing listens there
     code, text, errors = said(["run", "new", "--size", "124m", "--data", "a/b"], capsys)
-    assert (code != 0, text) == (True, "")
-    assert "no route to the hub; name it as a/b@COMMIT" in errors
+    assert (code, text) == (2, "")
+    assert "refused; name it as a/b@COMMIT" in errors
 
 
 @pytest.mark.parametrize(
@@ -245,8 +246,9 @@ def test_damaged_checkpoints_are_told_before_anything_starts(
     path.write_text('name = "new"\n', encoding="utf-8")
     saved = [save_checkpoint(folder, run) for _ in range(2)]
     (folder / "in_use").touch()
+    Identity.load_or_create(folder / "identity.key")
     (saved[1] / "tensors.safetensors").write_bytes(b"x")
-    found = look_at_checkpoints(folder)
+    found = look_at_files(folder)
     assert not found.lost
     assert found.told == (
         f"checkpoint {saved[1]} is damaged: tensors.safetensors has the wrong size; "
@@ -257,10 +259,33 @@ def test_damaged_checkpoints_are_told_before_anything_starts(
     assert (code, output) == (4, "")
     assert "no checkpoint in" in errors
     assert "the run begins again with its first weights" in errors
+    assert "with --yes it goes on" in errors
     # What an agent has set aside is lost all the same.
     for each in saved:
         CheckpointFolder(folder / OUTER).set_aside(each)
-    assert look_at_checkpoints(folder).lost
+    assert look_at_files(folder).lost
+
+
+def test_a_lost_key_is_told_of_since_it_makes_another_peer(tmp_path: Path) -> None:
+    """It was replaced without a word, and what was known of the peer was that of a stranger."""
+    assert look_at_files(tmp_path / "new").told == ()
+    save_checkpoint(tmp_path, RunFile(name="new"))
+    (told,) = look_at_files(tmp_path).told
+    assert "has no identity.key, so this peer gets a new one" in told
+    Identity.load_or_create(tmp_path / "identity.key")
+    assert look_at_files(tmp_path).told == ()
+
+
+def test_a_folder_in_use_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, folder = tmp_path / "new.toml", tmp_path / "peer"
+    path.write_text('name = "new"\n', encoding="utf-8")
+    run = parse(path.read_text())
+    monkeypatch.setattr("peer.cli.training.look_at", None)
+    with occupied(folder, run, "learner"):
+        code, output, errors = said(["start", str(path), "--directory", str(folder)], capsys)
+    assert (code, output) == (2, "") and "is in use by another peer" in errors
 
 
 def test_a_run_with_a_custom_model_is_kept_once_its_peers_or_a_checkpoint_describe_the_model(
@@ -422,6 +447,10 @@ def test_bandwidth_shows_which_methods_a_link_can_carry(capsys: pytest.CaptureFi
         ["simulate", "bandwidth", "--step", "-1s"],
         ["simulate", "bandwidth", "--params", "0"],
         ["simulate", "goodput", "--learners", "3", "--mtbf", "soon"],
+        ["simulate", "goodput", "--learners", "0"],
+        ["simulate", "goodput", "--mtbf", "9h"],
+        ["simulate", "swarm", sys.executable],
+        ["simulate", "quality", "--learners", "4,1"],
         ["chaos", "goodput", "--only", "rigid"],
     ],
 )
@@ -568,6 +597,28 @@ def test_a_run_that_has_ended_says_so_to_those_who_join_and_those_who_ask(
     file = str(tmp_path / "old.toml")
     assert said(["status", file], capsys) == (0, sentence.replace(LINK, file), "")
     assert began == []
+
+
+@pytest.mark.parametrize("command", ["status", "credit"])
+def test_a_run_of_which_no_peer_answers_was_not_reached(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended with 0, and a script took that for a run that is well."""
+    silent = {PEER: Silent("boris", "learner", 0.25, "connection refused")}
+
+    class OfTheDead:
+        async def look(self, *, timeout_s: float) -> RunStatus:
+            return RunStatus(OLD.run_id, (), silent)
+
+    @asynccontextmanager
+    async def visit(*arguments: object, **settings: object) -> AsyncIterator[OfTheDead]:
+        yield OfTheDead()
+
+    monkeypatch.setattr("peer.joining.visit.visit", visit)
+    code, output, errors = said([command, LINK], capsys)
+    assert code == 3
+    assert "1 peer found (boris), and none answered" in errors and errors.count("\n") == 1
+    assert command == "credit" or "boris: no answer: connection refused" in output
 
 
 def test_the_model_of_a_run_that_has_ended_is_where_this_machine_has_it(

@@ -16,7 +16,7 @@ import pytest
 from peer import cli
 from peer.cli.using import harmless
 from peer.model.use.tasks import tokenizer_with_end
-from peer.run_file.sections import TextData
+from peer.run_file.sections import FilesData, FileSource, TextData
 from tests.peer.model.export.exported_run import RUN, save_run
 
 TEXTS = msgspec.structs.replace(
@@ -79,6 +79,23 @@ def test_a_run_and_its_export_say_the_same(
     assert (ours["prompt"], ours["seed"]) == ("Once", 3)
     assert 0 < ours["tokens"] <= 40 and ours["tokens_per_s"] > 0
     assert ours["text"] == theirs["text"]
+
+
+def test_an_export_is_asked_in_the_form_of_the_training_like_its_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only chats have a chat template: what was trained on completions answered nonsense."""
+    pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    sources = [FileSource(files=["*.jsonl"])]
+    template = {"prompt": "# {content}\n", "answer": "{content}"}
+    data = FilesData(form="completion", template=template, sequence_length=32, sources=sources)
+    save_run(tmp_path / "peer", msgspec.structs.replace(RUN, data=data))
+    out = str(tmp_path / "out")
+    assert cli.run(["export", str(tmp_path / "peer"), out, "--to", "hf"]) == 0
+    ours = record(["say", str(tmp_path / "peer"), "Once", *SAMPLING], capsys)
+    theirs = record(["say", out, "Once", *SAMPLING], capsys)
+    plain = record(["say", out, "Once", "--no-chat", *SAMPLING], capsys)
+    assert ours["text"] == theirs["text"] != plain["text"]
 
 
 def test_lines_are_continued_until_an_empty_one(

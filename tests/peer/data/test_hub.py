@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
 from dht.identity import PeerId
-from peer.data.hub import check_files, checked_commit, tokenize_with
+from peer.data.base_models import BaseUnavailable
+from peer.data.hub import Streamed, check_files, checked_commit, commit_of, tokenize_with
+from peer.data.published import published
 from peer.data.sources import open_data
 from peer.errors import DataUnavailable, ExtraMissing
+from peer.publishing.hub import NotPushed, push
 from peer.run_file.sections import (
     HfData,
     RunFile,
@@ -29,6 +34,57 @@ def test_a_missing_extra_is_one_line_that_names_it(monkeypatch: pytest.MonkeyPat
             cache_dir=Path("unused"),
             data_dir=Path("unused"),
         )
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub at whose address nothing listens."""
+    hub = pytest.importorskip("huggingface_hub", reason="the extra 'hf' is not installed")
+    pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
+    monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr(hub, "create_repo", hub.HfApi().create_repo)  # made with the endpoint
+    monkeypatch.setenv("HF_TOKEN", "hf_none")
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_a_hub_that_cannot_be_reached_is_told_in_one_line(tmp_path: Path) -> None:
+    """Its HTTP library has errors of its own, which ended `shoal run new` in a traceback."""
+    with pytest.raises(DataUnavailable, match="the commit of a/b is not known: "):
+        commit_of("a/b")
+    with pytest.raises(BaseUnavailable, match="refused"):
+        published("a/b", cache_dir=tmp_path)
+    with pytest.raises(NotPushed, match="refused"):
+        push(tmp_path, "a/b", message="an export")
+    with pytest.raises(DataUnavailable, match=r"a/b: .*refused"):
+        open_data(
+            RunFile(data=HfData(dataset="a/b")),
+            peer_id=ANNA,
+            cache_dir=tmp_path,
+            data_dir=tmp_path,
+        )
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_documents_that_cannot_be_read_any_more_are_an_error_of_the_data() -> None:
+    import huggingface_hub
+
+    class EndsEarly:
+        num_shards = 1
+
+        def shard(self, num_shards: int, index: int) -> EndsEarly:
+            return self
+
+        def skip(self, n: int) -> EndsEarly:
+            return self
+
+        def __iter__(self) -> Iterator[Mapping[str, Any]]:
+            yield {"text": "a"}
+            huggingface_hub.HfApi().dataset_info("a/b")
+
+    rows = iter(Streamed(EndsEarly()).shard(1, 0))
+    assert next(rows) == {"text": "a"}
+    with pytest.raises(DataUnavailable, match="refused"):
+        next(rows)
 
 
 @pytest.mark.parametrize("name", ["dataset", "tokenizer"])

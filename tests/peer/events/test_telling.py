@@ -47,6 +47,11 @@ def test_an_event_has_a_sentence_for_the_screen(fields: Event, says: str) -> Non
     assert says in (on_screen(fields) or "")
 
 
+def test_a_peer_of_another_run_is_not_on_the_screen() -> None:
+    """Each peer of each run that meets at the same bootstrap peer was a line of 200 characters."""
+    assert not on_screen({"event": "other_run", "text": "boris takes part in run 1, not in run 2"})
+
+
 def test_an_event_for_programs_only_is_not_on_the_screen() -> None:
     assert on_screen({"event": "adopted", "fragment": 0, "version": 1}) is None
 

@@ -20,7 +20,7 @@ from dht.membership.reachability import in_words
 from dht.memory.host import EPOCH, identity_of
 from peer import status
 from peer.credit.contributors import contributors
-from peer.errors import NotAdmitted
+from peer.errors import NobodyMet, NotAdmitted
 from peer.joining.fetch import SeedFailures
 from peer.joining.link import Link
 from peer.joining.visit import (
@@ -221,6 +221,24 @@ def test_a_visitor_that_one_peer_answers_is_not_refused() -> None:
     silent = {BORIS: Silent("boris", "learner", 0.25, NO_INVITE, refuses=True)}
     RunStatus("ab" * 32, (a_status(name="anna"),), silent).check_admitted()
     RunStatus("ab" * 32, (), {BORIS: Silent("boris", "learner", 0.25, "no")}).check_admitted()
+
+
+def test_peers_that_are_found_and_do_not_answer_are_a_run_that_was_not_reached() -> None:
+    """`shoal status` listed them, said "0 tokens merged", and ended as if all were well."""
+    boris = {BORIS: Silent("boris", "learner", 0.25, "connection refused")}
+    with pytest.raises(NobodyMet) as unmet:
+        RunStatus("ab" * 32, (), boris).check_answered()
+    assert unmet.value.exit_code == 3
+    assert "1 peer found (boris), and none answered" in str(unmet.value)
+    RunStatus("ab" * 32, (a_status(name="anna"),), boris).check_answered()
+    RunStatus("ab" * 32, (), {}).check_answered()
+
+
+def test_a_reason_names_the_peer_that_it_is_of() -> None:
+    """`shoal export` said "nothing answers at its address", and not whose."""
+    gone = Silent("", "learner", 0.25, "nothing answers at its address")
+    seen = RunStatus("ab" * 32, (), {BORIS: Silent("boris", "keeper", None, "no"), CLARA: gone})
+    assert seen.reasons == f"{CLARA}: nothing answers at its address; boris: no"
 
 
 def test_a_peer_that_comes_into_sight_late_is_asked_since_others_count_it() -> None:

@@ -103,7 +103,20 @@ def test_a_lost_progress_file_does_not_make_processed_less_than_merged() -> None
     ledger.process(100)
     ledger.observe(0, merged_tokens=90, settled_tokens=90)
     ledger.begin(earlier_tokens=0, clean=False)
-    assert ledger.fate(0) == Fate(90, 90, 0, {})
+    assert ledger.fate(0) == Fate(100, 90, 0, {CRASH: 10})
+
+
+def test_what_was_merged_after_the_checkpoint_of_a_lost_progress_file_is_recalled() -> None:
+    """It counted as merged twice: a peer had 42 k tokens trained, and 51 k of them merged."""
+    ledger = begun()
+    ledger.process(100)
+    ledger.observe(0, merged_tokens=90, settled_tokens=90)
+    ledger.begin(earlier_tokens=0, clean=False)
+    ledger.process(20)
+    ledger.observe(0, merged_tokens=150, settled_tokens=0)
+    assert ledger.fate(0) == Fate(170, 150, 20, {})
+    ledger.observe(0, merged_tokens=180, settled_tokens=20)
+    assert ledger.fate(0).excess == 10  # later states do not explain themselves
 
 
 def test_the_total_is_weighted_by_size() -> None:

@@ -10,6 +10,7 @@ import torch
 from averaging.numbers.codec import Scratch
 from averaging.numbers.codecs import codec_named
 from peer.model.recipes import build_model, build_optimizer, next_token_loss
+from peer.quantities import count_text
 from peer.run_file.merging import Outer
 from peer.run_file.presets import preset
 from peer.run_file.sections import AdamwInner, GptModel, Inner, MuonInner, RunFile, SgdInner
@@ -32,6 +33,14 @@ def test_a_cycle_has_the_bytes_of_two_encodings_of_every_fragment(codec: str) ->
     needs = needs_of(run)
     assert needs.cycle_bytes == 2 * encoded
     assert needs.parameters == sum(p.numel() for p in build_model(run).parameters())
+
+
+def test_the_size_of_a_small_model_is_not_rounded_to_nothing() -> None:
+    """Adapters of 10,240 parameters were "0.0 M parameters"."""
+    run = RunFile(model=SMALL, outer=Outer(fragments=1))
+    needs = needs_of(run)
+    assert needs.parameters < 1000 * 1000
+    assert needs.lines[0] == f"Model    {count_text(needs.parameters)} parameters in 1 fragment"
 
 
 def test_fragments_of_embeddings_are_counted_in_their_own_encodings() -> None:

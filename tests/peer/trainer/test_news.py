@@ -52,3 +52,17 @@ def test_tokens_fall_where_the_owner_of_the_run_takes_it_back() -> None:
     assert hear(30, 7) == 40, "as on a lighter side of a fork"
     assert hear(50, 7) == 50
     assert hear(20, 9) == 20
+
+
+def test_a_trainer_beside_keepers_only_is_alone() -> None:
+    """It was told that it exchanges nothing, and that its next merge was due, for ten minutes."""
+    news = News()
+
+    def hear(peers: int, *, others_train: bool) -> bool:
+        news.hear(msgspec.structs.replace(NO_FACTS, peers=peers, others_train=others_train))
+        return news.is_alone
+
+    assert news.is_alone
+    assert hear(3, others_train=False)
+    assert not hear(3, others_train=True)
+    assert hear(1, others_train=True), "as an agent of an earlier release says"
