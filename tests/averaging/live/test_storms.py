@@ -14,7 +14,7 @@ from dht.memory.virtual_loop import run
 from tests.averaging.live.stormy import LiveSwarm, weather_out
 from tests.averaging.simulated.swarm import Storm, cause_storm
 
-SEEDS = 50
+SEEDS = 100
 CHUNK = 10
 SOAK_SEEDS = 10_000
 
