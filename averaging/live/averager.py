@@ -28,7 +28,7 @@ from averaging.live.fragment import FragmentWork
 from averaging.live.learner_port import LearnerPort
 from averaging.live.services import Services
 from averaging.live.settings import AveragerSettings, Participant, RunTerms, Surroundings, topic_of
-from averaging.live.state_files import StateFiles
+from averaging.live.state_files import TEND_EVERY_S, StateFiles
 from averaging.messages import BadMessage, Head, Link, Signatures
 from averaging.round import inputs
 from averaging.round.effects import refusal
@@ -212,8 +212,9 @@ class Averager(Services):
                 tasks.create_task(self._watch_learner(), name="watch learner")
                 tasks.create_task(self._look_after_links(), name="look after links")
                 tasks.create_task(self.audits.spread_for_ever(), name="spread proofs")
-                if self.around.state_files is not None:
-                    tasks.create_task(self._tend(self.around.state_files), name="tend state files")
+                if (files := self.around.state_files) is not None:
+                    tasks.create_task(self._tend(files), name="tend state files")
+                    tasks.create_task(self._put_away(files), name="put states away")
                 self.set_timer()
                 try:
                     await asyncio.Event().wait()
@@ -231,11 +232,16 @@ class Averager(Services):
         refused: str | None = None
         while True:
             await files.tend()
-            for work in self._works:
-                await work.put_away(files)
             if files.refusal is not None and refused is None:
                 self.event("state_in_memory", reason=files.refusal)
             refused = files.refusal
+
+    async def _put_away(self, files: StateFiles) -> None:
+        """Move states to their files. A slow disk may take its time; pages are let go meanwhile."""
+        while True:
+            await asyncio.sleep(TEND_EVERY_S)
+            for work in self._works:
+                await work.put_away(files)
 
     def offer_before_leaving(self) -> int:
         """Offer the learner's work now, as this peer leaves: to be called until nothing is left.
