@@ -193,6 +193,20 @@ def test_each_expected_error_has_its_code(
         assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["ps", "simulate bandwidth"])
+def test_ctrl_c_is_told_and_not_only_an_exit_code(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Typer made an exit code of it inside a command, and the terminal showed nothing."""
+
+    def interrupt(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("peer.storage.home.running_peers", interrupt)
+    monkeypatch.setattr("peer.lab.simulate.paper.bandwidth.needs", interrupt)
+    assert complaint(command.split(), capsys) == (130, "shoal: interrupted\n")
+
+
 def test_a_demo_that_could_not_draw_its_plot_does_not_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
