@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -122,6 +124,23 @@ def report_if_slow(doing: str, *, after_s: float = 5.0) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def say(text: str) -> None:
+    """Print a line of a peer that goes on, at once.
+
+    Where the reader of a pipe has ended, that is a closed terminal: the peer is asked to leave,
+    unless ``nohup`` has told it not to mind, and what it prints then is dropped.
+    """
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        out, err = sys.stdout.fileno(), sys.stderr.fileno()
+        if os.path.samestat(os.fstat(out), os.fstat(err)):
+            os.dup2(nowhere, err)
+        os.dup2(nowhere, out)
+        signal.raise_signal(signal.SIGHUP)
 
 
 def complain(text: str) -> None:

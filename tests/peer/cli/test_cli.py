@@ -245,6 +245,33 @@ def test_a_closed_pipe_causes_no_traceback() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("both", [False, True], ids=["stdout", "stdout and stderr"])
+def test_a_peer_whose_output_nobody_reads_any_more_is_asked_to_leave(both: bool) -> None:
+    """`shoal join LINK | head` ended at once, and left its work behind."""
+    peer = """
+import signal, sys
+from peer.cli.application import complain, say
+asked = []
+signal.signal(signal.SIGHUP, lambda *_: asked.append(1))
+sys.stdin.read()
+for _ in range(3):
+    say("a round")
+complain("still here")
+sys.exit(len(asked))
+"""
+    errors = subprocess.STDOUT if both else subprocess.PIPE
+    command = [sys.executable, "-c", peer]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdin is not None
+        process.stdout.close()
+        process.stdin.close()
+        if process.stderr is not None:
+            assert process.stderr.read() == "shoal: still here\n"
+        assert process.wait(timeout=60) == 1
+
+
 @pytest.mark.parametrize(
     ("environment", "desktop"),
     [({}, False), ({"DISPLAY": ":0"}, True), ({"WAYLAND_DISPLAY": "wayland-0"}, True)],
