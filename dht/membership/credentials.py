@@ -220,7 +220,10 @@ def read_credential(
     if not verify(signer, _signed_bytes(invite, run), invite.signature):
         return Refused(f"the invite is not signed by {signer} for this run")
     if not verify(invite.id, _of_peer(peer, run), credential.signature):
-        return Refused(f"the credential is not that of peer {peer} in this run")
+        return Refused(
+            f"the credential is not that of peer {peer} in this run; whoever has lost the key that "
+            "it was made for joins again with the link of an invite"
+        )
     return credential
 
 

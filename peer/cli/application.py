@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Option
+from typer.core import TyperGroup
 
 from dht.errors import AddressError, DhtError, KeyFileError
-from peer.errors import PeerError
+from peer.errors import INTERRUPTED, PeerError
 
 Json = Annotated[bool, Option("--json", help="Print one JSON object.")]
 JsonLines = Annotated[bool, Option("--json", help="Print one JSON object per line.")]
@@ -45,14 +48,33 @@ Plain = Annotated[bool, Option("--plain", help="Print one line per event instead
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_REFUSED = 4
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = INTERRUPTED
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 LOG_DATE_FORMAT = "%Y-%m-%dT%H:%M:%S%z"
 LOG_MAX_BYTES = 1 << 20
 
+
+class Interrupted(PeerError):
+    """Ctrl-C or SIGTERM has ended a command."""
+
+    exit_code = INTERRUPTED
+    message = "interrupted"
+
+
+class Commands(TyperGroup):
+    """The commands. Typer would make an exit code of ``KeyboardInterrupt``, and say nothing."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
+
+
 app = typer.Typer(
     name="shoal",
+    cls=Commands,
     help="Train one model on many machines that join and leave at any time.",
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -103,6 +125,23 @@ def report_if_slow(doing: str, *, after_s: float = 5.0) -> Iterator[None]:
         timer.cancel()
 
 
+def say(text: str) -> None:
+    """Print a line of a peer that goes on, at once.
+
+    Where the reader of a pipe has ended, that is a closed terminal: the peer is asked to leave,
+    unless ``nohup`` has told it not to mind, and what it prints then is dropped.
+    """
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        out, err = sys.stdout.fileno(), sys.stderr.fileno()
+        if os.path.samestat(os.fstat(out), os.fstat(err)):
+            os.dup2(nowhere, err)
+        os.dup2(nowhere, out)
+        signal.raise_signal(signal.SIGHUP)
+
+
 def complain(text: str) -> None:
     from peer.events.names import printable  # an error may quote what a stranger said
 
@@ -146,6 +185,6 @@ def reported(work: Callable[[], object]) -> int:
         complain(f"{error.filename or 'a file'}: {error.strerror}; {_DISK[error.errno]}")
         return EXIT_USAGE
     except (KeyboardInterrupt, typer.Abort):
-        complain("interrupted")
+        complain(str(Interrupted()))
         return EXIT_INTERRUPTED
     return code if isinstance(code, int) else 0

@@ -55,9 +55,9 @@ def find_known_run(where: str, directory: Path | None = None) -> FoundRun:
 def link_of(where: str) -> Link:
     """The link of a run; from its file or address, with the seeds that stand in it and those of
     this user's peers."""
-    from peer.joining.link import Link, parse_link
+    from peer.joining.link import SCHEME, Link, parse_link
 
-    if not (Path(where).is_file() or where.strip().lower().startswith("https://")):
+    if where.strip().lower().startswith(SCHEME):
         return parse_link(where)
     found = find_known_run(where)
     return Link(found.run.run_id, with_own_peers(found.run.run_id, found.seeds))

@@ -15,7 +15,15 @@ from multiaddr import Multiaddr
 from typer import Argument, Option
 
 from dht.identity import Identity
-from peer.cli.application import JsonLines, RelayBulk, RunPageAt, complain, log_to, start_logging
+from peer.cli.application import (
+    JsonLines,
+    RelayBulk,
+    RunPageAt,
+    complain,
+    log_to,
+    say,
+    start_logging,
+)
 from peer.cli.finding import find_patiently
 from peer.cli.learner_options import (
     Announce,
@@ -136,7 +144,7 @@ def keep(
         record = {**fields, "event": event}
         text = json.dumps(record, default=str) if as_json else sentence(record)
         if text:
-            print(text, flush=True)
+            say(text)
 
     with occupied(where, found.run, "keeper"):
         if relay_bulk is not None:

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peer.cli.application import EXIT_INTERRUPTED, complain, reported, start_logging
+from peer.cli.application import EXIT_INTERRUPTED, complain, reported, say, start_logging
 from peer.cli.learner_options import Options
 from peer.run_file.sections import RunFile
 from peer.storage.home import data_home, default_directory
@@ -216,9 +216,6 @@ def _watched(
 
 def _reporter(options: Options) -> Reporter:
     from peer.views.watch import JsonReporter, PlainReporter, ScreenReporter
-
-    def say(text: str) -> None:
-        print(text, flush=True)
 
     if options.as_json:
         return JsonReporter(say)

@@ -80,7 +80,8 @@ class Names:
                 if peer.startswith(wanted) or peer.endswith(wanted) or name.startswith(wanted)
             ]
         if len(fits) != 1:
-            raise NothingFound(f"exactly one peer {wanted}", self.all())
+            one_of = f"a single peer {wanted}" if fits else f"peer {wanted}"
+            raise NothingFound(one_of, self.all())
         return fits[0]
 
     def all(self) -> list[str]:

@@ -28,6 +28,12 @@ NAMES_MAX = 10
 """Number of names that an error lists."""
 
 
+_NOTHING_FITS = (
+    "none of its names is one of the model's (what `shoal export --to hf` writes of a built-in "
+    "model has those of transformers: export without --to)"
+)
+
+
 class WeightsUnfit(PathError):
     """A file of weights is missing, is damaged, or belongs to another model."""
 
@@ -92,7 +98,8 @@ def load_weights(model: torch.nn.Module, path: str | Path, *, strict: bool = Tru
         # Buffers do not require gradients either.
         needed = [name for name in missing if wanted[name].requires_grad]
     if not found or (strict and (needed or superfluous)):
-        raise WeightsUnfit(str(path), _differences(needed or missing, superfluous))
+        reason = _differences(needed or missing, superfluous)
+        raise WeightsUnfit(str(path), reason if found else f"{_NOTHING_FITS}: {reason}")
     try:
         for name, (there, file) in found.items():
             with safe_open(file, "pt") as opened:

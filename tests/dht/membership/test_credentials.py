@@ -78,7 +78,9 @@ def test_the_largest_credential_and_directive_fit_their_limits() -> None:
 
 
 def test_a_credential_of_another_peer_is_refused() -> None:
-    assert "not that of peer" in reason(credential(BORIS.peer_id))
+    told = reason(credential(BORIS.peer_id))
+    assert "not that of peer" in told
+    assert "joins again with the link of an invite" in told
 
 
 def test_a_credential_for_another_run_is_refused() -> None:

@@ -193,6 +193,20 @@ def test_each_expected_error_has_its_code(
         assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["ps", "simulate bandwidth"])
+def test_ctrl_c_is_told_and_not_only_an_exit_code(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Typer made an exit code of it inside a command, and the terminal showed nothing."""
+
+    def interrupt(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("peer.storage.home.running_peers", interrupt)
+    monkeypatch.setattr("peer.lab.simulate.paper.bandwidth.needs", interrupt)
+    assert complaint(command.split(), capsys) == (130, "shoal: interrupted\n")
+
+
 def test_a_demo_that_could_not_draw_its_plot_does_not_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +243,33 @@ def test_a_closed_pipe_causes_no_traceback() -> None:
         ["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["stdout", "stdout and stderr"])
+def test_a_peer_whose_output_nobody_reads_any_more_is_asked_to_leave(both: bool) -> None:
+    """`shoal join LINK | head` ended at once, and left its work behind."""
+    peer = """
+import signal, sys
+from peer.cli.application import complain, say
+asked = []
+signal.signal(signal.SIGHUP, lambda *_: asked.append(1))
+sys.stdin.read()
+for _ in range(3):
+    say("a round")
+complain("still here")
+sys.exit(len(asked))
+"""
+    errors = subprocess.STDOUT if both else subprocess.PIPE
+    command = [sys.executable, "-c", peer]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdin is not None
+        process.stdout.close()
+        process.stdin.close()
+        if process.stderr is not None:
+            assert process.stderr.read() == "shoal: still here\n"
+        assert process.wait(timeout=60) == 1
 
 
 @pytest.mark.parametrize(

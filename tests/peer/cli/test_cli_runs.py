@@ -359,7 +359,8 @@ def test_starting_and_joining_take_the_same_options() -> None:
         (["start", "shoal://" + "0" * 64], 2, "shoal join LINK"),
         (["join", "shoal://nonsense"], 2, "a run id has 64 hex digits"),
         (["join", "http://example.org/run.toml"], 3, "use https"),
-        (["status", "not-a-link"], 2, "is not a run link"),
+        (["status", "not-a-link"], 2, "no run file at not-a-link: No such file"),
+        (["status", "shoal://nonsense"], 2, "is not a run link"),
         (["join", "shoal://" + "0" * 64], 3, "no seed"),
         (["status", "shoal://" + "0" * 64], 3, "no seed"),
         (

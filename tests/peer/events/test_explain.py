@@ -213,7 +213,7 @@ def test_a_round_or_peer_that_is_in_no_log_is_an_error_of_one_line(
 ) -> None:
     anna = tell(ANNA, "anna", (1.0, "alone", {"fragment": 0}))
     assert cli.run(["explain", str(anna), *wanted]) == 2
-    assert "these logs" in capsys.readouterr().err
+    assert f"nothing about {wanted[0][2:]} {wanted[1]} in these logs" in capsys.readouterr().err
     assert cli.run(["explain", str(anna / "nothing")]) == 2
     assert "no event log" in capsys.readouterr().err
     (anna.parent / "run.toml").write_text("name = 'x'")

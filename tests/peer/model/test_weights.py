@@ -117,6 +117,20 @@ def test_an_invalid_file_is_reported_in_one_line(tmp_path: Path, content: bytes 
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_with_other_names_only_is_taken_for_an_export_to_transformers(
+    tmp_path: Path,
+) -> None:
+    """`shoal start --weights` listed twenty names on either side, and not what to do."""
+    path = tmp_path / "m.safetensors"
+    save_weights(nn.Sequential(nn.Linear(3, 2)), path)
+    with pytest.raises(WeightsUnfit, match="export without --to"):
+        load_weights(nn.Linear(3, 2), path)
+    save_weights(nn.Linear(3, 2, bias=False), path)
+    with pytest.raises(WeightsUnfit) as caught:
+        load_weights(nn.Linear(3, 2), path)
+    assert "export without --to" not in str(caught.value)
+
+
 def test_an_index_cannot_refer_to_files_elsewhere(tmp_path: Path) -> None:
     save_weights(nn.Linear(3, 2), tmp_path / "secret.safetensors")
     inside = tmp_path / "inside"
