@@ -278,7 +278,7 @@ class Neighbourhood:
         return (*(peer for peer in self.failed if peer not in self.passed_over), *self.passed_over)
 
     def knows(self, peer: PeerId) -> bool:
-        """True if this is a peer of the run, as far as this one sees: what it says may count."""
+        """True if this is a peer of the run, as far as this one sees: its messages may count."""
         return peer == self._id.me or peer in self.view
 
     def electorate(self, now: float) -> frozenset[PeerId]:
