@@ -176,7 +176,7 @@ class CatchingUp:
         self._asked_at = -math.inf
         """When other peers were last asked where they stand."""
         self._uncertified_since: float | None = None
-        """When a head ahead of this peer's standing was first shown that is not certified."""
+        """When an uncertified head ahead of this peer's standing was first shown."""
         self._apart_since: float | None = None
         """When a side of comparable weight was first met, ..."""
         self._parted = -1

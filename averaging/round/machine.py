@@ -240,7 +240,7 @@ class FragmentRounds:
             identity, self.peers, self.pace, self.certificates, lambda: self._next_version
         )
         self.measured: Measured | None = None
-        """How far this peer was from its group at its last meld."""
+        """Distance of this peer from its group at its last meld."""
         self.fresh_version = version
         """The version at which the pending work began."""
         self.fresh_at = now

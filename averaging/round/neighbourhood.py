@@ -242,7 +242,7 @@ class Neighbourhood:
     def has_several_groups(self, now: float) -> bool:
         """True if more peers train than one group holds, as far as this peer sees."""
         if self.crowd is None and len(self.view) < self.group_size:
-            return False  # whoever of them is live
+            return False  # whichever of them are live
         return len(self.trainers(now)) > self.group_size
 
     def epoch(self, version: int, now: float) -> int:

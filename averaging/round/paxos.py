@@ -266,7 +266,7 @@ class Coordinator:
         return slice_index < len(self.reducers) and self.reducers[slice_index] == peer
 
     def _take_report(self, peer: PeerId, slice_index: int, complete: tuple[int, ...]) -> None:
-        """Take the word of a slice's reducer, and of nobody else, about members that there are."""
+        """Take the word of a slice's reducer, and of nobody else, about members of the round."""
         if self._reduces(peer, slice_index):
             members = len(self.commit.members)
             self.complete[slice_index] = {index for index in complete if index < members}

@@ -399,7 +399,7 @@ class Wires(Generic[AnyGate]):
         self.network.transfer(at.name, to, self.bulk(part.size_bytes) + 100, deliver, broke)
 
     def bulk(self, size_bytes: int) -> int:
-        """Bytes that travel for so many bytes of merged data."""
+        """Bytes on the wire for this many bytes of merged data."""
         return int(self.bulk_factor * size_bytes)
 
     def streams_to(self, dead: PeerId) -> None:
