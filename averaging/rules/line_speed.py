@@ -2,7 +2,7 @@
 
 Nothing is sent to find out. Downloads are timed from the header, or the grant, to the last byte.
 Uploads are timed from the first byte to the word that all is there, or of an answer to its ACK,
-because what the kernel takes at once says nothing about the line. A transfer is as slow as the
+because bytes that the kernel takes at once say nothing about the line. A transfer is as slow as the
 slower of its two ends, or as its source, so its rate is a lower bound. Transfers at the same time
 share the line, so a transfer's rate is that of all bytes which the line carried meanwhile,
 including those that are no measurement by themselves: small slices, and fetches of others. One of

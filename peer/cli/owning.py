@@ -36,7 +36,7 @@ def invite(
         Option(help="A learner trains; a keeper only holds the state and serves it."),
     ] = "learner",
     days: Annotated[
-        int, Option(help="Days until the invite, and what it admits, ends.", min=1, max=3650)
+        int, Option(help="Days until the invite, and all that it admits, ends.", min=1, max=3650)
     ] = 30,
     key: KeyFile = None,
     delegation: DelegationText = None,
