@@ -281,7 +281,7 @@ class Join(_Message, frozen=True):
     newer: Annotated[tuple[tuple[Protocol, Signature], ...], Meta(max_length=2)] = ()
     """The same for newer protocol numbers. A commit is of a number that all members have signed."""
     leaves: bool = False
-    """The member is about to leave: what is not merged now is lost with it."""
+    """The member is about to leave: work that is not merged now is lost with it."""
 
     def __post_init__(self) -> None:
         check_incarnation(self.incarnation)
@@ -423,7 +423,7 @@ class Finished(_Message, frozen=True):
 
 
 class Void(_Message, frozen=True):
-    """The round is decided to make no version; what was offered is pending again."""
+    """It is decided that the round makes no version; offered work is pending again."""
 
     round: Digest
     reason: Reason
@@ -475,7 +475,8 @@ class Prepare(_Message, frozen=True):
 
 
 class Promise(_Message, frozen=True):
-    """Acceptor to coordinator: no lower ballot will be accepted; this is what was."""
+    """Acceptor to coordinator: no lower ballot will be accepted; the last accepted seal is
+    named."""
 
     round: Digest
     ballot: Ballot
@@ -515,7 +516,7 @@ class Accepted(_Message, frozen=True):
 
 
 class Sealed(_Message, frozen=True):
-    """A majority accepted this seal. Final. Whoever passes it on shows the votes."""
+    """A majority accepted this seal. Final. A peer that passes it on shows the votes."""
 
     round: Digest
     ballot: Ballot
@@ -553,8 +554,8 @@ class Bits(_Message, frozen=True):
 
 
 class Accused(_Message, frozen=True):
-    """Notice that the sender has a proof against a peer, by which it has banned it. Whoever has not
-    asks for it (``averaging.live.auditing``). The fragment means nothing."""
+    """Notice that the sender has a proof against a peer, by which it has banned it. A peer that
+    lacks the proof asks for it (``averaging.live.auditing``). The fragment means nothing."""
 
     proof: Digest
     peer: Peer
@@ -567,8 +568,8 @@ class Directed(_Message, frozen=True):
 
 
 class Suspected(_Message, frozen=True):
-    """Notice that the sender's spot checks of a peer have failed. It proves nothing: whoever checks
-    contributions, too, looks at that peer's next. The fragment means nothing."""
+    """Notice that the sender's spot checks of a peer have failed. It proves nothing: a peer that
+    checks contributions, too, looks at that peer's next. The fragment means nothing."""
 
     peer: Peer
 
@@ -715,7 +716,8 @@ def claim_in(commit: Commit, entry: Entry) -> bytes:
 def _claim(
     number: int, about: tuple[bytes, int, PeerId], said: Join | Entry, lineage: bytes, tokens: int
 ) -> bytes:
-    # Who signs it for a number agrees to a round whose commit, votes and claims are of that form.
+    # A member that signs it for a number agrees to a round whose commit, votes and claims are of
+    # that form.
     started = said.base_version, said.staleness, said.mark, said.steps, tokens
     means = said.batch_tokens_max, said.bytes_per_s, said.reachable, said.site, said.level
     claim = (*about, said.incarnation, said.join, lineage, *started, *means)
@@ -742,7 +744,7 @@ def vow(round_id: bytes) -> bytes:
 
 
 def link_claim(topic: bytes, fragment: int, link: Link) -> bytes:
-    """Return what a peer signs that stands on this version of a fragment."""
+    """Return what a peer that stands on this version of a fragment signs."""
     said = (topic, fragment, link.version, link.lineage, link.tokens)
     return b"shoal link 1 " + _encoder.encode(said)
 
@@ -750,7 +752,7 @@ def link_claim(topic: bytes, fragment: int, link: Link) -> bytes:
 @lru_cache(maxsize=1 << 14)
 def short_name(peer: PeerId) -> bytes:
     """Return the first bytes of the hash of a peer's name. Nobody can make a name that has those
-    of another peer; who has two names of its own that are alike only hides one of them."""
+    of another peer; a peer with two names of its own that are alike only hides one of them."""
     return blake3.blake3(peer.encode()).digest(length=8)
 
 

@@ -15,7 +15,7 @@ ANSWERS_SHOWN = 3
 
 @dataclass_transform(eq_default=False)
 class ExpectedError(Exception):
-    """Base class of errors that are no bugs: what a caller reads of them are fields.
+    """Base class of errors that are no bugs: callers read their fields, not their text.
 
     A subclass declares its fields as a dataclass does, and is made a dataclass. The fields are its
     ``args``, so that it survives pickling.

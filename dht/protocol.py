@@ -47,7 +47,7 @@ def text(spoken: Range) -> str:
 def advice(theirs: Range, ours: Range = SPOKEN) -> str:
     """The rest of a refusal of a side with which we have no number in common: who has to upgrade.
 
-    "They" are the other side, of which the sentence has said who it is.
+    "They" are the other side, which the sentence has named.
     """
     if theirs[0] > ours[1]:
         return f"this side is too old: upgrade it with `{UPGRADE}`, and start it again"

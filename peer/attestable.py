@@ -1,7 +1,7 @@
 """The states that a peer keeps for the run's owner to attest, and the call that asks for them.
 
 Every peer of a run with an owner keeps the same few versions of each fragment. The owner's command
-asks all peers, and signs what most of them hold alike. What a peer says is a claim: a state that it
+asks all peers, and signs what most of them hold alike. A peer's answer is a claim: a state that it
 does not have, or other bits, cannot be taken from it later, because the digest would not be that of
 the others.
 """

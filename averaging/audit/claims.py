@@ -8,7 +8,7 @@ lie whatever the round's seal was.
 
 The digest of an upload is a hash over the digests of its pieces in their order
 (``averaging.numbers.chunks``), so that one piece can be shown without the others. That of a merged
-slice is the one by which the lineage knows it. What a claim needs besides travels with the bytes
+slice is the one by which the lineage knows it. The rest that a claim needs travels with the bytes
 and is not sent again.
 """
 

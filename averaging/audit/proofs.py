@@ -1,4 +1,4 @@
-"""Proofs that a peer has lied, which anybody can check who knows the run's layout.
+"""Proofs that a peer has lied, which anybody who knows the run's layout can check.
 
 ``FalseMerge``: a reducer, or a site's delegate, has signed a claim (``averaging.audit.claims``)
 whose bytes do not follow from its sources. The proof holds the commit, the claims, and for one
@@ -143,7 +143,7 @@ class Promised(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
 class DeniedVote(_Head, frozen=True, kw_only=True):
     """A vote in an earlier ballot than that of a promise which does not tell of it.
 
-    Whoever makes the promise first does not vote so later, and whoever votes first says so.
+    A voter that made the promise first does not vote so later, and one that voted first says so.
     """
 
     peer: Peer
@@ -251,8 +251,8 @@ def check(
     """Return whom a proof convicts. Raises ``BadProof``, whatever is in it.
 
     Unless ``exact``, a merge that is about right passes for right, which takes less time to see. So
-    does one of sources that nobody has signed, if whoever sent them shows their bytes: signatures
-    take longer than most merges, and a sender who signed the same would have changed nothing.
+    does one of sources that nobody has signed, if their sender shows their bytes: signatures take
+    longer than most merges, and a sender who signed the same would have changed nothing.
 
     ``cutting``: of the round that a false merge is about, if the caller has it.
     """

@@ -13,38 +13,38 @@ with what is usual for its fragment: the median of those that this peer has meas
 honest one while most members are honest. Until that is known, a check also measures what this
 peer's own contribution to the same round does, and takes that for usual: it knows that one to be
 honest. Before, poison that moves the loss nowhere was merged for seven of 24 cycles, and cost 5% of
-loss in place of 1%. Where what is usual is too small to be measured in the precision of training, a
-contribution fails only if it raises the loss. And no contribution fails that is not below nine
+loss in place of 1%. Where the usual fall is too small to be measured in the precision of training,
+a contribution fails only if it raises the loss. And no contribution fails that is not below nine
 tenths of the known falls of others, whichever of them is left out: where training has slowed down
 honest ones vary more than they help. Without that, and when two reversals were enough, all four
 learners refused an honest one within 140 s (one of three runs; 20 of 167 honest contributions
 failed; real processes, 20 000 parameters, rate 1e-2).
 
-What a check shows is one peer's opinion: losses are no proof, and learners differ in hardware and
-state. So it counts as strikes, here and nowhere else (``averaging.audit.strikes``). One failure has
-no consequence: where models are small and rates high, one honest contribution in ten of one
+The result of a check is one peer's opinion: losses are no proof, and learners differ in hardware
+and state. So it counts as strikes, here and nowhere else (``averaging.audit.strikes``). One failure
+has no consequence: where models are small and rates high, one honest contribution in ten of one
 fragment helps less than it should, and one in twenty does harm (real processes, 20 000 parameters).
 A peer that has failed is checked again as soon as possible, and a check that it passes takes back a
 failure. After three this peer refuses its work for some minutes; then it is checked again at once.
 As a reducer it takes no upload of it, as it takes none that is too long, and a seal leaves out
-whoever any reducer refuses. As the coordinator of a round, mostly its leader, it leaves it out of
-the seal that it proposes. So one honest peer that has found a poisoner keeps it out of all rounds
-that it leads or reduces. Nobody gains power by that: both can leave out whom they like in any case.
-And a peer that is suspected wrongly loses no more than time: it stays a member, gets the new
-version, and offers the same work to the next round, whose leader is another. A join that is refused
-would cost more. The peers of one group would gather at two leaders.
+every peer that any reducer refuses. As the coordinator of a round, mostly its leader, it leaves it
+out of the seal that it proposes. So one honest peer that has found a poisoner keeps it out of all
+rounds that it leads or reduces. Nobody gains power by that: both can leave out whom they like in
+any case. And a peer that is suspected wrongly loses no more than time: it stays a member, gets the
+new version, and offers the same work to the next round, whose leader is another. A join that is
+refused would cost more. The peers of one group would gather at two leaders.
 
-**Power comes back later than work.** Who was refused neither leads, reduces nor votes at this peer
+**Power comes back later than work.** A refused peer neither leads, reduces nor votes at this peer
 until half of its strikes have faded, or it has passed two checks. Otherwise refusals of poisoners
 that were found at the same time end at the same time, and before anybody has checked them again
 they lead and reduce rounds with each other's work. Three of ten did so in two rounds near the end
 of 24 cycles, which cost 3% of loss.
 
 **Words of others.** At one check in a cycle a peer of ten looks at a certain other one every nine
-cycles. So who has seen a peer fail twice names it to the others, and each of them checks it next:
-one contribution more between two usual checks, at most. A word is no failure and no strike, however
-many say it; who names peers that then pass a check is heard no more for a while, until one that it
-has named fails.
+cycles. So a peer that has seen another fail twice names it to the others, and each of them checks
+it next: one contribution more between two usual checks, at most. A word is no failure and no
+strike, however many say it. A peer that names others which then pass a check is not heard for a
+while, until one that it has named fails.
 
 **Accomplices.** No rule can tell who is honest among more than a third of liars. For fewer the
 falls of a third of the other authors, whichever these are, do not make a bad one look common, and
@@ -54,7 +54,7 @@ The checks come after a round and not before its seal: reducers have slices and 
 round would wait for trainers. So a check never prevents the harm of the round that it is about.
 
 Not seen: a member that trains honestly and adds poison on top, and one that poisons only while it
-is not looked at. Half of what it brings is then honest work.
+is not looked at. Half of its work is then honest.
 """
 
 from __future__ import annotations
@@ -291,8 +291,8 @@ class SpotChecks:
         self._note_refusal(author, now)
 
     def unanswered(self, author: PeerId, now: float) -> bool:
-        """A check came to nothing. True if that counts: who has failed before has to show its work,
-        or it would be drawn again and again, and nobody else."""
+        """A check came to nothing. True if that counts: a peer that has failed before has to show
+        its work, or it would be drawn again and again, and nobody else."""
         counts = self._is_suspect(author, now) and bool(self._strikes.add_doubtful(author, now))
         self._note_refusal(author, now)
         return counts

@@ -20,7 +20,7 @@ HALF_LIFE_S = 1800.0
 LIMIT = 3.0
 """Strikes with which a peer is out of favour."""
 DOUBTFUL = 0.5
-"""How much something counts that a slow line or a machine that sleeps may explain, ..."""
+"""Weight of a failure that a slow line or a sleeping machine may explain, ..."""
 DOUBTFUL_EVERY_S = 10.0
 """... at most once in this time."""
 PEERS_MAX = 1024

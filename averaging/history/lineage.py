@@ -2,8 +2,8 @@
 
 Equal lineages mean equal history, hence equal bits. The hash covers the lineages of the parents,
 the commit, the seal and the merged bytes, and, apart from these, the merged map that follows from
-them (``bound``): whoever is shown a map and the rest of a lineage can tell whether the map belongs
-to it. ``averaging.history.chain`` lists the lineages behind a state, and
+them (``bound``): a peer that is shown a map and the rest of a lineage can tell whether the map
+belongs to it. ``averaging.history.chain`` lists the lineages behind a state, and
 ``averaging.history.merged_map`` the work that it contains.
 """
 

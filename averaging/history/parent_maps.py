@@ -2,7 +2,7 @@
 
 A lineage binds the merged map of its state (``averaging.history.lineage.bound``). So each map that
 is brought into a round is compared with the lineage that its sender signed to stand on, at the
-reducer and at every member, and each member unites the maps itself: what a round credits to whom is
+reducer and at every member, and each member unites the maps itself: the credits of a round rest on
 nobody's word. The maps of all parents travel, and not their union, because nobody could tell an
 invented union from a true one.
 

@@ -17,9 +17,9 @@ Start reading at ``averager`` (one per run and peer: timers, turns, incoming mes
 - ``compiling``: compiled codecs, where numba is installed
 - ``settings``, ``learner_port``: the values and protocols between the modules
 
-Decisions do not belong here. Whether a round begins, who is in it and how it ends is
-``averaging.round.machine``'s; which slice goes to whom ``averaging.round.traffic``'s; whether a
-state is taken ``averaging.round.taking_over``'s. ``averaging.simulated`` asks the same modules, and
-``tests/averaging/live/test_parity.py`` compares both. Everything that waits has a deadline, every
-queue a maximum, and what a peer sends wrongly is refused by name and ends no round.
+Decisions do not belong here. ``averaging.round.machine`` decides whether a round begins, who is in
+it and how it ends; ``averaging.round.traffic`` which slice goes to whom;
+``averaging.round.taking_over`` whether a state is taken. ``averaging.simulated`` asks the same
+modules, and ``tests/averaging/live/test_parity.py`` compares both. Everything that waits has a
+deadline, every queue a maximum, and a wrong message of a peer is refused by name and ends no round.
 """

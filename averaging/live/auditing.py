@@ -3,8 +3,8 @@
 ``averaging.audit`` decides; this module moves the bytes, on streams of a protocol of its own. A
 member keeps what it has sent for a while after a round (``KEPT_S``), and shows each peer of
 the round as much as a fair audit needs. After a round it draws pieces, asks the reducer for the
-claims and the members for the bytes, and checks. What proves a lie bans its author here, is kept,
-and is shown to every peer that comes into view: each of them checks it anew.
+claims and the members for the bytes, and checks. A proof of a lie bans the liar here, is kept, and
+is shown to every peer that comes into view: each of them checks it anew.
 
 The same streams serve spot checks (``averaging.live.spot_checking``): whole uploads, and what their
 authors have read.
@@ -537,7 +537,7 @@ class Auditing:
     async def stream(self, peer: PeerId) -> AsyncIterator[Stream]:
         """Open a stream on which a peer answers one question after the other.
 
-        What is no answer is as good as none: ``NotHere``.
+        An invalid answer is as good as none: ``NotHere``.
         """
         async with stream_to(self._host, peer, self._protocol) as stream:
             if stream.relayed:
@@ -622,7 +622,7 @@ class Auditing:
             self._told.setdefault(message.proof, {})[peer] = math.inf
         known = message.proof in self._proofs or message.peer in self.convicted
         if known or message.peer == self._host.peer_id or self._fetching:
-            return  # one after the other: who names a proof names it again
+            return  # one after the other: a peer names its proof again
         if self.strikes.is_out(peer, self._around.now()):
             return
         self._fetching.add(message.proof)

@@ -5,8 +5,8 @@ states and the replay logs; it asks the learner for snapshots and hands it state
 about a round is ``averaging.round.machine``'s. Without a learner's port it is a keeper (it holds
 states and follows) or an auxiliary (it lends itself as leader and reducer).
 
-Everything that waits has a deadline, every queue a maximum. What a peer sends that it
-should not is refused with a reason naming it, counted, and never ends a round for the others.
+Everything that waits has a deadline, every queue a maximum. A message that a peer should not send
+is refused with a reason naming it, counted, and never ends a round for the others.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ KEPT_LINKS = 8
 class Averager(Services):
     """All fragments of one run at one peer. ``run`` does the work until it is cancelled.
 
-    What it must know, and whom it tells, is grouped in ``averaging.live.settings``.
+    The facts that it needs, and the owner that it tells, are grouped in
+    ``averaging.live.settings``.
     """
 
     def __init__(
@@ -263,7 +264,7 @@ class Averager(Services):
             for work in self._works
             if work.state is not None and self.life.mark_in(work.state.merged) < step
         ]
-        # What is in doubt, or catches up, leaves the line to the others.
+        # A fragment in doubt, or catching up, leaves the line to the others.
         begun = [work for work in lacking if work.is_busy and work.machine.doubt is None]
         places = self._merges_at_once() - len(begun)
         for work in lacking:
@@ -330,7 +331,7 @@ class Averager(Services):
     def changed(self) -> None:
         super().changed()
         if self._turns:
-            # Whoever tells may be in the middle of a machine's effects.
+            # The caller may be in the middle of a machine's effects.
             asyncio.get_running_loop().call_soon(self._let_in)
 
     def has_place(self) -> bool:
@@ -456,8 +457,8 @@ class Averager(Services):
     async def replace_states(self, states: Sequence[FragmentState], *, reason: str) -> None:
         """Go over to another history of the run, founded apart from the own one.
 
-        All fragments go over: a model is of one founding. What the learner has not merged is given
-        up, because it grew from other first weights.
+        All fragments go over: a model is of one founding. Work that is not merged is given up,
+        because it grew from other first weights.
         """
         for state in states:
             await self._works[state.fragment].following.replace(state, reason=reason)
@@ -467,7 +468,7 @@ class Averager(Services):
     ) -> None:
         """Go on from these states, as a rollback orders; ``None``: fetch it from others.
 
-        Nothing of the rounds before counts any more. What the learner has not merged is given up.
+        Nothing of the rounds before counts any more. Work that is not merged is given up.
         """
         self.topic, self.goes_back = topic_of(self.terms.run, self.terms.layout, rollback), True
         try:

@@ -157,7 +157,8 @@ class Bulk:
         await self.stream.send(bytes([_RECEIVED]), timeout_s=self._settings.stall_max_s)
 
     async def grant(self, but: str = "") -> None:
-        """Say that the answer follows; ``but`` what was sent could not be taken, and why."""
+        """Say that the answer follows. ``but``: why the upload could not be taken, if it could
+        not."""
         text = but.encode()[:REASON_MAX_BYTES]
         await self.stream.send(bytes([_GRANTED]), text, timeout_s=self._settings.stall_max_s)
 

@@ -97,7 +97,7 @@ class Exchange:
             parts.own_maps = {self.commit.members[parts.entry].parent: given.own_map}
         into = own
         if self._bundling is not None:
-            # The own contribution is encoded for the bundle, and the bundle is what is sent.
+            # The own contribution is encoded for the bundle, and the bundle is sent.
             into = parts.alone = self._room()
             parts.start(self._bundle(self._bundling, into), "bundle")
         self._encoding = parts.start(self._encode(given, into, own), "encode")

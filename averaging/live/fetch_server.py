@@ -305,9 +305,9 @@ class FetchServer:
 
         Else a newcomer that fetches one fragment after the other would wait for each to grow idle.
         A state that is being read stays, unless all are: then the one that is read most slowly
-        goes, if it is slow, or if all who read it had their share. What no other peer has asked for
-        makes room at once when its only reader goes on: a model of many small fragments is read
-        faster than its states grow idle.
+        goes, if it is slow, or if all who read it had their share. A state that no other peer has
+        asked for makes room at once when its only reader goes on: a model of many small fragments
+        is read faster than its states grow idle.
         """
         spare = [
             (

@@ -1,14 +1,14 @@
 """Catching up: whole states in verified pieces from several peers at once, and missed rounds.
 
-Nothing that a peer announces sizes anything here: lengths follow from the layout, and what does not
-fit ends that peer's part. A source that dies, stalls or lies is left out, by name; the others go on
-where it stopped, and verified pieces are kept for another attempt.
+No length that a peer announces is used here: lengths follow from the layout, and an answer that
+does not fit ends that peer's part. A source that dies, stalls or lies is left out, by name; the
+others go on where it stopped, and verified pieces are kept for another attempt.
 
 The cost of a lying source is bounded by its bytes: a fetch takes at most 30 s and the time of its
 bytes on a slow line. A source that did not deliver is avoided by all fragments, twice as long each
 time. An idle source takes over from one that answers slowly, after 2 s and the time of a request at
 500 kB/s, or eight times the fastest source's time. Where the fastest is slower than that, the
-reader's own line is what is slow, and the others may take twice as long.
+reader's own line is slow, and the others may take twice as long.
 
 Sources send at the rates of their lines: each is asked for half a second's worth of pieces at a
 time, and at least for one. Two begin, and one more for each that answers quickly: on a slow line
@@ -67,10 +67,10 @@ MANIFEST_TIMEOUT_S = 60.0
 STRAGGLERS_S = 3.0
 """Once most of those who were asked agree, the others have so long to answer."""
 HURRY_S = 2.0
-"""When another source has nothing to do, this is what a request may take besides what its bytes
-take at ``SLOW_BYTES_S``, ..."""
+"""Time that a request may take when another source has nothing to do, beside the time of its bytes
+at ``SLOW_BYTES_S``, ..."""
 SLOWER_MAX = 8.0
-"""... or at so many times what the fastest source takes, if that is less."""
+"""... or at so many times the time of the fastest source, if that is less."""
 SLOWEST_BYTES_S = 125e3
 """Rate at which the first pieces may come: nothing is known of the own line then."""
 REQUEST_S = 0.5
@@ -83,7 +83,7 @@ ACTIVE_AT_FIRST = 2
 """Sources that are asked for pieces before any has answered."""
 
 OWN_LINE_SLOWER_MAX = 2.0
-"""A source may always take so many times what the fastest takes."""
+"""A source may always take so many times as long as the fastest."""
 
 DIGEST_BYTES = 32
 
@@ -230,7 +230,7 @@ class _Crew:
                 async with asyncio.timeout(self._allowed_s(1)):
                     await self._changed.wait()
             except TimeoutError:
-                # No answer at all: it is those that were asked who are slow.
+                # No answer at all: the sources that were asked are slow.
                 self._active_max += answers == self._answers
         self._active += 1
         try:
@@ -269,7 +269,7 @@ class _Crew:
         """Return when there may be something to do. Ends a source that had its time."""
         changed = self._changed
         owing = [source for source in self.sources if source.waiting and source is not besides]
-        assert owing, "what is neither here nor missing is owed by somebody"
+        assert owing, "a piece that is neither here nor missing is owed by somebody"
         slowest = min(owing, key=lambda source: source.asked_at + self._allowed_s(source.owed))
         left_s = slowest.asked_at + self._allowed_s(slowest.owed)
         left_s -= asyncio.get_running_loop().time()
@@ -490,7 +490,8 @@ class Fetcher:
         reasons: dict[PeerId, str],
         asked: Sequence[PeerId],
     ) -> None:
-        """Every holder takes runs of pieces until none is left; who fails leaves ``holders``.
+        """Every holder takes runs of pieces until none is left; a holder that fails leaves
+        ``holders``.
 
         ``asked``: the order in which they begin. Every reader has another.
         """
@@ -586,7 +587,7 @@ class Fetcher:
     ) -> tuple[ReplayEntry, ...]:
         """The rounds that lead from ``standing`` to ``target``, every one of them verified.
 
-        Raises ``FetchFailed``: then a whole state is what is left.
+        Raises ``FetchFailed``: then only a whole state will do.
         """
         try:
             async with asyncio.timeout(timeout_s):

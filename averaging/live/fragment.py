@@ -614,7 +614,7 @@ class FragmentWork:
             members=[entry.peer for entry in commit.members],
             contributors=[commit.members[index].peer for index in seal],
             # The steps of each contributor in it: an audit of a run adds them up. A mix
-            # carries states, and what its members offer stays pending.
+            # carries states, and the work that its members offer stays pending.
             marks={
                 entry.peer: [entry.incarnation, entry.mark, entry.steps, entry.tokens]
                 for entry in (commit.members[index] for index in seal)

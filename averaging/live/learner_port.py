@@ -78,8 +78,8 @@ class LearnerPort(Protocol):
         ...
 
     def rebase(self, fragment: int, state: FragmentState, parting: Parting) -> int | None:
-        """Take the other side of a fork: what was moved since the parting stays whole, and all
-        work since ``merged_mark`` is offered again.
+        """Take the other side of a fork: the work since the parting stays whole, and all work since
+        ``merged_mark`` is offered again.
 
         Returns how many tokens that were merged on the side given up are pending again; or ``None``
         when they cannot be told apart: nothing was done then, and ``adopt`` is called.

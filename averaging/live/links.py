@@ -182,7 +182,7 @@ class Transport:
         self._spawn(self._keep_links(), "transport keep links")
 
     async def close(self) -> None:
-        """End every task and drop every stream. What waits to be said is not said."""
+        """End every task and drop every stream. Messages that wait are not sent."""
         self._closing = True
         for link in self._links.values():
             link.forget_waiting()

@@ -177,7 +177,7 @@ class LossGate:
             return None
 
     async def _judge(self, averager: Jumping) -> None:
-        async with self._opening:  # what jumps meanwhile is measured on its own
+        async with self._opening:  # a jump meanwhile is measured on its own
             after = await self._loss()
             before, jumps, self._jumps = self._before, self._jumps, {}
         jumps = {fragment: jump for fragment, jump in jumps.items() if _stands(averager, jump)}

@@ -14,7 +14,7 @@ from averaging.numbers.arrays import Float32s
 
 @dataclass(slots=True, eq=False)
 class Partial:
-    """A state on its way: what was verified stays, whoever it came from."""
+    """A state on its way: verified pieces stay, whoever they came from."""
 
     manifest: Manifest
     theta: Float32s

@@ -1,7 +1,8 @@
 """Services that all fragments of a run share at one peer: links, threads, memory, audits, events.
 
-``averaging.live.averager`` is made of them, and adds what needs the fragments: turns, time, and the
-way of what comes in. ``averaging.live.fragment`` and ``averaging.live.following`` know it as this.
+``averaging.live.averager`` is made of them, and adds the parts that need the fragments: turns,
+time, and the routing of messages. ``averaging.live.fragment`` and ``averaging.live.following`` know
+it as this.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class Services(ABC):
         self._fetching_slowly = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
         self._ended = False
-        """The tasks are being cancelled: what was scheduled before begins nothing any more."""
+        """The tasks are being cancelled: callbacks scheduled before begin nothing any more."""
         self._waiting: list[asyncio.Future[None]] = []
 
     def _draw_share(self) -> float:
@@ -223,7 +224,7 @@ class Services(ABC):
 
     def tell_line_speed(self) -> None:
         """Tell the line speed to the machines, which state it when they join."""
-        # Whoever calls this may be in the middle of a machine's effects.
+        # The caller may be in the middle of a machine's effects.
         asyncio.get_running_loop().call_soon(self._tell, inputs.LineMeasured(self.bytes_per_s))
 
     def catching_up(self) -> AbstractAsyncContextManager[None]:
@@ -303,7 +304,7 @@ class Services(ABC):
         """A peer sent something that cannot be read as a commit: warn, once per peer.
 
         The rounds that an established peer leads then come to nothing, which nobody else would
-        say. What strangers and newcomers send is only counted.
+        say. Messages of strangers and newcomers are only counted.
         """
         if (
             not self.is_established(peer)
@@ -325,11 +326,11 @@ class Services(ABC):
         self.audits.hold_against(peer, reason, fragment=fragment)
 
     def convict(self, guilty: Guilty, proof: Proof) -> None:
-        """A peer is proved to have lied: what it says counts no more, and it is as good as gone."""
+        """A peer is proved to have lied: its messages count no more, and it is as good as gone."""
         self.around.on_proof(guilty.peer, guilty.what, proof)
         self._lost(guilty.peer, guilty.what)
 
-    # What needs all fragments: the averager's
+    # Methods that need all fragments: the averager's
 
     @abstractmethod
     def _tell(self, given: inputs.Input) -> None:

@@ -7,8 +7,8 @@ of two states of the fragment, the one that the round began with, and that with 
 While it is not known what is usual, the learner judges its own contribution to the round as well.
 
 One check is under way at a time. Reducers and author each have as long to show what was uploaded as
-it had to arrive in the round, so that a slow one holds no check for long. What the network or the
-own learner cannot do costs a strike only to an author that has failed before. Not checked: riders
+it had to arrive in the round, so that a slow one holds no check for long. A failure of the network
+or of the own learner costs a strike only to an author that has failed before. Not checked: riders
 and delegates of a site, whose uploads travel together, and fragments of statistics.
 """
 

@@ -7,7 +7,7 @@ ordinary memory where there is no swap.
 
 A vector that is to be filled is **ordinary memory** at first: the kernel finds, clears, maps and
 books each page of a new file at its first touch, which takes several times as long as an outer
-step, and a round waits for it. Whoever has a finished state has it ``put_away`` afterwards. There
+step, and a round waits for it. The owner of a finished state has it ``put_away`` afterwards. There
 is ordinary memory for ``working_bytes_max``; beyond it, vectors are files from the beginning.
 
 Pages that were touched count as this process's memory until it lets go of them. ``tend`` does that
@@ -161,7 +161,7 @@ class StateFiles:
         await asyncio.to_thread(self._close_returned)
 
     def let_go(self) -> None:
-        """Take all pages out of this process's memory; what was written stays."""
+        """Take all pages out of this process's memory; their content stays."""
         for mapped in list(self._maps.values()):
             mapped.mapping.madvise(mmap.MADV_DONTNEED)
 

@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 def threads_for(processors: int) -> int:
     """How many threads crunch numbers on a machine with so many processors.
 
-    The loop that moves bytes and whoever trains need some too; where threads crowd processors each
+    The loop that moves bytes and the trainer need some too; where threads crowd processors each
     takes the others' memory out of the cache, and the loop waits for its turn.
     """
     return max(1, min(2, processors // 2))
@@ -46,8 +46,8 @@ class Threads:
     ) -> _R:
         """``run`` for work of many parts, which says how far it is without stopping.
 
-        What ``work`` says is told in the loop, in order, and all of it before this returns. To hand
-        each part over by itself would cost a part's time where the loop is busy with bytes.
+        Reports of ``work`` are told in the loop, in order, and all of them before this returns. To
+        hand each part over by itself would cost a part's time where the loop is busy with bytes.
         """
         loop = asyncio.get_running_loop()
         mine = threading.get_ident()

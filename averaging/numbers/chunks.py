@@ -22,7 +22,7 @@ from averaging.numbers.slices import Slice
 
 
 class EncodedSize(Protocol):
-    """How many bytes units take when they are encoded."""
+    """The number of bytes that units take when they are encoded."""
 
     def encoded_size(self, sizes: Sequence[int]) -> int: ...
 

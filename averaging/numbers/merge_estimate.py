@@ -5,8 +5,8 @@ the contributions. So the matrix of their inner products gives the weights of th
 vectors, and one more pass over the values gives the sum. It is not the same to the last bit, and
 need not be: only an audit that finds a difference has to merge to the bit, to prove it.
 
-What differs by less than ``DIFFERENCE_MAX`` passes. Right merges in int4 differed by less than
-0.00001 of their norm; a few values may be rounded to a neighbouring code.
+A merge that differs by less than ``DIFFERENCE_MAX`` passes. Right merges in int4 differed by less
+than 0.00001 of their norm; a few values may be rounded to a neighbouring code.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _is_unit_like(
     estimate = scratch.vector(0, unit.size)
     for part, rows in unit.tiles():
         np.matmul(factors, rows, out=estimate[part])
-    # Both go through the codec: what it rounds off is far more than an estimate differs by.
+    # Both go through the codec: it rounds off far more than an estimate differs by.
     encoded = bytearray(into.encoded_size((unit.size,)))
     into.encode(estimate, (unit.size,), encoded, scratch)
     if memoryview(encoded) == claimed:

@@ -28,6 +28,6 @@ are for owners of several machines: which fragment goes first, and which peer is
 them.
 
 Not allowed here: clocks, randomness, sockets, threads, files, numbers of the model. The time is an
-argument; what comes from a set or a dict is sorted before its order can matter. A rule that needs
-no state of the machine belongs to ``averaging.rules``.
+argument; values from a set or a dict are sorted before their order can matter. A rule that needs no
+state of the machine belongs to ``averaging.rules``.
 """

@@ -25,8 +25,8 @@ on one side the other can judge it. Else the people of one side start their peer
 
 A state under which too few have signed is in no round of several lineages
 (``averaging.round.parents``): that of a peer which was alone, or whose partners lost what they
-finished with it. A peer whose join is refused asks those for their signatures that finished its
-version with it. If there are none to be had, and its joins are refused again, it gives way to a
+finished with it. A peer whose join is refused asks those that finished its version with it for
+their signatures. If there are none to be had, and its joins are refused again, it gives way to a
 certified state, however light: nobody else can ever join it. After the time of a round it goes back
 to the version before, if the others have stayed there.
 
@@ -176,7 +176,7 @@ class CatchingUp:
         self._asked_at = -math.inf
         """When other peers were last asked where they stand."""
         self._uncertified_since: float | None = None
-        """When a head ahead of this peer's standing was first shown that is not certified."""
+        """When an uncertified head ahead of this peer's standing was first shown."""
         self._apart_since: float | None = None
         """When a side of comparable weight was first met, ..."""
         self._parted = -1
@@ -223,7 +223,7 @@ class CatchingUp:
         # Its leader lets nobody join from there, also where this peer sees several groups, in which
         # it might (``meets``): peers differ in who counts.
         # A message shows some links of a chain; the own version may lie between them. The sender
-        # has looked it up in all of its chain, and what is fetched must have it there as well.
+        # has looked it up in all of its chain, and the fetched state must have it there as well.
         effect = CatchUp(source, head.version, head.lineage, "it found my lineage")
         return self._catch_up(effect, head, standing.head(), now)
 
@@ -420,7 +420,7 @@ class CatchingUp:
         standing = situation.standing
         signers = [peer for peer, _ in theirs.signatures]
         if source == self._id.me or standing is None or theirs.lineage != standing.lineage:
-            return []  # who sends under this peer's name gets no answer
+            return []  # a sender under this peer's name gets no answer
         if self._id.me in signers or len(signers) >= self._certificates.parent_needed(now):
             return []
         return [Send(source, messages.Compare(self._id.fragment, standing.head()))]

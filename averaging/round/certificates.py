@@ -1,12 +1,12 @@
 """Certificates: which versions of other peers' histories this peer takes.
 
 Every head that a peer shows is signed by it and by others that stand, or stood, on the same link:
-version, lineage and tokens. The lineage is a hash over everything that made the state, so whoever
-signs it answers for the commits, the seals and the merged bytes of the whole chain, and replaying
-from a known lineage to a certified one needs no further proof. A peer signs a link when it first
-shows it, whether it made it in a round, folded it, or took it over.
+version, lineage and tokens. The lineage is a hash over everything that made the state, so a peer
+that signs it answers for the commits, the seals and the merged bytes of the whole chain, and
+replaying from a known lineage to a certified one needs no further proof. A peer signs a link when
+it first shows it, whether it made it in a round, folded it, or took it over.
 
-A link is **certified** for this peer when enough peers have signed whose word counts here: a
+A link is **certified** for this peer when enough peers whose word counts here have signed it: a
 majority of the smallest round that the run's quorum allows among those in sight (a quorum counts as
 a majority of them at most), at least two, or all there are if they are fewer
 (``Neighbourhood.electorate``). So nobody's word alone moves a peer that sees more than one other.
@@ -123,7 +123,8 @@ class Certificates:
         """Keep the signatures under a link of known peers, until there are enough.
 
         The own one is kept as well: it does not count here, and others are shown it.
-        After a false one the rest is not looked at: whoever shows it lies, and checking costs time.
+        After a false one the rest is not looked at: the peer that shows it lies, and checking costs
+        time.
         """
         if not signatures or self.is_certified(link, now):
             return

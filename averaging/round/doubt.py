@@ -95,7 +95,7 @@ class Doubting:
         self._open = round_id, mark
 
     def presume_open(self, now: float) -> Changes:
-        """Before this peer offers anything: what is open among several groups counts as merged."""
+        """Before this peer offers anything: among several groups its open work counts as merged."""
         if self._open is None or not self._peers.has_several_groups(now):
             return []
         (round_id, mark), self._open = self._open, None
@@ -110,7 +110,7 @@ class Doubting:
         return at if doubt.deserted_at is None else min(at, self._deserted_until(doubt))
 
     def standing_changed(self, standing: Standing) -> Changes:
-        """This peer stands elsewhere now, and what is merged there ends the doubt."""
+        """This peer stands elsewhere now, and its work merged there ends the doubt."""
         if self._open is not None:
             _, mark = self._open
             if standing.merged.covers(self._id.me, self._id.incarnation, mark):

@@ -203,8 +203,8 @@ class Rebase(Struct, frozen=True):
     """The last version that both chains share."""
     reason: str
     others_follow: bool = False
-    """Other peers go on with the old standing and will be mixed with: what is merged there comes
-    along with them, and is not offered again."""
+    """Other peers go on with the old standing and will be mixed with: work merged there comes along
+    with them, and is not offered again."""
     gives_way: bool = False
     """The old standing can be certified to nobody: the new one is taken however light it is."""
 

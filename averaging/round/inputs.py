@@ -175,7 +175,7 @@ class CaughtUp(Struct, frozen=True):
     since: int | None = None
     """The pending work began at this version, not at the one of ``standing``."""
     held_s: float | None = None
-    """How long the source was waited for; ``None``: since the effect."""
+    """Time for which the source was waited for; ``None``: since the effect."""
     reason: str = ""
     """Why it failed, for the event ``catch_up_failed``."""
 

@@ -84,7 +84,7 @@ class Joining:
         self._alone_since: float | None = None
         self._met_others = False
         self.leaves = False
-        """The peer is about to leave: what it cannot have merged now is lost."""
+        """The peer is about to leave: work that cannot be merged now is lost."""
         self._left_out_of = 0
         """The newest version whose roster closed without this peer."""
         self._joins = identity.first_number
@@ -97,7 +97,7 @@ class Joining:
     # The learner
 
     def due(self, situation: Situation, now: float) -> Changes:
-        """Ask the learner, unless something is under way; what is due stays due."""
+        """Ask the learner, unless something is under way; the fragment stays due."""
         if not self._may_join(situation) or self._sits_out(situation, now):
             return []
         self._folds = False
@@ -108,7 +108,7 @@ class Joining:
             # A keeper merges it as a round of one: it gets the work encoded, not as a state.
             return self._ask_learner("a keeper takes it", now)
         elif self.leaves and (lacked := self._lacked_version(situation)) is not None:
-            # What it made of its own work would only be a fork of a version that others have.
+            # A version made of its own work would only fork one that others have.
             return [Note("lacks_version", {"version": lacked}), RetryLater()]
         else:
             if self._alone_since is None:
@@ -284,7 +284,7 @@ class Joining:
         return [GiveUp(None, reason, False), *self.become_idle(reason, retry=True)]
 
     def become_idle(self, reason: str, *, retry: bool) -> Changes:
-        """Nothing is under way any more; what was offered, if anything, is settled already."""
+        """Nothing is under way any more; offered work, if any, is settled already."""
         self.attempt = None
         self._offer = None
         self._folds = False

@@ -7,8 +7,8 @@ Every method returns changes (``averaging.round.transitions``) for the machine t
 
 A leader that is refused or never succeeds is passed over, not accused: after three refusals members
 follow the next in rank. With a leader that refuses every join, five peers made 2 versions in 300 s
-before, and 24 with it. What happens to honest leaders too (no quorum, a void round) counts a third,
-and the next version clears it.
+before, and 24 with it. A failure that honest leaders have too (no quorum, a void round) counts a
+third, and the next version clears it.
 
 A leader opens no roster beside a round that it leads for others: where two are a quorum that forked
 a swarm of twelve nearly every time (seed 7316). While its roster is open it looks for newly visible
@@ -405,8 +405,9 @@ class Leading:
         has come all the same.
 
         Homes whose lines carry every second version pass until the same moment. The first of them
-        that came closed the roster, and each round was of two of three. (Among several groups who
-        passes follows another leader: to call it again left halves of a swarm further apart.)
+        that came closed the roster, and each round was of two of three. (Among several groups a
+        peer that passes follows another leader: to call it again left halves of a swarm further
+        apart.)
         """
         gathering.passed.intersection_update({self._id.me} - gathering.joins.keys())
         return self._call_missing(gathering, situation, now)
@@ -565,7 +566,7 @@ class Leading:
     ) -> Changes:
         """A called peer comes when its snapshot is taken: the roster is open until then.
 
-        What it says first counts, or it could keep all others waiting by saying it again.
+        Only its first message counts, or it could keep all others waiting by repeating it.
         """
         gathering = self.gathering
         if gathering is None or (sender != self._id.me and sender not in gathering.called):

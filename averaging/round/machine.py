@@ -240,7 +240,7 @@ class FragmentRounds:
             identity, self.peers, self.pace, self.certificates, lambda: self._next_version
         )
         self.measured: Measured | None = None
-        """How far this peer was from its group at its last meld."""
+        """Distance of this peer from its group at its last meld."""
         self.fresh_version = version
         """The version at which the pending work began."""
         self.fresh_at = now
@@ -398,7 +398,7 @@ class FragmentRounds:
                 self._orders_changed(now)
 
     def _orders_changed(self, now: float) -> None:
-        """The run's owner wants something else: rounds under way go on, what is not begun ends."""
+        """The run's owner wants something else: committed rounds go on, joins and rosters end."""
         self._amend()
         paused = self._id.book.orders.paused
         if paused is not None:
@@ -510,7 +510,7 @@ class FragmentRounds:
     # Messages
 
     def _has_standing(self, sender: PeerId, message: Message) -> bool:
-        """True if what this peer says may count at all: it is known, or in a roster with this one.
+        """True if this peer's messages may count at all: it is known, or in a roster with this one.
 
         A roster is its leader's word, and a leader takes only joins of peers that it knows.
         """

@@ -242,7 +242,7 @@ class Neighbourhood:
     def has_several_groups(self, now: float) -> bool:
         """True if more peers train than one group holds, as far as this peer sees."""
         if self.crowd is None and len(self.view) < self.group_size:
-            return False  # whoever of them is live
+            return False  # whichever of them are live
         return len(self.trainers(now)) > self.group_size
 
     def epoch(self, version: int, now: float) -> int:
@@ -278,7 +278,7 @@ class Neighbourhood:
         return (*(peer for peer in self.failed if peer not in self.passed_over), *self.passed_over)
 
     def knows(self, peer: PeerId) -> bool:
-        """True if this is a peer of the run, as far as this one sees: what it says may count."""
+        """True if this is a peer of the run, as far as this one sees: its messages may count."""
         return peer == self._id.me or peer in self.view
 
     def electorate(self, now: float) -> frozenset[PeerId]:

@@ -1,6 +1,6 @@
 """Objections to a commit: it is compared with this peer's promise and standing.
 
-Pure functions. What a leader may write at all is checked by ``averaging.rules.commit_check``.
+Pure functions. ``averaging.rules.commit_check`` checks what a leader may write at all.
 """
 
 from __future__ import annotations

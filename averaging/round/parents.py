@@ -20,7 +20,7 @@ is refused for now, and the leader is asked again.
 **Cost.** Each parent costs ``parent_needed`` signatures of 77 bytes for each member that stands
 elsewhere. Lineages are new at each version, so there is nothing to cache.
 
-What is not certified is the chain that a member shows beside its parent.
+The chain that a member shows beside its parent is not certified.
 """
 
 from __future__ import annotations

@@ -801,11 +801,11 @@ class Participation:
             self._leave("most of its voters are gone", now)
 
     def _is_in_vain(self, now: float) -> bool:
-        """True if most of the voters are gone, and what this member waits for is gone with them.
+        """True if most of the voters are gone, and with them all that this member waits for.
 
-        A sealed round needs no majority any more: those that are left finish it if they have, or
-        merge themselves, what is missing. Those that have left in order count on it. A keeper that
-        reduces gets no slices itself, and others may wait for its own.
+        A sealed round needs no majority any more: those that are left finish it if they have the
+        missing slices, or merge those themselves. Those that have left in order count on it. A
+        keeper that reduces gets no slices itself, and others may wait for its own.
         """
         declined = self.lead.declined_indices() if self.lead is not None else frozenset()
         if not self._peers.is_deserted(self.commit, now, declined):

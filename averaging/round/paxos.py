@@ -266,7 +266,7 @@ class Coordinator:
         return slice_index < len(self.reducers) and self.reducers[slice_index] == peer
 
     def _take_report(self, peer: PeerId, slice_index: int, complete: tuple[int, ...]) -> None:
-        """Take the word of a slice's reducer, and of nobody else, about members that there are."""
+        """Take the word of a slice's reducer, and of nobody else, about members of the round."""
         if self._reduces(peer, slice_index):
             members = len(self.commit.members)
             self.complete[slice_index] = {index for index in complete if index < members}
@@ -434,7 +434,7 @@ class Coordinator:
             self.deadline = now + self._policy.round_s  # acceptors are asked again until the end
         elif self.phase is Phase.SEALED:
             self.deadline = now + self.commit.upload_s
-            # Who has finished has been asked to hand over what is missing.
+            # Finished members have been asked to hand over the missing slices.
             unfinished = set(self.commit.voters).difference(self.finished)
             if self.stuck and not i_finished and len(unfinished) >= self.commit.majority:
                 self._note("forswearing", ballot=self.ballot, slices=len(self.stuck))
@@ -531,7 +531,7 @@ class Coordinator:
     def _is_lost(self, complete: tuple[int, ...], now: float) -> bool:
         """True if the uploads that the new reducer of a sealed slice lacks went with the dead.
 
-        It has those of all others: who had the merged slice would have sent that instead.
+        It has those of all others: a member that had the merged slice would have sent that instead.
         """
         lacking = set(range(len(self.commit.members))).difference(complete)
         gone = all(self._is_down(self.commit.members[index].peer, now) for index in lacking)

@@ -218,7 +218,7 @@ def recomposed(
 ) -> Commit:
     """The commit that an honest leader composes of these members' claims and parents.
 
-    What a leader may choose is kept: who is in, who of them votes, the kind of a round of several
+    The choices of a leader are kept: who is in, who of them votes, the kind of a round of several
     lineages, the codecs if they are the run's or f32, the deadlines
     (``averaging.rules.commit_check`` limits those), and the protocol number of those for which all
     members have signed.

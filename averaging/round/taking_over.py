@@ -1,7 +1,8 @@
 """Taking over states of other peers: which are taken, and what becomes of this peer's own work.
 
-The round machine asks for ``CatchUp`` or ``Rebase``; whoever carries that out obtains a state from
-other peers and then asks here. Live and simulated peers differ only in how the bytes reach them.
+The round machine asks for ``CatchUp`` or ``Rebase``; the owner that carries that out obtains a
+state from other peers and then asks here. Live and simulated peers differ only in how the bytes
+reach them.
 
 1. ``prefers_replay``: whether replaying the missed rounds is cheaper than a whole state.
 2. ``is_newer``: whether the state that arrived is worth taking at all; ``unfit``: whether its
@@ -236,8 +237,8 @@ def hand_over(
 
     ``presumed``: own work up to this step counts as merged elsewhere
     (``averaging.round.doubt.Doubting.presumed``). ``earlier``: tokens of earlier incarnations in
-    the state before (``Life.earlier_tokens``). What is lost is this incarnation's: the new side may
-    have more work of its former ones, which does not make up for it.
+    the state before (``Life.earlier_tokens``). Lost work is counted for this incarnation only: the
+    new side may have more work of its former ones, which does not make up for it.
     """
     regained = None if parting is None else learner.rebase(state, parting)
     if regained is None:

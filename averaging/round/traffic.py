@@ -251,7 +251,7 @@ class BundleRoster:
             self.measured(rider, index, length)
 
     def leave_out(self, rider: int) -> None:
-        """Expect nothing of a rider any more: what it sent cannot be merged."""
+        """Expect nothing of a rider any more: its upload cannot be merged."""
         if self.inside is None:
             self._here.pop(rider, None)
 

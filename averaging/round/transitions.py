@@ -1,8 +1,8 @@
 """Transitions: what the parts of a round machine ask of the machine, beside effects.
 
 A part (``averaging.round.joining`` and so on) changes nothing but its own state. It returns
-changes: effects for the owner, and transitions. The machine applies them in their order, each
-before the next one, and what one of them leads to comes before the next one as well.
+changes: effects for the owner, and transitions. The machine applies them in their order. Changes
+that follow from one of them are applied before the next one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RosterClosed(Struct, frozen=True):
 
 
 class BeginWork(Struct, frozen=True):
-    """The pending work begins at this version: what was before is discarded."""
+    """The pending work begins at this version: earlier work is discarded."""
 
     version: int
 

@@ -2,16 +2,16 @@
 
 Nothing is sent to find out. Downloads are timed from the header, or the grant, to the last byte.
 Uploads are timed from the first byte to the word that all is there, or of an answer to its ACK,
-because what the kernel takes at once says nothing about the line. A transfer is as slow as the
+because bytes that the kernel takes at once say nothing about the line. A transfer is as slow as the
 slower of its two ends, or as its source, so its rate is a lower bound. Transfers at the same time
-share the line, so a transfer's rate is that of all bytes which the line carried meanwhile, those of
-what is no measurement by itself included: small slices, and what others fetch. One of the faster of
-the last twelve counts, transfers that were cut included with the bytes that had passed. The owner's
-limits cap the result. A line of unknown speed counts as 5 Mbit/s.
+share the line, so a transfer's rate is that of all bytes which the line carried meanwhile,
+including those that are no measurement by themselves: small slices, and fetches of others. One of
+the faster of the last twelve counts, transfers that were cut included with the bytes that had
+passed. The owner's limits cap the result. A line of unknown speed counts as 5 Mbit/s.
 
 A peer on a slow line takes part in few rounds, so it uploads little, while it downloads every
-version. When the line recovers, its downloads show it and its uploads do not. So what is known of
-one direction is outdated once the other one has become much faster since (``paired``).
+version. When the line recovers, its downloads show it and its uploads do not. So the speed of one
+direction is outdated once the other one has become much faster since (``paired``).
 
 Slices follow these speeds, and a line below a quarter of the usual speed neither leads nor reduces
 (``slow_lines``). With one member ten times slower, four peers wait 8.2 s for a round instead of
@@ -126,7 +126,8 @@ class LineSpeed:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """``None`` until a transfer was large enough, and while what is known is outdated."""
+        """``None`` until a transfer was large enough, and while the last measurement is
+        outdated."""
         return None if self._is_outdated else self._measured
 
     @property

@@ -8,13 +8,13 @@ such a state, and nothing about whether it is any good; the loss says that.
 
 A peer measures the loss of its own held-out sequences before and after a jump
 (``averaging.live.loss_gate``). ``judge`` compares the two. A jump that is refused is undone, and
-``Refusals`` remembers what was jumped to, so that it is not taken again from the next peer.
+``Refusals`` remembers its target, so that it is not taken again from the next peer.
 
 The gate is one peer's own judgement: nobody hears of it, and nobody is blamed. So it must not part
 an honest peer from a run that has simply had a bad hour. A refusal ends
 
-- when the run's owner has attested a state that goes on from what was refused;
-- when the others have certified ``PATIENCE_VERSIONS`` further versions. What they have then is
+- when the run's owner has attested a state that goes on from the refused one;
+- when the others have certified ``PATIENCE_VERSIONS`` further versions. Their state is then
   measured again, and taken if it is good. Each refusal in a row doubles that number;
 - after ``REFUSALS_MAX`` in a row: the next jump is taken whatever it does, and the peer says so.
 
@@ -37,7 +37,7 @@ RISE_HARMLESS: Final = 0.1
 be a large share of it."""
 
 PATIENCE_VERSIONS: Final = 8
-"""Further versions after which what a refused history has become is measured again."""
+"""Further versions after which a refused history, as it is by then, is measured again."""
 
 REFUSALS_MAX: Final = 3
 """Jumps that are refused in a row."""

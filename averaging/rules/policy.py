@@ -56,7 +56,7 @@ class RoundPolicy:
     contribution. Only where ``carry`` adopts; each peer does it for itself."""
     merge: str = "mean"
     late_work: LateWork = "whole"
-    """How long the displacement is of work that missed its round; each peer shortens its own."""
+    """Length of the displacement of work that missed its round; each peer shortens its own."""
     eta: float = 1.0
     mu: float = 0.5
     batch_tokens_max: int | None = None

@@ -39,8 +39,8 @@ half of the live peers: of two liars that take turns in withholding what they me
 had one among its reducers, and a swarm of seven made none in 400 s. A member may be named as one of
 them as long as half of the others vote. It contributes as a newcomer does.
 
-What is not stopped: a patient attacker that does honest work under many keys, and whoever is among
-the first in a young swarm.
+Not stopped: a patient attacker that does honest work under many keys, and one that is among the
+first peers of a young swarm.
 """
 
 from __future__ import annotations
@@ -168,9 +168,9 @@ class Probation:
     def took_state(self, versions: int, tokens: Mapping[PeerId, int]) -> None:
         """This peer took a state that is so many versions on, with so many tokens of each peer.
 
-        What a peer made alone is no merge, and the more of the tokens one peer has, the more
-        versions it made so. It does not count them either: a founder that worked alone for long
-        holds its swarm for young, and a newcomer that did not would decline all its commits.
+        A version that a peer made alone is no merge, and the more of the tokens one peer has, the
+        more versions it made so. It does not count them either: a founder that worked alone for
+        long holds its swarm for young, and a newcomer that did not would decline all its commits.
         """
         most = max(tokens.values(), default=0)
         if most > 0:
@@ -205,7 +205,7 @@ class Probation:
         live, policy = set(live), self.policy
         *_, second, tokens = 0, 0, *sorted(self._tokens_unseen.get(peer, 0) for peer in live)
         most = max(self._tokens_unseen.values(), default=0)
-        # Who has the most tokens was in all of the unseen merges, the others in as large a share.
+        # The peer with the most tokens was in all unseen merges, the others in as large a share.
         before = self._versions_unseen * tokens / most if tokens else 0.0
         before = min(before, self._rounds_unseen)
         known = [work for peer in live if (work := self._seen.get(peer)) is not None]

@@ -1,8 +1,8 @@
 """The order in which a peer asks others for a state. Pure.
 
-Established peers come first: what a newcomer serves may not be taken, and a download that waits for
-it is lost time. Among equals those come first that others can dial; the rest may be connected all
-the same. Beyond that every peer has an order of its own for each fragment, so that the swarm's
+Established peers come first: a newcomer's state may be refused, and a download that waits for it is
+lost time. Among equals those come first that others can dial; the rest may be connected all the
+same. Beyond that every peer has an order of its own for each fragment, so that the swarm's
 downloads are spread over all who serve.
 """
 

@@ -1,9 +1,9 @@
 """The usual norms of a fragment's updates: how far its last merges moved each unit.
 
 A reducer refuses an upload that is fifty times longer than usual (``rounds.norm_max_ratio``;
-``averaging.round.reducer``). Usual is the median of the round's other uploads, or what the last
-nine merges moved these units, whichever is more. Each peer remembers for itself; nobody has to
-agree on a verdict, because the seal says which uploads were merged.
+``averaging.round.reducer``). The usual norm is the median of the round's other uploads, or that of
+the last nine merges of these units, whichever is more. Each peer remembers for itself; nobody has
+to agree on a verdict, because the seal says which uploads were merged.
 
 The bound was a thousand times the reducer's own displacement once. Then a peer further along a
 warm-up from zero was refused at 346 times, and half of a poison of a thousandfold passed, because
@@ -16,7 +16,7 @@ length as it claims.
 With four speeds, newcomers, pairs and warm-ups, honest uploads were at most 4.6 times as long as
 usual (and 11 times as long as another one). Of a peer that sent 10 and 30 times its displacement
 everything was merged, of 100 times 2 of 49 rounds, of 1000 times none of 48 (``python -m
-tests.averaging.simulated.norm_experiment``). Against what stays below the bound there is
+tests.averaging.simulated.norm_experiment``). For uploads below the bound there is
 ``outer.merge = "clip"``.
 """
 

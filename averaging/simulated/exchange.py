@@ -127,7 +127,7 @@ class Exchange:
             self.go(route)
 
     def go(self, route: Route) -> None:
-        """Open the stream of a route, as soon as there is what it carries."""
+        """Open the stream of a route as soon as its content exists."""
         self._held.pop(route.slice, None)
         if route.to == self._node.name and route.what != OWN:
             self._streams.pop(route.slice, None)

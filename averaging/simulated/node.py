@@ -41,7 +41,7 @@ from dht.memory.event_heap import Timer
 from dht.protocol import NEWEST, OLDEST
 
 HELD_MAX = 64
-"""Events that wait for a sleeping peer to wake; what comes after is lost, as in a full queue."""
+"""Events that wait for a sleeping peer to wake; later ones are lost, as in a full queue."""
 
 _scratch = Scratch()
 

@@ -223,7 +223,7 @@ class Wires(Generic[AnyGate]):
     """An upload so many times longer than usual is left out. Measuring takes time: not at all where
     this is infinite."""
     admits: Callable[[PeerId], bool] = lambda peer: True
-    """The door of every node: what other peers send is not looked at."""
+    """The door of every node: messages of other peers are ignored."""
     nodes: dict[tuple[PeerId, int], WiredNode] = field(default_factory=dict)
     unread: Counter[tuple[PeerId, PeerId]] = field(default_factory=Counter)
     """Messages of a protocol number that their receiver does not speak, by sender and receiver."""
@@ -399,7 +399,7 @@ class Wires(Generic[AnyGate]):
         self.network.transfer(at.name, to, self.bulk(part.size_bytes) + 100, deliver, broke)
 
     def bulk(self, size_bytes: int) -> int:
-        """Bytes that travel for so many bytes of merged data."""
+        """Bytes on the wire for this many bytes of merged data."""
         return int(self.bulk_factor * size_bytes)
 
     def streams_to(self, dead: PeerId) -> None:

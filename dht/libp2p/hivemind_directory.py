@@ -283,7 +283,7 @@ class HivemindDirectory:
         try:
             connected = await self._daemon.connected(timeout_s=RPC_TIMEOUT_S)
         except (TimeoutError, OSError, P2PDaemonError):
-            return  # what was known stays
+            return  # the known connections stay
         self._note_connections(connected)
 
     def _seeds_of(self, key_id: Any) -> dict[Any, Any]:

@@ -34,7 +34,7 @@ class LaneSettings:
 
     wait_s: float = 1.0
     """Time that a stream waits for a new connection before it takes the daemon. It suffices for
-    three round trips on a far link. What goes through the daemon is not paced: on a home line it
+    three round trips on a far link. Traffic through the daemon is not paced: on a home line it
     fills the queue, before which the paced connections withdraw to their floor."""
 
     dial_timeout_s: float = 10.0

@@ -1,6 +1,7 @@
 """NAT-PMP (RFC 6886): asks a router for a TCP port with 12 bytes over UDP.
 
-Only what a reply's format allows is believed, and replies count from the router's address only.
+Only values that a reply's format allows are believed, and replies count from the router's address
+only.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ Here the kernel measures round trips (``TCP_INFO``) and paces each connection
 all connections together. The queue is what the connections have in common, so the least of theirs
 counts: a slow line at the other end of one of them is no reason to slow the others down.
 
-A measured queue is old: what it tells about was sent a round trip ago, which the queue itself makes
+A measured queue is old: it tells of bytes sent a round trip ago, which the queue itself makes
 longer, and two looks are taken together. A rate that answers to it swings, and the queue with it,
-between nothing and three times the target. But what is under way is known at once: more than a
-round trip's worth of it will lengthen the queue, less will shorten it. The rate answers to the
+between nothing and three times the target. But the number of bytes under way is known at once: more
+than a round trip's worth will lengthen the queue, fewer will shorten it. The rate answers to the
 queue that is to be expected (a Smith predictor).
 
 The kernel sends two packets at a time, and a round trip may last from one burst to the next one: at
@@ -228,9 +228,9 @@ class Pace:
 def shares(rate: float, delivered: Sequence[float]) -> list[float]:
     """The rate of each connection that is sending, of which these rates were delivered lately.
 
-    Nobody gets less than an equal share. What some do not use of theirs is divided among those who
-    use them. So all together exceed the rate at most by what is not used now, and those that begin
-    at once do not exceed it at all.
+    Nobody gets less than an equal share. Unused parts of shares are divided among the connections
+    that use theirs. So all together exceed the rate at most by the part that is not used now, and
+    those that begin at once do not exceed it at all.
     """
     equal = rate / max(1, len(delivered))
     takers = sum(each >= USES_SHARE * equal for each in delivered)
@@ -265,7 +265,8 @@ class _Info:
         (rtt_us,) = struct.unpack_from("=I", raw, 68)
         (acked,) = struct.unpack_from("=Q", raw, 120)
         unsent, least_us = struct.unpack_from("=II", raw, 144)
-        # What arrived out of order, or was lost, is in no queue although nothing acknowledges it.
+        # Bytes that arrived out of order, or were lost, are in no queue although nothing
+        # acknowledges them.
         packets = max(0, unacked - arrived - lost + sent_again)
         return cls(rtt_us / 1e6, least_us / 1e6, acked, packets * packet_bytes, unsent)
 

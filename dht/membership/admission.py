@@ -283,7 +283,7 @@ class Admission:
 
 
 def role_of(record: PeerRecord) -> str:
-    """The role that a record claims: rounds wait for whoever says that it trains."""
+    """The role that a record claims: rounds wait for every peer that says that it trains."""
     return "learner" if record.trains else record.role
 
 

@@ -43,7 +43,7 @@ class CallRate:
         """Take tokens of a peer, even if it has too few. Says whether it had any left."""
         left, counted_at = self._left.get(peer, (self._burst, now))
         left = min(self._burst, left + (now - counted_at) * self._per_s)
-        # At most a second of debt: who goes on calling is not shut out for ever.
+        # At most a second of debt: a peer that goes on calling is not shut out for ever.
         self._left.renew(peer, (max(left - tokens, -self._per_s), now))
         return left >= 1.0
 

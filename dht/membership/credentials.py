@@ -9,10 +9,10 @@ checks it off line:
     Directive    all keys that the owner or one delegate bans, and all orders of the owner
                  (``dht.membership.orders``), with a number
 
-The private half of an invite travels in a link; whoever has it signs the own peer id, so one invite
-may admit many peers, and is banned as a whole. A ban names any of these keys: a peer's, an
-invite's or a delegate's. No signature is valid for another run, another kind or another peer:
-each is made over the kind, the run id and all fields. Dates are Unix times on the reader's clock.
+The private half of an invite travels in a link; a peer that has it signs its own peer id, so one
+invite may admit many peers, and is banned as a whole. A ban names any of these keys: a peer's, an
+invite's or a delegate's. No signature is valid for another run, another kind or another peer: each
+is made over the kind, the run id and all fields. Dates are Unix times on the reader's clock.
 
 A directive replaces the one before it of the same signer, so that only the last one has to be
 known, and nothing has to be received in order.
@@ -256,7 +256,7 @@ def signer_of(directive: Directive, owner: PeerId) -> PeerId:
 
 
 def refuse_delegation(delegation: Delegation, *, run: RunId, owner: PeerId) -> Refused | None:
-    """Reason why what is signed with a delegation is not believed in a run."""
+    """Reason why signatures under a delegation are not believed in a run."""
     if not verify(owner, _signed_bytes(delegation, run), delegation.signature):
         return Refused("the delegation is not signed by the owner of the run")
     return None

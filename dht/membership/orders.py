@@ -8,8 +8,9 @@ A directive holds all orders that are in force, so that only the last one has to
     attested    states that peers take without a certificate: version, lineage, digest of the bits
     rollback    the states with which the run goes on instead of those that came after them
 
-Versions are those that a round makes, and every fragment counts its own. What a setting may be is
-not decided here (``peer.rules.amendments``), nor is who may sign (``dht.membership.credentials``).
+Versions are those that a round makes, and every fragment counts its own. The limits of settings are
+not decided here (``peer.rules.amendments``), nor the right to sign
+(``dht.membership.credentials``).
 """
 
 from __future__ import annotations

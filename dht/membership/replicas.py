@@ -1,13 +1,14 @@
 """Choice of the nodes at which the records under a key are stored and looked up. Pure.
 
-Those nearest to the key, as in any distributed hash table. But keys of nodes cost nothing, so
-whoever tries enough of them owns the places nearest to any key. Therefore:
+Those nearest to the key, as in any distributed hash table. But keys of nodes cost nothing, so an
+attacker that tries enough of them owns the places nearest to any key. Therefore:
 
 - nodes of one network take less than half of the replicas, as long as there are others: addresses
   are not free;
-- the seeds of a run hold all of its records besides. Whoever joins by a link relies on its seeds
-  anyway, and no number of keys puts another node in their place. They are asked only by thorough
-  look-ups: quick ones, of which there are many more, are spread over the nodes near the key.
+- the seeds of a run hold all of its records besides. A peer that joins by a link relies on its
+  seeds anyway, and no number of keys puts another node in their place. They are asked only by
+  thorough look-ups: quick ones, of which there are many more, are spread over the nodes near the
+  key.
 """
 
 from __future__ import annotations

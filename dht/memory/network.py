@@ -258,7 +258,8 @@ class SimulatedNetwork:
     ) -> None:
         """Set the line of one peer, in place of the weather's values.
 
-        What is arriving goes on at the new speed. What is being sent ends at the old one.
+        Transfers that are arriving go on at the new speed. Those that are being sent end at the old
+        one.
         """
         state = self._peer(peer)
         if up_bytes_s is not None:
@@ -270,7 +271,7 @@ class SimulatedNetwork:
             state.latency_extra_s = latency_extra_s
 
     def _change_pace(self, line: _Line, factor: float) -> None:
-        """The rest of what arrives on a line takes so many times as long."""
+        """The rest of each transfer that arrives on a line takes so many times as long."""
         now = self.heap.now
         line.down_free_at = now + factor * max(0.0, line.down_free_at - now)
         for parcel, timer in list(line.arriving.items()):

@@ -121,7 +121,7 @@ class DialBacks:
             try:
                 self.done += 1
                 target = parse_peer_id(message.peer)
-                # The proof is a fresh connection of libp2p: what goes over a lane need not break.
+                # The proof is a fresh connection of libp2p: transfers over a lane need not break.
                 await self.host.disconnect(target, lane=False)
                 addresses = unpack_all(message.addresses)
                 if await self._dial(target, addresses, message.nonce) == "cannot help":

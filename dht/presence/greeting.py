@@ -32,7 +32,8 @@ SPARED_BEATS = 0.75
 """A peer that said hello so many heartbeats ago is not greeted: it has this peer's record."""
 
 UNASKED_BEATS_MAX = 4.0
-"""It is greeted after so many all the same: only who asks learns the difference of the clocks."""
+"""It is greeted after so many all the same: only a peer that asks learns the difference of the
+clocks."""
 
 REFUSED_PAUSE_S = 600.0
 """Pause before a peer that refused a hello, or is of another run, is greeted again."""
@@ -168,8 +169,8 @@ class Greeting:
         self.dialler.connected.setdefault(peer, False)
         if run is not None and not this.runs.is_member(peer):
             table = this.table_if_any
-            # Others pass this peer's record on to a bootstrap peer. Who is alone is forgotten there
-            # unless it is back before that ends.
+            # Others pass this peer's record on to a bootstrap peer. A peer that is alone is
+            # forgotten there unless it is back before that ends.
             beats = 3.0 if table is not None and table.live(now()) else 1.5
             self._not_to_greet[peer] = now() + beats * this.settings.membership.heartbeat_s
 

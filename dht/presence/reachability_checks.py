@@ -67,7 +67,7 @@ class ReachabilityChecks:
         """Ask a few peers for a dial-back, one after the other, until the matter is settled."""
         state, now = self.state, self.this.now
         with contextlib.suppress(HostClosed):  # its daemon is being restarted
-            await self.look()  # who was connected since the last look can help
+            await self.look()  # a peer connected since the last look can help
         state.asked(now=now())
         scope = state.scope
         near = self._proximity

@@ -176,7 +176,7 @@ class ActivePeer:
 
     @property
     def _has_folded(self) -> bool:
-        """True if what was pending became this peer's own state, as nobody else trained."""
+        """True if the pending work became this peer's own state, as nobody else trained."""
         return self._averager.stats.folds > self._folds_before
 
     # --- the end --------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class ActivePeer:
             local.log.write("give_way_failed", {"reason": str(error)})
             return
         await self._averager.before_jumps(states)
-        # What is weighed is what was fetched: its answer says what it likes.
+        # The fetched state is weighed: an answer may say anything.
         theirs = Founding(global_tokens(states), founding_name(states))
         if theirs.name != answer.founding or not local.founding.gives_way_to(theirs):
             return  # it went over itself meanwhile, or was overtaken

@@ -368,7 +368,7 @@ class Agent(Delegate):
             staleness=max([0, *behind]),
             pending_tokens=int(total.pending),
             fates=fates(total),
-            # What it would make now could not be merged any more.
+            # Further work could not be merged any more.
             rest="this peer leaves" if local.is_leaving else self._rest.reason,
             device=self._device,
         )

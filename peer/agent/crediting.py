@@ -81,7 +81,7 @@ class Crediting:
         """Take what this peer's own states show, and what its owner wants to have said."""
         self._averager = averager
         if averager.goes_back:
-            return  # what a fragment shows that has yet to begin again is not the run's any more
+            return  # a fragment that has yet to begin again shows counts from before
         self.tally.follow(averager.topic)
         maps = []
         for state in averager.states:

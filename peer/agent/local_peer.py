@@ -429,10 +429,10 @@ class LocalPeer:
         return self.good.roots(self.orders)
 
     def came_back(self) -> None:
-        """The run was taken back: what ended it, and what is counted to its end, is over."""
+        """The run was taken back: its end, and the counts towards its end, are void."""
         self.closed.clear()
         self._merged_tokens = 0
-        # What was measured later was not of this run any more, and its versions are made anew.
+        # Later measurements are not of this run any more, and their versions are made anew.
         self.held_out = HeldOutLoss(self.run_id, self.me, self.run_file.evaluation.every_versions)
         self.gone_back = self.rollback
 

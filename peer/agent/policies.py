@@ -216,7 +216,8 @@ def presence_settings(run: RunFile) -> PresenceSettings:
 def fixes_its_data(run: RunFile) -> bool:
     """True if every byte that learners of the run read follows from the run file.
 
-    Who reads something else, as it says, has no excuse there: see ``averaging.audit.spot_checks``.
+    A peer that reads something else, as it says, has no excuse there: see
+    ``averaging.audit.spot_checks``.
     """
     data = run.data
     if isinstance(data, HfData):

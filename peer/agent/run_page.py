@@ -85,7 +85,7 @@ class ShownRun:
 
     async def open(self, stack: AsyncExitStack) -> None:
         """Serve the page, and answer those who ask for it. Raises ``PageError``."""
-        # Not through the guard: what is published is for everybody.
+        # Not through the guard: the page is for everybody.
         await self._online.host.serve_calls(
             PROTOCOL, self._answer, request_max_bytes=REQUEST_MAX_BYTES
         )

@@ -37,7 +37,7 @@ class Saver:
         )
         """The trainer's checkpoints."""
         self._saved: object = None
-        """The content of the last checkpoint: what does not change is not written again."""
+        """The content of the last checkpoint: unchanged content is not written again."""
         self._not_saved = ""
         """The reason why the last checkpoint could not be written."""
 

@@ -116,7 +116,7 @@ class SlotPort:
     alpha: float = 0.5
     on_adopted: Callable[[Adopted], None] = lambda adopted: None
     on_not_finite: Callable[[int], None] = lambda fragment: None
-    """Called when what the trainer offers of a fragment is not finite, once until it is again."""
+    """Called when the trainer's offer of a fragment is not finite, once until it is again."""
     statistics: frozenset[int] = frozenset()
     """Fragments of statistics, whatever ``rule`` says (``averaging.history.adoption``)."""
     empties: bool = False
@@ -218,7 +218,7 @@ class SlotPort:
             self.adopt_first(fragment, state)
         else:
             if _holds(state, entry.kept):
-                # Some of what counts as own work is in it: it must not be added once more.
+                # Some of the work kept as own is in it: it must not be added once more.
                 entry.base = entry.kept = None
             self._adopt_next(fragment, entry, state, contained)
 

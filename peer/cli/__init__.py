@@ -15,9 +15,9 @@ commands share, ``learner_options`` those of peers, ``finding`` the run behind a
 experiments, ``training`` the training of start and join, ``directives`` the signing of an owner's
 orders.
 
-What takes time to import is imported inside the function that needs it, so that ``shoal --help``
-does not load numpy or torch.
-An expected error becomes one line on stderr here and nowhere else; a bug keeps its traceback.
+Modules that take time to import are imported inside the function that needs them, so that ``shoal
+--help`` does not load numpy or torch. An expected error becomes one line on stderr here and nowhere
+else; a bug keeps its traceback.
 """
 
 from __future__ import annotations

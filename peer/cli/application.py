@@ -107,7 +107,7 @@ def start_logging(level: int = logging.INFO) -> None:
 
 
 def log_to(path: Path) -> None:
-    """Log warnings into a file from now on: who looks at the terminal gets sentences."""
+    """Log warnings into a file from now on: the terminal gets sentences."""
     handler = RotatingFileHandler(path, maxBytes=LOG_MAX_BYTES, backupCount=1, delay=True)
     handler.setFormatter(logging.Formatter(LOG_FORMAT, LOG_DATE_FORMAT))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

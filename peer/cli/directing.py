@@ -107,7 +107,7 @@ def end(
 
 @runs.command("pause")
 def pause(where: Where, key: KeyFile = None, seed: Seeds = None, as_json: Json = False) -> int:
-    """Pause your run: no round begins, and training rests. What is not merged yet is kept.
+    """Pause your run: no round begins, and training rests. Work that is not merged yet is kept.
 
     Example: shoal run pause my.run.toml
     """
@@ -164,7 +164,7 @@ def rollback(
     seed: Seeds = None,
     as_json: Json = False,
 ) -> int:
-    """Take your run back to the state that you attested last. What came after it is discarded.
+    """Take your run back to the state that you attested last. Later states are discarded.
 
     Example: shoal run rollback my.run.toml
     """

@@ -101,7 +101,7 @@ def find_patiently(where: str, directory: Path | None) -> FoundRun:
 def seen_by_peers(link: Link, *, timeout_s: float) -> RunStatus:
     """A run as its peers report it. Raises ``NobodyMet`` or ``DhtError``.
 
-    Whoever has the key of the run's owner needs no invite from anybody.
+    The holder of the owner's key needs no invite from anybody.
     """
     from peer.event_loop import run_unless_stopped
     from peer.joining.visit import visit

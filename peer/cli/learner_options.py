@@ -149,8 +149,8 @@ class Options:
     precision: Annotated[
         str,
         Option(
-            help="Precision of the matrices: auto, bf16, fp16, tf32 or fp32. Parameters and what "
-            "is exchanged are fp32.",
+            help="Precision of the matrices: auto, bf16, fp16, tf32 or fp32. Parameters and "
+            "exchanged values are fp32.",
         ),
     ] = "auto"
     micro_batch: Annotated[

@@ -36,14 +36,14 @@ def invite(
         Option(help="A learner trains; a keeper only holds the state and serves it."),
     ] = "learner",
     days: Annotated[
-        int, Option(help="Days until the invite, and what it admits, ends.", min=1, max=3650)
+        int, Option(help="Days until the invite, and all that it admits, ends.", min=1, max=3650)
     ] = 30,
     key: KeyFile = None,
     delegation: DelegationText = None,
     seed: Seeds = None,
     as_json: Json = False,
 ) -> None:
-    """Print a link that admits whoever has it to a run for invited peers. Pass it on in private.
+    """Print a link that admits its holder to a run for invited peers. Pass it on in private.
 
     Example: shoal invite my.run.toml --days 7
     """
@@ -144,7 +144,7 @@ def _own(file: Path, path: Path) -> Identity:
     if is_new:
         complain(
             f"made the owner's key {path}: keep a copy of it in a safe place, and show it to "
-            "nobody; whoever has it can invite and ban, and nobody can without it"
+            "nobody; its holder can invite and ban, and nobody can without it"
         )
     write_whole(file, _owned_by(file, key.peer_id).encode())
     return key
@@ -177,7 +177,7 @@ def delegate(
     """Let another key invite and ban in your run, and print the text that proves it.
 
     The delegate passes the text to `shoal invite` and `shoal run ban` with --delegation, and its
-    own key file with --key. What it signs ends with the delegation.
+    own key file with --key. Its signatures end with the delegation.
 
     Example: shoal run delegate my.run.toml 12D3KooW... --days 90
     """

@@ -36,8 +36,8 @@ def run_new(
     data: Annotated[
         str | None,
         Option(
-            help="What it is trained on: python_stdlib, fineweb-edu, or a dataset on the Hugging "
-            "Face hub: owner/name, or owner/name@COMMIT. [default: python_stdlib]"
+            help="Training data: python_stdlib, fineweb-edu, or a dataset on the Hugging Face "
+            "hub: owner/name, or owner/name@COMMIT. [default: python_stdlib]"
         ),
     ] = None,
     base: Annotated[

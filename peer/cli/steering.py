@@ -47,7 +47,7 @@ def show_status(
 ) -> int:
     """Print the status of a run as its peers report it, without taking part.
 
-    Without a link: what your peers on this machine do, whatever their runs.
+    Without a link: the state of your peers on this machine, whatever their runs.
 
     Example: shoal status 'shoal://RUN_ID?seed=...' --watch
     """

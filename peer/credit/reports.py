@@ -2,10 +2,10 @@
 
 Merged maps have no dates, because peers' clocks are their own. So every contributor signs, now and
 then, how many tokens each peer has by its own count, with the day by its clock; the last report of
-a day stands. Reports divide credit into days and add none to it: what a later day does not contain
-any more never counts (``averaging.history.merged_map`` is the authority). Of several contributors
-that report a day the second largest report counts, so one of them cannot move work into another
-day.
+a day stands. Reports divide credit into days and add none to it: tokens that a later day does not
+contain any more never count (``averaging.history.merged_map`` is the authority). Of several
+contributors that report a day the second largest report counts, so one of them cannot move work
+into another day.
 """
 
 from __future__ import annotations

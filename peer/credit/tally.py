@@ -16,8 +16,8 @@ largest of its counts in all maps, which is the run's own count of tokens.
 
 **Reports** divide the totals into days (``peer.credit.reports``): for each day at most three lists
 of tokens by peer, 9 to 15 bytes for each contributor. The totals of a day are bounded by those of
-all later days, so what was lost with a lineage counts on no day, and the days sum to the total. For
-a thousand contributors and 24 fragments, the reports of 400 days are 3.6 MB and the maps 0.4 MB.
+all later days, so tokens lost with a lineage count on no day, and the days sum to the total. For a
+thousand contributors and 24 fragments, the reports of 400 days are 3.6 MB and the maps 0.4 MB.
 
 **Statements** are the peers' own words on names and keys (``peer.credit.statements``), the newest
 of each peer. Those of peers without merged tokens are not kept: strangers cannot fill the tally.

@@ -32,7 +32,7 @@ PROTOCOL: Final = "/shoal/credit/1"
 
 SUMMARY_MAX_BYTES: Final = 64 << 10
 PART_MAX_BYTES: Final = 960 << 10
-"""Largest answer to a summary. What does not fit is answered to the next one."""
+"""Largest answer to a summary. The rest is answered to the next one."""
 
 FILE_MAX_BYTES: Final = 256 << 20
 BUCKETS: Final = 16

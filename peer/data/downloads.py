@@ -135,7 +135,7 @@ class Downloads:
     def _failed(self, place: Place, error: OSError) -> DataUnavailable:
         if error.errno in FULL:
             reason = f"{self._folder} takes no more of it ({error.strerror}); free some space, and "
-            return _unusable(place, reason + "try again: what has arrived is kept")
+            return _unusable(place, reason + "try again: the bytes that have arrived are kept")
         reason = str(getattr(error, "reason", None) or error)
         return _unusable(place, f"{reason}; check the address and this machine's connection")
 
@@ -224,7 +224,7 @@ class Downloads:
             rest = int(response.headers.get("Content-Length") or 0)
             whole = content.size + rest
             self._check_room(place, whole, rest)
-            # Without a buffer: what the disk refuses must not be counted as written.
+            # Without a buffer: bytes that the disk refuses must not be counted as written.
             with content.path.open("ab", buffering=0) as file:
                 while piece := response.read(READ_BYTES):
                     unwritten = memoryview(piece)

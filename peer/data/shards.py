@@ -1,6 +1,6 @@
 """Writing token shards: text in; ``.bin`` files, their hashes and lines of a run file out.
 
-Who shares shards spares every peer the tokenizing. What is held out is decided when they are read.
+Shared shards spare every peer the tokenizing. The held-out part is decided when they are read.
 """
 
 from __future__ import annotations

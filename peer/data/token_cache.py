@@ -2,8 +2,8 @@
 
 An entry is named by a hash of all that it follows from, so it never goes stale. Any number of
 processes may share the folder: entries are complete when they get their name. Each reading checks
-the content; what is damaged is removed and made again. The least recently used entries are
-removed when the folder becomes too large.
+the content; damaged files are removed and made again. The least recently used entries are removed
+when the folder becomes too large.
 """
 
 from __future__ import annotations

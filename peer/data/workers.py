@@ -159,7 +159,7 @@ class _Worker:
                     "PYTHONPATH": os.pathsep.join(path),
                     "CUDA_VISIBLE_DEVICES": "",
                     "OMP_NUM_THREADS": "1",
-                    "TOKENIZERS_PARALLELISM": "false",  # the processes are what is parallel
+                    "TOKENIZERS_PARALLELISM": "false",  # the processes are the parallel part
                 },
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

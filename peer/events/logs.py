@@ -1,7 +1,7 @@
 """Event logs of several peers as one timeline.
 
-Peers' clocks differ. Rounds that two logs have in common tell by how much, and the times of all
-but the first log are shifted accordingly. Damaged lines are left out.
+Peers' clocks differ. Rounds that two logs have in common show the difference, and the times of all
+but the first log are shifted by it. Damaged lines are left out.
 """
 
 from __future__ import annotations

@@ -321,21 +321,21 @@ _ROUNDS = (
         PEER | Audience.NAMED,
         "spot_check_passed",
         "fragment, peer, before:float, after:float, seconds, received_bytes",
-        "checked what {peer} brought: it changes the loss on its own data from {before:.4g} to "
-        "{after:.4g}",
+        "checked a contribution of {peer}: it changes the loss on that peer's own data "
+        "from {before:.4g} to {after:.4g}",
     ),
     _row(
         PROBLEM | Audience.NAMED,
         "spot_check_failed",
         "fragment, peer, before:float, after:float, seconds, received_bytes, strikes:float",
-        "what {peer} brought did not lower the loss on its own data: from {before:.4g} to "
-        "{after:.4g} (strikes: {strikes:.1f}; with 3 its uploads are refused here)",
+        "a contribution of {peer} did not lower the loss on that peer's own data: from "
+        "{before:.4g} to {after:.4g} (strikes: {strikes:.1f}; with 3 its uploads are refused here)",
     ),
     _row(
         PEER | Audience.NAMED,
         "spot_check_evaded",
         "fragment, peer, reason, strikes:float",
-        "could not check what {peer} brought: {reason} (strikes: {strikes:.1f})",
+        "could not check a contribution of {peer}: {reason} (strikes: {strikes:.1f})",
     ),
     _row(
         ROUND | Audience.NAMED,

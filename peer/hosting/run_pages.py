@@ -1,8 +1,8 @@
 """Public pages of the runs that meet at a bootstrap peer: what keepers have published of them.
 
 A bootstrap peer takes part in no run. It knows the records of a run's peers, the run file, which
-peers hand out, and the page that a keeper answers with if its owner publishes one. What it does not
-know is said on the page.
+peers hand out, and the page that a keeper answers with if its owner publishes one. The page says
+what it does not know.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NO_KEEPER = (
 )
 OWN_WORDS = "The number of tokens is what its peers say of themselves."
 NO_FILE = "None of its peers has handed out its run file: its name and description are not known."
-NOBODY = "No peer of this run is on line here now; this is what was known last."
+NOBODY = "No peer of this run is on line here now; this is the last known state."
 
 
 class RunPages:

@@ -21,8 +21,9 @@ same identity, and gets the parameters from the run.
 
 A header and one part at a time: no more than a unit (4 MiB) is gathered anywhere but in the slots,
 a large fragment is spread over safe points, and the ranks agree on nothing but the order of these
-messages. What rank 0 learns asynchronously (the end, the learning rate, a turn to evaluate) takes
-effect for all at a safe point; ranks that learned it at different steps would diverge or hang.
+messages. News that reaches rank 0 asynchronously (the end, the learning rate, a turn to evaluate)
+takes effect for all at a safe point; ranks that learned it at different steps would diverge or
+hang.
 """
 
 from __future__ import annotations

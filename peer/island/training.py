@@ -94,8 +94,8 @@ class SummedGradients:
     all of them, so that nothing overlaps.
 
     ``DistributedDataParallel`` does the same for a step that succeeds at once. Here a pass that
-    runs out of memory is repeated: what was sent by then is of complete gradients, hence right, and
-    is not sent again.
+    runs out of memory is repeated: buckets sent by then are of complete gradients, hence right, and
+    are not sent again.
     """
 
     def __init__(

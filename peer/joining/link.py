@@ -50,7 +50,7 @@ class Link:
     run_id: RunId
     seeds: tuple[Multiaddr, ...] = ()
     invite: InviteKey | None = None
-    """Admits whoever has the link to a run for invited peers."""
+    """Admits the holder of the link to a run for invited peers."""
 
     def __str__(self) -> str:
         """The text that people pass on, with only those addresses that lead here from farthest."""
@@ -155,7 +155,7 @@ def is_news(link: str, told: str | None) -> bool:
 
 
 def only_from(text: str) -> str | None:
-    """A warning for whoever passes on a link that is of no use elsewhere; ``None``: it is fine."""
+    """A warning about a link that is of no use elsewhere; ``None``: it is fine."""
     scope = parse_link(text).scope
     if scope is None or scope is addresses.Scope.INTERNET:
         return None

@@ -240,7 +240,7 @@ class Visitor:
         await self._ask_those_counted(members, answers)
         reasons = {peer: why for peer, why in answers.items() if isinstance(why, Exception)}
         found = [answer for answer in answers.values() if isinstance(answer, status.Status)]
-        # Who can be dialled has connections with those who cannot.
+        # Peers that can be dialled have connections with those that cannot.
         able = sorted(found, key=lambda answer: (answer.reachable is not True, answer.peer))
 
         async def ask_others(peer: PeerId) -> status.Status | None:

@@ -81,10 +81,10 @@ def load_weights(model: torch.nn.Module, path: str | Path, *, strict: bool = Tru
 
     ``path``: a file, or a folder with one file or with the index of several. It must hold exactly
     the parameters and persistent buffers of the model, with their shapes; values are cast to the
-    model's dtypes. What a run exchanges (``shoal export``), and the adapter that peft has saved,
-    need not have frozen parameters and buffers. With ``strict=False`` names may be missing or
-    superfluous, as long as there is one that fits. Raises ``WeightsUnfit`` and leaves the model
-    unchanged if they do not fit.
+    model's dtypes. The parameters that a run exchanges (``shoal export``), and the adapter that
+    peft has saved, need not have frozen parameters and buffers. With ``strict=False`` names may be
+    missing or superfluous, as long as there is one that fits. Raises ``WeightsUnfit`` and leaves
+    the model unchanged if they do not fit.
     """
     path = Path(path)
     wanted = dict(_named(model))

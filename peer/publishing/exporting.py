@@ -63,7 +63,8 @@ def publish(job: Job, tell: Tell, *, now: float) -> None:
 
 
 def _export(job: Job, shelf: Shelf, outer: OuterState, tell: Tell, *, now: float) -> Entry:
-    # Torch, without which it is known that there is nothing new, or that this cannot be published.
+    # These import torch, which the checks before (is there anything new, can it be published) do
+    # not need.
     from peer.model.export.folder import Export, write_folder
     from peer.model.recipes import needs_base
 

@@ -5,8 +5,8 @@
     exports.json                         what is there, the newest last
     feed.xml                             the same for feed readers
 
-Everything appears under its name when it is complete. What a process that was killed has left is
-removed by the next one. The oldest exports make room for new ones.
+Everything appears under its name when it is complete. Files left by a killed process are removed by
+the next one. The oldest exports make room for new ones.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Shelf:
             raise NotWritten(str(self.folder), error.strerror or str(error)) from error
 
     def sweep(self) -> None:
-        """Remove what processes have left that were killed while they wrote."""
+        """Remove files left by processes that were killed while they wrote."""
         known = {each.name for each in self.entries()}
         for path in self.folder.iterdir():
             unfinished = path.name.startswith(_UNFINISHED)

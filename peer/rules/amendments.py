@@ -70,7 +70,7 @@ def over_at_once(
 ) -> str | None:
     """Reason why these settings would end a run with ``merged`` tokens; ``None``: they do not.
 
-    What breaks a rule is left to ``objection``.
+    Values that break a rule are left to ``objection``.
     """
     try:
         end = with_settings(run, settings).end
@@ -108,5 +108,5 @@ def refused(settings: Mapping[str, Value]) -> str | None:
     """Reason why the owner may not change one of these settings; ``None`` if it may."""
     for name in settings:
         if name not in AMENDABLE:
-            return f"{name} cannot be amended; what can be is {', '.join(AMENDABLE)}"
+            return f"{name} cannot be amended; these can: {', '.join(AMENDABLE)}"
     return None

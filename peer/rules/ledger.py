@@ -125,8 +125,8 @@ class Ledger:
         """
         known_before = self._earlier + self._current
         if earlier_tokens < known_before:
-            # The count was lost, with a damaged disk or in a power cut. What came after the
-            # checkpoint is known to other peers only.
+            # The count was lost, with a damaged disk or in a power cut. Work after the checkpoint
+            # is known to other peers only.
             for account in self._accounts:
                 account.observed = False
         self._earlier = max(

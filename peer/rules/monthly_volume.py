@@ -4,10 +4,10 @@ Bytes count for the month that the local clock shows when they pass. Three thing
 month its volume twice, nor take it from a month in which nothing has passed:
 
 - The clock goes back over the begin of a month: by an hour (time zones, daylight saving) or a day.
-  What passed "next month" counts for this month, too, because it has passed by now. If the clock
+  Traffic of "next month" counts for this month, too, because it has passed by now. If the clock
   went back by at most ``SLACK``, it keeps counting for next month as well: either clock may be the
   wrong one, and with the smaller count a month would have its volume twice.
-- The clock was wrong by more, and is corrected: what was counted for a later month counts for this
+- The clock was wrong by more, and is corrected: traffic counted for a later month counts for this
   one alone, or that month would begin with its volume used.
 - The clock is not set yet, as on a machine without a battery for it: the count stands still.
 """

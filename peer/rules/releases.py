@@ -1,6 +1,6 @@
 """The comparison of this peer's release with those of the others. Pure.
 
-What peers say of their releases is shown to people; only protocol numbers decide anything.
+The releases that peers state are shown to people; only protocol numbers decide anything.
 """
 
 from __future__ import annotations

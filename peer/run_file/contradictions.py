@@ -177,7 +177,7 @@ def _of_tokenizer(data: FilesData) -> Iterator[Contradiction]:
 
 
 def _without_commit(run: RunFile) -> Iterator[Contradiction]:
-    """Refuse a name without a commit: what the hub serves under it changes with time."""
+    """Refuse a name without a commit: the files under it change with time."""
     data = run.data
     if not isinstance(data, HfData | FilesData):
         return
@@ -271,7 +271,7 @@ def _of_rounds(run: RunFile) -> Iterator[Contradiction]:
     if run.outer.feedback == "on" and run.outer.adoption != "carry":
         yield (
             "outer.feedback",
-            f"is on; what encoding lost stays in a learner's parameters, and outer.adoption = "
+            f"is on; the loss of encoding stays in a learner's parameters, and outer.adoption = "
             f"{run.outer.adoption!r} overwrites them: only 'carry' keeps it",
         )
     if isinstance(rounds.quorum, int) and rounds.quorum > rounds.group_size:
@@ -283,7 +283,7 @@ def _of_rounds(run: RunFile) -> Iterator[Contradiction]:
 
 
 def obstacles(run: RunFile, *, now: datetime) -> Iterator[Contradiction]:
-    """Settings that a peer may read, and with which a run that is still to begin comes to nothing.
+    """Settings that a peer may read, but with which a run that has yet to begin would fail.
 
     They are no contradictions: the peers of a run under way must be able to read its file when its
     date has passed.

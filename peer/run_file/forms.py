@@ -84,7 +84,7 @@ class Form:
         return None
 
     def turns(self, values: Sequence[Any]) -> Iterator[Turn]:
-        """The text of an example that has no ``fault``; what follows its last answer is left out.
+        """The text of an example that has no ``fault``; text after its last answer is left out.
 
         Words of a template after the content of an answer belong to the answer.
         """

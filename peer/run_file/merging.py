@@ -63,14 +63,12 @@ class Outer(Section, frozen=True, kw_only=True):
     late_work: Annotated[
         Literal["whole", "per_cycle"],
         LATER,
-        "What work that missed its round brings to a later one: `whole`, the displacement of all "
-        "its cycles, `per_cycle`, their mean, so that an outer step is as long as when nobody is "
-        "late. Its tokens count in both.",
+        "Contribution of work that missed its round to a later one: `whole`, the displacement of "
+        "all its cycles, `per_cycle`, their mean, so that an outer step is as long as when "
+        "nobody is late. Its tokens count in both.",
     ] = "whole"
     codec: Annotated[Codec, "Encoding of updates on the wire, for both ways."] = "int4"
-    codec_up: Annotated[
-        Codec | None, LATER, "Encoding of what peers send to be merged; unset: as `codec`."
-    ] = None
+    codec_up: Annotated[Codec | None, LATER, "Encoding of contributions; unset: as `codec`."] = None
     codec_down: Annotated[
         Codec | None, LATER, "Encoding of merged updates on their way back; unset: as `codec`."
     ] = None
@@ -103,7 +101,7 @@ class Outer(Section, frozen=True, kw_only=True):
     feedback: Annotated[
         Literal["auto", "on", "off"],
         LATER,
-        "Error feedback: whether what the encoding of an update lost is part of the peer's next "
+        "Error feedback: whether the loss of encoding an update is part of the peer's next "
         "one. `auto`: where updates are sent in int2 and adopted by `carry`.",
     ] = "auto"
     adoption: Annotated[

@@ -1,7 +1,7 @@
 """Names of files in a run file: in the peer's data folder, or at an https address.
 
 The author of a run file is a stranger. A name leads into the data folder or to a public host,
-and what comes from a host has a hash in the run file.
+and data from a host has a hash in the run file.
 """
 
 from __future__ import annotations

@@ -499,8 +499,8 @@ class Policy(Section, frozen=True, kw_only=True):
         "Contributions of others that each learner checks in a cycle, to find members that "
         "poison: whether one lowers the loss on the data that its author must have used. One in "
         "a cycle costs two forward passes of a batch and the bytes of one upload; as a reducer, "
-        "a learner refuses who fails repeatedly. All learners must read the run's recipe, from "
-        "the same data. 0: no checks.",
+        "a learner refuses peers that fail repeatedly. All learners must read the run's recipe, "
+        "from the same data. 0: no checks.",
     ] = 0.0
 
 

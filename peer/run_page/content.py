@@ -1,7 +1,7 @@
 """Contents of the public page of a run. Pure, apart from ``ask``.
 
 A keeper that serves the page, or publishes exports, answers everybody's call for it; a bootstrap
-peer takes that for its own page. Whatever a page says is a claim of the peer that serves it.
+peer takes that for its own page. Everything on a page is a claim of the peer that serves it.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@
     /healthz                200
 
 Nothing here changes anything, so there is no form, no token and no session. The content of a run is
-computed once in ``FRESH_S``, whoever asks how often. The rate is bounded for all clients together,
-because behind a proxy all have one address.
+computed once in ``FRESH_S``, however often it is asked for. The rate is bounded for all clients
+together, because behind a proxy all have one address.
 """
 
 from __future__ import annotations

@@ -121,8 +121,8 @@ class CheckpointFolder:
     ) -> None:
         """``allowed_bytes()``: current limit for the whole folder, the next checkpoint included.
 
-        ``reads_only``: damaged checkpoints are passed over and left where they are. What another
-        version has written looks damaged, and its peer may be running.
+        ``reads_only``: damaged checkpoints are passed over and left where they are. A checkpoint
+        that another version has written looks damaged, and its peer may be running.
         """
         self.folder = folder
         self.keep = keep

@@ -97,7 +97,7 @@ def owners_invite(run: RunFile) -> InviteKey | None:
 
 
 def invite_from(signer: Signer) -> InviteKey:
-    """An invite for whoever has the signer's key."""
+    """An invite for the holder of the signer's key."""
     secret = Identity.generate()
     until = int(time.time()) + OWN_INVITE_S
     return InviteKey(signer.invite(secret.public_key, "learner", until), secret)

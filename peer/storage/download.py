@@ -50,8 +50,8 @@ class NotDownloaded(PeerError):
     run: str
     reason: str
     message = (
-        "the parameters of run {run!r} cannot be downloaded: {reason}; what is here "
-        "is kept: run the command again"
+        "the parameters of run {run!r} cannot be downloaded: {reason}; the part that "
+        "is here is kept: run the command again"
     )
 
 
@@ -120,7 +120,7 @@ async def _told_layout(visitor: Visitor, holders: Sequence[Status], run: RunFile
             continue
         if layout.hash.hex() == each.layout:
             return layout
-        reasons.append(f"{each.name}: what it describes is not its layout")
+        reasons.append(f"{each.name}: its description does not give its layout")
     told = "; ".join(reasons) or "none is here that has its state"
     raise NotDownloaded(run.name, f"no peer describes the model ({told})")
 

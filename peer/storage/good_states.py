@@ -2,7 +2,8 @@
 
 A peer keeps the last few of the versions that all peers keep, and the one that the owner has
 attested until another one is. They use the disk space that two checkpoints leave of the allowed
-one; what does not fit is not kept, and a rollback then fetches it from a peer that has it.
+one; states that do not fit are not kept, and a rollback then fetches them from a peer that has
+them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How this machine trains: precision, compilation and the number of sequences at once.
 
-These choices belong to the machine and never to the run: parameters and what is exchanged are fp32,
+These choices belong to the machine and never to the run: parameters and exchanged values are fp32,
 and a step has the run's ``batch_size``, whatever is chosen here. Everything in this module decides
 from facts that ``peer.trainer.device_facts`` has read, and touches no device.
 

@@ -4,9 +4,9 @@ An ``Engine`` trains as ``Choices`` say: under autocast, compiled, several micro
 The gradient is that of the whole batch in one pass, to rounding. Nothing in a step waits for a
 value from the device: whether a ``GradScaler`` (fp16) has skipped a step is known one step later.
 
-Whatever runs out of memory in forward or backward pass is repeated with half as many sequences at
-once, from the same state of the random generators. The optimizer's step is not repeated: by then
-the activations are freed, so no smaller micro-batch would help it.
+A micro-batch that runs out of memory in forward or backward pass is repeated with half as many
+sequences at once, from the same state of the random generators. The optimizer's step is not
+repeated: by then the activations are freed, so no smaller micro-batch would help it.
 
 The way to train may change from one micro-batch to the next, so that ``peer.trainer.tuning`` finds
 the best one with work that counts.

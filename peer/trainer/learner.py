@@ -7,7 +7,7 @@ in place for an adoption. ``peer.trainer.device_copies`` makes the copies.
 
 A fragment whose copy takes longer than a safe point may is spread over the next ones. Some units of
 an offer are then a step or two newer than its mark says. That costs nothing: of each value, exactly
-what was offered is subtracted when the merged value comes back, and the tokens of those steps count
+the offered part is subtracted when the merged value comes back, and the tokens of those steps count
 as merged one cycle later.
 
 With safe points of 1 ms, which copy at least a sixth of a fragment each, agent and daemon at nice
@@ -100,7 +100,7 @@ class Learner:
         self._batch_tokens_max = 0
         self._adopted: list[tuple[int, int]] = []
         self.overwritten: set[int] = set()
-        """Fragments whose parameters were overwritten; emptied by whom that concerns."""
+        """Fragments whose parameters were overwritten; emptied by the object that acts on them."""
         self.steps = 0
         """Optimizer steps of this incarnation."""
         self.tokens = 0

@@ -130,7 +130,7 @@ def train(
 ) -> Outcome:
     """Train until the run is over, ``stop`` is asked for, or ``steps_max`` steps are done.
 
-    ``engine``: what trains, if it is there already (``open_engine``).
+    ``engine``: the engine, if it is open already (``open_engine``).
     """
     engine = engine or open_engine(run_file, settings)
     # Nobody reads the model afterwards: the final one is in the peer's folder.

@@ -337,7 +337,7 @@ class Patience:
 
     def is_over(self, phase: Phase | None, *, now: float) -> bool:
         if phase is not None and phase.name == "waiting":
-            self.since = now  # whoever waits for other peers waits as long as it takes
+            self.since = now  # a peer that waits for others waits as long as it takes
         elif phase is not None and phase.name == "fetching" and phase.done > self._done:
             self._done, self.since = phase.done, now
         return now - self.since > self.limit_s

@@ -2,8 +2,8 @@
 
 ``examine`` counts the memory of the model before building it, because the author of a run file may
 be anybody; then it builds the model that will be trained, and makes one pass to see how much of a
-batch certainly fits. Nothing is downloaded. What fits best is found while training, remembered if a
-file for it is given, and not measured again.
+batch certainly fits. Nothing is downloaded. The best choice is found while training, remembered if
+a file for it is given, and not measured again.
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ FRAME = 2
 def draw(view: View, *, width: int = 80, height: int = 24) -> RenderableType:
     """The whole screen, in at most ``height - 1`` lines.
 
-    Where there is no room, what is of least worth at that moment is left out: older events, then
-    the curve, then other peers, then lines about this peer. The newest event is always shown.
+    Where there is no room, the least useful part at that moment is left out: older events, then the
+    curve, then other peers, then lines about this peer. The newest event is always shown.
     """
     headline = _lines(map(printable, _headline(view)), width)
     room = max(0, height - 1 - len(headline) - FRAME - 1)

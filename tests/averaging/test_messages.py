@@ -70,7 +70,7 @@ def test_the_golden_bytes_of_each_number_are_read(number: int) -> None:
                 assert said.encode(said.decode(data), number) == data
 
 
-def test_what_is_too_new_for_a_number_is_left_out_and_refused_if_it_is_not() -> None:
+def test_a_field_too_new_for_a_protocol_number_is_left_out_and_refused_if_present() -> None:
     (join,) = [example for example in EXAMPLES if isinstance(example, said.Join)]
     assert join.protocols == {1, 2}
 

@@ -403,7 +403,7 @@ def test_a_flood_over_many_keys_and_runs_is_bounded_as_well() -> None:
     )
 
 
-def test_what_was_forgotten_leaves_no_trace() -> None:
+def test_a_forgotten_record_leaves_no_trace() -> None:
     keeper = RecordKeeper(RUN, KeeperLimits(memory_s=100.0))
     keeper.admit(sealed(ttl_s=1), now=0.0)
     keeper.admit(sealed(identity=BORIS, key=f"{RUN}/peers/11"), now=200.0)

@@ -96,7 +96,7 @@ def test_a_rate_that_is_changed_counts_at_once() -> None:
     run(work())
 
 
-def test_what_is_small_never_waits_but_counts() -> None:
+def test_a_small_frame_never_waits_but_counts() -> None:
     async def work() -> None:
         async with pair() as (host, ours, _):
             loop = asyncio.get_running_loop()
@@ -113,7 +113,7 @@ def test_what_is_small_never_waits_but_counts() -> None:
     run(work())
 
 
-def test_what_was_not_used_for_an_hour_is_worth_a_moment() -> None:
+def test_an_hour_of_unused_rate_is_worth_a_moment() -> None:
     bucket = TokenBucket()
     bucket.set_rate(1000.0, 0.0)
     bucket.take(100, 3600.0)
@@ -122,7 +122,7 @@ def test_what_was_not_used_for_an_hour_is_worth_a_moment() -> None:
     assert bucket.wait_s(3600.0) == pytest.approx(0.5)
 
 
-def test_what_is_closed_begins_no_stream_in_either_direction_and_the_rest_goes_on() -> None:
+def test_a_closed_protocol_begins_no_stream_in_either_direction_and_the_rest_goes_on() -> None:
     async def work() -> None:
         network = MemoryNetwork(FAST)
         anna, boris = network.host("anna"), network.host("boris")

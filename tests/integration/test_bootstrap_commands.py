@@ -375,7 +375,7 @@ def test_the_container_is_built_from_what_there_is_without_cuda_and_runs_without
     assert f"http://127.0.0.1:{page.rpartition(':')[2]}/healthz" in check
 
 
-def test_the_container_and_what_compose_adds_are_a_command_that_there_is(
+def test_the_container_and_the_additions_of_compose_are_a_command_that_exists(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     host = yaml.safe_load((EXAMPLE / "compose.yaml").read_text())["services"]["bootstrap"]

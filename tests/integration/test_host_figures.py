@@ -26,7 +26,7 @@ def test_a_seed_that_comes_back_is_found_within_30_seconds() -> None:
 
 
 @pytest.mark.bench
-def test_what_a_host_costs() -> None:
+def test_figures_of_a_host_show_no_unnecessary_wait() -> None:
     figures = {
         "start_up": host_figures.start_up(),
         "latencies": uvloop.run(host_figures.latencies()),

@@ -90,7 +90,7 @@ def rounds_since_refusal(honest: Sequence[Learner]) -> list[dict[str, Any]]:
     return [event for event in merged_rounds(honest) if event["at"] > first]
 
 
-def test_honest_learners_refuse_who_uploads_the_reverse_and_nobody_else(
+def test_honest_learners_refuse_a_peer_that_uploads_the_reverse_and_nobody_else(
     processes: Processes, tmp_path: Path
 ) -> None:
     swarm = Swarm(processes, tmp_path)
@@ -142,7 +142,7 @@ def final_loss(learners: Sequence[Learner]) -> float:
 
 
 @pytest.mark.parametrize("policy", [POLICY, POLICY.replace("4.0", "0.0")], ids=["checks", "none"])
-def test_what_three_poisoners_of_ten_cost(
+def test_three_poisoners_of_ten_cost_loss_and_only_they_are_refused(
     policy: str, processes: Processes, tmp_path: Path
 ) -> None:
     """Held-out loss after as many merged tokens, beside seven honest learners and nobody else."""

@@ -29,7 +29,7 @@ def test_the_newest_state_that_most_hold_alike_is_chosen() -> None:
     assert chosen([anna, boris, clara], 2) == ((kept(0, 16), 2), (kept(1, 8), 2))
 
 
-def test_what_one_of_several_says_is_not_attested() -> None:
+def test_a_state_that_one_of_several_peers_reports_is_not_attested() -> None:
     assert chosen([[kept(0, 8)], [kept(0, 8, b"x")]], 1) is None
     assert chosen([[kept(0, 8)] * 5, [kept(0, 16)]], 1) is None, "said five times by one"
     assert chosen([[kept(0, 8)]], 1) == ((kept(0, 8), 1),)

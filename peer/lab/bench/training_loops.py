@@ -86,7 +86,8 @@ class Setup:
         )
 
     def examine(self) -> Preflight:
-        """Begin as ``shoal join`` does. What the first turn finds while it trains is kept."""
+        """Begin as ``shoal join`` does. Choices that the first turn finds while it trains are
+        kept."""
         return examine(
             self.run_file,
             self.trainer,

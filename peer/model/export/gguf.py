@@ -2,8 +2,9 @@
 
 It is made of the export for transformers: the parameters under the names that the package ``gguf``
 gives them, the settings of the architecture, and the tokenizer. llama.cpp must compute the same
-function and split text in the same way, so only what is known to do so is written: Llama and Qwen3,
-with tokens of bytes or the byte-level BPE of GPT-2. llama.cpp's own script knows more of both.
+function and split text in the same way, so only models that are known to do so are written: Llama
+and Qwen3, with tokens of bytes or the byte-level BPE of GPT-2. llama.cpp's own script knows more of
+both.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _CHUNK = 1 << 16
-"""Values computed at once: what is in between stays in the processor's cache, which halves the time
+"""Values computed at once: intermediate values stay in the processor's cache, which halves the time
 of a million."""
 
 _MEAN = 4 * 65535 // 2  # mean of the sum of four integers from 0 to 65535

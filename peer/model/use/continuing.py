@@ -1,7 +1,7 @@
 """Continues tokens with a model.
 
 Each token is computed from kept keys and values of those before it. When the context is full, the
-newest half of it is read anew: positions begin at 0 again, and what is older is forgotten.
+newest half of it is read anew: positions begin at 0 again, and older tokens are forgotten.
 """
 
 from __future__ import annotations

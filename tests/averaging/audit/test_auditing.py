@@ -60,7 +60,7 @@ def test_a_liar_in_one_piece_of_each_round_is_found_after_about_ten(auditors: in
         (0.1, 16, 0.96, 2.5),
     ],
 )
-def test_who_reduces_in_one_round_of_ten_is_found_within_twenty_rounds_by_its_number_of_pieces(
+def test_a_reducer_in_one_round_of_ten_is_found_within_twenty_rounds_by_its_number_of_pieces(
     rate: float, pieces: int, share: float, mean: float
 ) -> None:
     """It falsifies all of each slice that it merges. The bytes are those of the rate, however many

@@ -199,7 +199,7 @@ def test_sources_that_are_not_those_of_the_contributors_convict() -> None:
 
 
 @pytest.mark.parametrize("codec", ["int4", "f32"])
-def test_an_upload_that_nobody_can_decode_convicts_who_merges_it(codec: str) -> None:
+def test_an_upload_that_nobody_can_decode_convicts_the_peer_that_merges_it(codec: str) -> None:
     round_ = Round(commit_of(codec=codec))
     bad = np.float32(np.nan).tobytes() + round_.uploads[3][4:]
     round_.uploads[3] = bad

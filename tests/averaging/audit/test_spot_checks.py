@@ -84,7 +84,7 @@ def test_a_suspect_of_which_a_check_said_too_little_leaves_others_their_turns() 
     assert made.draw(ALL, 101, 0.0) == BORIS, "a check tells something now"
 
 
-def test_who_reverses_is_checked_again_at_once_and_then_refused_for_a_while() -> None:
+def test_a_peer_that_reverses_is_checked_again_at_once_and_then_refused_for_a_while() -> None:
     made = usually(0.1)
     assert made.draw((BORIS,), 0, 0.0) == BORIS
     assert not made.checked(BORIS, 2.0, 2.3, 0.0)
@@ -101,7 +101,7 @@ def test_who_reverses_is_checked_again_at_once_and_then_refused_for_a_while() ->
     assert made.refuses(BORIS, 1200.0), "for longer this time"
 
 
-def test_who_was_refused_has_no_power_until_half_of_its_strikes_have_faded() -> None:
+def test_a_refused_peer_has_no_power_until_half_of_its_strikes_have_faded() -> None:
     """Three poisoners whose refusals had just ended led and reduced two rounds in one of which half
     of the contributions were theirs."""
     made = usually(0.1)
@@ -297,7 +297,7 @@ def test_poisoners_among_the_checked_do_not_make_poison_usual() -> None:
     assert not passed
 
 
-def test_what_a_suspect_brings_does_not_become_usual_however_often_it_is_checked() -> None:
+def test_results_of_a_suspect_do_not_become_usual_however_often_it_is_checked() -> None:
     made = usually(0.1)
     made.evaded(BORIS, 0.0)
     for _ in range(40):
@@ -346,7 +346,7 @@ def test_two_failures_name_a_peer_to_others() -> None:
     assert made.names(BORIS, 1.0)
 
 
-def test_who_fails_again_is_named_again_after_a_while_only() -> None:
+def test_a_peer_that_fails_again_is_named_again_only_after_a_while() -> None:
     """Each failure was told to all peers in view; suspects are checked in every round."""
     made = usually(0.1)
     for _ in range(2):
@@ -358,7 +358,7 @@ def test_who_fails_again_is_named_again_after_a_while_only() -> None:
     assert not made.names(ANNA, NAME_EVERY_S)
 
 
-def test_who_is_named_by_another_is_checked_once_beside_the_usual_checks() -> None:
+def test_a_peer_named_by_another_is_checked_once_beside_the_usual_checks() -> None:
     made = usually(0.1)
     assert made.draw((ANNA,), 0, 0.0) == ANNA
     named_by(made, CLARA)
@@ -379,7 +379,7 @@ def test_words_of_others_double_the_checks_at_most() -> None:
     assert drawn == pytest.approx(20, abs=2)
 
 
-def test_who_names_peers_that_then_pass_is_heard_no_more_for_a_while() -> None:
+def test_a_peer_that_names_others_which_then_pass_is_not_heard_for_a_while() -> None:
     made = usually(0.1)
     for step in (0, 20):
         named_by(made, CLARA)
@@ -393,7 +393,7 @@ def test_who_names_peers_that_then_pass_is_heard_no_more_for_a_while() -> None:
     made.named(BORIS, CLARA, 7200.0)
 
 
-def test_who_is_named_rightly_fails_here_and_its_namers_stay_credible() -> None:
+def test_a_rightly_named_peer_fails_here_and_its_namers_stay_credible() -> None:
     made = usually(0.1)
     for _ in range(5):
         named_by(made, CLARA)
@@ -403,7 +403,7 @@ def test_who_is_named_rightly_fails_here_and_its_namers_stay_credible() -> None:
     assert made.draw(ALL, 1, 0.0) == ANNA
 
 
-def test_a_liar_that_behaves_when_it_is_named_and_fails_later_clears_who_named_it() -> None:
+def test_a_liar_that_behaves_when_named_and_fails_later_clears_its_namer() -> None:
     made = usually(0.1)
     for step in (0, 10):
         named_by(made, CLARA)

@@ -25,7 +25,7 @@ def test_a_peer_is_out_with_three_strikes_and_back_when_they_have_faded() -> Non
     assert strikes.count(ANNA, HALF_LIFE_S) == pytest.approx(LIMIT / 2)
 
 
-def test_what_a_slow_line_may_explain_counts_half_and_once_in_a_while() -> None:
+def test_a_strike_that_a_slow_line_may_explain_counts_half_and_once_in_a_while() -> None:
     strikes = Strikes()
     assert strikes.add_doubtful(ANNA, 0.0) == DOUBTFUL
     assert strikes.add_doubtful(ANNA, DOUBTFUL_EVERY_S - 0.1) is None

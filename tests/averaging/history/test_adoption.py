@@ -47,7 +47,7 @@ def state(version: int, value: float) -> FragmentState:
         ("set", 7, Change(Origin.NONE)),
     ],
 )
-def test_what_the_parameters_become_follows_from_the_rule_and_what_is_contained(
+def test_the_change_of_parameters_follows_from_the_rule_and_the_contained_step(
     rule: AdoptionRule, contained: int | None, expected: Change
 ) -> None:
     assert change_for(HELD, rule=rule, contained=contained) == expected

@@ -701,7 +701,7 @@ def test_five_peers_merge_as_soon_with_probation_as_without() -> None:
     assert first_merge_s(long) == pytest.approx(first_merge_s(POLICY), abs=1.0)
 
 
-def test_who_downloads_a_state_asks_established_peers_first() -> None:
+def test_a_peer_that_downloads_a_state_asks_established_peers_first() -> None:
     policy = replace(POLICY, probation=ProbationPolicy(rounds=400, seconds=600.0))
 
     async def main() -> None:

@@ -179,7 +179,7 @@ def test_a_peer_that_comes_later_is_shown_the_proof_and_one_that_restarts_has_ke
     run(main())
 
 
-def test_a_proof_that_proves_nothing_convicts_nobody_and_costs_who_shows_it() -> None:
+def test_a_proof_that_proves_nothing_convicts_nobody_and_costs_its_sender() -> None:
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
             peers = await honest(made, EVERYTHING)
@@ -203,7 +203,7 @@ def test_a_proof_that_proves_nothing_convicts_nobody_and_costs_who_shows_it() ->
     run(main())
 
 
-def test_who_shows_auditors_nothing_is_not_banned_and_counts_for_less(
+def test_a_peer_that_shows_auditors_nothing_is_not_banned_and_counts_for_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown = Uploads.of

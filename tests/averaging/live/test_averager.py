@@ -83,7 +83,7 @@ def test_a_late_joiner_fetches_the_state_and_then_contributes() -> None:
     run(main())
 
 
-def test_who_missed_rounds_replays_them_and_loses_no_work(
+def test_a_peer_that_missed_rounds_replays_them_and_loses_no_work(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG, "averaging.live.fetch_server")
@@ -151,7 +151,7 @@ def test_histories_that_were_founded_apart_are_never_averaged_and_one_goes_over_
 
 
 @pytest.mark.parametrize(("wants_the_way", "how"), [(False, "state"), (True, "replay")])
-def test_who_must_know_the_way_replays_what_is_larger_than_a_state(
+def test_a_peer_that_needs_the_versions_between_replays_payloads_larger_than_a_state(
     wants_the_way: bool, how: str
 ) -> None:
     """A new agent at a running trainer finds the base of its work nowhere else: it was lost."""
@@ -477,7 +477,7 @@ def test_fragments_that_are_made_due_are_merged_long_before_their_cycle_is_over(
     run(main())
 
 
-def test_at_the_end_a_roster_waits_for_who_is_called_and_for_who_catches_up_first() -> None:
+def test_at_the_end_a_roster_waits_for_called_peers_and_for_those_that_catch_up_first() -> None:
     """A run by its date left out who was told of the end 40 ms later, or had missed a version."""
 
     async def main() -> None:

@@ -160,7 +160,7 @@ def uploads_of_mallory(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bytes, 
 
 
 @pytest.mark.parametrize("spoil", [_not_finite, _absurd])
-def test_a_bad_upload_is_not_tried_again_and_its_sender_hears_why_and_gets_what_is_merged(
+def test_a_bad_upload_is_not_tried_again_and_its_sender_hears_why_and_gets_the_merge(
     monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Uploading, Bulk, int, Growing], Any]
 ) -> None:
     tamper(monkeypatch, spoil)
@@ -487,7 +487,7 @@ def test_a_peer_with_another_layout_is_refused_by_name_of_both() -> None:
     run(main())
 
 
-def test_what_an_established_peer_sends_as_a_commit_and_is_none_is_told_once_per_peer(
+def test_garbage_sent_as_a_commit_by_an_established_peer_is_told_once_per_peer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def send(sender: Peer, receiver: Peer, *, fragments: int) -> None:

@@ -45,7 +45,7 @@ def test_no_more_waits_than_the_cap_allows() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, SMALL_BYTES - 1, SMALL_BYTES, LARGE + 1])
-def test_what_is_given_has_the_size_that_was_asked_for(size: int) -> None:
+def test_a_buffer_has_the_size_that_was_asked_for(size: int) -> None:
     arena = Arena(0)
     assert len(arena.uninitialised(size)) == size
     assert arena.floats(size).size == size

@@ -282,7 +282,7 @@ def test_a_source_may_be_slow_as_long_as_nobody_else_is_waiting_for_it() -> None
     run(main())
 
 
-def test_what_was_verified_is_kept_when_all_sources_die_and_another_attempt_begins() -> None:
+def test_verified_pieces_are_kept_when_all_sources_die_and_another_attempt_begins() -> None:
     async def main() -> None:
         network = MemoryNetwork()
         state = state_of(3, 40 * PIECE_BYTES // 4)
@@ -306,7 +306,7 @@ def test_what_was_verified_is_kept_when_all_sources_die_and_another_attempt_begi
     run(main())
 
 
-def test_the_majority_is_believed_and_who_has_other_bits_is_named() -> None:
+def test_the_majority_is_believed_and_a_source_with_other_bits_is_named() -> None:
     async def main() -> None:
         state = state_of(4)
         theta = state.theta.copy()

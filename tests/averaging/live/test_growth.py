@@ -31,7 +31,7 @@ NOT_FULL = {
 
 
 @pytest.mark.slow
-def test_what_an_averager_keeps_is_bounded_over_hundreds_of_rounds() -> None:
+def test_the_memory_of_an_averager_is_bounded_over_hundreds_of_rounds() -> None:
     async def main() -> list[growth.Sizes]:
         network = MemoryNetwork()
         policy = replace(POLICY, due=DuePolicy(cycle_steps=4, fragments=len(LAYOUT.fragments)))

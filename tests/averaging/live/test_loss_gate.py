@@ -344,7 +344,7 @@ def test_after_some_refusals_in_a_row_the_jump_stays_and_the_row_ends() -> None:
     run(main())
 
 
-def test_what_the_owner_attests_stays() -> None:
+def test_a_state_that_the_owner_attests_stays() -> None:
     async def main() -> None:
         still = Still()
         still.losses = [2.0, 3.0]

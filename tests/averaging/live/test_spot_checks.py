@@ -159,7 +159,7 @@ def test_honest_peers_that_check_each_other_strike_nobody(way: str) -> None:
 
 
 @pytest.mark.parametrize("direction", ["reverse", pytest.param("noise", marks=pytest.mark.slow)])
-def test_who_poisons_within_the_norm_bound_is_refused_by_all_that_check(
+def test_a_poisoner_within_the_norm_bound_is_refused_by_all_that_check(
     monkeypatch: pytest.MonkeyPatch, direction: str
 ) -> None:
     poison(monkeypatch, direction=direction)
@@ -230,7 +230,7 @@ def test_a_leader_that_refuses_a_peer_leaves_its_work_out_whoever_reduces(
     run(main())
 
 
-def test_who_hears_of_a_suspect_checks_it_without_having_drawn_it(
+def test_a_peer_that_hears_of_a_suspect_checks_it_without_having_drawn_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Boris draws nobody itself, and looks at one of those that others name."""
@@ -362,7 +362,7 @@ def test_a_reducer_cannot_have_honest_authors_suspected(monkeypatch: pytest.Monk
     run(main())
 
 
-def test_who_cannot_judge_asks_for_nothing_and_is_checked() -> None:
+def test_a_peer_that_cannot_judge_asks_for_nothing_and_is_checked() -> None:
     async def main() -> None:
         async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             how = {"anna": {"judges": False}}

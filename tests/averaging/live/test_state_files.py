@@ -45,7 +45,7 @@ def resident_bytes() -> int:
     return found
 
 
-def test_what_was_let_go_is_not_resident_and_keeps_its_values(tmp_path: Path) -> None:
+def test_released_files_are_not_resident_and_keep_their_values(tmp_path: Path) -> None:
     files = files_in(tmp_path)
     vectors = [files.floats(VALUES) for _ in range(8)]
     for number, vector in enumerate(vectors):

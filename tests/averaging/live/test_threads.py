@@ -29,7 +29,7 @@ async def told_in(loop_thread: int) -> tuple[list[int], int]:
     return told, worker
 
 
-def test_what_work_says_is_told_in_the_loop_and_in_order_before_it_returns() -> None:
+def test_reports_of_work_arrive_in_the_loop_and_in_order_before_it_returns() -> None:
     here = threading.get_ident()
     told, worker = asyncio.run(told_in(here))
     assert told == list(range(100))

@@ -216,7 +216,7 @@ def test_a_message_over_the_limit_is_the_senders_own_mistake() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_in_a_storm_messages_arrive_at_most_once_and_what_is_missing_was_reported(
+def test_in_a_storm_messages_arrive_at_most_once_and_missing_ones_were_reported(
     seed: int,
 ) -> None:
     async def main() -> None:

@@ -80,7 +80,7 @@ def test_no_transfer_waits_for_so_long_that_its_receiver_gives_up() -> None:
     run(main())
 
 
-def test_who_gives_up_while_it_waits_or_sends_leaves_the_line_to_the_next() -> None:
+def test_a_sender_that_gives_up_while_it_waits_or_sends_leaves_the_line_to_the_next() -> None:
     async def main() -> None:
         line = Line()
         async with asyncio.TaskGroup() as tasks:

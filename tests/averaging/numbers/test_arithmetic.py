@@ -76,7 +76,7 @@ def test_slices_of_both_ways_lie_where_their_codecs_put_them() -> None:
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
 @pytest.mark.parametrize("codec", ["int2", "int4"])
 @pytest.mark.parametrize("melds", [False, True])
-def test_what_is_sent_and_what_is_left_are_the_displacement(
+def test_the_sent_part_and_the_part_left_are_the_displacement(
     codec: str, melds: bool, share: float
 ) -> None:
     base, values, scratch = draw(0, 1.0), draw(1, 1.0), Scratch()

@@ -82,7 +82,7 @@ def test_a_unit_of_several_tiles_is_estimated_as_one() -> None:
 
 @pytest.mark.parametrize(("up", "down"), CODECS)
 @pytest.mark.parametrize("rule", ["mean", "clip"])
-def test_what_another_rule_makes_is_not(up: str, down: str, rule: str) -> None:
+def test_a_merge_of_another_rule_is_unlike_the_estimate(up: str, down: str, rule: str) -> None:
     made = Round(5, (5000, 777), up=up, down=down)
     assert not made.is_like(made.merged(rule))
 
@@ -93,7 +93,7 @@ def test_a_lie_in_one_unit_counts_by_its_share_of_that_unit() -> None:
     assert not made.is_like(made.moved(1.5 * DIFFERENCE_MAX))
 
 
-def test_what_is_not_finite_is_like_nothing() -> None:
+def test_a_merge_that_is_not_finite_is_like_no_estimate() -> None:
     made = Round(3, (5000,), up="f32", down="f32")
     right = made.merged()
     merged = np.frombuffer(right, np.float32).copy()

@@ -260,7 +260,7 @@ def test_a_peer_that_gets_nowhere_takes_the_word_of_one_in_the_end() -> None:
         ((BORIS, CLARA), ATTEMPTS_IN_VAIN, True, False),
     ],
 )
-def test_who_is_ahead_goes_back_where_most_others_have_stayed_for_long(
+def test_a_peer_that_is_ahead_goes_back_where_most_others_have_stayed_for_long(
     behind: tuple[PeerId, ...], in_vain: int, alternate: bool, goes_back: bool
 ) -> None:
     """Anna has signed the version and serves other bits: nobody can fetch it. ``alternate``: a peer
@@ -281,7 +281,7 @@ def test_who_is_ahead_goes_back_where_most_others_have_stayed_for_long(
 
 
 @pytest.mark.parametrize("has_left", [True, False])
-def test_who_has_mixed_alone_goes_back_to_its_own_side(has_left: bool) -> None:
+def test_a_peer_that_has_mixed_alone_goes_back_to_its_own_side(has_left: bool) -> None:
     """Anna has mixed with this peer and serves other bits. Boris and Clara stay on the two sides of
     the mix, and nobody else has signed for the version of Boris, or has its bits."""
     rounds = machine(standing("start", "of Clara", "mine", "mixed"), others=FOUR)

@@ -43,7 +43,7 @@ def test_statistics_are_never_shortened() -> None:
     assert given_by(LATE, RoundPolicy(late_work="per_cycle").of_statistics()).share == 1.0
 
 
-def test_what_the_codec_of_the_commit_loses_is_fed_back() -> None:
+def test_the_loss_of_the_commits_codec_is_fed_back() -> None:
     fed_back = replace(RoundPolicy(), feedback=frozenset({COMMIT.displacement_codec}))
 
     assert given_by(FRESH, fed_back).feedback

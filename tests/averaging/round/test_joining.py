@@ -277,7 +277,7 @@ def test_a_leader_that_is_behind_is_passed_over_at_once_with_the_same_offer() ->
     assert not [effect for effect in effects if isinstance(effect, GiveUp)]
 
 
-def test_who_is_sent_to_a_leader_on_probation_asks_another_with_the_same_offer() -> None:
+def test_a_peer_sent_to_a_leader_on_probation_asks_another_with_the_same_offer() -> None:
     dora = PeerId("dora")
     policy = replace(POLICY, probation=ProbationPolicy(rounds=8, seconds=40.0))
     rounds = machine(policy=policy, reachable=False)

@@ -44,7 +44,7 @@ def told(rounds: FragmentRounds, *, until: float) -> list[tuple[float, PeerId]]:
     return times
 
 
-def test_who_has_ended_tells_one_after_the_other_and_again_until_they_have_shown_the_same() -> None:
+def test_a_peer_that_has_ended_tells_others_in_turn_until_each_has_shown_the_same() -> None:
     rounds = machine(MINE, policy=ENDS)
     view = rounds.peers.view
     rounds.peers.view = {
@@ -63,7 +63,7 @@ def test_who_has_ended_tells_one_after_the_other_and_again_until_they_have_shown
     assert told(rounds, until=9 * TELL_AGAIN_S) == []
 
 
-def test_who_goes_on_tells_nobody() -> None:
+def test_a_peer_that_goes_on_tells_nobody() -> None:
     rounds = machine(GOES_ON, policy=ENDS)
     rounds.handle(Tick(), 0.0)
     assert told(rounds, until=100.0) == []
@@ -82,7 +82,7 @@ def test_of_two_that_have_ended_apart_the_lighter_takes_the_state_of_the_other()
     assert (rebase.source, rebase.lineage) == (ANNA, HEAVIER.lineage)
 
 
-def test_who_has_ended_gives_way_to_nobody_that_has_not() -> None:
+def test_a_peer_that_has_ended_gives_way_to_none_that_goes_on() -> None:
     mine = merged("start", "mine", tokens=200)
     other = merged("start", "theirs", tokens=199)
     rounds = machine(mine, policy=ENDS)
@@ -112,7 +112,7 @@ def ordered_to_end_at(version: int, rounds: FragmentRounds) -> FragmentRounds:
     return rounds
 
 
-def test_who_has_come_to_the_version_that_the_owner_ends_the_run_at_tells_the_others() -> None:
+def test_a_peer_at_the_version_where_the_owner_ends_the_run_tells_the_others() -> None:
     before = ordered_to_end_at(2, machine(MINE))
     assert told(before, until=20.0) == [] and not before.ending.is_final(20.0)
     at = ordered_to_end_at(1, machine(MINE))
@@ -126,7 +126,7 @@ def test_of_two_sides_at_the_last_version_the_lighter_takes_the_state_of_the_oth
     assert rebase.lineage == HEAVIER.lineage
 
 
-def test_who_is_not_at_the_last_version_takes_a_state_that_is_whatever_its_tokens() -> None:
+def test_a_peer_before_the_last_version_takes_a_state_of_that_version_whatever_its_tokens() -> None:
     """Its side may have too few peers for a quorum, and nobody at the end joins its rounds."""
     ended = merged("start", "theirs", "last", tokens=50)
     early = ordered_to_end_at(2, machine(MINE))

@@ -598,7 +598,7 @@ def test_a_joiner_that_is_behind_is_told_so_by_any_peer() -> None:
     assert (answer.source, answer.head.version) == (ME, 1)
 
 
-def test_who_is_told_that_it_is_behind_catches_up_also_where_it_sees_several_groups() -> None:
+def test_a_peer_told_that_it_is_behind_catches_up_even_if_it_sees_several_groups() -> None:
     """It could take part as it is there, but the leader that tells it sees one group."""
     ahead, others = standing("start", "one"), tuple(PeerId(f"p{n}") for n in range(5))
     rounds = machine(standing("start"), others, replace(POLICY, group_size=4))

@@ -73,7 +73,7 @@ def test_a_newcomer_leads_this_peer_once_two_that_count_follow_it() -> None:
     assert not peers.may_lead(dora, 41.0), "until the next merge"
 
 
-def test_who_has_too_many_strikes_leads_no_peer_and_counts_in_no_round_that_can_say_so() -> None:
+def test_a_peer_with_too_many_strikes_leads_none_and_counts_in_no_round_that_can_say_so() -> None:
     anna, boris, clara, dora = PEERS
     view = {peer: PeerView(first_seen=0.0, heard_at=40.0) for peer in (boris, clara, dora)}
     probation = Probation(ProbationPolicy(), struck=lambda peer, now: peer == dora)
@@ -87,7 +87,7 @@ def test_who_has_too_many_strikes_leads_no_peer_and_counts_in_no_round_that_can_
     assert not peers.on_probation(PEERS, STRIKES_COUNT_SINCE - 1, 40.0), "they would decline it"
 
 
-def test_who_is_sent_to_a_newcomer_asks_another_that_counts_whom_it_follows() -> None:
+def test_a_peer_sent_to_a_newcomer_asks_another_established_peer_whom_it_follows() -> None:
     """It asked the same one until it passed it over, and a quorum of all waited (342 s in storm 43
     with probation)."""
     anna, boris, clara, dora = PEERS

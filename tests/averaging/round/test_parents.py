@@ -298,7 +298,7 @@ def refused(rounds: FragmentRounds, by: PeerId, now: float) -> list[said.Message
     return sent(rounds.handle(Received(by, said.Refused(0, number, "because")), now))
 
 
-def test_who_is_refused_asks_those_for_signatures_that_finished_with_it() -> None:
+def test_a_refused_peer_asks_those_that_finished_with_it_for_signatures() -> None:
     rounds = machine(MINE, FIVE, GROUPS)
     rounds.catching_up.fellows = (ANNA, BORIS, ME)
 
@@ -333,7 +333,7 @@ def test_a_peer_does_not_answer_itself() -> None:
 
 
 @pytest.mark.parametrize("policy", [GROUPS, POLICY], ids=["several groups", "a healed fork"])
-def test_who_is_refused_in_vain_takes_a_certified_state_however_light(
+def test_a_peer_refused_in_vain_takes_a_certified_state_however_light(
     policy: RoundPolicy,
 ) -> None:
     heavy = standing("start", "mine", tokens=150)
@@ -350,7 +350,7 @@ def test_who_is_refused_in_vain_takes_a_certified_state_however_light(
     assert rebases()
 
 
-def test_who_is_ahead_alone_goes_back_after_the_time_of_a_round() -> None:
+def test_a_peer_that_is_ahead_alone_goes_back_after_the_time_of_a_round() -> None:
     """The others gave up the round that it has finished. With a quorum of all nobody could go on
     (seed 10 of the storms with probation)."""
     rounds = machine(standing("start", "one", "mine"), FIVE)
@@ -370,7 +370,7 @@ def test_who_is_ahead_alone_goes_back_after_the_time_of_a_round() -> None:
     assert goes_back(late)
 
 
-def test_who_is_ahead_alone_is_shown_the_certificate_of_the_version_to_go_back_to() -> None:
+def test_a_peer_that_is_ahead_alone_is_shown_the_certificate_to_go_back_to() -> None:
     """It had to wait until it met the peers that had signed one by one (live storm 65)."""
     rounds = machine(standing("start", "one"), FIVE)
     rounds.handle(
@@ -385,7 +385,7 @@ def test_who_is_ahead_alone_is_shown_the_certificate_of_the_version_to_go_back_t
     assert {peer for peer, _ in shown.head.signatures} == {ME, BORIS}
 
 
-def test_who_can_prove_its_state_keeps_it() -> None:
+def test_a_peer_that_can_prove_its_state_keeps_it() -> None:
     rounds = machine(MINE, FIVE, GROUPS)
     rounds.handle(Received(BORIS, said.Compare(0, certified(MINE, (BORIS,)))), 1.0)
     for _ in range(2 * REFUSALS_MIN):

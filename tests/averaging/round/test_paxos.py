@@ -448,7 +448,7 @@ def sealed_by_all(commit: Commit, changes: Changes, down: set[PeerId]) -> Coordi
     return coordinator
 
 
-def test_what_all_members_miss_at_once_is_reassigned_once() -> None:
+def test_a_slice_that_all_members_miss_at_once_is_reassigned_once() -> None:
     changes: Changes = []
     down: set[PeerId] = set()
     coordinator = sealed_by_all(commit_of(4), changes, down)

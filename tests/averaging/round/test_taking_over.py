@@ -151,7 +151,7 @@ def test_merged_work_that_the_new_side_lacks_is_written_off_but_for_what_is_offe
         assert taken.since == since
 
 
-def test_who_gives_way_takes_any_other_state() -> None:
+def test_a_peer_that_gives_way_takes_any_other_state() -> None:
     gives_way = Rebase(BORIS, 2, LIGHT.lineage, 1, "", gives_way=True)
     for theirs in (LIGHT, HEAVY, state(ROOT, SHARED)):
         mine, other = Standing.of(AHEAD), Standing.of(theirs)
@@ -163,7 +163,7 @@ def test_who_gives_way_takes_any_other_state() -> None:
 @pytest.mark.parametrize(
     ("there", "lost"), [(Mark(1, 9, 30), 70), (Mark(1, 9, 300), 70), (Mark(2, 3, 90), 10)]
 )
-def test_what_the_new_side_has_of_earlier_lives_does_not_make_up_for_what_this_one_lost(
+def test_work_of_earlier_lives_on_the_new_side_does_not_make_up_for_lost_work_of_this_life(
     there: Mark, lost: int
 ) -> None:
     """A peer came back with an old state, folded alone, and rebases on what it had left behind."""

@@ -93,7 +93,7 @@ def test_a_contribution_that_proves_unfit_is_not_announced() -> None:
     assert anna.upload(1, BORIS, OWN) == Route(1, BORIS, NOTHING)
 
 
-def test_who_has_nothing_to_give_is_reported_unless_it_rides_or_only_states_travel() -> None:
+def test_a_member_without_work_is_reported_unless_it_rides_or_only_states_travel() -> None:
     anna = traffic(ANNA)
     assert anna.arriving(opening(OWN), 1) is Incoming.OWN
     assert anna.arriving(opening(NOTHING), 1) is Incoming.EMPTY

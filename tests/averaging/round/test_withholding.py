@@ -177,7 +177,7 @@ def test_only_a_leader_whose_own_claim_is_beyond_belief_is_named_for_its_commit(
     assert named == ([leader] if whose == "leader" else [])
 
 
-def test_who_took_the_slice_of_a_reducer_that_keeps_it_is_not_named_in_its_place() -> None:
+def test_a_peer_that_took_over_the_slice_of_a_withholding_reducer_is_not_named_for_it() -> None:
     """The upload of that reducer itself is in the seal, and only it has that: nobody can merge."""
     rounds, enter = entered()
     mine, first, second = sealed(rounds, enter)

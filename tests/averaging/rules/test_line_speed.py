@@ -57,7 +57,7 @@ def test_a_small_transfer_says_nothing_itself_and_is_load_beside_a_larger_one() 
     assert line.bytes_per_s == pytest.approx(rate)
 
 
-def test_what_others_fetch_is_load_beside_a_transfer_and_no_measurement() -> None:
+def test_fetches_of_others_are_load_beside_a_transfer_and_no_measurement() -> None:
     line, rate = LineSpeed(), 143_000.0
     line.carried(2 * MB, began=0.0, ended=0.001)
     assert line.bytes_per_s is None
@@ -67,7 +67,7 @@ def test_what_others_fetch_is_load_beside_a_transfer_and_no_measurement() -> Non
     assert line.bytes_per_s == pytest.approx(rate)
 
 
-def test_what_passed_at_once_through_a_buffer_adds_no_more_than_its_bytes() -> None:
+def test_bytes_that_pass_a_buffer_at_once_add_no_more_than_themselves() -> None:
     line = LineSpeed()
     for number in range(12):
         line.transferred(MB, began=number, ended=number + 0.99)

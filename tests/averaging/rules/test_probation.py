@@ -122,7 +122,7 @@ def test_a_peer_that_is_cut_off_does_not_take_newcomers_for_old() -> None:
     assert not seen(50).is_established(NEW, [ME, NEW], 1000.0)
 
 
-def test_who_was_there_at_the_first_merge_counts_until_it_misses_too_many() -> None:
+def test_a_peer_of_the_first_merge_counts_until_it_misses_too_many() -> None:
     probation = Probation(POLICY)
     probation.saw_merged([ME, ANNA], OLD, 0.0)
     for number in range(30):

@@ -108,7 +108,7 @@ def test_the_deadline_ends_a_grace_window() -> None:
     assert "the deadline has come" in closed.reason
 
 
-def test_who_said_that_it_comes_is_waited_for_beyond_the_grace_window() -> None:
+def test_a_peer_that_announced_its_join_is_waited_for_beyond_the_grace_window() -> None:
     here = turnout(3, 4, quorum=101.0, expected_until=105.0)
 
     waiting = decide(here, POLICY, grace_s=0.5, now=104.9)
@@ -124,7 +124,7 @@ def test_without_grace_a_roster_closes_at_the_quorum_whoever_comes() -> None:
     assert isinstance(decide(here, policy, grace_s=0.0, now=101.0), Close)
 
 
-def test_who_said_that_it_comes_late_does_not_move_the_deadline() -> None:
+def test_a_peer_that_announced_a_late_join_does_not_move_the_deadline() -> None:
     here = turnout(3, 4, quorum=101.0, expected_until=1e4)
 
     assert isinstance(decide(here, POLICY, grace_s=0.5, now=130.0), Close)

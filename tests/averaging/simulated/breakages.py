@@ -54,7 +54,7 @@ def half_is_taken_for_a_majority(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Commit, "majority", property(lambda self: max(1, len(self.members) // 2)))
 
 
-def who_was_restarted_is_taken_for_absent(patch: pytest.MonkeyPatch) -> None:
+def a_restarted_member_is_taken_for_absent(patch: pytest.MonkeyPatch) -> None:
     plain = Coordinator.declined
 
     def declined(self: Coordinator, peer: PeerId, reason: str, now: float, *, absent: bool) -> None:
@@ -85,7 +85,7 @@ def weights_depend_on_who_computes_them(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Participation, "weights", weights)
 
 
-def who_forswore_applies_all_the_same(patch: pytest.MonkeyPatch) -> None:
+def a_forsworn_round_is_applied_all_the_same(patch: pytest.MonkeyPatch) -> None:
     plain = Participation._give_up
 
     def give_up(self: Participation, reason: str, *, in_doubt: bool) -> None:
@@ -178,7 +178,7 @@ IN_SEALING: tuple[Breakage, ...] = (
     an_acceptor_forgets_its_promises,
     a_successor_ignores_accepted_seals,
     half_is_taken_for_a_majority,
-    who_was_restarted_is_taken_for_absent,
+    a_restarted_member_is_taken_for_absent,
 )
 """Too rare in storms: ``test_sealing`` tries orders of messages instead. (And for who forswore
 and applies all the same there is a schedule.)"""

@@ -133,7 +133,7 @@ def test_every_provable_lie_is_proved_to_everybody(lie: Lie) -> None:
     assert caught >= liars - 1, f"{caught} of {liars}"
 
 
-def test_who_shows_nothing_is_not_convicted_and_loses_standing_where_it_was_asked() -> None:
+def test_a_peer_that_shows_nothing_is_not_convicted_and_loses_standing_where_it_was_asked() -> None:
     swarm = swarm_of(3, replace(CALM, audit_rate=0.5), withhold_uploads)
     swarm.run(400.0)
     assert swarm.liars

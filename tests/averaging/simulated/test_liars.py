@@ -117,7 +117,7 @@ def test_small_groups_that_missed_each_others_closings_find_each_other() -> None
     besieged(259)
 
 
-def test_who_is_told_that_it_is_behind_catches_up_though_it_sees_several_groups() -> None:
+def test_a_peer_told_that_it_is_behind_catches_up_though_it_sees_several_groups() -> None:
     """Peers differed in who counts. One saw several groups, and joined from the version before; the
     leader saw one, and told it for ever that it was behind."""
     besieged(1924)
@@ -140,7 +140,7 @@ def test_an_honest_peer_alone_with_the_mix_that_a_liar_made_with_it_goes_back() 
     besieged(44961)
 
 
-def test_who_was_in_a_meld_offers_nothing_of_it_again_though_it_counts_few_peers() -> None:
+def test_a_member_of_a_meld_offers_nothing_of_it_again_though_it_counts_few_peers() -> None:
     """It saw one group, so it took what it had melded for work that a rebase takes back."""
     besieged(45524, (*BEHAVIOURS, *OF_VOTERS))
 

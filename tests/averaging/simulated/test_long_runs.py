@@ -24,7 +24,7 @@ def swarm_of(peers: int, seed: int = 1) -> LastingSwarm:
     return LastingSwarm(seed, peers, 2, crash_every_s=900.0, new_at_h=(1.5, 3.5))
 
 
-def test_what_a_peer_keeps_is_bounded_over_hours_of_churn() -> None:
+def test_the_memory_of_a_peer_is_bounded_over_hours_of_churn() -> None:
     assert not hours_of(swarm_of(4), 12)
 
 
@@ -42,6 +42,6 @@ def test_a_leak_is_named_by_the_container_that_leaks() -> None:
 
 
 @pytest.mark.soak
-def test_what_a_peer_keeps_is_bounded_over_a_day_of_sixty_four() -> None:
+def test_the_memory_of_a_peer_is_bounded_over_a_day_of_sixty_four() -> None:
     swarm = LastingSwarm(1, 64, 12, crash_every_s=180.0, new_at_h=range(1, 24, 2))
     assert not hours_of(swarm, 24)

@@ -22,7 +22,7 @@ from averaging.rules.quorum import QuorumPolicy
 from averaging.rules.succession import succession
 from dht.identity import PeerId
 from dht.memory.network import CALM
-from tests.averaging.simulated.breakages import who_forswore_applies_all_the_same
+from tests.averaging.simulated.breakages import a_forsworn_round_is_applied_all_the_same
 from tests.averaging.simulated.swarm import (
     POLICY,
     TOPIC,
@@ -437,7 +437,7 @@ def ranked(swarm: Swarm, state: FragmentState) -> tuple[PeerId, ...]:
     )
 
 
-def test_who_hears_of_a_closing_counts_its_cycle_from_there_and_keeps_its_work() -> None:
+def test_a_peer_that_hears_of_a_closing_counts_its_cycle_from_there_and_keeps_its_work() -> None:
     policy = replace(POLICY, quorum=QuorumPolicy(required=2, gamma=0.0, wait_s=10.0))
     swarm = swarm_of(3, policy=policy)
     last = ranked(swarm, swarm.origin)[-1]
@@ -559,10 +559,10 @@ def test_a_reducer_that_sleeps_over_a_seal_finds_it_void() -> None:
     seen(swarm, "forsworn_void")
 
 
-def test_it_shows_when_somebody_applies_what_it_has_forsworn(
+def test_a_peer_that_applies_a_forsworn_round_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    who_forswore_applies_all_the_same(monkeypatch)
+    a_forsworn_round_is_applied_all_the_same(monkeypatch)
 
     with pytest.raises(Broken, match="forsworn"):
         a_reducer_sleeps_over_a_seal().run(100.0)
@@ -689,7 +689,7 @@ def test_a_bad_upload_does_not_cost_the_other_of_two_its_round(required: str | N
         assert node.state is not None and list(node.state.merged) == ["p0"]
 
 
-def test_who_only_dials_out_is_a_full_member_and_leads_nothing() -> None:
+def test_a_peer_that_only_dials_out_is_a_full_member_and_leads_nothing() -> None:
     plans = [PeerPlan(founder=True), PeerPlan(), PeerPlan(dial_out_only=True)]
     swarm = Swarm(3, plans, slices=4)
     swarm.keep_events = True
@@ -717,7 +717,7 @@ def test_a_group_that_nobody_can_reach_borrows_a_reducer() -> None:
     assert {n for _, n, note in swarm.events if note.event == "closed"} == {"p2"}
 
 
-def test_who_comes_into_sight_while_rosters_are_open_is_called_into_one() -> None:
+def test_a_peer_that_comes_into_sight_while_rosters_are_open_is_called_into_one() -> None:
     """Two and two gather apart, and neither are a quorum; nobody waits for that to be over."""
     policy = replace(POLICY, quorum=QuorumPolicy(required=4, wait_s=30.0))
     ones, found = ("p0", "p1"), [False]
@@ -770,7 +770,7 @@ def test_a_founder_folds_until_somebody_comes() -> None:
     seen(swarm, "finished merge")
 
 
-def test_who_lost_everybody_waits_before_it_folds() -> None:
+def test_a_peer_that_lost_everybody_waits_before_it_folds() -> None:
     swarm = swarm_of(2)
     swarm.heap.call_at(30.0, swarm.crash, PeerId("p1"))
     swarm.run(90.0)

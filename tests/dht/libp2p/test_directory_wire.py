@@ -543,7 +543,7 @@ def _nothing_else(code: int, content: bytes) -> Any:
 
 @settings(max_examples=200)
 @given(PACKED)
-def test_what_is_read_is_what_another_decoder_reads(data: bytes) -> None:
+def test_values_read_are_those_that_another_decoder_reads(data: bytes) -> None:
     try:
         value = read_packed(data)
     except MalformedMessage:

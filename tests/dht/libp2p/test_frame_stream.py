@@ -145,7 +145,7 @@ def test_a_frame_may_arrive_in_pieces(cut_at: int) -> None:
         (data(b"abc")[:3], "ended without END"),
     ],
 )
-def test_whatever_breaks_a_rule_breaks_the_stream(sent: bytes, reason: str) -> None:
+def test_a_breach_of_any_rule_breaks_the_stream(sent: bytes, reason: str) -> None:
     async def scenario() -> None:
         async with against_raw() as (stream, raw):
             receiving = asyncio.ensure_future(stream.receive(timeout_s=WAIT_S))
@@ -305,7 +305,7 @@ def test_frames_in_front_of_the_acknowledgement_can_be_received_after_finish() -
     run(scenario())
 
 
-def test_what_is_kept_in_front_of_an_acknowledgement_is_bounded() -> None:
+def test_the_queue_in_front_of_an_acknowledgement_is_bounded() -> None:
     async def scenario() -> None:
         async with pair() as (left, right):
             sending = asyncio.ensure_future(flood(right))
@@ -344,7 +344,7 @@ def test_both_sides_can_send_at_once_while_both_receive() -> None:
     run(scenario())
 
 
-def test_what_arrived_before_the_end_of_the_connection_can_still_be_received() -> None:
+def test_frames_that_arrived_before_the_end_of_the_connection_can_still_be_received() -> None:
     async def scenario() -> None:
         async with against_raw() as (stream, raw):
             raw.send(data(b"one") + data(b"two"))
@@ -405,7 +405,7 @@ def is_open(raw: socket.socket) -> bool:
         return True
 
 
-def test_whoever_sent_the_last_acknowledgement_lets_the_other_side_close_first() -> None:
+def test_the_sender_of_the_last_acknowledgement_lets_the_other_side_close_first() -> None:
     async def scenario() -> None:
         async with against_raw() as (stream, raw):
             raw.send(END)
@@ -421,7 +421,7 @@ def test_whoever_sent_the_last_acknowledgement_lets_the_other_side_close_first()
     run(scenario())
 
 
-def test_whoever_has_the_last_acknowledgement_closes_at_once() -> None:
+def test_the_receiver_of_the_last_acknowledgement_closes_at_once() -> None:
     async def scenario() -> None:
         async with against_raw() as (stream, raw):
             raw.send(END)

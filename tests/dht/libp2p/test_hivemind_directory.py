@@ -139,7 +139,7 @@ def test_a_newer_record_replaces_the_older_one_even_if_it_holds_for_a_shorter_ti
     pair.run(scenario)
 
 
-def test_what_is_not_a_peers_own_record_for_that_key_is_not_stored_and_counted(
+def test_a_value_that_is_not_the_callers_own_record_for_that_key_is_rejected_and_counted(
     pair: Pair, key: str
 ) -> None:
     async def scenario(server: HivemindHost, liar: HivemindHost) -> None:

@@ -348,7 +348,7 @@ def test_the_daemons_death_is_noticed_at_once_and_repaired() -> None:
     run(scenario())
 
 
-def test_what_was_served_is_served_again_after_a_restart() -> None:
+def test_protocols_are_served_again_after_a_restart() -> None:
     async def scenario() -> None:
         async with hosts(2) as (server, client):
 

@@ -72,7 +72,7 @@ def test_a_stream_that_breaks_takes_its_connection_with_it() -> None:
     run(scenario())
 
 
-def test_what_is_said_after_the_end_of_a_stream_is_no_part_of_the_next() -> None:
+def test_a_frame_sent_after_the_end_of_a_stream_is_no_part_of_the_next() -> None:
     async def scenario() -> None:
         async with pair() as (anna, boris):
             ours = await opened(anna)
@@ -90,7 +90,7 @@ def test_what_is_said_after_the_end_of_a_stream_is_no_part_of_the_next() -> None
     run(scenario())
 
 
-def test_who_breaks_off_is_heard_at_once_and_its_connection_is_not_used_again(
+def test_an_abort_is_noticed_at_once_and_the_connection_is_not_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dht.libp2p.frame_stream.LINGER_S", 1000.0)
@@ -115,7 +115,7 @@ def test_who_breaks_off_is_heard_at_once_and_its_connection_is_not_used_again(
     run(scenario())
 
 
-def test_who_goes_on_when_the_other_side_is_done_loses_the_connection(
+def test_a_side_that_goes_on_when_the_other_is_done_loses_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dht.libp2p.frame_stream.LINGER_S", 1000.0)
@@ -134,7 +134,7 @@ def test_who_goes_on_when_the_other_side_is_done_loses_the_connection(
     run(scenario())
 
 
-def test_whoever_waits_for_more_hears_that_there_is_none() -> None:
+def test_a_receiver_that_waits_for_more_hears_that_there_is_none() -> None:
     async def scenario() -> None:
         async with pair() as (anna, boris):
             ours = await opened(anna)
@@ -263,7 +263,7 @@ def test_a_lane_is_written_as_its_port(text: str, ports: tuple[int, int | None])
 
 
 @pytest.mark.parametrize("text", ["", "0", "on", "7701:", "1:2:3", "65536", "-1", "\u0661"])
-def test_what_is_no_port_is_refused_with_what_there_is(text: str) -> None:
+def test_a_text_that_is_no_port_is_refused_with_the_choices(text: str) -> None:
     with pytest.raises(ValueError, match="'auto' or 'off'"):
         parse_lane(text)
 
@@ -310,7 +310,7 @@ def test_a_stranger_is_turned_away_when_its_time_is_over(said: bytes) -> None:
 @pytest.mark.parametrize(
     "said", [b"\xff" * 6, b"\xff\xff\x7f", b"\x03abc", b"GET / HTTP/1.1\r\n" + bytes(80)]
 )
-def test_what_is_no_ticket_is_turned_away_at_once(said: bytes) -> None:
+def test_bytes_that_are_no_ticket_are_turned_away_at_once(said: bytes) -> None:
     async def scenario() -> None:
         async with pair() as (_, boris):
             reader, writer = await asyncio.open_connection(HERE, boris.lane.port)

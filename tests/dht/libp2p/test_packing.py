@@ -30,14 +30,14 @@ LONG = result_of(packing([memoryview(bytes(FRAME_MAX_BYTES))])) or b""
 
 
 @pytest.mark.parametrize("size", [4096, 100_001, FRAME_MAX_BYTES])
-def test_what_is_packed_is_smaller_and_comes_back(size: int) -> None:
+def test_a_packed_frame_is_smaller_and_comes_back(size: int) -> None:
     content = codes(size)
     frame = result_of(packing([memoryview(content)[:7], memoryview(content)[7:]]))
     assert frame is not None and len(frame) < 0.6 * size
     assert result_of(unpacking(bytearray(frame))) == content
 
 
-def test_what_does_not_get_smaller_is_not_packed() -> None:
+def test_a_frame_that_does_not_get_smaller_is_not_packed() -> None:
     assert result_of(packing([memoryview(np.random.default_rng(1).bytes(50_000))])) is None
 
 

@@ -51,7 +51,7 @@ def test_a_reply_tells_the_outer_port_and_its_life_is_bounded() -> None:
         b"\x00\x80\x00\x00" + bytes(8),
     ],
 )
-def test_what_is_no_answer_to_the_request_is_passed_over(data: bytes) -> None:
+def test_bytes_that_are_no_answer_to_the_request_are_passed_over(data: bytes) -> None:
     assert read_reply(data, PORT) is None
 
 

@@ -106,7 +106,7 @@ def test_a_ticket_is_good_once_and_until_its_time_is_over() -> None:
     assert tickets.redeem(number(1), now=110.0) is None
 
 
-def test_who_asks_for_many_tickets_spends_its_own() -> None:
+def test_a_peer_that_asks_for_many_tickets_spends_its_own() -> None:
     tickets = Tickets(life_s=10.0, per_peer_max=2, tickets_max=4)
     tickets.issue(number(0), ticket(BORIS), now=0.0)
     for n in range(1, 5):

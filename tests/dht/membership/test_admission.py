@@ -58,7 +58,7 @@ def test_a_peer_that_is_proved_to_lie_is_refused_in_every_mode_also_the_owner() 
     assert "two seals" in why(door, OWNER.peer_id)
 
 
-def test_an_invited_run_admits_who_shows_a_credential() -> None:
+def test_an_invited_run_admits_a_peer_that_shows_a_credential() -> None:
     door = admission()
     assert why(door) == NO_INVITE
     assert "not that of peer" in (door.show(ANNA.peer_id, credential(BORIS.peer_id), now=NOW) or "")

@@ -72,7 +72,7 @@ def test_one_stranger_is_greeted_and_a_bootstrap_peer_knows_only_strangers() -> 
     assert len(greeted(swarm_of("clara", "dora", "emil"), strangers, strangers)) == 3
 
 
-def test_who_cannot_be_dialled_is_greeted_only_over_a_connection_that_is_there() -> None:
+def test_a_peer_that_cannot_be_dialled_is_greeted_only_over_an_existing_connection() -> None:
     swarm = swarm_of("anna", reachable=False)
     assert greeted(swarm) == []
     assert greeted(swarm, [IDS["anna"]]) == [IDS["anna"]]

@@ -16,7 +16,7 @@ def test_a_key_that_was_empty_or_never_searched_for_has_to_be_searched_for() -> 
     assert holders.next("key", now=1.0) is None
 
 
-def test_who_has_nothing_any_longer_is_not_asked_again() -> None:
+def test_a_holder_that_has_nothing_left_is_not_asked_again() -> None:
     holders: Holders[str] = Holders()
     holders.found("key", ["anna", "boris"], now=0.0)
     holders.lost("key", "anna")

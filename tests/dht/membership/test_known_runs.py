@@ -101,7 +101,7 @@ def test_peers_that_tell_each_other_about_a_dead_one_do_not_keep_it_alive() -> N
         assert all(alive) if now < 30 else not any(alive), f"at {now} s: {alive}"
 
 
-def test_who_lags_behind_its_own_record_is_shown_it() -> None:
+def test_a_peer_that_lags_behind_its_own_record_is_shown_it() -> None:
     known = runs_of(RUN)
     newer, older = record_of(BORIS, 9), record_of(BORIS, 3)
     known.take(newer, now=0.0)
@@ -110,7 +110,7 @@ def test_who_lags_behind_its_own_record_is_shown_it() -> None:
     assert known.newer_than(older, CLARA.peer_id) == b"", "signed by another than the caller"
 
 
-def test_what_the_other_peer_has_just_passed_on_is_not_told_to_it_again() -> None:
+def test_a_record_that_a_peer_has_just_passed_on_is_not_told_to_it_again() -> None:
     known, rng = runs_of(RUN), np.random.default_rng(0)
     for identity in (BORIS, CLARA):
         known.take(record_of(identity, 1), now=0.0)

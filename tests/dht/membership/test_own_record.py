@@ -64,7 +64,7 @@ def test_a_number_is_learnt_from_the_own_signature_only() -> None:
     assert sequence_of(behind.renew(KEY, wall_time=11.0)) == sequence_of(data) + 1
 
 
-def test_what_does_not_fit_is_left_out_the_least_useful_first() -> None:
+def test_the_least_useful_parts_of_a_record_are_left_out_first_where_it_is_too_long() -> None:
     mine = own()
     long_name = "a" * 60 + "." + "b" * 50
     mine.addresses = tuple(parse(f"/dns4/{long_name}/tcp/{port}") for port in range(1, 7))

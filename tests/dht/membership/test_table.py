@@ -170,7 +170,7 @@ def test_the_table_is_bounded_and_the_gone_make_room() -> None:
     assert swarm.live(31.0) == sorted([BORIS.peer_id, clara.peer_id])
 
 
-def test_what_is_long_gone_is_forgotten() -> None:
+def test_a_peer_long_gone_is_forgotten() -> None:
     swarm = TableOfRecords(memory_s=900.0)
     swarm.record(ANNA, 0.0, sequence=1)
     swarm.table.forget(900.0)
@@ -213,7 +213,7 @@ def test_a_small_swarm_costs_the_root_and_the_two_buckets_below() -> None:
     assert set(swarm.table.buckets_to_read(1.0)) == {"", "0", "1"}
 
 
-def test_who_is_here_for_200_peers_costs_one_look_up_per_bucket() -> None:
+def test_finding_the_live_ones_of_200_peers_costs_one_look_up_per_bucket() -> None:
     swarm = TableOfRecords()
     others = crowd(199)
     for beat in range(4):

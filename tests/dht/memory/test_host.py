@@ -408,7 +408,7 @@ def test_forged_records_are_counted_where_they_were_to_be_stored() -> None:
     run(main())
 
 
-def test_what_a_hostile_node_slips_in_is_not_believed_by_readers() -> None:
+def test_a_record_forged_by_a_hostile_node_is_not_believed_by_readers() -> None:
     async def main() -> None:
         network = MemoryNetwork()
         anna, boris = await connected(network, "anna", "boris")

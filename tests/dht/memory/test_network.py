@@ -102,7 +102,7 @@ def test_bulk_queues_at_the_uplink_and_at_the_downlink_but_small_messages_pass()
     assert post.log == [(0.1001, "hello"), (1.1, "a to b"), (1.1, "b to c"), (2.1, "a to c")]
 
 
-def test_what_is_arriving_goes_on_at_the_new_speed_of_the_line() -> None:
+def test_a_transfer_under_way_goes_on_at_the_new_speed_of_the_line() -> None:
     post = Post()
     post.network.set_link(BORIS, down_bytes_s=0.1e6)
     post.transfer(ANNA, BORIS, "one", size_bytes=1_000_000)
@@ -130,7 +130,7 @@ def test_a_long_partition_loses_messages_and_a_short_one_delays_them() -> None:
     assert post.log[2:] == [(15.0, "delayed")]
 
 
-def test_what_is_under_way_when_the_partition_comes_does_not_arrive() -> None:
+def test_a_transfer_under_way_when_the_partition_comes_does_not_arrive() -> None:
     post = Post()
     post.transfer(ANNA, BORIS, "under way")
     post.heap.run(until=0.05)
@@ -152,7 +152,7 @@ def test_a_paused_peer_hears_late_and_speaks_late() -> None:
     assert post.log == [(60.0, "one"), (60.0, "two"), (60.1, "reply")]
 
 
-def test_a_crashed_peer_is_silent_and_what_it_had_not_sent_is_gone() -> None:
+def test_a_crashed_peer_is_silent_and_its_unsent_messages_are_gone() -> None:
     post = Post()
     post.transfer(ANNA, BORIS, "half sent", 1_000_000)
     post.transfer(ANNA, BORIS, "sent")
@@ -264,7 +264,7 @@ def test_nonsense_weather_is_refused_by_name() -> None:
     assert CALM.connection_loss == 0
 
 
-def test_what_leaves_a_site_shares_one_line_and_what_stays_does_not() -> None:
+def test_transfers_out_of_a_site_share_one_line_and_those_within_it_do_not() -> None:
     post = Post()
     for peer in (ANNA, BORIS):
         post.network.set_link(peer, up_bytes_s=1e7, down_bytes_s=1e7)
@@ -280,7 +280,7 @@ def test_what_leaves_a_site_shares_one_line_and_what_stays_does_not() -> None:
     assert post.network.traffic(ANNA) == (200_000, 0)
 
 
-def test_what_comes_to_a_site_shares_one_line() -> None:
+def test_transfers_into_a_site_share_one_line() -> None:
     post = Post()
     post.network.share_line([ANNA, BORIS], up_bytes_s=1e5, down_bytes_s=1e5, latency_s=0.001)
     post.transfer(CLARA, ANNA, "to anna", 100_000)

@@ -103,7 +103,7 @@ def test_an_exception_that_nobody_retrieves_is_raised_in_the_end() -> None:
     assert caught.value.subgroup(KeyError)
 
 
-def test_what_main_raises_comes_out_as_it_is() -> None:
+def test_an_exception_of_main_comes_out_as_it_is() -> None:
     async def main() -> None:
         raise ValueError("as it is")
 

@@ -127,7 +127,7 @@ def test_a_peer_that_crashed_is_missed_by_all_within_a_minute_and_never_revived(
     simulate(story)
 
 
-def test_who_comes_back_after_a_crash_is_seen_again() -> None:
+def test_a_peer_that_comes_back_after_a_crash_is_seen_again() -> None:
     async def story(swarm: Swarm) -> None:
         await start_swarm(swarm, 5)
         await swarm.crash("peer3")
@@ -138,7 +138,7 @@ def test_who_comes_back_after_a_crash_is_seen_again() -> None:
     simulate(story)
 
 
-def test_what_the_owner_says_of_itself_reaches_the_others() -> None:
+def test_the_facts_that_a_peer_states_about_itself_reach_the_others() -> None:
     async def story(swarm: Swarm) -> None:
         await start_swarm(swarm, 3)
         anna, boris = swarm.peers["peer0"], swarm.peers["peer1"]
@@ -945,7 +945,7 @@ def test_a_newcomer_with_a_link_gets_the_run_file_from_the_peers() -> None:
     simulate(story)
 
 
-def test_of_many_who_have_no_run_file_a_few_are_named() -> None:
+def test_a_few_of_many_peers_without_a_run_file_are_named() -> None:
     answers = tuple((f"peer{number:02}", "no run file") for number in range(40))
     line = str(RunFileUnavailable(RUN, answers, 20.0))
     assert "peer02: no run file; and 37 more" in line and "peer03" not in line

@@ -85,7 +85,7 @@ def test_live_peers_and_a_keeper_have_one_tally_which_is_the_ledger(tmp_path: Pa
     run(main())
 
 
-def test_what_an_owner_wants_is_stated_while_its_peer_runs(tmp_path: Path) -> None:
+def test_wishes_of_an_owner_are_stated_while_its_peer_runs(tmp_path: Path) -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
             made = await stack.enter_async_context(swarm(MemoryNetwork()))

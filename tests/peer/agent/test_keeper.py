@@ -101,7 +101,7 @@ async def taking_part(online: OnlinePeer, averager: Averager) -> None:
 
 
 @pytest.mark.parametrize("is_paused", [False, True])
-def test_who_leaves_does_not_wait_for_merges_in_a_run_that_its_owner_has_paused(
+def test_a_leaving_peer_does_not_wait_for_merges_in_a_run_that_its_owner_has_paused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_paused: bool
 ) -> None:
     async def main() -> None:
@@ -120,7 +120,7 @@ def test_who_leaves_does_not_wait_for_merges_in_a_run_that_its_owner_has_paused(
     run(main())
 
 
-def test_who_leaves_says_hello_to_the_keepers_at_once_and_not_to_any_number_of_them(
+def test_a_leaving_peer_greets_the_keepers_at_once_and_only_so_many_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     greeted: list[PeerId] = []
@@ -257,7 +257,7 @@ def test_a_keeper_is_behind_by_the_versions_that_others_tell_of() -> None:
     ("theirs", "is_lacking"),
     [((3, 4), False), ((4, 4), False), ((3, 3), True), ((), True), ((3,), True)],
 )
-def test_who_leaves_waits_for_those_who_lack_a_version(
+def test_a_leaving_peer_waits_for_those_that_lack_a_version(
     theirs: tuple[int, ...], is_lacking: bool
 ) -> None:
     assert lacks(theirs, (3, 4)) is is_lacking

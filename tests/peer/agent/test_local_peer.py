@@ -356,7 +356,7 @@ def test_a_peer_that_begins_to_rest_offers_its_work_until_it_is_merged_or_patien
 
 
 @pytest.mark.parametrize("why", ["volume", "orders"])
-def test_who_rests_because_its_volume_is_used_or_the_run_is_paused_offers_nothing_again(
+def test_a_peer_at_rest_for_a_used_volume_or_a_paused_run_offers_nothing_again(
     made: tuple[LocalPeer, Hearing], why: str
 ) -> None:
     """Nor when the rest is over: it would fold its work, as no other trains yet."""

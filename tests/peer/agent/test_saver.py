@@ -56,7 +56,7 @@ class Peer:
         return len(self.log)
 
 
-def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
+def test_an_unchanged_state_is_not_written_again(tmp_path: Path) -> None:
     """A keeper that stays after the end wrote eight bytes for each parameter every minute."""
     peer = Peer(tmp_path)
     assert peer.save() == 1

@@ -61,7 +61,7 @@ def test_another_key_than_the_owners_is_refused(
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [
-        ("outer.fragments=3", "outer.fragments cannot be amended; what can be is end.date"),
+        ("outer.fragments=3", "outer.fragments cannot be amended; these can: end.date"),
         ("learning_rate", "it is such as inner.learning_rate=5e-4"),
         ("=3", "it is such as inner.learning_rate=5e-4"),
     ],

@@ -128,7 +128,7 @@ def test_lines_make_a_chat_where_the_tokenizer_has_a_template(
         assert alone["text"] == answer
 
 
-def test_what_a_terminal_would_obey_is_not_shown(
+def test_control_characters_for_a_terminal_are_not_shown(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert harmless("\x1b[2J\x9b\r\x7f") == "\ufffd[2J" + "\ufffd" * 3
@@ -188,7 +188,7 @@ def test_a_run_and_its_export_have_the_same_loss(
         (["eval", "/nowhere", "--tasks", "arc_easy"], "pip install 'shoal[eval]'"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_a_request_that_cannot_be_met_is_refused_in_one_line(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, output, errors = said(arguments, capsys)

@@ -151,7 +151,7 @@ def test_a_download_continues_in_another_process(
     assert server.asked == ["bytes=1000-"]
 
 
-def test_what_a_disk_took_of_a_piece_is_not_in_the_file_twice(
+def test_the_part_of_a_piece_that_a_disk_took_is_not_in_the_file_twice(
     server: Server, tmp_path: Path, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
 ) -> None:
     """A write may end in the middle; the rest was then appended to a part with more than known."""

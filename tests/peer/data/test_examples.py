@@ -314,7 +314,7 @@ def test_a_dataset_of_the_hub_fills_sequences_with_whole_examples_and_resumes() 
         _example_of(form, {"q": "a"})
 
 
-def test_what_is_said_to_a_model_has_the_form_of_its_training() -> None:
+def test_messages_to_a_model_have_the_form_of_its_training() -> None:
     codec = FormCodec(ByteCodec(), form_of("chat", None, None))
     tokens = codec.messages(CHAT[1:4])
     expected = "User: HÃ©?\nAssistant: Yes.0User: Why?\nAssistant: "

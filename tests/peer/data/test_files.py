@@ -240,7 +240,7 @@ def test_the_least_recently_used_entries_leave_a_full_cache(
     assert 19 in kept
 
 
-def test_what_was_just_used_stays_in_a_full_folder(tmp_path: Path) -> None:
+def test_a_file_that_was_just_used_stays_in_a_full_folder(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 100)
     keep_below(tmp_path, 10)
     assert (tmp_path / "a").exists()

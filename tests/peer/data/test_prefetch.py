@@ -53,7 +53,7 @@ def test_batches_of_any_sizes_continue_each_other_across_a_resume(
     assert seen == list(range(sum(sizes)))
 
 
-def test_what_waits_in_memory_is_bounded_and_not_in_the_position() -> None:
+def test_batches_that_wait_in_memory_are_bounded_and_not_in_the_position() -> None:
     source = Counting()
     ahead = Prefetched(source)
     ahead.next(2)

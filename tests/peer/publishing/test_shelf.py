@@ -89,7 +89,7 @@ def test_old_exports_make_room(shelf: Shelf) -> None:
     assert (shelf.folder / LATEST).resolve().name == names[3]
 
 
-def test_what_is_published_already_is_known(shelf: Shelf) -> None:
+def test_an_export_that_is_already_published_is_known(shelf: Shelf) -> None:
     assert shelf.newest("0000000000000001") is None
     first = add(shelf, 1)
     assert shelf.newest("0000000000000001") == first
@@ -99,7 +99,7 @@ def test_what_is_published_already_is_known(shelf: Shelf) -> None:
     assert shelf.newest("0000000000000001") is None, "it is not the newest"
 
 
-def test_what_a_killed_process_has_left_is_removed_and_listed_nowhere(shelf: Shelf) -> None:
+def test_files_left_by_a_killed_process_are_removed_and_listed_nowhere(shelf: Shelf) -> None:
     add(shelf, 1)
     (shelf.folder / ".2001-09-09T014642Z-unfinished.ab12").mkdir()
     (shelf.folder / ".exports.json.12ab").write_text("{")

@@ -34,7 +34,7 @@ def test_stale_work_is_discarded_with_its_reason() -> None:
         ledger.discard(0, 71, STALE)
 
 
-def test_what_was_merged_or_pending_when_the_run_is_taken_back_is_discarded_for_that() -> None:
+def test_tokens_merged_or_pending_when_the_run_is_rolled_back_are_discarded_for_that() -> None:
     ledger = begun()
     ledger.process(100)
     ledger.observe(0, merged_tokens=80, settled_tokens=80)
@@ -106,7 +106,7 @@ def test_a_lost_progress_file_does_not_make_processed_less_than_merged() -> None
     assert ledger.fate(0) == Fate(100, 90, 0, {CRASH: 10})
 
 
-def test_what_was_merged_after_the_checkpoint_of_a_lost_progress_file_is_recalled() -> None:
+def test_tokens_merged_after_the_checkpoint_of_a_lost_progress_file_are_recalled() -> None:
     """It counted as merged twice: a peer had 42 k tokens trained, and 51 k of them merged."""
     ledger = begun()
     ledger.process(100)

@@ -23,7 +23,7 @@ def counted(*looks: tuple[datetime, int]) -> MonthlyVolume:
     return volume
 
 
-def test_a_month_begins_with_nothing_and_what_passed_before_the_look_was_the_last_months() -> None:
+def test_a_month_begins_with_nothing_and_earlier_traffic_was_the_last_months() -> None:
     volume = counted((NEW_YEARS - HOUR, 10), (NEW_YEARS, 5), (NEW_YEARS + HOUR, 1))
     assert (volume.month, volume.bytes, volume.other) == ("2027-01", 1, ("2026-12", 15))
 

@@ -242,7 +242,7 @@ def test_one_codec_is_a_short_form_for_both_ways() -> None:
     assert parse("[outer]\ncodec_down = 'int2'").outer.codecs == ("int4", "int2")
 
 
-def test_what_int2_loses_is_fed_back_unless_the_file_says_otherwise() -> None:
+def test_the_loss_of_int2_is_fed_back_unless_the_file_says_otherwise() -> None:
     def fed_back(text: str) -> set[str]:
         return set(parse(f"[outer]\n{text}").outer.fed_back)
 

@@ -38,7 +38,7 @@ def test_bytes_that_are_no_page_are_refused(data: bytes) -> None:
         decode(data, RunId(RUN))
 
 
-def test_who_does_not_have_the_exports_does_not_link_to_them() -> None:
+def test_a_host_without_the_exports_does_not_link_to_them() -> None:
     page = elsewhere(a_page())
     assert page.latest is not None and page.latest.path == "" and page.latest.url
     assert elsewhere(a_page(latest=None)).latest is None

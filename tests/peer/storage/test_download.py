@@ -128,7 +128,7 @@ def test_a_model_is_read_from_learners_that_merge_all_the_time(
     run(main())
 
 
-def test_what_has_arrived_is_kept_when_the_sources_are_gone(tmp_path: Path) -> None:
+def test_fragments_that_have_arrived_are_kept_when_the_sources_are_gone(tmp_path: Path) -> None:
     async def main() -> None:
         async with reading(Merging(FOR_EVER)) as (fetcher, sources, (host,)):
             closing: list[asyncio.Future[None]] = []

@@ -123,7 +123,9 @@ def replace_number(orders: Orders) -> Orders:
     return Orders(attested=orders.attested, rollback=Rollback(6, orders.rollback.roots))
 
 
-def test_what_two_checkpoints_leave_of_the_disk_limit_is_used_and_no_more(tmp_path: Path) -> None:
+def test_good_states_use_only_the_room_that_two_checkpoints_leave_of_the_disk_limit(
+    tmp_path: Path,
+) -> None:
     checkpoint = 8 * LAYOUT.size
     slack = 4 << 20
     store = good(tmp_path, lambda: CHECKPOINTS * checkpoint)

@@ -67,7 +67,7 @@ def test_the_newest_of_all_folders_counts_and_one_with_a_run_file_comes_first(
     assert newest is not None and newest.tokens == 2
 
 
-def test_what_is_known_is_said_with_date_tokens_and_company() -> None:
+def test_the_sentence_gives_date_tokens_and_company_where_they_are_known() -> None:
     assert SEEN.sentence == "last seen here on 2026-11-22 20:40 UTC at 1.23 M tokens"
     company = LastSeen(at=0.0, names=("anna", "boris", "clara"))
     assert company.sentence == (

@@ -97,7 +97,7 @@ def test_recomputed_activations_and_a_loss_in_chunks_change_no_gradient(
     assert_same(gradients_of(lean, batch_of()), gradients_of(engine_of(), batch_of()), atol=1e-7)
 
 
-def test_what_was_recomputed_for_want_of_memory_is_not_recomputed_later() -> None:
+def test_activations_recomputed_for_want_of_memory_are_not_recomputed_later() -> None:
     """As while something is compiled: memory runs out, and the code there is then needs less."""
     engine = engine_of()
     calls: list[nn.Module] = []
@@ -774,7 +774,7 @@ def test_a_model_that_fits_only_with_recomputed_activations_gets_them() -> None:
     assert kept[0].step_bytes <= 0.9 * one
 
 
-def test_what_cannot_fit_is_refused_with_a_remedy() -> None:
+def test_a_batch_that_cannot_fit_is_refused_with_a_remedy() -> None:
     with pytest.raises(MachineTooSmall, match=r"one sequence at once does not fit, .*--device"):
         begun(engine_of(), CPU, Wishes(), room=100.0)
     one = probe(engine_of(choices=Choices(micro_batch=1, lean=True)), 1)

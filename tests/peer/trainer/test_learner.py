@@ -343,7 +343,7 @@ def test_parameters_that_are_not_contiguous_are_changed_too() -> None:
     asyncio.run(story())
 
 
-def test_what_is_not_finite_is_not_offered_and_can_be_overwritten() -> None:
+def test_a_fragment_that_is_not_finite_is_not_offered_and_can_be_overwritten() -> None:
     async def story() -> None:
         pair = Pair()
         told: list[int] = []

@@ -158,7 +158,7 @@ def test_a_peer_twice_as_fast_as_two_others_is_half_of_the_run() -> None:
     assert expected_share(1.0, [1.0, 0.0]) == 0.5  # one that has not stepped yet
 
 
-def test_what_was_found_while_training_is_not_measured_again(
+def test_a_measurement_made_while_training_is_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remembered = Remembered(tmp_path / "measured.json")

@@ -135,7 +135,7 @@ def other(reading: Reading, **changes: Any) -> Reading:
     return msgspec.structs.replace(reading, **changes)
 
 
-def test_what_is_not_the_authors_batch_here_is_told_and_not_measured(tmp_path: Path) -> None:
+def test_a_batch_that_differs_from_the_authors_is_reported_and_not_measured(tmp_path: Path) -> None:
     reading, _ = last_of_author()
     for wrong in (
         other(reading, digest=bytes(32)),

@@ -127,7 +127,7 @@ def test_a_line_of_progress_may_lack_a_loss() -> None:
     assert "loss -" in progress_line(record)
 
 
-def test_what_is_known_of_the_speed_is_said_and_nothing_else() -> None:
+def test_only_known_parts_of_the_speed_are_shown() -> None:
     known = Speed(
         tokens_per_s=425e3,
         share_of_peak=0.367,

@@ -10,6 +10,6 @@
 
 The oracle believes no peer's account of itself alone: processed tokens are the trainer's counter,
 which survives a kill -9; merged tokens are the final states' maps; that no step was merged twice is
-added up from the marks in the rounds that all peers logged. What a check did not observe it does
-not call kept, and speed is not judged when other programs used the machine.
+added up from the marks in the rounds that all peers logged. A check does not call kept what it did
+not observe, and speed is not judged when other programs used the machine.
 """

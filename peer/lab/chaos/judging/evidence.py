@@ -177,7 +177,7 @@ class HeldOutPoint:
     global_tokens: int
     loss: float
     honest_tokens: float = 0.0
-    """Merged tokens of the honest learners: what liars claim is not in it."""
+    """Merged tokens of the honest learners: claims of liars are not in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

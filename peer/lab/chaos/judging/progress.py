@@ -288,9 +288,9 @@ MEASUREMENTS_MIN = 4
 def judge_resizes(evidence: Evidence) -> Verdict:
     """Judge the longest pause of a fragment's merges, and the largest rise of the held-out loss.
 
-    Merges of a fragment come once in a cycle; a pause is what is longer than that, and a cycle of
-    it is allowed. Where learners are killed, the round that they were in may also last until its
-    deadline before the others are out of it.
+    Merges of a fragment come once in a cycle; a pause is the time beyond that, and a cycle of it is
+    allowed. Where learners are killed, the round that they were in may also last until its deadline
+    before the others are out of it.
     """
     if not evidence.sizes:
         return Verdict(Promise.RESIZES, None, "the number of learners did not change by schedule")

@@ -178,7 +178,7 @@ class Lifecycle:
         return lambda peer: checking.refuses(me, peer, "proposals")
 
     def _struck_by(self, me: PeerId) -> Callable[[PeerId, float], bool] | None:
-        """Whom a peer's spot checks refuse is on probation there, as at a live peer."""
+        """A peer that another one's spot checks refuse is on probation there, as at a live peer."""
         checking = self.spot_checking
         if checking is None:
             return None

@@ -51,9 +51,9 @@ class TokenBooks:
     ) -> Fate:
         """The fate of every token that was ever processed.
 
-        A peer has settled a step when it counts it as merged, there or elsewhere. What is settled
-        and in no state is ``apart``, as in a live peer's ledger; what is in a state and was not
-        settled is in excess, and a bug.
+        A peer has settled a step when it counts it as merged, there or elsewhere. Settled tokens in
+        no state are ``apart``, as in a live peer's ledger; tokens in a state that were not settled
+        are in excess, and a bug.
         """
         standing = self._standing_maps(alive)
         merged = pending = given_up = apart = excess = 0.0

@@ -117,7 +117,7 @@ def test_an_honest_peer_that_is_banned_or_struck_out_is_found_in_any_scenario() 
     assert judge_liars(evidence(peer("anna", blames=faded), peer("boris"))).kept is True
 
 
-def test_who_joined_after_the_lie_need_not_have_banned_the_liar() -> None:
+def test_a_peer_that_joined_after_the_lie_need_not_have_banned_the_liar() -> None:
     given = beside_a_liar(Lie.UPLOADS, blame(60.0))
     late = replace(peer("boris"), lives=(life(began_s=70.0),), blames=())
     assert judge_liars(replace(given, peers=(given.peers[0], late, given.peers[2]))).kept is True

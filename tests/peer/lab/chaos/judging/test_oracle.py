@@ -252,7 +252,7 @@ def test_unaccounted_tokens_and_differing_ledgers_are_found() -> None:
     assert nobody.kept is False and "anna saved no ledger" in nobody.reason
 
 
-def test_what_a_hostile_learner_merges_alone_as_it_leaves_is_not_the_swarms_state() -> None:
+def test_a_state_that_a_leaving_hostile_learner_merged_alone_is_not_the_swarms() -> None:
     part = peer("anna").fragments[0]
     alone = replace(part, lineage="alone", merged={IDS["anna"]: 1, IDS["mallory"]: 10**9})
     mallory = peer("mallory", hostile=True, fragments=(alone,))
