@@ -160,6 +160,9 @@ def pretrained(named: str, *, revision: str | None = None) -> nn.Module:
             revision=revision or "main",
             trust_remote_code=False,
             local_files_only=True,
+            # It asks the hub for adapters of the model otherwise, and again and again without a
+            # network: for 23 s.
+            adapter_kwargs={"local_files_only": True},
             use_safetensors=True,
         )
     except Exception as error:  # it raises errors of many kinds about damaged files

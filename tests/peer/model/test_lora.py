@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -342,8 +343,18 @@ def test_a_folder_of_adapters_speaks_as_the_run_does(
 
 
 def test_adapters_without_their_base_or_in_a_pickle_are_one_line(
-    adapters: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    adapters: Path,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def look_up(*arguments: object, **options: object) -> NoReturn:
+        raise socket.gaierror(socket.EAI_NONAME, "there is no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
     def complaint() -> str:
         capsys.readouterr()
         assert cli.run(["say", str(adapters), *SAYS]) == 2
@@ -357,6 +368,7 @@ def test_adapters_without_their_base_or_in_a_pickle_are_one_line(
     run_file = (adapters / "shoal_run.json").rename(tmp_path / "shoal_run.json")
     (adapters.parent / folder.name).unlink()
     assert "its base 'tiny' is not on this machine" in complaint()
+    assert "requesting HEAD" not in caplog.text, "only `hf download` asks the hub for a model"
     run_file.rename(adapters / "shoal_run.json")
     (adapters.parent / folder.name).symlink_to(folder)
     weights = adapters / "adapter_model.safetensors"
