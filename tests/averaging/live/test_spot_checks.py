@@ -167,7 +167,7 @@ def test_a_poisoner_within_the_norm_bound_is_refused_by_all_that_check(
     async def main() -> None:
         async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             peers = await checking(made, *NAMES, "mallory")
-            await made.live(90.0)
+            await made.live(110.0)
             # Some may never have been given anything of it to check: others refused it before.
             assert set().union(*failed(peers[:3])) == {MALLORY}
             merged = [
@@ -299,7 +299,7 @@ def test_a_poisoner_cannot_hide_behind_other_data_where_the_run_fixes_it(
             how: dict[str, Any] = {name: {"same_data": same_data} for name in NAMES}
             how["mallory"] = {"own": "none of yours"}
             peers = await checking(made, *NAMES, "mallory", judged_by=how)
-            await made.live(90.0)
+            await made.live(110.0)
             assert failed(peers[:3]) == [set()] * 3
             assert made.peers[3].id == MALLORY
             assert (REFUSED in reasons_of(peers[:3])) is same_data
@@ -321,7 +321,7 @@ def test_a_slow_author_holds_nobody_up_and_is_struck_only_if_it_has_failed_befor
         async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
             how = {"clara": {"quick": 0}, "mallory": {"quick": 1}}
             peers = await checking(made, *NAMES, "mallory", judged_by=how)
-            await made.live(120.0)
+            await made.live(150.0)
             anna, boris, clara, _ = peers
             assert all(each.averager.counters()["spot_checks_without_answer"] for each in peers[:2])
             evaded = {e["peer"] for each in peers[:3] for e in each.told("spot_check_evaded")}
