@@ -27,8 +27,9 @@ A state under which too few have signed is in no round of several lineages
 (``averaging.round.parents``): that of a peer which was alone, or whose partners lost what they
 finished with it. A peer whose join is refused asks those that finished its version with it for
 their signatures. If there are none to be had, and its joins are refused again, it gives way to a
-certified state, however light: nobody else can ever join it. After the time of a round it goes back
-to the version before, if the others have stayed there.
+certified state, however light: nobody else can ever join it. After the time of a round, or as soon
+as all members of the round that made it have signed it, it goes back to the version before, if the
+others have stayed there.
 
 Every method of ``CatchingUp`` that decides returns changes (``averaging.round.transitions``).
 """
@@ -410,10 +411,18 @@ class CatchingUp:
         """
         if self._is_left_alone(theirs, now):
             return True
-        waited = now - self._refused_at >= self._policy.round_s
+        waited = now - self._refused_at >= self._policy.round_s or self._have_all_finished()
         if not waited or self._refusals < REFUSALS_MIN or self._certificates.is_certifiable(now):
             return False
         return self._certificates.is_certified(link_of(theirs), now)
+
+    def _have_all_finished(self) -> bool:
+        """True if all members of the round that made this peer's version have signed it."""
+        standing = self._certificates.standing
+        if standing is None or not self.fellows:
+            return False
+        signers = self._certificates.signers(link_of(standing.head()))
+        return set(self.fellows) <= {self._id.me, *signers}
 
     def sign_for(self, source: PeerId, theirs: Head, situation: Situation, now: float) -> Changes:
         """Show a peer on the same link the signatures that it lacks, this one's among them."""

@@ -370,6 +370,27 @@ def test_a_peer_that_is_ahead_alone_goes_back_after_the_time_of_a_round() -> Non
     assert goes_back(late)
 
 
+@pytest.mark.parametrize("all_have", [True, False])
+def test_a_peer_goes_back_at_once_from_a_version_that_all_its_members_have_signed(
+    all_have: bool,
+) -> None:
+    """A partition ended while two pairs had a round each. Nobody else would come to either version,
+    and the six were stuck in that fragment for the time of a round (spacing_experiment, seed 1)."""
+    mine = standing("start", "one", "mine")
+    rounds = machine(mine, FIVE)
+    rounds.catching_up.fellows = (ME, ANNA)
+    if all_have:
+        signed = certified(mine, (ANNA,))
+        rounds.certificates.hear(link_of(signed), signed.signatures, 1.0)
+    for _ in range(REFUSALS_MIN):
+        refused(rounds, BORIS, 1.0)
+
+    behind = certified(standing("start", "one"), (BORIS, CLARA, DORA))
+    effects = rounds.handle(Received(BORIS, said.Compare(0, behind)), 2.0)
+
+    assert bool(of(effects, Rebase)) == all_have
+
+
 def test_a_peer_that_is_ahead_alone_is_shown_the_certificate_to_go_back_to() -> None:
     """It had to wait until it met the peers that had signed one by one (live storm 65)."""
     rounds = machine(standing("start", "one"), FIVE)
