@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from averaging.messages import MERGED, NOTHING, OWN, Commit, Opening
 from averaging.round.effects import Enter
@@ -22,6 +22,10 @@ from averaging.rules.sites import Share, carries, riders_of, shares
 from dht.identity import PeerId
 
 NOTHING_TO_GIVE = "it has nothing to give: its numbers are not finite"
+
+
+AGAIN_S = 0.3
+"""Time after which a rider tries its delegate again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class Route:
     what: str
     by_delegate: bool = False
     """``to`` is the delegate of the sender's site and not the slice's reducer."""
+    after_s: float = 0.0
+    """Time to wait before the stream is opened."""
 
 
 class Incoming(enum.Enum):
@@ -70,6 +76,8 @@ class Traffic:
         """True if the own contribution travels in a delegate's bundle, or not at all."""
         self._delegate = None if delegate is None else self.commit.members[delegate].peer
         self._by_delegate: set[int] = set()
+        self._again: set[int] = set()
+        """Slices that were sent to the delegate a second time."""
         self._wanted: dict[int, PeerId] = {}
         self.gives = False
         """True while there is a contribution to send, as far as is known."""
@@ -140,12 +148,17 @@ class Traffic:
     def broke(self, route: Route) -> list[Route] | None:
         """The streams to open instead of one that broke; ``None``: the round machine decides.
 
-        Without its delegate a rider fetches merged slices where they are made.
+        Without its delegate a rider fetches merged slices where they are made. A delegate refuses a
+        round of several lineages until it can judge them. What it needs comes from the leader,
+        often over a slower line than the riders' streams, so these are tried once more.
         """
         if not route.by_delegate:
             return None
         if self._delegate is None:
             return []  # another stream to it broke before
+        if len(self.commit.parents) > 1 and route.slice not in self._again:
+            self._again.add(route.slice)
+            return [replace(route, after_s=AGAIN_S)]
         self._delegate = None
         again = [self.upload(i, to, OWN) for i, to in sorted(self._wanted.items())]
         return [each for each in again if each is not None and each.slice not in self.merged]

@@ -159,7 +159,19 @@ class Exchange:
             self._node.take(inputs.UploadFailed(self.round, index, reason))
             return
         for each in instead:
-            self.go(each)
+            self._go_later(each)
+
+    def _go_later(self, route: Route) -> None:
+        if not route.after_s:
+            self.go(route)
+            return
+        del self._streams[route.slice]
+
+        def again() -> None:
+            if not self._closed and route.slice not in self._streams:
+                self.go(route)
+
+        self._wires.heap.call_in(route.after_s, self._node.when_awake, again)
 
     def lost_reducer(self, dead: PeerId) -> None:
         for index, (stream, route) in list(self._streams.items()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import blake3
 import msgspec
 
@@ -12,6 +14,7 @@ from averaging.messages import MERGED, NOTHING, OWN, Commit, Entry, Opening
 from averaging.round.effects import Enter
 from averaging.round.reducer import Length
 from averaging.round.traffic import (
+    AGAIN_S,
     BundleRoster,
     Incoming,
     Route,
@@ -75,6 +78,16 @@ def test_without_its_delegate_a_rider_only_fetches_what_is_not_here() -> None:
     alone = clara.upload(0, ANNA, OWN)
     assert alone == Route(0, ANNA, NOTHING)
     assert clara.broke(alone) is None, "now it is for the round to decide"
+
+
+def test_a_rider_tries_its_delegate_again_where_certificates_may_be_on_their_way() -> None:
+    """The stream over the own network came first: three of eight contributions to each meld were
+    lost (test_swarm_sites)."""
+    clara = traffic(CLARA, msgspec.structs.replace(SITES, parents=2 * SITES.parents))
+    first = clara.upload(0, ANNA, OWN)
+    assert first == Route(0, BORIS, OWN, by_delegate=True)
+    assert clara.broke(first) == [replace(first, after_s=AGAIN_S)]
+    assert clara.broke(first) == [Route(0, ANNA, NOTHING)], "once more, and no more"
 
 
 def test_a_stream_that_only_waits_at_a_delegate_is_no_bundle_when_it_breaks() -> None:

@@ -14,10 +14,15 @@ BEAT_S = 10.0
 
 
 def test_a_swarm_that_shrinks_politely_is_seen_right_nearly_all_the_time() -> None:
-    sizes = parse("2,8,2", over_s=120.0)
-    costs = membership_cost(sizes, [60.0, 120.0], politely=True)
+    """For 3% of the time, mean of ten seeds. A goodbye reaches the connected peers alone."""
+    sizes, seeds = parse("2,8,2", over_s=120.0), range(10)
+    costs = [
+        cost
+        for seed in seeds
+        for cost in membership_cost(sizes, [60.0, 120.0], politely=True, seed=seed)
+    ]
 
-    assert sum(cost.wrong_s for cost in costs) < BEAT_S
+    assert sum(cost.wrong_s for cost in costs) < BEAT_S / 2 * len(seeds)
     assert all(0 < cost.bytes_per_s < 5e3 for cost in costs)
 
 
