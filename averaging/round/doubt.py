@@ -14,9 +14,10 @@ prove that no other state has it. Otherwise work was merged twice (storms of sev
 18, 64, 7079, 7319, 201069). The price: work on a lighter side, or in a round that a majority gave
 up and nobody finished, can be lost.
 
-One group may become one of several, when a partition ends. Work that this peer offers again, as
-nobody could tell of the round that had it, is **open** until a standing covers it: if several
-groups are seen before, it counts as merged elsewhere as well (storm 56434 with liars).
+One group may become one of several, when a partition ends. Work that this peer offers again is
+**open** until a standing covers it, where nobody could tell of the round that had it, or where it
+was merged on the side of a fork that this peer has left: if several groups are seen before, it
+counts as merged elsewhere as well (storms 56434 and 77874 with liars).
 """
 
 from __future__ import annotations
@@ -58,16 +59,15 @@ class Doubt:
 class Doubting:
     """One peer as one that may be in doubt."""
 
-    __slots__ = ("_id", "_open", "_peers", "_policy", "doubt")
+    __slots__ = ("_id", "_open_mark", "_peers", "_policy", "doubt")
 
     def __init__(self, identity: Identity, peers: Neighbourhood) -> None:
         self._id = identity
         self._policy = identity.policy
         self._peers = peers
         self.doubt: Doubt | None = None
-        self._open: tuple[bytes, int] | None = None
-        """A round that others may have finished, and the own step up to which it had work that this
-        peer offers again."""
+        self._open_mark: int | None = None
+        """The own step up to which others may go on with work that this peer offers again."""
 
     def __repr__(self) -> str:
         about = self.doubt.round.hex()[:8] if self.doubt is not None else None
@@ -90,17 +90,16 @@ class Doubting:
             forsworn={self._id.me},
         )
 
-    def leave_open(self, round_id: bytes, mark: int) -> None:
-        """The own work is offered again, though others may have finished a round with it."""
-        self._open = round_id, mark
+    def leave_open(self, mark: int) -> None:
+        """The own work is offered again, though others may go on with it."""
+        self._open_mark = mark
 
     def presume_open(self, now: float) -> Changes:
         """Before this peer offers anything: among several groups its open work counts as merged."""
-        if self._open is None or not self._peers.has_several_groups(now):
+        if self._open_mark is None or not self._peers.has_several_groups(now):
             return []
-        (round_id, mark), self._open = self._open, None
-        reason = "it may be merged in one of several groups"
-        return [Note("presumed", {"reason": reason}), Presume(round_id, mark, reason)]
+        mark, self._open_mark = self._open_mark, None
+        return _presumed(mark, "it may be merged in one of several groups")
 
     def next_at(self) -> float | None:
         doubt = self.doubt
@@ -111,10 +110,9 @@ class Doubting:
 
     def standing_changed(self, standing: Standing) -> Changes:
         """This peer stands elsewhere now, and its work merged there ends the doubt."""
-        if self._open is not None:
-            _, mark = self._open
-            if standing.merged.covers(self._id.me, self._id.incarnation, mark):
-                self._open = None
+        mark = self._open_mark
+        if mark is not None and standing.merged.covers(self._id.me, self._id.incarnation, mark):
+            self._open_mark = None
         doubt, self.doubt = self.doubt, None
         if doubt is None:
             return []
@@ -155,7 +153,7 @@ class Doubting:
     def _end_unanswered(self, doubt: Doubt, reason: str, now: float) -> Changes:
         if self._has_several_groups(doubt, now):
             return self._presume(doubt, reason)
-        self.leave_open(doubt.round, doubt.mark)
+        self.leave_open(doubt.mark)
         return self._settle(doubt, reason)
 
     def is_answered_by(self, sender: PeerId, round_id: bytes) -> bool:
@@ -220,7 +218,7 @@ class Doubting:
 
     def _presume(self, doubt: Doubt, reason: str) -> Changes:
         self.doubt = None
-        return [Note("presumed", {"reason": reason}), Presume(doubt.round, doubt.mark, reason)]
+        return _presumed(doubt.mark, reason)
 
     def void(self, reason: str, now: float, *, may_be_finished: bool) -> Changes:
         """A majority will never finish the round; no member has, unless it was sealed before.
@@ -235,7 +233,7 @@ class Doubting:
         if not may_be_finished:
             return self._settle(doubt, reason)
         if not self._has_several_groups(doubt, now):
-            self.leave_open(doubt.round, doubt.mark)
+            self.leave_open(doubt.mark)
             return self._settle(doubt, reason)
         if now + self._policy.margin_s < doubt.ends_at:
             doubt.ends_at = now + self._policy.margin_s
@@ -245,3 +243,7 @@ class Doubting:
     def _settle(self, doubt: Doubt, reason: str) -> Changes:
         self.doubt = None
         return [Note("settled", {"reason": reason}), Settle(doubt.round, reason)]
+
+
+def _presumed(mark: int, reason: str) -> Changes:
+    return [Note("presumed", {"reason": reason}), Presume(mark, reason)]

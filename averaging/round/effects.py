@@ -165,7 +165,6 @@ class Presume(Struct, frozen=True):
     It comes along when lineages are mixed, so it is not offered again. The standing is unchanged.
     """
 
-    round: bytes
     mark: int
     reason: str
 

@@ -468,8 +468,8 @@ class FragmentRounds:
             self._apply(part.handle(inputs.LinkLost(peer), now), now)
 
     def _caught_up(self, given: inputs.CaughtUp, now: float) -> None:
-        standing = given.standing
-        self._took_state(self.standing, standing)
+        standing, before = given.standing, self.standing
+        self._took_state(before, standing)
         if self.phase is not Phase.CATCHING:
             self.counters["caught_up_late"] += 1
             if standing is not None and self.phase is Phase.IDLE:
@@ -487,6 +487,9 @@ class FragmentRounds:
             self._apply(asks, now)
         if standing is not None and given.since is not None:
             self.fresh_version = min(given.since, self.fresh_version)
+            given_up = before.merged.get(self._id.me) if before is not None else None
+            if given_up is not None and given_up.incarnation == self._id.incarnation:
+                self.doubting.leave_open(given_up.step)
 
     def _stand_where_fetched(
         self, standing: Standing, call: transitions.JoinCaller | None, now: float
@@ -880,7 +883,7 @@ class FragmentRounds:
         assert part.entry is not None
         mark = commit.members[part.entry].mark
         if elsewhere and not in_doubt:
-            self.doubting.leave_open(part.id, mark)
+            self.doubting.leave_open(mark)
         if in_doubt:
             self._note("in_doubt", reason=ended.reason)
             self.doubting.begin(part.id, commit, mark, now, several_groups=several)

@@ -350,7 +350,7 @@ class FragmentNode:
                     wires.watch.vowed(self, round_id)
                 if not in_doubt and learner is not None:
                     learner.release()
-            case effects.Presume(_, mark, _):
+            case effects.Presume(mark, _):
                 assert learner is not None and self.state is not None
                 learner.adopt(self.state, contained=mark)
             case effects.Settle():

@@ -183,6 +183,13 @@ def test_work_of_an_unanswered_doubt_is_not_offered_to_several_groups() -> None:
     assert happened["presumed"]
 
 
+def test_work_of_a_fork_that_a_peer_has_left_is_not_offered_to_several_groups() -> None:
+    """It saw one group when it rebased. The other member of its side did not, and met it in one of
+    several groups soon after."""
+    happened = besieged(77874)
+    assert happened["presumed"]
+
+
 @pytest.mark.parametrize("seed", [84, 239, 1224])
 def test_a_voter_makes_no_round_void_by_a_ballot_of_its_own(seed: int) -> None:
     """In groups of four, one that was told so offered its sealed work again: it was merged twice.
