@@ -46,8 +46,14 @@ def test_an_agent_understands_the_trainer_that_was_started_before_the_upgrade() 
         assert again[: len(written)] == written, "fields are only appended"
 
 
-def test_such_a_trainer_understands_the_new_agent_because_it_says_the_same_bytes() -> None:
-    assert [pack(decode_from_agent(framed[HEADER_BYTES:])) for framed in FROM_AGENT] == FROM_AGENT
+def test_such_a_trainer_understands_the_new_agent_because_it_says_the_same_first() -> None:
+    """A reader of an array takes the fields that it knows, and leaves the rest."""
+    for framed in FROM_AGENT:
+        written = msgspec.msgpack.decode(framed[HEADER_BYTES:])
+        message = decode_from_agent(framed[HEADER_BYTES:])
+        again = msgspec.msgpack.decode(pack(message)[HEADER_BYTES:])
+        assert again[: len(written)] == written, "fields are only appended"
+        assert decode_from_agent(msgspec.msgpack.encode([*again, "of a later release"])) == message
 
 
 def test_a_trainer_states_its_number_and_is_refused_two_numbers_away() -> None:

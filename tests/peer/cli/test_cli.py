@@ -202,7 +202,7 @@ def test_ctrl_c_is_told_and_not_only_an_exit_code(
     def interrupt(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("peer.storage.home.running_peers", interrupt)
+    monkeypatch.setattr("peer.cli.steering.running_peers", interrupt)
     monkeypatch.setattr("peer.lab.simulate.paper.bandwidth.needs", interrupt)
     assert complaint(command.split(), capsys) == (130, "shoal: interrupted\n")
 
