@@ -28,7 +28,7 @@ class Findings:
     """The faults of a run file that were found so far."""
 
     lines: TomlLines | None
-    """Where the settings stand, if they were read from a text."""
+    """Lines of the settings in the text that they were read from, if they were."""
     faults: list[Fault] = field(default_factory=list)
 
     def add(
