@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,13 +53,17 @@ def test_the_memory_of_an_averager_is_bounded_over_hundreds_of_rounds() -> None:
                 made.peers.remove(guest)
                 await made.live(15.0)
                 if minute >= FULL_MINUTES:
-                    measured.append(sizes_of(stays[0], beyond=[network, made]))
+                    measured.append(sizes_of(stays[0], made.peers, beyond=[network, made]))
             assert min(version or 0 for version in stays[0].versions()) > 300
         return measured
 
     assert not growth.growing(run(main()), each_of=1, allowed=NOT_FULL)
 
 
-def sizes_of(peer: Peer, *, beyond: Collection[Any]) -> growth.Sizes:
-    others = [*beyond, asyncio.get_running_loop(), peer.learner, peer.host, peer.events]
+def sizes_of(peer: Peer, peers: Sequence[Peer], *, beyond: Collection[Any]) -> growth.Sizes:
+    """A stream that is open just now leads to the peer at its other end."""
+    others = [*beyond, asyncio.get_running_loop()]
+    for each in peers:
+        others += [each.learner, each.host, each.events]
+        others += [each.averager] if each is not peer else []
     return growth.sizes({"averager": peer.averager}, beyond=others)
