@@ -32,6 +32,7 @@ from msgspec import Meta, Struct
 
 from averaging import messages
 from averaging.audit.claims import (
+    DIGEST_BYTES,
     Claim,
     Claims,
     Subject,
@@ -69,7 +70,6 @@ HEAD_MAX_BYTES = 256 << 10
 DATA_MAX_BYTES = 512 << 20
 """Largest number of bytes that a proof is about: a piece of 64 members in f32 is half of it."""
 MAPS_MAX_BYTES = 1 << 20
-_DIGEST_BYTES = 32
 
 EncodedCommit: TypeAlias = Annotated[bytes, Meta(max_length=messages.MESSAGE_MAX_BYTES)]
 Leaves: TypeAlias = Annotated[bytes, Meta(max_length=HEAD_MAX_BYTES)]
@@ -215,9 +215,9 @@ class Court:
 
     def takes(self, said: Claim, subject: Subject, who: Sequence[PeerId]) -> bool:
         """True if the author of a claim, one of these peers, has signed it."""
-        if said.by >= len(who):
-            return False
-        return self.believes or is_signed_by(who[said.by], subject, said, self.verify)
+        return said.by < len(who) and (
+            self.believes or is_signed_by(who[said.by], subject, said, self.verify)
+        )
 
 
 def encode_head(head: Head) -> bytes:
@@ -372,11 +372,11 @@ class _Case:
 
     def _bind(self, claim: Claim, leaves: bytes, payload: memoryview) -> None:
         """Raise ``BadProof`` unless these are the bytes that a claim is about."""
-        size = _DIGEST_BYTES * len(self.cutting.audited(self.head.slice))
+        size = DIGEST_BYTES * len(self.cutting.audited(self.head.slice))
         if len(leaves) != size or digest_of_pieces([leaves]) != claim.made:
             raise BadProof("the digests of an upload's pieces are not those that were signed")
-        at = _DIGEST_BYTES * self.head.piece
-        if blake3.blake3(payload).digest() != leaves[at : at + _DIGEST_BYTES]:
+        at = DIGEST_BYTES * self.head.piece
+        if blake3.blake3(payload).digest() != leaves[at : at + DIGEST_BYTES]:
             raise BadProof("a piece of an upload is not the one that was signed")
 
     def _result(self, data: memoryview) -> memoryview:

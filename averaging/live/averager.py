@@ -242,7 +242,8 @@ class Averager(Services):
         while True:
             await asyncio.sleep(TEND_EVERY_S)
             for work in self._works:
-                await work.put_away(files)
+                if not await work.put_away(files):
+                    break  # nor is there room for the next one
 
     def offer_before_leaving(self) -> int:
         """Offer the learner's work now, as this peer leaves: to be called until nothing is left.

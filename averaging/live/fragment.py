@@ -141,13 +141,11 @@ class FragmentWork:
         else:
             self.replay.restart(state.version, state.lineage)
 
-    async def put_away(self, files: StateFiles) -> None:
-        """Move the state's numbers from memory to files."""
+    async def put_away(self, files: StateFiles) -> bool:
+        """Move the state's numbers from memory to files. ``False``: there is no room for them."""
         state = self.state
-        if state is None or not self._rests_on(state):
-            return
-        if files.is_put_away(state.theta) and files.is_put_away(state.momentum):
-            return
+        if state is None or not self._rests_on(state) or _is_put_away(state, files):
+            return True
 
         def moved() -> FragmentState:
             theta, momentum = files.put_away(state.theta), files.put_away(state.momentum)
@@ -156,6 +154,7 @@ class FragmentWork:
         filed = await asyncio.to_thread(moved)
         if self._rests_on(state):
             self.state = filed
+        return _is_put_away(filed, files)
 
     def _rests_on(self, state: FragmentState) -> bool:
         """True if nothing that is under way goes on from this state, or has replaced it."""
@@ -645,3 +644,7 @@ class FragmentWork:
         if not carried:
             return {}
         return {"delegates": carried, "received_from": tally.received_from()}
+
+
+def _is_put_away(state: FragmentState, files: StateFiles) -> bool:
+    return files.is_put_away(state.theta) and files.is_put_away(state.momentum)

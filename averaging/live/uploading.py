@@ -60,7 +60,8 @@ class Uploading:
         parts = self.parts
         try:
             async with asyncio.timeout_at(parts.end_at):
-                await asyncio.sleep(route.after_s)
+                if route.after_s:
+                    await asyncio.sleep(route.after_s)
                 if route.what == OWN and self._bundling is not None:
                     await self._bundling.decided.wait()
                 opening = parts.traffic.opening(route)

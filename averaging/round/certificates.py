@@ -77,8 +77,8 @@ class Certificates:
         """The electorate while the machine takes one input."""
         self._contributed: tuple[Standing, frozenset[PeerId]] | None = None
         """The contributors to a standing."""
-        self._left: tuple[Link, bytes] | None = None
-        """The link that this peer stood on before its last mix, and the digest of its numbers."""
+        self._left: dict[Link, bytes] = {}
+        """The digest of the numbers at the link that this peer stood on before its last mix."""
 
     def __repr__(self) -> str:
         return f"Certificates({self._id.me}, {len(self._kept)} links)"
@@ -183,17 +183,15 @@ class Certificates:
 
     def left(self, link: Link, digest: bytes) -> None:
         """A mix took this peer away from a link with these numbers."""
-        self._left = link, digest
+        self._left = {link: digest}
 
     def has_left(self, link: Link) -> bool:
         """True if this peer stood on this link before its last mix."""
-        return self._left is not None and self._left[0] == link
+        return link in self._left
 
     def known_digest(self, link: Link) -> bytes | None:
         """Digest of the numbers at this link, if no other peer has to tell it."""
-        if self._left is not None and self.has_left(link):
-            return self._left[1]
-        return self._attested_digest(link)
+        return self._left.get(link) or self._attested_digest(link)
 
     def _attested_digest(self, link: Link) -> bytes | None:
         """Digest of the numbers at this link, if the run's owner has attested the state."""

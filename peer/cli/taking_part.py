@@ -23,7 +23,7 @@ from peer.cli.found_models import base_to_fetch, fetched_base
 from peer.cli.learner_options import Options, trains
 from peer.cli.owning import sign_if_owner_is_missing
 from peer.cli.showing import usage_errors
-from peer.errors import NobodyToAsk, PeerError, RunHasExisted, RunOver
+from peer.errors import FolderInUse, NobodyToAsk, PeerError, RunHasExisted, RunOver
 from peer.run_file.sections import HfData, RunFile, TextData
 from peer.storage.home import (
     OUTER,
@@ -174,7 +174,6 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
 
     from peer.cli.training import look_at, train_here, train_on_devices
     from peer.data.sources import check_data
-    from peer.errors import FolderInUse
     from peer.island.training import choose_devices
     from peer.model.weights import check_there
     from peer.rules.limits import manners
