@@ -49,7 +49,7 @@ class Island:
 
     def train(self, way: str, *, restarts: int = 0, **settings: Any) -> list[dict[str, Any]]:
         """The final reports of both ranks, rank 0 first; nothing if the island failed."""
-        settings |= {"way": way, "run": RUN_TEXT, "directory": str(self._directory)}
+        settings |= {"way": way, "run": RUN_TEXT, "directory": str(self._directory / "peer")}
         island = self._processes.python(
             *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
             *("--max-restarts", str(restarts), "-m", "tests.peer.island_rank"),
