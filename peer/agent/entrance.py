@@ -61,6 +61,8 @@ TOLD_EVERY_MAX_S = 3600.0
 """... and again when the wait has doubled, but at least this often."""
 
 COMPARED_WITHIN_S = 5.0
+ASKED_EVERY_S = 1.0
+"""A peer that has not noticed yet that an agent died sends its answer to that one."""
 CAUGHT_UP_WITHIN_S = 600.0
 
 
@@ -272,7 +274,7 @@ class Entrance:
         else:
             has_friends = bool(self._begin.seeds) or (local.directory / PEERS).exists()
             patience_s = FRIENDS_WITHIN_S if has_friends else 0.0
-        asked = False
+        asked, ask_at = 0, loop.time()
         deadline = loop.time() + patience_s
         last = loop.time() + CAUGHT_UP_WITHIN_S
         while waiting and (
@@ -280,12 +282,13 @@ class Entrance:
         ):
             self._online.refresh_view()
             live = sorted(local.view)
-            if live and not asked:
-                asked = True
-                await self._online.until_dialled()
-                for index, state in enumerate(first.states):
-                    send_standing(averager, live[index % len(live)], state)
-                deadline = min(deadline, loop.time() + COMPARED_WITHIN_S)
+            if live and loop.time() >= ask_at:
+                if not asked:
+                    await self._online.until_dialled()
+                    deadline = min(deadline, loop.time() + COMPARED_WITHIN_S)
+                for state in waiting.values():
+                    send_standing(averager, live[(state.fragment + asked) % len(live)], state)
+                asked, ask_at = asked + 1, loop.time() + ASKED_EVERY_S
             for fragment, state in list(waiting.items()):
                 held, current = self._memory.base(fragment), averager.states[fragment]
                 if current is not state or (held is not None and held.lineage == state.lineage):

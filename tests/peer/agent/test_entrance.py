@@ -13,7 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
+from averaging.messages import Compare, Head, decode
 from averaging.numbers.arrays import uninitialised_floats
 from averaging.round.phase import Phase
 from dht.identity import PeerId, RunId
@@ -271,6 +273,46 @@ def test_a_state_that_arrives_at_the_last_moment_is_not_taken_for_a_lost_one() -
         first = FirstStates(tuple(states), settled=(0, 0))
         await entrance.go_on_from_checkpoint(desk, first)  # type: ignore[arg-type]
         return [name for name, _ in desk.told]
+
+    assert run(story()) == []
+
+
+def test_a_peer_that_does_not_answer_is_asked_again() -> None:
+    """Its answer may go to the agent that died. What the trainer had done was given up then."""
+
+    class Square(Desk):
+        """Where another peer loses the first two messages."""
+
+        def __init__(self, states: list[FragmentState], after: FragmentState) -> None:
+            super().__init__(states)
+            self.view = {OTHER: object()}
+            self.transport = self
+            self.asked: list[int] = []
+            self._after = after
+
+        async def until_dialled(self) -> None:
+            return
+
+        def shown(self, state: FragmentState) -> Head:
+            return Standing.of(state).head()
+
+        def send(self, peer: PeerId, data: bytes) -> None:
+            compare = decode(data)
+            assert isinstance(compare, Compare)
+            self.asked.append(compare.fragment)
+            if self.asked.count(0) == 3:
+                self.states = (self._after, self.states[1])
+
+    async def story() -> list[str]:
+        pair = Pair()
+        states, after = await taken_beyond_the_checkpoint(pair)
+        port = successor(pair, [None, states[1]])
+        square = Square(states, after)
+        entrance = Entrance(square, port, pair.memory, None, None)  # type: ignore[arg-type]
+        first = FirstStates(tuple(states), settled=(0, 0))
+        await entrance.go_on_from_checkpoint(square, first)  # type: ignore[arg-type]
+        assert square.asked == [0, 1, 0, 0], "of what is settled it is not asked"
+        return [name for name, _ in square.told]
 
     assert run(story()) == []
 
