@@ -449,7 +449,7 @@ class FragmentRounds:
             standing is not None
             and not self.peers.has_several_groups(now)
             and any(
-                part.leads
+                part.coordinates
                 and part.is_open
                 and part.entry is None
                 and part.commit.version > standing.version
@@ -727,7 +727,7 @@ class FragmentRounds:
             return reason
         reason = reason or self._objection(signed.round, commit, now)
         if reason is None:
-            self._enter(signed, now, leads=False)
+            self._enter(signed, now, is_leader=False)
             return None
         if commit.directive != self._id.book.orders.stamp:
             self._tell_directive(commit.leader, now)
@@ -791,7 +791,7 @@ class FragmentRounds:
             self._send(entry.peer, messages.Behind(self.fragment, head, self._id.me, found), now)
         return "it mixes versions that mine grew out of" if behind else None
 
-    def _enter(self, signed: SignedCommit, now: float, *, leads: bool) -> None:
+    def _enter(self, signed: SignedCommit, now: float, *, is_leader: bool) -> None:
         commit = signed.commit
         part = Participation(self._id, signed, self.standing, self.peers, now=now)
         self.rounds[signed.round] = part
@@ -805,7 +805,7 @@ class FragmentRounds:
                 self.certificates.among_groups = True
             self.pace.took_part(commit.version)
             self._roster_closed(commit.version, commit.level, now)
-        self._apply(part.begin(now, leads=leads), now)
+        self._apply(part.begin(now, is_leader=is_leader), now)
 
     # The end of a round
 
@@ -979,7 +979,7 @@ class FragmentRounds:
     def _under_way(self) -> SignedCommit | None:
         part = self.own_round
         if part is None:
-            led = (part for part in self.rounds.values() if part.leads and part.is_open)
+            led = (part for part in self.rounds.values() if part.coordinates and part.is_open)
             part = next(led, None)
         return part.signed if part is not None and part.is_open else None
 
@@ -1016,7 +1016,7 @@ class FragmentRounds:
             case transitions.Stand():
                 self._stand(change, now)
             case transitions.EnterOwnRound(signed):
-                self._enter(signed, now, leads=True)
+                self._enter(signed, now, is_leader=True)
             case transitions.RoundEnded():
                 self._round_ended(change, now)
             case transitions.TakeBackOwnJoin():

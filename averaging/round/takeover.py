@@ -37,7 +37,7 @@ class Takeover:
         self.plan(self._usual_wait_s, now)
 
     @property
-    def coordinator(self) -> PeerId:
+    def coordinating_peer(self) -> PeerId:
         return owner_of(self.ballot, self._commit)
 
     @property
@@ -52,7 +52,7 @@ class Takeover:
         if self._entry is None:
             return
         members, voters = self._commit.members, self._commit.voters
-        start = self._commit.index(self.coordinator)
+        start = self._commit.index(self.coordinating_peer)
         ahead = 0
         for step in range(1, len(members) + 1):
             index = ((-1 if start is None else start) + step) % len(members)
@@ -67,7 +67,7 @@ class Takeover:
 
     def heard(self, peer: PeerId, stage: Stage, now: float) -> None:
         """The coordinator is alive: put off the takeover."""
-        coordinates = peer == self.coordinator and self._left_ballot != self.ballot
+        coordinates = peer == self.coordinating_peer and self._left_ballot != self.ballot
         if self.at < math.inf and coordinates:
             wait_s = self._usual_wait_s * (2 if stage is Stage.SEALED else 1)
             since = self._began_at if stage is Stage.UPLOADING else now

@@ -600,8 +600,8 @@ def test_a_member_that_says_void_of_every_round_costs_no_round(
 ) -> None:
     enter = FragmentRounds._enter
 
-    def entered(self: FragmentRounds, signed: Any, now: float, *, leads: bool) -> None:
-        enter(self, signed, now, leads=leads)
+    def entered(self: FragmentRounds, signed: Any, now: float, *, is_leader: bool) -> None:
+        enter(self, signed, now, is_leader=is_leader)
         if self._id.me == MALLORY.peer_id and is_lying:
             for entry in signed.commit.members:
                 void = said.Void(self.fragment, signed.round, "because", forsworn=True)

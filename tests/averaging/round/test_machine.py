@@ -1270,12 +1270,12 @@ def test_only_the_join_in_the_roster_can_be_withdrawn_from_it(
     for peer in others:
         rounds.handle(asks(peer, standing("start"), 1), 2.0)
     (part,) = rounds.rounds.values()
-    assert part.lead is not None
+    assert part.coordinator is not None
 
     for peer in others:
         rounds.handle(Received(peer, said.Withdraw(0, number, incarnation)), 3.0)
 
-    assert len(part.lead.absent) == gone
+    assert len(part.coordinator.absent) == gone
     assert part.is_open == (not gone)
 
 

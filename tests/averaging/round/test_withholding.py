@@ -291,10 +291,10 @@ def test_a_later_coordinator_whose_voters_were_never_in_the_round_leaves_it_at_o
     ballot = ballot_of(voters.index(others[0]), voters=len(voters), above=0)
     first = enter.commit.members[others[0]].peer
     rounds.handle(Received(first, said.Prepare(0, enter.round, ballot)), BEGAN)
-    assert not part.leads
+    assert not part.coordinates
     now = part.takeover.at
     rounds.handle(Tick(), now)
-    assert part.leads and part.takeover.ballot > ballot
+    assert part.coordinates and part.takeover.ballot > ballot
 
     echo = said.Void(0, enter.round, "because", forsworn=False, ballot=part.takeover.ballot)
     rounds.handle(Received(ME, echo), now)

@@ -380,7 +380,7 @@ def crash_a_member_while_it_uploads(*, reduces: bool) -> tuple[Swarm, PeerId]:
 
     def watch(node: Node, note: Note) -> None:
         part = node.machine.own_round
-        if note.event != "entered" or part is None or part.leads or crashed:
+        if note.event != "entered" or part is None or part.coordinates or crashed:
             return
         if bool(part.reducer.slices) == reduces:
             crashed.append(node.name)
@@ -488,13 +488,13 @@ def test_a_reducer_dies_after_answering_one_member() -> None:
     answered: list[tuple[PeerId, PeerId]] = []
 
     def only_one(node: Node, round_id: bytes, index: int, peer: PeerId) -> bool:
-        leads = any(part.lead is not None for part in node.machine.rounds.values())
+        leads = any(part.coordinator is not None for part in node.machine.rounds.values())
         if swarm.heap.now > 14.0 or leads:
             return True
         if answered and answered[0][0] != node.name:
             return True
         asker = swarm.nodes[peer].machine.rounds.get(round_id)
-        if answered or asker is None or asker.lead is not None:
+        if answered or asker is None or asker.coordinator is not None:
             return False  # a leader that finishes alone has no majority to certify its version
         answered.append((node.name, peer))
         swarm.heap.call_in(0.3, swarm.crash, node.name)
@@ -517,7 +517,7 @@ def test_a_reducer_dies_with_its_own_slice_and_a_majority_forswears() -> None:
     silent: list[PeerId] = []
 
     def nobody(node: Node, round_id: bytes, index: int, peer: PeerId) -> bool:
-        leads = any(part.lead is not None for part in node.machine.rounds.values())
+        leads = any(part.coordinator is not None for part in node.machine.rounds.values())
         if swarm.heap.now > 14.0 or leads or (silent and silent[0] != node.name):
             return True
         if not silent:
@@ -542,7 +542,7 @@ def a_reducer_sleeps_over_a_seal() -> Swarm:
         part = node.machine.own_round
         if note.event != "learned_seal" or part is None or asleep:
             return
-        if part.lead is None and part.reducer.slices:
+        if part.coordinator is None and part.reducer.slices:
             asleep.append(node.name)
             swarm.pause(node.name)
             swarm.heap.call_in(32.0, swarm.resume, node.name)
