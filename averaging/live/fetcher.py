@@ -95,8 +95,8 @@ class FetchFailed(AveragingError):
     reasons: Mapping[PeerId, str]
 
     def __str__(self) -> str:
-        told = "; ".join(f"{peer}: {reason}" for peer, reason in sorted(self.reasons.items()))
-        return f"fragment {self.fragment} could not be fetched: {told or 'nobody to ask'}"
+        reasons = "; ".join(f"{peer}: {reason}" for peer, reason in sorted(self.reasons.items()))
+        return f"fragment {self.fragment} could not be fetched: {reasons or 'nobody to ask'}"
 
 
 _SOURCE_ERRORS = (PeerUnreachable, StreamBroken, HostClosed, BadMessage, NotHere)

@@ -138,11 +138,11 @@ def founded_apart(
 
     Which side gives way is decided for all fragments at once, by the owner of the averager.
     """
-    told = Note("founded_apart", {"peer": source, "mine": relation.mine, "theirs": relation.theirs})
+    note = Note("founded_apart", {"peer": source, "mine": relation.mine, "theirs": relation.theirs})
     if (relation.mine, mine.lineage) < (relation.theirs, theirs.lineage):
-        return [told]
+        return [note]
     # Only the heavier side answers, so that two peers do not answer each other for ever.
-    return [told, Send(source, messages.Compare(fragment, mine))]
+    return [note, Send(source, messages.Compare(fragment, mine))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ from averaging.round.pace import Pace
 from averaging.round.parents import Parents
 from averaging.round.participation import Participation
 from averaging.round.phase import Phase, Stage, Timer
-from averaging.round.roster import Gathering
+from averaging.round.roster import OpenRoster
 from averaging.round.signed_commit import (
     BadSignature,
     NotACommit,
@@ -244,7 +244,7 @@ class FragmentRounds:
         self.fresh_version = version
         """The version at which the pending work began."""
         self.fresh_at = now
-        self._asked_again: bytes | None = None
+        self._certificates_asked_of: bytes | None = None
         """The round of which a stream brought the commit before its parents were certified."""
         self.deadline: float | None = None
         """When ``Tick`` is wanted; ``None``: nothing waits. Each input may move it."""
@@ -294,9 +294,9 @@ class FragmentRounds:
         return self.pace.due_time
 
     @property
-    def gathering(self) -> Gathering | None:
+    def open_roster(self) -> OpenRoster | None:
         """The roster that this peer has open as a leader."""
-        return self.leading.gathering
+        return self.leading.roster
 
     @property
     def doubt(self) -> Doubt | None:
@@ -503,8 +503,8 @@ class FragmentRounds:
         if not heard_closing:
             changes.append(transitions.RosterClosed(standing.version))
         self._apply(changes, now)
-        if self.gathering is not None:
-            hurried = self.gathering.is_hurried
+        if self.open_roster is not None:
+            hurried = self.open_roster.is_hurried
             self._apply(self.leading.review(self._situation(now), now), now)
             self._apply([transitions.JoinCaller(self._id.me, now, hurried)], now)
         elif call is not None and now < call.until:
@@ -533,8 +533,8 @@ class FragmentRounds:
         reason = None if head is None else self._leap(head)
         if reason is not None:
             self.counters["implausible_head"] += 1
-            told = {"peer": sender, "reason": reason}
-            self._effects.append(CountRefused("implausible", told, "implausible_head"))
+            fields = {"peer": sender, "reason": reason}
+            self._effects.append(CountRefused("implausible", fields, "implausible_head"))
             return
         if head is not None:
             self.certificates.hear(link_of(head), head.signatures, now)
@@ -711,8 +711,8 @@ class FragmentRounds:
             self.counters["bad_signature"] += 1
             return str(error)
         except NotACommit as error:
-            told = {"peer": sender, "reason": str(error)}
-            self._effects.append(WarnOfCommit("not_a_commit", told))
+            fields = {"peer": sender, "reason": str(error)}
+            self._effects.append(WarnOfCommit("not_a_commit", fields))
             return str(error)
         except NotForThisPeer as error:
             return str(error)
@@ -723,7 +723,7 @@ class FragmentRounds:
                 self._consider_end(parent, now)
         reason = self.parents.objection(commit, now)
         if reason is not None and beside is None:
-            self._ask_again(signed, now)
+            self._ask_for_certificates(signed, now)
             return reason
         reason = reason or self._objection(signed.round, commit, now)
         if reason is None:
@@ -742,8 +742,8 @@ class FragmentRounds:
         median_step_s = self.pace.median_step_s(now)
         overstated = overstatement_of_leader(commit, self.peers, median_step_s, now)
         if overstated is not None:
-            told = {"peer": commit.leader, "reason": f"it claims {overstated}"}
-            self._effects.append(Strike("overstated", told))
+            fields = {"peer": commit.leader, "reason": f"it claims {overstated}"}
+            self._effects.append(Strike("overstated", fields))
         situation = self._situation(now)
         self._send(
             commit.leader,
@@ -753,13 +753,13 @@ class FragmentRounds:
         self._apply(self.joining.commit_refused(commit, reason, situation), now)
         return reason
 
-    def _ask_again(self, signed: SignedCommit, now: float) -> None:
+    def _ask_for_certificates(self, signed: SignedCommit, now: float) -> None:
         """Ask the leader for a commit that a stream brought: certificates come beside it."""
         attempt = self.joining.attempt
         if attempt is None or attempt.leader != signed.commit.leader:
             return
-        if self._asked_again != signed.round:
-            self._asked_again = signed.round
+        if self._certificates_asked_of != signed.round:
+            self._certificates_asked_of = signed.round
             self._send(attempt.leader, attempt.join, now)
 
     def _objection(self, round_id: bytes, commit: Commit, now: float) -> str | None:
@@ -955,7 +955,7 @@ class FragmentRounds:
     # Changes
 
     def _situation(self, now: float) -> Situation:
-        gathering = self.leading.gathering
+        roster = self.leading.roster
         return Situation(
             phase=self.phase,
             standing=self.standing,
@@ -965,7 +965,7 @@ class FragmentRounds:
             bytes_per_s=self.peers.bytes_per_s,
             catching_since=self.catching_up.began_at if self.phase is Phase.CATCHING else None,
             attempt=self.joining.attempt,
-            roster_until=None if gathering is None else gathering.until,
+            roster_decides_at=None if roster is None else roster.decide_at,
             under_way=self._under_way(),
             measured=self.measured,
             in_doubt=self.doubting.doubt is not None,

@@ -44,7 +44,7 @@ def objection(
         or _strange_roster(commit, peers)
         or _lonely(commit, identity, peers, now)
         or _overstated(commit, peers, median_step_s, now)
-        or peers.probation.objection(commit, peers.asked(now), now, me=identity.me)
+        or peers.probation.objection(commit, peers.required_work(now), now, me=identity.me)
     )
 
 

@@ -461,8 +461,8 @@ class Coordinator:
 
     def _note_withheld(self, peer: PeerId, what: str, now: float) -> None:
         if peer != owner_of(self.ballot, self.commit) and not self._is_down(peer, now):
-            told = {"peer": peer, "reason": f"it has not sent {what}"}
-            self._changes.append(Suspect("withheld", told))
+            fields = {"peer": peer, "reason": f"it has not sent {what}"}
+            self._changes.append(Suspect("withheld", fields))
 
     def _resend(self, now: float) -> None:
         if self.phase is BallotPhase.PREPARING:
@@ -582,8 +582,8 @@ class Coordinator:
             reason = self._refuses(members[index if delegate is None else delegate].peer)
             if reason is not None:
                 found.add(index)
-                told = {"round": self.round.hex(), "peer": members[index].peer, "reason": reason}
-                self._changes.append(LeaveOut("not_proposed", told))
+                fields = {"round": self.round.hex(), "peer": members[index].peer, "reason": reason}
+                self._changes.append(LeaveOut("not_proposed", fields))
         return found
 
     def _propose(self, seal: tuple[int, ...], why: str, now: float) -> None:

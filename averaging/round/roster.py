@@ -37,11 +37,11 @@ ALIKE = 2.0
 """Lines whose measured speeds differ by less than this factor are taken to be equal."""
 
 
-class Gathering:
+class OpenRoster:
     """The roster of the next round while it is open."""
 
     def __init__(
-        self, group: tuple[PeerId, ...], *, until: float, look_at: float, now: float
+        self, group: tuple[PeerId, ...], *, decide_at: float, search_at: float, now: float
     ) -> None:
         self.group = group
         """The peers that are expected."""
@@ -58,9 +58,9 @@ class Gathering:
         self.opened_at = self.joined_at = now
         """``joined_at``: when the last of them joined."""
         self.quorum_at: float | None = None
-        self.until = until
+        self.decide_at = decide_at
         """Time of the next decision whether to close."""
-        self.look_at = look_at
+        self.search_at = search_at
         """Time of the next search for peers that have come into sight."""
 
     def turnout(

@@ -49,7 +49,7 @@ class Situation(Struct, frozen=True, kw_only=True):
     catching_since: float | None
     """When this peer began to catch up or to rebase; ``None``: it does not."""
     attempt: Attempt | None
-    roster_until: float | None
+    roster_decides_at: float | None
     """When this peer decides again about the roster that it has open; ``None``: it has none."""
     under_way: SignedCommit | None
     """The open round that this peer is a member of, else one that it leads for others."""

@@ -249,7 +249,7 @@ def test_a_leader_that_goes_on_wasting_joins_is_passed_over_for_longer_until_it_
         rounds.joining.join_failed(first, "nothing came of it again")
     assert versions == [1, 2, 4, 8, 16, 16]
 
-    rounds.peers.ask_again(first)
+    rounds.peers.stop_passing_over(first)
     rounds.handle(Received(first, committed(rounds, first)), 1.5)
     assert phase(rounds) is Phase.ENTERED
     rounds.joining.join_failed(first, "nothing came of it")
@@ -412,7 +412,7 @@ def test_nothing_that_a_stranger_says_counts() -> None:
     assert phase(rounds) is Phase.IDLE and not rounds.outcomes
     effects = rounds.handle(asks(eve, standing("start")), 1.0)
     assert [type(answer) for answer in sent(effects, eve)] == [said.NoQuorum]
-    assert rounds.gathering is None
+    assert rounds.open_roster is None
     assert not rounds.handle(Received(ANNA, behind(ahead, eve)), 1.0), (
         "nobody is sent to a stranger"
     )
@@ -771,7 +771,7 @@ def test_those_that_came_too_late_are_forgotten_with_a_round_that_comes_to_nothi
 def joined_as_leader(rounds: FragmentRounds) -> bool:
     rounds.handle(Due(), 1.0)
     rounds.handle(Offered(offer(standing("start"))), 1.0)
-    return rounds.gathering is not None and ME in rounds.gathering.joins
+    return rounds.open_roster is not None and ME in rounds.open_roster.joins
 
 
 def leading_at(*standings: Standing) -> FragmentRounds:
@@ -796,15 +796,15 @@ def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> Non
         first
     ]
     assert [type(message) for message in sent(effects, first)] == [said.Noted]
-    assert rounds.gathering is not None
-    assert not rounds.gathering.joins and list(rounds.gathering.held) == [first]
+    assert rounds.open_roster is not None
+    assert not rounds.open_roster.joins and list(rounds.open_roster.held) == [first]
 
     rounds.handle(asks(second, ahead, head=head), 1.5)
-    assert sorted(rounds.gathering.held) == [first, second]
+    assert sorted(rounds.open_roster.held) == [first, second]
     rounds.handle(CaughtUp(ahead), 2.0)
 
-    assert rounds.gathering is not None
-    assert sorted(rounds.gathering.joins) == [first, second] and not rounds.gathering.held
+    assert rounds.open_roster is not None
+    assert sorted(rounds.open_roster.joins) == [first, second] and not rounds.open_roster.held
 
 
 def test_a_leader_that_has_caught_up_waits_for_its_own_snapshot() -> None:
@@ -837,7 +837,7 @@ def test_a_leader_that_has_been_catching_up_for_long_refuses_a_join_from_ahead_a
 
     assert isinstance(shown, said.Compare), "the version that it stands on"
     assert isinstance(refused, said.Refused) and refused.behind
-    assert rounds.gathering is None
+    assert rounds.open_roster is None
 
 
 def test_a_join_from_ahead_is_dropped_when_the_leader_cannot_catch_up() -> None:
@@ -849,8 +849,8 @@ def test_a_join_from_ahead_is_dropped_when_the_leader_cannot_catch_up() -> None:
     rounds.handle(CaughtUp(None), 2.0)
     rounds.handle(asks(second, standing("start")), 2.5)
 
-    assert rounds.gathering is not None
-    assert first not in rounds.gathering.joins
+    assert rounds.open_roster is not None
+    assert first not in rounds.open_roster.joins
 
 
 def test_those_that_passed_are_called_again_when_one_of_them_comes_all_the_same() -> None:
@@ -900,7 +900,7 @@ def test_without_a_quorum_all_joiners_are_told_and_keep_their_work() -> None:
     assert [e.reason for e in of(effects, GiveUp) if isinstance(e, GiveUp)] == [
         "no quorum of 2 within 30 s: 1 of 3 live peers joined"
     ]
-    assert rounds.gathering is None and phase(rounds) is Phase.IDLE
+    assert rounds.open_roster is None and phase(rounds) is Phase.IDLE
 
 
 def test_a_member_that_only_dials_out_comes_last_and_reduces_nothing() -> None:
@@ -1126,7 +1126,7 @@ def test_a_join_to_another_leader_is_refused() -> None:
 
     (answer,) = sent(effects, first)
     assert isinstance(answer, said.Refused) and "another leader" in answer.reason
-    assert rounds.gathering is None
+    assert rounds.open_roster is None
 
 
 def test_a_roster_in_which_strangers_are_a_majority_is_declined() -> None:
@@ -1500,9 +1500,9 @@ def test_a_borrowed_leader_never_counts_itself_among_those_it_waits_for(
     where = standing("start")
 
     effects = keeper.handle(asks(ANNA, where, reachable=False), 0.0)
-    assert keeper.gathering is not None and not of(effects, Enter)
-    keeper.handle(Tick(), keeper.gathering.look_at)
-    assert keeper.gathering.group == (ANNA, BORIS)
+    assert keeper.open_roster is not None and not of(effects, Enter)
+    keeper.handle(Tick(), keeper.open_roster.search_at)
+    assert keeper.open_roster.group == (ANNA, BORIS)
 
     effects = keeper.handle(asks(BORIS, where, reachable=False), 5.0)
     (closed,) = [e.fields for e in of(effects, Note) if e.event == "closed"]

@@ -109,7 +109,7 @@ def test_a_leader_refuses_an_established_member_that_joins_on_an_invented_lineag
     rounds = machine(MINE, FIVE, policy)
 
     assert is_refused(joins(rounds, ANNA, certified(THEIRS, (ANNA,))))
-    assert rounds.gathering is None or ANNA not in rounds.gathering.joins
+    assert rounds.open_roster is None or ANNA not in rounds.open_roster.joins
 
 
 @pytest.mark.parametrize("policy", [GROUPS, POLICY], ids=["several groups", "a healed fork"])

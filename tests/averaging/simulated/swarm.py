@@ -561,7 +561,12 @@ class Swarm(Watch):
         """The invariants that can be seen at one peer, after each of its events."""
         machine = node.machine
         now = node.now()
-        if machine.phase is not Phase.IDLE or machine.rounds or machine.gathering or machine.doubt:
+        if (
+            machine.phase is not Phase.IDLE
+            or machine.rounds
+            or machine.open_roster
+            or machine.doubt
+        ):
             deadline = machine.deadline
             if deadline is None or deadline > now + 2 * self.policy.round_s:
                 raise Broken(f"{node} waits without a deadline")
