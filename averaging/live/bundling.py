@@ -19,7 +19,7 @@ from averaging.live.parts import Parts
 from averaging.numbers.arithmetic import Numbers, Weighted
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.codec import Scratch
-from averaging.round.reducer import Length
+from averaging.round.reducer import UploadNorm
 from averaging.round.traffic import BundleRoster
 from averaging.rules.weights import weights_of
 
@@ -58,7 +58,7 @@ class Bundling:
         index: int,
         data: Rider,
         maps: dict[int, ParentMap] | None,
-        length: Length | None,
+        norm: UploadNorm | None,
     ) -> None:
         """A rider's slice, complete and finite."""
         if not self.roster.wants(rider, index):
@@ -66,7 +66,7 @@ class Bundling:
         self._data[rider, index] = data
         if maps is not None:
             self._maps[rider] = maps
-        self.roster.take(rider, index, length)
+        self.roster.take(rider, index, norm)
         self._look()
 
     def leave_out(self, rider: int) -> None:

@@ -123,8 +123,8 @@ class Exchange:
         with suppress(Abandoned):  # then there will be no bundle: ``make`` says so
             for index, growing in enumerate(own):
                 squares = await parts.as_it_grows(index, growing, parts.square_chunk)
-                length = await parts.length(index, squares)
-                bundling.roster.measured(parts.entry, index, length)
+                norm = await parts.upload_norm(index, squares)
+                bundling.roster.measured(parts.entry, index, norm)
         await bundling.decide(SITE_SHARE * self.commit.upload_s)
         try:
             await bundling.make(own, parts.own)

@@ -42,7 +42,7 @@ from averaging.numbers.layout import Fragment
 from averaging.numbers.norm_bounds import norm_at_most
 from averaging.round.effects import Enter
 from averaging.round.inputs import MergedArrived, Report, UploadArrived
-from averaging.round.reducer import Length, too_long
+from averaging.round.reducer import UploadNorm, norm_objection
 from averaging.round.traffic import Traffic
 from averaging.rules.usual_norms import UsualNorms
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
@@ -119,7 +119,7 @@ class Workshop:
     outside: ByteBudget
     """Memory for rounds of which this peer is neither member nor leader."""
     norm_ratio_max: float
-    """An upload so many times longer than usual is left out."""
+    """An upload whose norm is a larger multiple of the usual one is left out."""
     sign: Callable[[bytes], bytes]
     """Signs the claims of this peer (``averaging.audit.claims``)."""
     heard_claim: Callable[[bytes, int, Claim, bool], None]
@@ -315,13 +315,13 @@ class Parts:
     def square_chunk(self, chunk: Chunk, data: memoryview) -> float:
         return float(self.numbers.up.squares(chunk, data).sum())
 
-    async def length(self, index: int, squares: float) -> Length | None:
-        """The length of an uploaded displacement, beside what is known of its slice."""
+    async def upload_norm(self, index: int, squares: float) -> UploadNorm | None:
+        """The norm of an uploaded displacement, beside what is known of its slice."""
         if self.is_mix:
             return None
         usual = self._facts.usual.norm(self.cutting.slices[index].units)
         harmless = await self._theta_norm(index) if usual is None else 0.0
-        return Length(math.sqrt(squares), usual, harmless)
+        return UploadNorm(math.sqrt(squares), usual, harmless)
 
     async def _theta_norm(self, index: int) -> float:
         theta = self._facts.theta()
@@ -353,7 +353,7 @@ class Parts:
         arriving = Growing(data)
         checking = self.as_it_grows(index, arriving, check, merged=True)
         squares = await receive_behind(bulk, arriving, checking)
-        reason = await self._too_long(index, math.sqrt(squares))
+        reason = await self._norm_objection(index, math.sqrt(squares))
         if reason is not None:
             raise BadPayload(self.commit.codecs[1], reason)
         if maps is not None and sent is not None:
@@ -362,20 +362,22 @@ class Parts:
                 self.have_maps(maps, sent)
         return hasher.digest()
 
-    async def _too_long(self, index: int, merged: float) -> str | None:
+    async def _norm_objection(self, index: int, merged: float) -> str | None:
         """The reason not to take a merged slice of this norm. The cheap bound comes first."""
         ratio = self._norm_ratio_max
         if self.is_mix or math.isinf(ratio):
             return None
         usual = self._facts.usual.norm(self.cutting.slices[index].units)
-        if usual and not too_long(merged, usual=usual, own=0.0, theta=0.0, norm_ratio_max=ratio):
+        if usual and not norm_objection(
+            merged, usual=usual, own=0.0, theta=0.0, norm_ratio_max=ratio
+        ):
             return None
         own = 0.0
         if self.own is not None and self.own[index].complete:
             own = math.sqrt(await self.as_it_grows(index, self.own[index], self.square_chunk))
         slices = [index] if usual is not None else range(len(self.cutting.slices))
         theta = math.hypot(*[await self._theta_norm(each) for each in slices])
-        return too_long(merged, usual=usual, own=own, theta=theta, norm_ratio_max=ratio)
+        return norm_objection(merged, usual=usual, own=own, theta=theta, norm_ratio_max=ratio)
 
     async def receive_maps(self, bulk: Bulk, index: int) -> bytes | None:
         """The merged maps that travel ahead of this slice, if any do."""
@@ -411,12 +413,12 @@ class Parts:
         index: int,
         sender: PeerId,
         problem: str | None,
-        length: Length | None = None,
+        norm: UploadNorm | None = None,
         *,
         riders: tuple[int, ...] = (),
     ) -> None:
-        """Tell the round machine of an upload. ``length``: of a displacement, to be compared."""
-        self.report(UploadArrived(self.round, index, sender, problem, length, riders))
+        """Tell the round machine of an upload. ``norm``: of a displacement, to be compared."""
+        self.report(UploadArrived(self.round, index, sender, problem, norm, riders))
 
     def have_maps(self, maps: dict[int, ParentMap], encoded: bytes) -> None:
         self.maps, self.encoded_maps = maps, encoded

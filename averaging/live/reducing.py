@@ -149,12 +149,12 @@ class Reducing:
         except Abandoned as error:
             parts.tell_upload(index, parts.me, error.reason, riders=riders)
             return
-        length = await parts.length(index, squares)
+        norm = await parts.upload_norm(index, squares)
         received.data, received.arrived = growing.data, True
         received.claim = parts.evidence.claim_own(index, riders)
         if index == 0:
             self._maps.update(parts.own_maps)
-        parts.tell_upload(index, parts.me, None, length, riders=riders)
+        parts.tell_upload(index, parts.me, None, norm, riders=riders)
 
     async def serve(self, bulk: Bulk, opening: Opening) -> None:
         """Take one incoming stream, which the machine has admitted, then answer it."""
@@ -216,12 +216,12 @@ class Reducing:
             )
             claim = await parts.take_upload_claim(bulk, index, leaves, [entry])
             maps = parts.read_maps(sent, [entry])
-            length = await parts.length(index, squares)
+            norm = await parts.upload_norm(index, squares)
         except BadPayload as error:
             bundling.leave_out(entry)
             parts.tally.refused[bulk.remote] = str(error)
             return
-        bundling.take(entry, index, Rider(growing.data, claim), maps, length)
+        bundling.take(entry, index, Rider(growing.data, claim), maps, norm)
 
     async def _receive_own(self, bulk: Bulk, index: int, entry: int) -> None:
         """Take an upload. A bad one is read to its end: its sender still gets the merged slice on
@@ -252,7 +252,7 @@ class Reducing:
             riders = self._traffic.riders_in(index, entry)
             claim = await parts.take_upload_claim(bulk, index, leaves, [entry, *riders])
             maps = parts.read_maps(sent, [entry, *riders])
-            length = await parts.length(index, squares)
+            norm = await parts.upload_norm(index, squares)
         except StreamBroken as error:
             broken = self._report_broken(index, entry, error.reason)
             parts.start(broken, "broken upload")
@@ -267,7 +267,7 @@ class Reducing:
             if index in self._traffic.reduces:
                 received.data = growing.data
             self._maps.update(maps or {})
-        parts.tell_upload(index, bulk.remote, None, length, riders=riders)
+        parts.tell_upload(index, bulk.remote, None, norm, riders=riders)
 
     async def _discard(self, bulk: Bulk, index: int) -> None:
         """Read past an upload that is here already."""

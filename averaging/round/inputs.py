@@ -13,7 +13,7 @@ from averaging.history.lineage import Lineage
 from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Standing
 from averaging.messages import Message, Opening
-from averaging.round.reducer import Length
+from averaging.round.reducer import UploadNorm
 from dht.identity import PeerId
 
 
@@ -118,7 +118,7 @@ class UploadArrived(Struct, frozen=True):
     slice: int
     sender: PeerId
     problem: str | None
-    length: Length | None = None
+    norm: UploadNorm | None = None
     """Norm of what is here, to be compared with the others'."""
     riders: tuple[int, ...] = ()
     """Members whose contributions are in it as well (``averaging.rules.sites``)."""

@@ -325,7 +325,7 @@ class Participation:
         elif problem is None:
             # Their uploads come in this bundle or not at all: no need to wait for them.
             self.reducer.missed(index, own_riders.difference(riders))
-        if not self.reducer.arrived(index, member, problem, arrived.length, riders=riders):
+        if not self.reducer.arrived(index, member, problem, arrived.norm, riders=riders):
             return
         if problem is not None:
             self._note("upload_refused", peer=sender, slice=index, reason=problem)

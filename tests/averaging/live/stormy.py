@@ -501,11 +501,11 @@ class LiveSwarm:
             index: int,
             sender: PeerId,
             problem: str | None,
-            length: Any = None,
+            norm: Any = None,
             **rest: Any,
         ) -> None:
             problem = self.faulty.get(sender, problem)
-            arrived(parts, index, sender, problem, None if problem else length, **rest)
+            arrived(parts, index, sender, problem, None if problem else norm, **rest)
 
         with (
             patch.object(FragmentWork, "start", started),

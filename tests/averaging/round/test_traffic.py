@@ -12,7 +12,7 @@ from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.parent_maps import ParentMap, encode_maps
 from averaging.messages import MERGED, NOTHING, OWN, Commit, Entry, Opening
 from averaging.round.effects import Enter
-from averaging.round.reducer import Length
+from averaging.round.reducer import UploadNorm
 from averaging.round.traffic import (
     AGAIN_S,
     BundleRoster,
@@ -141,9 +141,9 @@ def test_a_bundle_is_merged_with_the_weight_of_all_whom_it_carries() -> None:
 
 def test_a_delegate_leaves_out_an_absurd_rider_and_waits_for_nobody_who_gives_nothing() -> None:
     roster = BundleRoster(1, (2, 3, 4), 1, norm_ratio_max=50.0)
-    for who, norm in ((1, 1.0), (2, 1.5), (3, 1e6)):
-        length = Length(norm, usual=1.0)
-        roster.measured(who, 0, length) if who == 1 else roster.take(who, 0, length)
+    for who, value in ((1, 1.0), (2, 1.5), (3, 1e6)):
+        norm = UploadNorm(value, usual=1.0)
+        roster.measured(who, 0, norm) if who == 1 else roster.take(who, 0, norm)
     assert not roster.is_settled
     roster.leave_out(4)
     assert roster.is_settled

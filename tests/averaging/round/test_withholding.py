@@ -23,7 +23,7 @@ from averaging.round.inputs import (
 from averaging.round.machine import FragmentRounds
 from averaging.round.member_slices import UPLOAD_TRIES_MAX
 from averaging.round.paxos import Coordinator, Voter
-from averaging.round.reducer import Length
+from averaging.round.reducer import UploadNorm
 from averaging.round.seals import ballot_of
 from averaging.round.signed_commit import SignedCommit
 from averaging.round.transitions import Changes
@@ -76,7 +76,7 @@ def reports(
     for index, reducer in enumerate(commit.reducers):
         if reducer == ME:
             for entry in commit.members:
-                arrived = UploadArrived(enter.round, index, entry.peer, None, Length(1.0))
+                arrived = UploadArrived(enter.round, index, entry.peer, None, UploadNorm(1.0))
                 effects += rounds.handle(arrived, BEGAN)
             continue
         missing = without.get(reducer, ())
@@ -251,7 +251,7 @@ def test_a_reducer_that_took_a_slice_says_whose_uploads_it_has_and_leaves_withou
     taken = said.Reassign(0, enter.round, 0, second, ME)
     part.handle(Received(ME, taken), BEGAN)
 
-    changes = part.handle(UploadArrived(enter.round, second, other, None, Length(1.0)), BEGAN)
+    changes = part.handle(UploadArrived(enter.round, second, other, None, UploadNorm(1.0)), BEGAN)
     (report,) = [c.message for c in changes if isinstance(c, Send)]
     assert isinstance(report, said.Report)
     assert report.complete == (enter.commit.index(other),)

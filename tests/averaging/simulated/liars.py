@@ -22,7 +22,7 @@ from averaging.history.state import FragmentState
 from averaging.messages import OWN, Head, Link, Message, decode_commit, digest
 from averaging.round.effects import Apply, Enter, Fold
 from averaging.round.phase import Phase
-from averaging.round.reducer import Length
+from averaging.round.reducer import UploadNorm
 from averaging.round.traffic import Route
 from averaging.simulated.exchange import Exchange
 from averaging.simulated.node import FragmentNode
@@ -354,13 +354,13 @@ def censor(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
             entry: int,
             problem: str | None,
             riders: tuple[int, ...],
-            length: Length | None = None,
+            norm: UploadNorm | None = None,
         ) -> None:
             if problem is None and exchange.commit.members[entry].peer == victim:
                 problem = "I do not like it"
                 exchange.traffic.left_out(index, entry, problem)
                 swarm.truth.coverage["refused an upload"] += 1
-            arrived(index, entry, problem, riders, length)
+            arrived(index, entry, problem, riders, norm)
 
         exchange._arrived = refuses
 
