@@ -729,6 +729,12 @@ class FragmentRounds:
         if reason is None:
             self._enter(signed, now, is_leader=False)
             return None
+        self._decline(signed, reason, now)
+        return reason
+
+    def _decline(self, signed: SignedCommit, reason: str, now: float) -> None:
+        """Do not enter a round, now or later, and tell its leader why."""
+        commit = signed.commit
         if commit.directive != self._id.book.orders.stamp:
             self._tell_directive(commit.leader, now)
         # Only the machine that is named could have been in it, and a vow keeps it out.
@@ -751,7 +757,6 @@ class FragmentRounds:
             now,
         )
         self._apply(self.joining.commit_refused(commit, reason, situation), now)
-        return reason
 
     def _ask_for_certificates(self, signed: SignedCommit, now: float) -> None:
         """Ask the leader for a commit that a stream brought: certificates come beside it."""
