@@ -57,8 +57,8 @@ class Received:
 
 
 @dataclass(slots=True, eq=False)
-class Making:
-    """The merging of one slice: behind its uploads, perhaps for a seal that never comes."""
+class OngoingMerge:
+    """A merge of one slice that runs behind its uploads, perhaps for a seal that never comes."""
 
     contributors: tuple[int, ...]
     weights: tuple[float, ...]
@@ -66,7 +66,7 @@ class Making:
     """The contributors' uploads, as far as they may be read."""
     members: tuple[int, ...] | None
     """Number of contributors in each upload; ``None``: one in each."""
-    made: Growing
+    merged: Growing
     hasher: Any
     task: asyncio.Task[None] | None = None
     working: asyncio.Future[None] | None = None
@@ -76,7 +76,7 @@ class Making:
     sealed: bool = False
     """The seal asks for this merge. Any other writer to its memory writes the same bytes."""
 
-    def is_of(
+    def is_for(
         self,
         contributors: tuple[int, ...],
         weights: tuple[float, ...],
@@ -109,7 +109,7 @@ class Reducing:
         self._received: dict[tuple[int, int], Received] = {}
         self._merged_streams: Counter[int] = Counter()
         """Streams under way that bring a merged slice, by slice."""
-        self._makings: dict[int, Making] = {}
+        self._ongoing: dict[int, OngoingMerge] = {}
         self._maps: dict[int, ParentMap] = {}
         """Merged maps by parent, as they came with slice 0 where states travel."""
         self._answerable = [asyncio.Event() for _ in parts.merged]
@@ -118,10 +118,10 @@ class Reducing:
         return f"Reducing({self.parts!r}, slices={sorted(self._traffic.reduces)})"
 
     def close(self) -> None:
-        for making in self._makings.values():
-            making.stopped = True
+        for ongoing in self._ongoing.values():
+            ongoing.stopped = True
         self._received.clear()
-        self._makings.clear()
+        self._ongoing.clear()
 
     def reduce(self, index: int) -> None:
         """Take uploads of this slice from now on."""
@@ -334,7 +334,7 @@ class Reducing:
 
         Nothing of it is reported or sent before the seal; under another seal it is made anew.
         """
-        if index not in self._traffic.reduces or index in self._makings:
+        if index not in self._traffic.reduces or index in self._ongoing:
             return
         if self._answerable[index].is_set() or self.parts.merged[index].filled:
             return
@@ -351,45 +351,47 @@ class Reducing:
             if source is None:
                 return
             sources.append(source)
-        self._make(index, everybody, weights_of(self.parts.commit, everybody), tuple(sources), None)
+        self._begin_merge(
+            index, everybody, weights_of(self.parts.commit, everybody), tuple(sources), None
+        )
 
-    def _make(
+    def _begin_merge(
         self,
         index: int,
         contributors: tuple[int, ...],
         weights: tuple[float, ...],
         sources: tuple[Growing, ...],
         members: tuple[int, ...] | None,
-    ) -> Making:
-        made = Growing(self.parts.merged[index].data)
-        making = Making(contributors, weights, sources, members, made, blake3.blake3())
-        self._makings[index] = making
-        making.task = self.parts.start(self._carry_out(index, making), "merge chunks")
-        return making
+    ) -> OngoingMerge:
+        merged = Growing(self.parts.merged[index].data)
+        ongoing = OngoingMerge(contributors, weights, sources, members, merged, blake3.blake3())
+        self._ongoing[index] = ongoing
+        ongoing.task = self.parts.start(self._merge_behind(index, ongoing), "merge chunks")
+        return ongoing
 
     async def stop_ahead(self, index: int) -> None:
         """Free the merged slice's memory for another writer, or for another seal."""
-        making = self._makings.get(index)
-        if making is not None and not making.sealed:
-            del self._makings[index]
-            await making.stop()
+        ongoing = self._ongoing.get(index)
+        if ongoing is not None and not ongoing.sealed:
+            del self._ongoing[index]
+            await ongoing.stop()
 
-    async def _carry_out(self, index: int, making: Making) -> None:
+    async def _merge_behind(self, index: int, ongoing: OngoingMerge) -> None:
         pieces = self.parts.cutting.pieces(index)
         places = [place for _, place in self.parts.cutting.pieces(index, merged=True)]
         first = 0
         while first < len(pieces):
             try:
-                last = await end_of_arrived(pieces, first, making.sources)
+                last = await end_of_arrived(pieces, first, ongoing.sources)
                 given = pieces[first:last]
-                work = partial(self._merge_chunks, given, places[first:last], making)
-                making.working = asyncio.ensure_future(
-                    self.parts.threads.run_telling(work, tell=making.made.grow)
+                work = partial(self._merge_chunks, given, places[first:last], ongoing)
+                ongoing.working = asyncio.ensure_future(
+                    self.parts.threads.run_telling(work, tell=ongoing.merged.grow)
                 )
-                making.working.add_done_callback(_hear_out)
-                await asyncio.shield(making.working)
+                ongoing.working.add_done_callback(_hear_out)
+                await asyncio.shield(ongoing.working)
             except (Abandoned, NotFinite) as error:
-                making.made.abandon(str(error))
+                ongoing.merged.abandon(str(error))
                 return
             first = last
 
@@ -419,27 +421,27 @@ class Reducing:
                 parts.maps_here.set()
                 return
             parts.have_maps(chosen, maps)
-        making = self._makings.get(index)
-        if making is None or not making.is_of(contributors, weights, payloads):
+        ongoing = self._ongoing.get(index)
+        if ongoing is None or not ongoing.is_for(contributors, weights, payloads):
             await self.stop_ahead(index)
             sources = tuple(Growing.whole(payload) for payload in payloads)
-            making = self._make(index, contributors, weights, sources, members)
-        making.sealed = True
+            ongoing = self._begin_merge(index, contributors, weights, sources, members)
+        ongoing.sealed = True
         followed = 0
         try:
             while followed < len(growing.data):
-                followed = await making.made.beyond(followed)
+                followed = await ongoing.merged.beyond(followed)
                 growing.grow(max(followed, growing.filled))
         except Abandoned as error:
             # Each was finite; together they are not. Nobody will have this slice: void.
             growing.abandon(error.reason)
             return
-        self._makings.pop(index, None)
+        self._ongoing.pop(index, None)
         for entry in contributors:
             self._received[index, entry].data = self._received[index, entry].checked = None
         parts.tally.merged_at = asyncio.get_running_loop().time()
-        making.hasher.update(maps)
-        digest = making.hasher.digest()
+        ongoing.hasher.update(maps)
+        digest = ongoing.hasher.digest()
         parts.evidence.claim_merged(index, inside, digest, claims)
         parts.is_here(index)
         parts.report(SliceMerged(parts.round, index, digest))
@@ -448,19 +450,19 @@ class Reducing:
         self,
         given: Sequence[tuple[Chunk, slice]],
         places: Sequence[slice],
-        making: Making,
+        ongoing: OngoingMerge,
         say: Callable[[int], None],
     ) -> None:
         """``given``: chunks and their places in the uploads; ``places``: in the merged slice."""
         scratch = self.parts.threads.scratch()
         for (chunk, part), place in zip(given, places, strict=True):
-            if making.stopped:
+            if ongoing.stopped:
                 return
-            out = making.made.data[place]
-            payloads = [source.data[part] for source in making.sources]
-            uploads = Weighted(payloads, making.weights, making.members)
+            out = ongoing.merged.data[place]
+            payloads = [source.data[part] for source in ongoing.sources]
+            uploads = Weighted(payloads, ongoing.weights, ongoing.members)
             self.parts.numbers.merge(chunk, uploads, out, scratch)
-            making.hasher.update(out)
+            ongoing.hasher.update(out)
             say(place.stop)
 
     # Answering

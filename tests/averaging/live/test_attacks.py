@@ -265,15 +265,15 @@ def _reduce_to(monkeypatch: pytest.MonkeyPatch, value: float, who: PeerId) -> No
     """A member merges what it reduces to a displacement of its own making."""
     merge = Reducing._merge_chunks
 
-    def lie(self: Reducing, given: Any, places: Any, making: Any, say: Any) -> None:
+    def lie(self: Reducing, given: Any, places: Any, ongoing: Any, say: Any) -> None:
         if self.parts.me != who:
-            return merge(self, given, places, making, say)
+            return merge(self, given, places, ongoing, say)
         numbers, scratch = self.parts.numbers, Scratch()
         for (chunk, _), place in zip(given, places, strict=True):
-            out = making.made.data[place]
+            out = ongoing.merged.data[place]
             base = np.full(chunk.values.stop, value, np.float32)
             numbers.down.codec.encode(base[chunk.values], chunk.sizes, out, scratch)  # type: ignore[attr-defined]
-            making.hasher.update(out)
+            ongoing.hasher.update(out)
             say(place.stop)
         return None
 

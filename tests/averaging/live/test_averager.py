@@ -741,9 +741,9 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     merge = Reducing._merge
 
     async def noted(self: Reducing, index: int, *rest: Any) -> None:
-        making = self._makings.get(index)
+        ongoing = self._ongoing.get(index)
         await merge(self, index, *rest)
-        if making is not None and making.sealed:
+        if ongoing is not None and ongoing.sealed:
             counted[self.parts.commit.kind] += 1
 
     monkeypatch.setattr(Reducing, "_merge", noted)

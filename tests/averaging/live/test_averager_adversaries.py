@@ -202,13 +202,13 @@ def test_a_slice_merged_ahead_of_its_seal_is_made_anew_for_another_one(
 ) -> None:
     tamper(monkeypatch, _absurd)
     makings: dict[tuple[bytes, PeerId, int], list[tuple[int, ...]]] = {}
-    make = Reducing._make
+    make = Reducing._begin_merge
 
     def noted(self: Reducing, index: int, contributors: tuple[int, ...], *rest: Any) -> Any:
         makings.setdefault((self.parts.round, self.parts.me, index), []).append(contributors)
         return make(self, index, contributors, *rest)
 
-    monkeypatch.setattr(Reducing, "_make", noted)
+    monkeypatch.setattr(Reducing, "_begin_merge", noted)
 
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
@@ -234,10 +234,10 @@ def test_a_slice_is_merged_ahead_of_its_seal_when_all_uploads_are_good(
     merge = Reducing._merge
 
     async def noted(self: Reducing, index: int, *rest: Any) -> None:
-        making = self._makings.get(index)
-        ahead.append(making is not None)
+        ongoing = self._ongoing.get(index)
+        ahead.append(ongoing is not None)
         await merge(self, index, *rest)
-        assert making is None or making.sealed
+        assert ongoing is None or ongoing.sealed
 
     monkeypatch.setattr(Reducing, "_merge", noted)
 
