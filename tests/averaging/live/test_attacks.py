@@ -484,7 +484,8 @@ def test_a_member_that_joins_on_an_invented_lineage_pulls_nobody(group_size: int
 def test_overstated_steps_and_tokens_do_not_end_the_run(
     monkeypatch: pytest.MonkeyPatch, steps: int, is_merged: bool
 ) -> None:
-    """So many steps do not fit into the time: refused. So many tokens: they count in part."""
+    """A claim of more steps than fit into the time is refused. Of too many tokens only some
+    count."""
     policy = replace(POLICY, tokens_end=10**7, batch_tokens_max=128)
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Whatever one peer sends, the others finish their rounds, and say who did what."""
+"""One peer sends anything: the others finish their rounds, and say who did what."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_bad_upload_is_left_out_with_its_reason_and_the_others_are_merged(
 
 
 def uploads_of_mallory(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bytes, int]]:
-    """How often it sends each slice of each round."""
+    """Number of times that Mallory sends each slice of each round."""
     tries: Counter[tuple[bytes, int]] = Counter()
     converse = Uploading._converse
 

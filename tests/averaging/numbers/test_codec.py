@@ -212,7 +212,7 @@ def kept_in_scale(name: str) -> np.uint32:
 
 
 def codes_of(name: str, data: bytes, sizes: tuple[int, ...]) -> Float32s:
-    """What is decoded if every scale is 1."""
+    """The values that are decoded if every scale is 1."""
     changed = bytearray(data)
     one = np.float32(1).view(np.uint32)
     for at in scale_offsets(name, sizes):

@@ -139,7 +139,8 @@ def test_a_leader_of_the_last_mix_refuses_a_state_that_one_peer_has_signed() -> 
 
 
 def test_the_roster_of_the_last_mix_is_open_as_long_as_others_come() -> None:
-    """It was open until the quorum's deadline, longer than a cycle: somebody always was missing."""
+    """Earlier, it was open until the quorum's deadline, longer than a cycle: somebody always was
+    missing."""
     rounds, boris = joined_by(OLD, signers=2)
     others = [peer for peer in sorted(rounds.peers.view) if peer != boris]
     head = certified(OLD, tuple(others[:2]))

@@ -95,7 +95,8 @@ def test_a_newcomer_that_never_trains_does_not_stop_a_founder_for_good() -> None
 
 
 def test_a_leader_that_falls_behind_keeps_no_empty_roster_open() -> None:
-    """It joined itself there again and again, and passed when called: its work was never merged."""
+    """Earlier, the leader joined itself there again and again, and passed when called: its work was
+    never merged."""
     rounds = leading()
     caller = next(iter(rounds.peers.view))
     rounds.handle(Due(), 1.0)
@@ -314,7 +315,8 @@ def test_a_leader_that_catches_up_for_long_sends_members_on_before_the_quorums_d
 
 
 def test_a_leader_that_cannot_catch_up_sends_those_that_wait_for_it_on_at_once() -> None:
-    """One that stays behind, by its own judgement, stopped all others for as long as it did."""
+    """Earlier, a leader that stays behind, by its own judgement, stopped all others for as long as
+    it did."""
     rounds = leading()
     one, two = sorted(rounds.peers.view)
     ahead = led_by_me(one, two, lambda name: standing("start", name))

@@ -599,7 +599,7 @@ def test_a_joiner_that_is_behind_is_told_so_by_any_peer() -> None:
 
 
 def test_a_peer_told_that_it_is_behind_catches_up_even_if_it_sees_several_groups() -> None:
-    """It could take part as it is there, but the leader that tells it sees one group."""
+    """The peer could take part as it is there, but the leader that tells it sees one group."""
     ahead, others = standing("start", "one"), tuple(PeerId(f"p{n}") for n in range(5))
     rounds = machine(standing("start"), others, replace(POLICY, group_size=4))
     head = certified(ahead, others)
@@ -808,7 +808,8 @@ def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> Non
 
 
 def test_a_leader_that_has_caught_up_waits_for_its_own_snapshot() -> None:
-    """It led the round that it had missed the last one of, and closed it without itself."""
+    """Earlier, the leader led the round that it had missed the last one of, and closed it without
+    itself."""
     rounds = leading_at(standing("start"), standing("start", "one"))
     first, second = sorted(rounds.peers.view)
     ahead = standing("start", "one")
@@ -1167,7 +1168,8 @@ def test_a_commit_with_larger_batches_than_the_runs_is_declined() -> None:
 
 
 def test_a_leader_whose_commits_do_not_hold_is_passed_over() -> None:
-    """It ranks first for this version, and would for ever: no version comes of its rounds."""
+    """The leader ranks first for this version, and would for ever: no version comes of its
+    rounds."""
     rounds, leader = waiting(replace(POLICY, batch_tokens_max=100))
     asked = leader
     for _ in range(3):
@@ -1221,8 +1223,8 @@ def test_a_member_that_declined_tells_a_later_coordinator_that_it_never_was_in_t
 
 
 def test_a_restarted_agent_does_not_say_that_it_was_absent_where_it_may_have_voted() -> None:
-    """Its incarnation is that of the learner, which goes on: a voter of a chosen seal counted as
-    absent from the start, and a later coordinator could end the round as void.
+    """The agent's incarnation is that of the learner, which goes on: a voter of a chosen seal
+    counted as absent from the start, and a later coordinator could end the round as void.
     """
     before, leader = waiting()
     message = committed(before, leader)
@@ -1248,7 +1250,8 @@ def test_of_a_roster_that_it_has_not_seen_a_peer_does_not_say_that_it_was_absent
 
 
 def test_another_reducer_that_is_told_before_the_commit_does_not_keep_a_member_out() -> None:
-    """Where members had declined, the others took that for a round which they had given up."""
+    """Earlier, where members had declined, the others took that for a round which they had given
+    up."""
     rounds, leader = waiting()
     message = committed(rounds, leader)
     early = said.Reassign(0, said.digest(message.commit), 0, 0, leader)
@@ -1491,7 +1494,7 @@ def test_a_policy_whose_rounds_are_too_short_is_refused() -> None:
 def test_a_borrowed_leader_never_counts_itself_among_those_it_waits_for(
     required: Literal["all"] | None,
 ) -> None:
-    """It looks for peers that have come into sight, and is none of them."""
+    """The leader looks for peers that have come into sight, and is none of them."""
     quorum = replace(POLICY.quorum, required=required)
     keeper = machine(policy=replace(POLICY, quorum=quorum), trains=False)
     for peer in (ANNA, BORIS):

@@ -262,7 +262,8 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
 
 
 def test_a_coordinator_that_has_forsworn_its_round_proposes_no_seal() -> None:
-    """Its signature under one would show that it had voted, which it denies to others."""
+    """The coordinator's signature under a seal would show that it had voted, which it denies to
+    others."""
     changes: Changes = []
     acceptor = Acceptor()
     acceptor.forsworn = True
@@ -387,7 +388,8 @@ def test_another_ballot_does_not_wait_for_uploads_as_long_again() -> None:
 
 
 def test_the_report_of_a_reducer_whose_promise_comes_last_counts() -> None:
-    """It would send its report again only later, and the others' round has three seconds left."""
+    """The reducer would send its report again only later, and the others' round has three seconds
+    left."""
     coordinator = coordinator_of(commit_of(4), ballot_of(1, voters=4, above=0), [])
     everybody = (0, 1, 2, 3)
 
@@ -414,7 +416,8 @@ def test_a_promise_reports_nothing_of_slices_that_its_voter_does_not_reduce() ->
 
 
 def test_a_later_coordinator_calls_the_reducers_that_have_no_vote() -> None:
-    """They heard of it only when their slices were given to others, and were blamed for silence."""
+    """Earlier, those reducers heard of it only when their slices were given to others, and were
+    blamed for silence."""
     changes: Changes = []
     commit = msgspec.structs.replace(commit_of(4), on_probation=(3,))
     commit = msgspec.structs.replace(commit, reducers=(PeerId("p3"), PeerId("p1")), shares=(1, 1))
@@ -483,8 +486,8 @@ def test_a_slice_that_went_with_a_dead_contributor_is_forsworn_at_once() -> None
 
 
 def test_a_slice_that_a_reducer_keeps_is_forsworn_though_that_one_has_finished() -> None:
-    """It said so again whenever it was asked to forswear, and all were in the round until its
-    deadline. Whoever else has finished hands the slice over."""
+    """Earlier, that reducer said so again whenever it was asked to forswear, and all were in the
+    round until its deadline. Any other peer that has finished hands the slice over."""
     changes: Changes = []
     coordinator = sealed_by_all(commit_of(4), changes, set())
     coordinator.has_finished(PeerId("p3"))

@@ -1,4 +1,4 @@
-"""What one peer makes of joins and commits of another protocol number."""
+"""One peer reads joins and commits of another protocol number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which stream goes where, and what is answered: the same for live and simulated peers."""
+"""The way of each stream, and its answer: the same for live and simulated peers."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_delegate_leaves_out_an_absurd_rider_and_waits_for_nobody_who_gives_no
 
 
 def test_a_simulated_slice_is_known_by_the_digest_of_a_live_one() -> None:
-    """Its bytes and then the merged maps as they travel: it was the digest of a map once."""
+    """The digest is of the bytes of the slice and then the merged maps as they travel."""
     maps = {0: ParentMap(MergedMap({BORIS: Mark(1, 2, 3), ANNA: Mark(4, 5, 6)}), bytes(32))}
     assert Part(b"slice", maps).digest == blake3.blake3(b"slice" + encode_maps(maps)).digest()
     assert Part(b"slice", None).digest == blake3.blake3(b"slice").digest()

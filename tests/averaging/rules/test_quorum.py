@@ -1,4 +1,4 @@
-"""When a roster closes: quorum, grace window and deadline."""
+"""The closing of a roster: quorum, grace window and deadline."""
 
 from dataclasses import replace
 

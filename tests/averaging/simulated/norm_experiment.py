@@ -1,4 +1,4 @@
-"""How much longer than usual honest uploads are, and which poison is merged.
+"""The norms of honest uploads over the usual ones, and the poison that is merged.
 
 Learners of the quadratic problem on virtual time; ``python -m
 tests.averaging.simulated.norm_experiment``. *Own* is the rule before: an upload against another

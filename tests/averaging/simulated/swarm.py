@@ -628,13 +628,13 @@ class Swarm(Watch):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storm:
-    """How bad it gets."""
+    """The severity of a storm."""
 
     peers: tuple[int, int] = (2, 7)
     accidents: tuple[int, int] = (2, 7)
     rough_s: float = 110.0
     calm_s: float = 200.0
-    """Of 780 storms with and without probation and groups the slowest took 141 s."""
+    """The slowest of 780 storms with and without probation and groups took 141 s."""
     group_size: int = 16
     mixing: MixingPolicy = field(default_factory=MixingPolicy)
     tokens_end: int | None = None

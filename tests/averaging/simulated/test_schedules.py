@@ -135,7 +135,7 @@ def test_a_leader_that_notes_joins_and_commits_nothing_does_not_stop_the_others(
 
 
 def test_a_leader_that_refuses_everybody_is_passed_over() -> None:
-    """It takes itself for a member of another run; nobody can tell before asking it."""
+    """The leader takes itself for a member of another run; nobody can tell before asking it."""
     swarm = swarm_of(5)
 
     strange = PeerId("p2")
@@ -158,7 +158,7 @@ def closed_without_it(swarm: Swarm, sender: PeerId, join: said.Join) -> None:
 
 
 def nothing(swarm: Swarm, sender: PeerId, join: said.Join) -> None:
-    """Its heartbeats go on."""
+    """The peer does nothing, but its heartbeats go on."""
 
 
 def says(swarm: Swarm, to: PeerId, message: said.Message, after_s: float) -> None:
@@ -177,7 +177,8 @@ def versions_of_three(duration_s: float) -> int:
 def test_a_leader_that_wastes_joins_costs_three_others_a_third_of_their_rounds_at_most(
     answer: Callable[[Swarm, PeerId, said.Join], None],
 ) -> None:
-    """It was asked as often again at each version that it ranked first for: three quarters."""
+    """Earlier, the leader was asked as often again at each version that it ranked first for: three
+    quarters."""
     wasteful = PeerId("p2")
 
     def reaches(sender: PeerId, to: PeerId, message: said.Message) -> bool:
@@ -220,7 +221,7 @@ def test_a_roster_that_has_mostly_left_is_void_at_once() -> None:
 
 
 def stay_of_a_leader_whose_partners(hurt: Callable[[Swarm, Node], None], count: int) -> float:
-    """How long a leader is in a round of which all others met with something as it closed."""
+    """The time that a leader is in a round of which all others met with something as it closed."""
     swarm = swarm_of(count)
     swarm.keep_events = True
     leader: list[PeerId] = []
@@ -309,7 +310,8 @@ def test_leader_dies_right_after_the_commit_and_a_successor_seals() -> None:
 
 
 def test_leader_dies_in_the_middle_of_sealing() -> None:
-    """It has proposed, its acceptors have accepted, and nobody has heard that it is sealed."""
+    """The leader has proposed, its acceptors have accepted, and nobody has heard that it is
+    sealed."""
     swarm = swarm_of(5)
     swarm.on_send = lambda sender, to, message: (
         not isinstance(message, said.Sealed) or swarm.heap.now > 12
@@ -342,7 +344,8 @@ def test_a_seal_that_reached_half_of_the_members() -> None:
 
 
 def test_a_seal_that_only_its_reducer_saw() -> None:
-    """It merges, finishes and is cut off; the majority cannot know, and must not seal otherwise."""
+    """The reducer merges, finishes and is cut off; the majority cannot know, and must not seal
+    otherwise."""
     swarm = a_seal_that_only_its_reducer_saw()
     swarm.run(110.0)
     swarm.network.heal()
@@ -534,7 +537,7 @@ def test_a_reducer_dies_with_its_own_slice_and_a_majority_forswears() -> None:
 
 
 def a_reducer_sleeps_over_a_seal() -> Swarm:
-    """It wakes up, merges and answers when the others have forsworn the round long ago."""
+    """The reducer wakes up, merges and answers when the others have forsworn the round long ago."""
     swarm = swarm_of(5)
     asleep: list[PeerId] = []
 
@@ -638,7 +641,8 @@ def test_of_two_the_other_dies_after_both_accepted_and_the_doubt_ends_when_it_re
 
 
 def test_those_left_when_most_of_a_round_died_merge_on_once_the_dead_are_missed() -> None:
-    """They were in the round until its deadline, and in doubt after it for as long again."""
+    """Earlier, those left were in the round until its deadline, and in doubt after it for as long
+    again."""
     swarm = swarm_of(9)
     left = [PeerId(f"p{number}") for number in range(6, 9)]
     swarm.on_send = lambda sender, to, message: to in left or not isinstance(message, said.Sealed)
