@@ -89,9 +89,9 @@ class Bulk:
         self._sending_since: float | None = None
         self._ended = False
         self.heard_at = asyncio.get_running_loop().time()
-        """When the other side had said all that it says before its bytes."""
+        """Time at which the other side had said all that it says before its bytes."""
         self.since = self.heard_at
-        """When the round began here whose bytes it carries."""
+        """Time at which the round whose bytes the stream carries began here."""
 
     @property
     def remote(self) -> PeerId:

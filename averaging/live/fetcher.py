@@ -133,7 +133,7 @@ class _Attempt:
     values: int
     trust: Trust
     reasons: dict[PeerId, str] = field(default_factory=dict)
-    """Why a peer gives nothing."""
+    """The reason of each peer that gives nothing."""
     manifests: dict[PeerId, Manifest] = field(default_factory=dict)
     digests: dict[PeerId, bytes] = field(default_factory=dict)
     """Digests of the manifests of peers behind a relay. These hold the state, and send none."""
@@ -168,13 +168,13 @@ class _Source:
     owed: int = 0
     """Pieces in the oldest run, when it was asked for."""
     asked_at: float = 0.0
-    """When that was; or when the one before it was here."""
+    """Time of the last question; or the time at which the piece before it was here."""
     piece_s: float | None = None
     """Seconds per piece in its fastest run."""
     last_s: float | None = None
     """Seconds per piece in its last run."""
     too_slow: str | None = None
-    """Why it was told to stop."""
+    """The reason why it was told to stop."""
 
     @property
     def is_quick(self) -> bool:
@@ -288,7 +288,7 @@ class _Crew:
 
 @dataclass(frozen=True, slots=True)
 class FetchProgress:
-    """How far one fragment is."""
+    """Progress in fetching one fragment."""
 
     fragment: int
     version: int

@@ -180,7 +180,7 @@ class FragmentWork:
         return self.machine.certificates.show(Standing.of(state).head(), self.averager.now())
 
     def usual_norm(self) -> float | None:
-        """How far a merge usually moves the fragment; ``None``: not known yet."""
+        """The usual distance by which a merge moves the fragment; ``None``: not known yet."""
         return self._facts.usual.norm(slice(None))
 
     def start(self) -> None:

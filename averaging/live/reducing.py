@@ -128,7 +128,7 @@ class Reducing:
         self._traffic.reduces.add(index)
 
     def begin_ahead(self) -> None:
-        """There is an own contribution now: slices may be merged behind it."""
+        """Begin to merge slices behind the own contribution, which has come into being."""
         for index in sorted(self._traffic.reduces):
             self._merge_ahead(index)
 

@@ -84,7 +84,7 @@ class Judge(Protocol):
 
 
 class _Uncheckable(Exception):
-    """Nobody is to blame for it that a contribution cannot be checked here."""
+    """A contribution cannot be checked here, and nobody is to blame for it."""
 
 
 @dataclass(frozen=True, slots=True)

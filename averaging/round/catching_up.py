@@ -105,7 +105,8 @@ class UnreliableSources:
         self._shortest_s = RETRY_MARGINS * policy.margin_s
         self._longest_s = policy.catch_up_s
         self._until = BoundedMapping[PeerId, tuple[float, float]](SOURCES_REMEMBERED_MAX)
-        """When a source may be asked again, and its last interval if it had wasted much time."""
+        """Time from which on a source may be asked again, and its last interval if it had wasted
+        much time."""
 
     def __repr__(self) -> str:
         return f"UnreliableSources({len(self._until)} peers)"
@@ -172,14 +173,14 @@ class CatchingUp:
         """A peer that showed where it stands in the middle of a round."""
         self._source: PeerId | None = None
         self.began_at = 0.0
-        """When the last ``CatchUp`` or ``Rebase`` began."""
+        """Time at which the last ``CatchUp`` or ``Rebase`` began."""
         self._certificates = certificates
         self._asked_at = -math.inf
-        """When other peers were last asked where they stand."""
+        """Time at which other peers were last asked where they stand."""
         self._uncertified_since: float | None = None
-        """When an uncertified head ahead of this peer's standing was first shown."""
+        """Time at which an uncertified head ahead of this peer's standing was first shown."""
         self._apart_since: float | None = None
-        """When a side of comparable weight was first met, ..."""
+        """Time at which a side of comparable weight was first met, ..."""
         self._parted = -1
         """... the last version that it shares, ..."""
         self._rounds_apart = 0
@@ -189,7 +190,8 @@ class CatchingUp:
         self._in_vain = 0
         """... and those of them since a head was shown that is not certified."""
         self._told_apart_at = -math.inf
-        """When this peer last said that it stays apart from a side that it cannot judge."""
+        """Time at which this peer last said that it stays apart from a side that it cannot judge.
+        """
         self.fellows: tuple[PeerId, ...] = ()
         """The members of the round that made the version that this peer stands on, if it was one
         of them."""
@@ -198,7 +200,8 @@ class CatchingUp:
         self._behind = BoundedMapping[PeerId, _SeenBehind](SOURCES_REMEMBERED_MAX)
         """Peers that stand on an older version of this peer's lineage."""
         self._settles_since: float | None = None
-        """When this peer first showed a final state, with too few signatures, to a lower one."""
+        """Time at which this peer first showed a final state, with too few signatures, to a lower
+        one."""
         self._refusals = 0
         """Joins that were refused since this peer stands here, ..."""
         self._refused_at = math.inf
@@ -334,7 +337,7 @@ class CatchingUp:
         return self._certificates.holds(parent, now, by_one=self._is_stuck(now))
 
     def met_unproven(self, now: float) -> None:
-        """Somebody stands on a link under which too few have signed."""
+        """Note that another peer stands on a link under which too few have signed."""
         if self._uncertified_since is None:
             self._uncertified_since = now
 

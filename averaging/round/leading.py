@@ -551,7 +551,7 @@ class Leading:
         ]
 
     def dissolve(self, reason: str) -> Changes:
-        """There will be no round: tell all joiners."""
+        """Drop the open roster, and tell all joiners that there will be no round."""
         return [
             Send(peer, messages.NoQuorum(self._id.fragment, join.join, reason))
             for peer, join in self._dropped_joins()

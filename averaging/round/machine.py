@@ -247,7 +247,7 @@ class FragmentRounds:
         self._certificates_asked_of: bytes | None = None
         """The round of which a stream brought the commit before its parents were certified."""
         self.deadline: float | None = None
-        """When ``Tick`` is wanted; ``None``: nothing waits. Each input may move it."""
+        """Time at which ``Tick`` is wanted; ``None``: nothing waits. Each input may move it."""
         self._effects: list[Effect] = []
         self._own_messages: deque[Message] = deque()
 

@@ -67,7 +67,7 @@ class Neighbourhood:
         self._vouchers = BoundedMapping[PeerId, set[PeerId]](FAILED_MAX)
         """Peers that have sent this one to a leader, by leader."""
         self._merged_at = BoundedMapping[PeerId, float](SEEN_MAX)
-        """When this peer saw work of another one merged last, in this fragment."""
+        """Time at which this peer last saw work of each other one merged, in this fragment."""
         self.view = view
         self.group_size = identity.policy.group_size
         self.trains = circumstances.trains
@@ -173,7 +173,8 @@ class Neighbourhood:
     def overstates(
         self, peer: PeerId, steps: int, median_step_s: float, now: float, *, slack: float = 1.0
     ) -> str | None:
-        """Why this peer cannot have made so many steps since its last merged contribution."""
+        """The reason why this peer cannot have made so many steps since its last merged
+        contribution."""
         seen = self.view.get(peer)
         since = self._merged_at.get(peer, seen.first_seen if seen is not None else None)
         if since is None or peer == self._id.me:
@@ -181,13 +182,13 @@ class Neighbourhood:
         return overstated(steps, seen_s=now - since, median_step_s=median_step_s, slack=slack)
 
     def newcomers(self, peers: Iterable[PeerId], now: float) -> set[PeerId]:
-        """Those of these peers that are on probation."""
+        """The peers among these that are on probation."""
         if self.probation.counts_all:
             return set()
         return {peer for peer in peers if not self.is_established(peer, now)}
 
     def on_probation(self, joined: Iterable[PeerId], number: int, now: float) -> set[PeerId]:
-        """Those of these peers that do not count in a round of this protocol number."""
+        """The peers among these that do not count in a round of this protocol number."""
         if not self.probation.is_on and number < STRIKES_COUNT_SINCE:
             return set()
         return self.newcomers(joined, now)

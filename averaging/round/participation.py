@@ -625,8 +625,9 @@ class Participation:
         self._last_timers[LastTimer.SHOW] = math.inf
 
     def _show_signatures(self) -> None:
-        """Somebody has not finished. Each of the others soon joins peers that stand elsewhere, and
-        has to prove where it stands."""
+        """Show the others that have finished the signatures of each other, as one member has not
+        finished. Each of them soon joins peers that stand elsewhere, and has to prove where it
+        stands."""
         self._last_timers[LastTimer.SHOW] = math.inf
         if self.coordinator is not None and self.head is not None:
             for peer in sorted(self.coordinator.finished.values()):

@@ -43,7 +43,7 @@ from dht.identity import PeerId
 DEAD = "dead"
 """The reason for a missing member that may come back."""
 REASSIGNMENTS_MAX = 2
-"""How often one slice may change its reducer before the seal, and again after it."""
+"""Number of times that one slice may change its reducer before the seal, and again after it."""
 
 
 class Acceptor:

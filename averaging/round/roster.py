@@ -50,9 +50,9 @@ class OpenRoster:
         """Joins from versions that the leader has to fetch before it can count them."""
         self.passed: set[PeerId] = set()
         self.called: dict[PeerId, float] = {}
-        """When each of the others was called."""
+        """Time at which each of the others was called."""
         self.coming: dict[PeerId, float] = {}
-        """When the peers that said that they come should be here."""
+        """Time by which each peer should be here that said that it comes."""
         self.is_hurried = False
         """A peer that joined is about to leave: the others are called to come at once."""
         self.opened_at = self.joined_at = now

@@ -31,7 +31,7 @@ class Takeover:
         self.ballot = 0
         """The highest ballot known to be in use; its owner is the coordinator."""
         self.at = math.inf  # also of a peer that cannot coordinate
-        """When this peer coordinates, if the coordinator is not heard by then."""
+        """Time at which this peer takes over, unless the coordinator is heard before."""
         self._left_ballot: int | None = None
         """The highest ballot whose owner has said that it is out of the round."""
         self.plan(self._usual_wait_s, now)

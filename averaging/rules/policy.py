@@ -31,7 +31,7 @@ _WAITS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPolicy:
-    """How rounds of a run go. All durations are on the own clock of the peer that waits."""
+    """The settings of a run's rounds. All durations are on the own clock of the peer that waits."""
 
     quorum: QuorumPolicy = field(default_factory=QuorumPolicy)
     due: DuePolicy = field(default_factory=DuePolicy)
@@ -39,7 +39,8 @@ class RoundPolicy:
     probation: ProbationPolicy = field(default_factory=ProbationPolicy)
     group_size: int = 16
     grouping: str = "halves"
-    """How more peers than ``group_size`` are dealt into groups: ``averaging.rules.grouping``."""
+    """The way in which more peers than ``group_size`` are dealt into groups:
+    ``averaging.rules.grouping``."""
     codec: str = "int4"
     """Codec of uploads."""
     codec_down: str | None = None

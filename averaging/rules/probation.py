@@ -100,7 +100,7 @@ class _Work:
     since: float
     rounds: int = 0
     founding: bool = False
-    """It was here when this peer saw the first merge of the run."""
+    """True if it was here when this peer saw the first merge of the run."""
     missed: int = 0
     """Merges without it in a row that it was here for."""
 

@@ -54,7 +54,7 @@ class Greeting:
     _not_to_greet: dict[PeerId, float] = field(default_factory=dict)
     """Connected peers of no run of ours, and until when to leave them alone."""
     _heard_from: dict[PeerId, float] = field(default_factory=dict)
-    """When each peer last said hello, ..."""
+    """Time at which each peer last said hello, ..."""
     _asked: dict[PeerId, float] = field(default_factory=dict)
     """... and when one to it was answered."""
 
