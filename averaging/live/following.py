@@ -528,7 +528,7 @@ class _Trust:
         digest = self._machine.certificates.known_digest(manifest.tip)
         if digest is not None and digest != digest_of_pieces(manifest.digests):
             return f"its version {manifest.version} has other bits than are known to be right"
-        if not self._machine.catching_up.takes(manifest.tip, self._averager.now()):
+        if not self._machine.catching_up.may_take(manifest.tip, self._averager.now()):
             return f"too few peers that count have signed its version {manifest.version}"
         chain, merged = manifest.chain(), manifest.merged()
         if self._gate is not None:

@@ -321,8 +321,8 @@ class CatchingUp:
             self._in_vain += 1
         self._rounds_apart += 1
 
-    def stands(self) -> None:
-        """This peer stands elsewhere now."""
+    def moved(self) -> None:
+        """This peer stands on another version now."""
         self._uncertified_since = self._settles_since = None
         self.attempts_failed = self._in_vain = 0
         self._behind.clear()
@@ -332,7 +332,7 @@ class CatchingUp:
         self.shows_all = False
         self.fellows = ()
 
-    def joins(self, parent: Link, now: float) -> bool:
+    def may_continue(self, parent: Link, now: float) -> bool:
         """True if this peer may be in a round that continues this link of other members."""
         return self._certificates.holds(parent, now, by_one=self._is_stuck(now))
 
@@ -437,7 +437,7 @@ class CatchingUp:
             return []
         return [Send(source, messages.Compare(self._id.fragment, standing.head()))]
 
-    def takes(self, link: Link, now: float) -> bool:
+    def may_take(self, link: Link, now: float) -> bool:
         """True if this peer may take the state at this link."""
         certificates = self._certificates
         certified = certificates.is_certified(link, now, by_one=self._is_stuck(now))
@@ -492,7 +492,7 @@ class CatchingUp:
     # Going there
 
     def _catch_up(self, effect: CatchUp, theirs: Head, mine: Head, now: float) -> Changes:
-        if not self.takes(link_of(theirs), now):
+        if not self.may_take(link_of(theirs), now):
             return self._uncertified(effect.source, mine, now)
         note = Note("behind", {"source": effect.source, "version": effect.version})
         return [Abandon("behind"), note, *self._begin(effect, now)]
@@ -508,7 +508,7 @@ class CatchingUp:
         *,
         gives_way: bool = False,
     ) -> Changes:
-        if not self.takes(link_of(theirs), now):
+        if not self.may_take(link_of(theirs), now):
             return [*self._stays_apart(source, apart, now), *self._uncertified(source, mine, now)]
         note = Note("rebase", {"source": source, "mine": apart.mine, "theirs": apart.theirs})
         effect = Rebase(

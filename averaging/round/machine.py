@@ -268,7 +268,7 @@ class FragmentRounds:
         self._handle(given, now)
         while self._own_messages:
             self._receive(self._id.me, self._own_messages.popleft(), now)
-        self.lingering.stands(self.standing if self.ending.is_final(now) else None, now)
+        self.lingering.ends_on(self.standing if self.ending.is_final(now) else None, now)
         self.deadline = self._next_at()
         effects, self._effects = self._effects, []
         return effects
@@ -366,11 +366,11 @@ class FragmentRounds:
                 self.peers.mark_failed(peer, now)
                 answer_at = self.timers.get(Timer.ANSWER)
                 self._apply(self.joining.link_lost(peer, answer_at, now), now)
-                self._without(peer, now)
+                self._go_on_without(peer, now)
             case inputs.PeerSilent(peer):
                 self.peers.mark_failed(peer, now)
                 self._apply(self.joining.peer_silent(peer, self._situation(now), now), now)
-                self._without(peer, now)
+                self._go_on_without(peer, now)
             case inputs.Leave(reason):
                 self._apply(self.joining.leave(reason, self._situation(now), retry=True), now)
                 self._apply(self.leading.dissolve(reason), now)
@@ -461,7 +461,7 @@ class FragmentRounds:
         )
         self._apply(changes, now)
 
-    def _without(self, peer: PeerId, now: float) -> None:
+    def _go_on_without(self, peer: PeerId, now: float) -> None:
         """A peer has failed: the open roster and the rounds go on without it."""
         self._apply(self.leading.consider_closing(self._situation(now), now), now)
         for part in list(self.rounds.values()):
@@ -547,14 +547,14 @@ class FragmentRounds:
     def _answer(self, sender: PeerId, message: Message, now: float) -> Changes:
         match message:
             case messages.Join():
-                self._heard_of(message.head, now)
+                self._saw_head(message.head, now)
                 return self.leading.joined(sender, message, self._situation(now), now)
             case messages.Noted():
                 return self.joining.noted(sender, message, self._situation(now), now)
             case messages.Redirect():
                 return self.joining.redirected(sender, message, self._situation(now), now)
             case messages.Call():
-                self._heard_of(message.head, now)
+                self._saw_head(message.head, now)
                 return self.joining.called(sender, message, self._situation(now), now)
             case messages.Coming():
                 return self.leading.coming(sender, message, self._situation(now), now)
@@ -582,20 +582,20 @@ class FragmentRounds:
                     self.counters["commit_refused"] += 1
                 return []
             case messages.Behind():
-                self._heard_of(message.head, now)
+                self._saw_head(message.head, now)
                 changes = self.catching_up.receive_behind(message, self._situation(now), now)
-                if not self.catching_up.takes(link_of(message.head), now):
+                if not self.catching_up.may_take(link_of(message.head), now):
                     situation = self._situation(now)
                     changes += self.joining.told_behind_in_vain(sender, situation, now)
                 return changes
             case messages.Compare():
-                self._heard_of(message.head, now)
+                self._saw_head(message.head, now)
                 signed = self.catching_up.sign_for(sender, message.head, self._situation(now), now)
                 return [*signed, transitions.Compare(sender, message.head)]
             case messages.Bits() | messages.Accused() | messages.Directed() | messages.Suspected():
                 return [transitions.Count(f"{type(message).__name__.lower()}_is_the_owners")]
             case messages.Finished():
-                self._heard_of(message.head, now)
+                self._saw_head(message.head, now)
         self._about_round(sender, message, now)
         return []
 
@@ -917,14 +917,15 @@ class FragmentRounds:
             self.fresh_version, self.fresh_at = standing.version, now
         if before is None or standing.lineage != before.lineage:
             self.peers.count_version()
-            self.catching_up.stands()
+            self.catching_up.moved()
         self.standing = self.certificates.standing = standing
         self._amend()
         self._consider_end(link_of(standing.head()), now)
         self._apply(self.doubting.standing_changed(standing), now)
 
-    def _heard_of(self, head: Head | None, now: float) -> None:
-        """Another peer stands here; only a certified head can end the run, or count as closed."""
+    def _saw_head(self, head: Head | None, now: float) -> None:
+        """Another peer stands on this head: if it is certified, it counts as closed and may end the
+        run."""
         if head is not None and self.certificates.is_certified(link_of(head), now):
             self._shown_version = max(self._shown_version, head.version)
             self._consider_end(link_of(head), now)
@@ -1037,10 +1038,10 @@ class FragmentRounds:
             case transitions.Abandon(reason):
                 return self.joining.abandon(reason)
             case _:
-                return self._referred(change, self._situation(now), now)
+                return self._ask_part(change, self._situation(now), now)
         return []
 
-    def _referred(self, change: Question, situation: Situation, now: float) -> Changes:
+    def _ask_part(self, change: Question, situation: Situation, now: float) -> Changes:
         """Ask the part that a transition is for."""
         match change:
             case transitions.AnswerCall():
