@@ -374,7 +374,7 @@ GOLDEN_SIZES = (1500, 1024, 400, 25, 25, 25, 1)
 
 
 @ALL
-def test_golden_bytes(name: str) -> None:
+def test_encoded_values_have_their_golden_bytes(name: str) -> None:
     expected = (GOLDEN / f"codec_{name}.bin").read_bytes()
 
     assert encoded(name, golden_values(), GOLDEN_SIZES) == expected

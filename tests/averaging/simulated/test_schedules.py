@@ -114,7 +114,7 @@ def test_rounds_do_not_care_about_the_codec(codec: str) -> None:
     assert min(swarm.versions()) >= 2
 
 
-def test_leader_dies_before_the_commit_and_the_next_in_rank_leads() -> None:
+def test_a_leader_dies_before_the_commit_and_the_next_in_rank_leads() -> None:
     swarm = swarm_of(5)
     crashed = crash_at(swarm, "gathering")
     swarm.run(40.0)
@@ -281,7 +281,7 @@ def test_a_leader_whose_partners_all_left_at_the_commit_gives_up_at_once(
     assert stay_of_a_leader_whose_partners(hurt, 4) < 0.5
 
 
-def test_leader_dies_right_after_the_commit_and_a_successor_seals() -> None:
+def test_a_leader_dies_right_after_the_commit_and_a_successor_seals() -> None:
     swarm = swarm_of(5, slices=5)
     crashed: list[PeerId] = []
 
@@ -309,7 +309,7 @@ def test_leader_dies_right_after_the_commit_and_a_successor_seals() -> None:
         assert node.state is not None and crashed[0] not in node.state.merged
 
 
-def test_leader_dies_in_the_middle_of_sealing() -> None:
+def test_a_seal_whose_leader_died_is_continued_by_the_next_in_rank() -> None:
     """The leader has proposed, its acceptors have accepted, and nobody has heard that it is
     sealed."""
     swarm = swarm_of(5)
@@ -324,7 +324,7 @@ def test_leader_dies_in_the_middle_of_sealing() -> None:
     assert min(swarm.versions()) >= 2
 
 
-def test_a_seal_that_reached_half_of_the_members() -> None:
+def test_a_seal_that_reached_two_members_is_continued_by_the_next_in_rank() -> None:
     swarm = swarm_of(6)
     reached: list[PeerId] = []
 
@@ -343,7 +343,7 @@ def test_a_seal_that_reached_half_of_the_members() -> None:
     seen(swarm, "took_over", "ballot_continues_seal")
 
 
-def test_a_seal_that_only_its_reducer_saw() -> None:
+def test_a_seal_that_only_its_reducer_saw_is_continued_and_then_forsworn() -> None:
     """The reducer merges, finishes and is cut off; the majority cannot know, and must not seal
     otherwise."""
     swarm = a_seal_that_only_its_reducer_saw()
@@ -486,7 +486,7 @@ def test_a_leader_that_is_behind_its_joiners_fetches_before_it_counts_them() -> 
     assert min(swarm.versions()) >= version + 3
 
 
-def test_a_reducer_dies_after_answering_one_member() -> None:
+def test_the_work_of_a_reducer_that_dies_after_answering_one_member_is_merged_by_all() -> None:
     swarm = swarm_of(6)
     answered: list[tuple[PeerId, PeerId]] = []
 
