@@ -1,8 +1,8 @@
 """Services that all fragments of a run share at one peer: links, threads, memory, audits, events.
 
 ``averaging.live.averager`` is made of them, and adds the parts that need the fragments: turns,
-time, and the routing of messages. ``averaging.live.fragment`` and ``averaging.live.following`` know
-it as this.
+time, and the routing of messages. ``averaging.live.fragment`` and ``averaging.live.following`` see
+no more of it than this class.
 """
 
 from __future__ import annotations

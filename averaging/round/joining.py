@@ -385,7 +385,7 @@ class Joining:
     def peer_silent(self, peer: PeerId, situation: Situation, now: float) -> Changes:
         """Another fragment found a peer silent: do not wait for it here as well."""
         attempt = self.attempt
-        if attempt is None or not attempt.leader == peer != self._id.me:
+        if attempt is None or peer == self._id.me or attempt.leader != peer:
             return []
         return self._leave_leader(attempt, NO_ANSWER, situation, now)
 
