@@ -9,8 +9,8 @@ the time. Out: ``effects``, a list of values for the owner to carry out in order
 ``machine`` routes each input to its parts and applies what they return:
 
 - ``joining`` gets into a round, ``leading`` gathers one (``roster`` composes its commit),
-  ``catching_up`` compares standings, ``doubt`` asks how a round ended, ``lingering`` shows a final
-  state to the others;
+  ``catching_up`` compares standings, ``doubt`` asks how a round ended, ``outcomes`` remembers it,
+  ``lingering`` shows a final state to the others;
 - ``participation`` is one round from its commit on, with ``paxos`` for the seal, ``seals`` for what
   follows from ballots and from what others say of its end, ``takeover`` for who coordinates, and
   ``member_slices`` and ``reducer`` for the slices;

@@ -321,7 +321,7 @@ class CatchingUp:
             self._in_vain += 1
         self._rounds_apart += 1
 
-    def moved(self) -> None:
+    def stands(self) -> None:
         """This peer stands on another version now."""
         self._uncertified_since = self._settles_since = None
         self.attempts_failed = self._in_vain = 0

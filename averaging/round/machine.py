@@ -143,6 +143,7 @@ from averaging.round.leading import Leading
 from averaging.round.lingering import Lingering
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.round.objections import members_behind, objection, overstatement_of_leader
+from averaging.round.outcomes import Outcomes
 from averaging.round.pace import Pace
 from averaging.round.parents import Parents
 from averaging.round.participation import Participation
@@ -165,7 +166,6 @@ from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import Probation
 from averaging.rules.sites import carries
 from dht import protocol
-from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 ROUNDS_MAX = 16
@@ -175,7 +175,6 @@ A round fades for ``margin_s`` after all have finished it; fast learners make se
 """
 AUXILIARY_ROUNDS = 8
 """A peer without a learner leads and reduces for others: it may be in this many times as many."""
-OUTCOMES_MAX = 64
 
 
 class FragmentRounds:
@@ -225,11 +224,7 @@ class FragmentRounds:
         self.rounds: dict[bytes, Participation] = {}
         self.own_round: Participation | None = None
         """The round that this peer is a member of."""
-        self.outcomes = BoundedMapping[bytes, Head | None](OUTCOMES_MAX)
-        """Rounds that are over here; ``None``: not finished by this incarnation, and never."""
-        self._not_entered = BoundedMapping[bytes, bool](OUTCOMES_MAX)
-        """Rounds that this incarnation has never entered and never will; ``True``: their rosters
-        name it, so that it is known to have accepted no seal."""
+        self.outcomes = Outcomes()
         self.closed_version = version
         self._shown_version = version
         """The newest version of a certified head that another peer showed."""
@@ -623,9 +618,9 @@ class FragmentRounds:
             case (
                 messages.Prepare() | messages.Propose() | messages.Reassign() | messages.Forswear()
             ):
-                if self.outcomes.get(round_id) is None:
+                if self.outcomes.head(round_id) is None:
                     self.counters["unknown_round"] += 1
-                absent = self._not_entered.get(round_id, False)
+                absent = self.outcomes.is_absent(round_id)
                 reason = "not in my rounds"
                 declined = messages.Declined(self.fragment, round_id, reason, absent=absent)
                 self._answer_unknown_round(sender, round_id, declined, now)
@@ -636,13 +631,11 @@ class FragmentRounds:
         self, sender: PeerId, round_id: bytes, vow: Message, now: float
     ) -> None:
         """Say how a round ended that is not kept (any more), or vow to have no part in it."""
-        head = self.outcomes.get(round_id)
+        head = self.outcomes.head(round_id)
         if head is not None:
             self._send(sender, messages.Finished(self.fragment, round_id, head), now)
         else:
-            if round_id not in self.outcomes:
-                self.outcomes[round_id] = None
-                self._not_entered[round_id] = False
+            self.outcomes.keep_out(round_id)
             self._send(sender, vow, now)
 
     def _awaits_commit_of(self, leader: PeerId) -> bool:
@@ -737,13 +730,9 @@ class FragmentRounds:
         commit = signed.commit
         if commit.directive != self._id.book.orders.stamp:
             self._tell_directive(commit.leader, now)
-        # Only the machine that is named could have been in it, and a vow keeps it out.
         index = commit.index(self._id.me)
         mine = index is not None and self.joining.has_made(commit.members[index])
-        absent = mine and (signed.round not in self.outcomes or signed.round in self._not_entered)
-        if absent:
-            self.outcomes[signed.round] = None
-            self._not_entered[signed.round] = True
+        absent = self.outcomes.decline(signed.round, names_this_machine=mine)
         self._note("declined", leader=commit.leader, reason=reason)
         median_step_s = self.pace.median_step_s(now)
         overstated = overstatement_of_leader(commit, self.peers, median_step_s, now)
@@ -835,7 +824,7 @@ class FragmentRounds:
         self._apply([transitions.Stand(standing, fresh=contained)], now)
         self.catching_up.fellows = tuple(entry.peer for entry in part.commit.members)
         head = standing.head()
-        self.outcomes[part.id] = head
+        self.outcomes.finish(part.id, head)
         self._saw_merged(part, now)
         self._note(
             "finished",
@@ -898,8 +887,7 @@ class FragmentRounds:
         self._apply(self.catching_up.take_hint(self._situation(now), now), now)
 
     def _drop(self, part: Participation, now: float) -> None:
-        if part.id not in self.outcomes:
-            self.outcomes[part.id] = part.head
+        self.outcomes.forget(part.id, part.head)
         if part.entry is None and part.stage is Stage.FINISHED:
             self._saw_merged(part, now)  # this peer has only led it, or reduced
         del self.rounds[part.id]
@@ -917,7 +905,7 @@ class FragmentRounds:
             self.fresh_version, self.fresh_at = standing.version, now
         if before is None or standing.lineage != before.lineage:
             self.peers.count_version()
-            self.catching_up.moved()
+            self.catching_up.stands()
         self.standing = self.certificates.standing = standing
         self._amend()
         self._consider_end(link_of(standing.head()), now)

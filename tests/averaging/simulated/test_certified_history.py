@@ -97,7 +97,7 @@ def test_the_others_of_a_meld_can_prove_its_version_though_one_died_before_it_ha
         node
         for node in swarm.trainers()
         if node is not dead
-        and (head := node.machine.outcomes.get(round_id)) is not None
+        and (head := node.machine.outcomes.head(round_id)) is not None
         and node.state is not None
         and node.state.lineage == head.lineage
     ]
