@@ -29,7 +29,8 @@ BUSY_FOR_S = 15.0
 """Other programs count as busy when their average over this time reaches the limit."""
 
 IDLE_FOR_S = 60.0
-"""They count as idle when the average over this time is below it: a compiler pauses, too."""
+"""Other programs count as idle when the average over this time is below the limit: a compiler
+pauses, too."""
 
 DISK_MIN_BYTES = QUOTA_MIN_BYTES = 1_000_000
 LOGS_OF_DISK = 0.1
