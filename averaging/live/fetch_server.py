@@ -53,9 +53,9 @@ SERVED_GRACE_S = 10.0
 is the slowest, below ``SLOW_BYTES_S``."""
 SLOW_BYTES_S = 500e3
 SHARE_STATES = 1.5
-"""A peer that was sent so many times the run's whole state gives way to others, ..."""
+"""Multiple of the run's whole state after which a peer gives way to others."""
 SHARE_S = 600.0
-"""... until it has regained its share, all of it in this time."""
+"""Time in which a peer regains all of its share of ``SHARE_STATES``."""
 GIVE_WAY_S = 5.0
 """Pause before each piece for such a peer, while another one is being served."""
 FROZEN_MAX = 4

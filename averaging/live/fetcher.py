@@ -68,15 +68,15 @@ STRAGGLERS_S = 3.0
 """Once most of those who were asked agree, the others have so long to answer."""
 HURRY_S = 2.0
 """Time that a request may take when another source has nothing to do, beside the time of its bytes
-at ``SLOW_BYTES_S``, ..."""
+at ``SLOW_BYTES_S``. Less if ``SLOWER_MAX`` says so."""
 SLOWER_MAX = 8.0
-"""... or at so many times the time of the fastest source, if that is less."""
+"""Multiple of the fastest source's time that a request may take then."""
 SLOWEST_BYTES_S = 125e3
 """Rate at which the first pieces may come: nothing is known of the own line then."""
 REQUEST_S = 0.5
-"""A request is for as many pieces as its source sends in this time, ..."""
+"""A request is for as many pieces as its source sends in this time."""
 PIECES_PER_REQUEST = 16
-"""... and at most for this many."""
+"""A request is for at most this many pieces."""
 REPLAYS_MAX = 64
 """More rounds than this are not replayed one by one: the state is smaller."""
 ACTIVE_AT_FIRST = 2

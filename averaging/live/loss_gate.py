@@ -79,9 +79,9 @@ class GateSettings:
     measure_s: float = 60.0
     """Time that measuring the loss may take."""
     quiet_s: float = 5.0
-    """Time without another jump after which the loss is measured again, ..."""
+    """Time without another jump after which the loss is measured again."""
     open_s: float = 120.0
-    """... and the longest time after the first jump until it is."""
+    """Longest time from the first jump until the loss is measured again."""
     look_s: float = 0.25
 
     def __post_init__(self) -> None:

@@ -180,15 +180,15 @@ class CatchingUp:
         self._uncertified_since: float | None = None
         """Time at which an uncertified head ahead of this peer's standing was first shown."""
         self._apart_since: float | None = None
-        """Time at which a side of comparable weight was first met, ..."""
+        """Time at which a side of comparable weight was first met."""
         self._parted = -1
-        """... the last version that it shares, ..."""
+        """The last version that this peer shares with that side."""
         self._rounds_apart = 0
-        """... and the own rounds since, with those that failed."""
+        """Number of own rounds since that side was met, with those that failed."""
         self.attempts_failed = 0
-        """Own attempts that led to no version, since this peer stands where it does, ..."""
+        """Own attempts that led to no version since this peer stands where it does."""
         self._in_vain = 0
-        """... and those of them since a head was shown that is not certified."""
+        """Attempts among these since a head was shown that is not certified."""
         self._told_apart_at = -math.inf
         """Time at which this peer last said that it stays apart from a side that it cannot judge.
         """
@@ -203,9 +203,9 @@ class CatchingUp:
         """Time at which this peer first showed a final state, with too few signatures, to a lower
         one."""
         self._refusals = 0
-        """Joins that were refused since this peer stands here, ..."""
+        """Joins that were refused since this peer stands where it does."""
         self._refused_at = math.inf
-        """... and when the first of them was."""
+        """Time at which the first of these joins was refused."""
 
     def __repr__(self) -> str:
         return f"CatchingUp({self._id.me}, source={self._source})"

@@ -70,9 +70,9 @@ class RoundPolicy:
     spot_checks: float = 0.0
     """Contributions that each learner checks in a cycle (``averaging.audit.spot_checks``)."""
     stale_max: int = 8
-    """Work that began more than this many versions ago is discarded, ..."""
+    """Work that began more than this many versions, and ``stale_s``, ago is discarded."""
     stale_s: float = 600.0
-    """... if it also began longer ago than this: many versions pass while a slow line catches up
+    """Age below which no work is discarded: many versions pass while a slow line catches up
     once, and older work counts less (``averaging.rules.weights``)."""
     slice_bytes_min: int = 256 << 10
     """Smallest slice that is worth a reducer of its own."""

@@ -41,9 +41,10 @@ from peer.lab.chaos.judging.lies import Lie
 
 LOOK_EVERY_S = 0.1
 INCREDIBLE = 10**6
-"""Factor by which steps are overstated that nobody can have made, ..."""
+"""Factor by which steps are overstated that nobody can have made. It takes turns with
+``CREDIBLE``."""
 CREDIBLE = 20
-"""... and one that a faster machine could explain. The two take turns."""
+"""Factor by which steps are overstated that a faster machine could explain."""
 INVENTED_TOKENS = 10**6
 
 
