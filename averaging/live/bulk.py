@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from averaging.errors import BulkRefused
-from averaging.live.buffers import Growing
+from averaging.live.buffers import GrowingBytes
 from averaging.live.uplink import Uplink
 from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, StreamBroken
@@ -127,7 +127,7 @@ class Bulk:
         while filled < len(target):
             filled += await self.receive_some(target[filled:])
 
-    async def receive_growing(self, target: Growing) -> None:
+    async def receive_growing(self, target: GrowingBytes) -> None:
         """``receive_into`` for one that others read behind."""
         before = target.filled
         try:

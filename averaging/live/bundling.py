@@ -14,7 +14,7 @@ from functools import partial
 
 from averaging.audit.claims import Claim, digests_of
 from averaging.history.parent_maps import ParentMap
-from averaging.live.buffers import Growing
+from averaging.live.buffers import GrowingBytes
 from averaging.live.parts import Parts
 from averaging.numbers.arithmetic import Numbers, Weighted
 from averaging.numbers.chunks import Chunk
@@ -93,7 +93,7 @@ class Bundling:
             parts.own_maps.update(self._maps.get(rider, {}))
         self.decided.set()
 
-    async def make(self, own: Sequence[Growing], bundle: Sequence[Growing]) -> None:
+    async def make(self, own: Sequence[GrowingBytes], bundle: Sequence[GrowingBytes]) -> None:
         """Merge the own slices, as they grow, with those of the riders in the bundle.
 
         Raises ``Abandoned``, ``NotFinite``.

@@ -27,7 +27,7 @@ from averaging.audit.claims import (
 )
 from averaging.errors import BadPayload, BulkRefused
 from averaging.history.parent_maps import MAPS_MAX_BYTES, ParentMap, read_maps
-from averaging.live.buffers import Abandoned, Arena, Growing
+from averaging.live.buffers import Abandoned, Arena, GrowingBytes
 from averaging.live.bulk import Bulk
 from averaging.live.evidence import Evidence, Uploads
 from averaging.live.fair_shares import ByteBudget
@@ -167,7 +167,7 @@ class Parts:
         self._outside = workshop.outside
         self._charged = 0
         self.closed = False
-        self.own: list[Growing] | None = None
+        self.own: list[GrowingBytes] | None = None
         """The encoded contribution, or the bundle of a site, by slice."""
         self.unfit: str | None = None
         """The reason why the own contribution cannot be sent, if so."""
@@ -175,7 +175,9 @@ class Parts:
         """The merged maps that go with the own contribution, or the bundle, where states travel."""
         self.merged_bytes = self.arena.uninitialised(self.cutting.merged_size)
         count = len(self.cutting.slices)
-        self.merged = [Growing(self.merged_bytes[self.cutting.merged_of(i)]) for i in range(count)]
+        self.merged = [
+            GrowingBytes(self.merged_bytes[self.cutting.merged_of(i)]) for i in range(count)
+        ]
         self.maps: dict[int, ParentMap] = {}
         """The merged maps of the round, as they came with slice 0 where states travel."""
         self.encoded_maps = b""
@@ -183,7 +185,7 @@ class Parts:
         self._here = [asyncio.Event() for _ in range(count)]
         self.encoded_commit = enter.encoded
         self.evidence = Evidence(enter, self.me, workshop.sign)
-        self.alone: list[Growing] | None = None
+        self.alone: list[GrowingBytes] | None = None
         """A delegate's own contribution, which it merges into the bundle."""
         self._shown: Counter[PeerId] = Counter()
         self._heard_claim = workshop.heard_claim
@@ -251,7 +253,7 @@ class Parts:
         """True if only states travel, those of the carriers."""
         return self.commit.kind == "mix"
 
-    def gives(self, own: list[Growing]) -> None:
+    def gives(self, own: list[GrowingBytes]) -> None:
         """Take a contribution, which still grows."""
         self.own = own
         self.traffic.gives = True
@@ -273,9 +275,9 @@ class Parts:
     async def as_it_grows(
         self,
         index: int,
-        growing: Growing,
+        growing: GrowingBytes,
         work: Callable[[Chunk, memoryview], float],
-        done: Growing | None = None,
+        done: GrowingBytes | None = None,
         *,
         merged: bool = False,
     ) -> float:
@@ -350,7 +352,7 @@ class Parts:
             self.numbers.down.check(chunk, part, self.threads.scratch())
             return float(self.numbers.down.squares(chunk, part).sum())
 
-        arriving = Growing(data)
+        arriving = GrowingBytes(data)
         checking = self.as_it_grows(index, arriving, check, merged=True)
         squares = await receive_behind(bulk, arriving, checking)
         reason = await self._norm_objection(index, math.sqrt(squares))
@@ -436,7 +438,7 @@ class Parts:
 
 
 async def end_of_arrived(
-    pieces: Sequence[tuple[Chunk, slice]], first: int, sources: Sequence[Growing]
+    pieces: Sequence[tuple[Chunk, slice]], first: int, sources: Sequence[GrowingBytes]
 ) -> int:
     """Wait until a piece has come from all sources. Returns the end of those that have.
 
@@ -466,7 +468,9 @@ def _sum_over(
     return sum(work(chunk, part) for chunk, part in parts)
 
 
-async def receive_behind(bulk: Bulk, growing: Growing, behind: Coroutine[Any, Any, float]) -> float:
+async def receive_behind(
+    bulk: Bulk, growing: GrowingBytes, behind: Coroutine[Any, Any, float]
+) -> float:
     """Fill ``growing`` while ``behind`` reads it; returns the result of ``behind``."""
     reading = asyncio.ensure_future(behind)
     try:
@@ -479,7 +483,7 @@ async def receive_behind(bulk: Bulk, growing: Growing, behind: Coroutine[Any, An
             reading.exception()
 
 
-async def send_growing(bulk: Bulk, growing: Growing) -> None:
+async def send_growing(bulk: Bulk, growing: GrowingBytes) -> None:
     sent = 0
     while sent < len(growing.data):
         filled = await growing.beyond(sent)

@@ -18,7 +18,7 @@ import blake3
 from averaging.audit.claims import STATEMENT_MAX_BYTES, Claim, encode_statement
 from averaging.errors import AveragingError, BadPayload, BulkRefused, NotFinite
 from averaging.history.parent_maps import ParentMap, encode_maps, parents_of
-from averaging.live.buffers import Abandoned, Growing
+from averaging.live.buffers import Abandoned, GrowingBytes
 from averaging.live.bulk import Bulk
 from averaging.live.bundling import Bundling, Rider
 from averaging.live.parts import Parts, end_of_arrived, receive_behind, send_growing
@@ -48,7 +48,7 @@ class Received:
 
     data: memoryview | None = None
     """The complete upload, finite; ``None`` until then, and once it is not needed."""
-    checked: Growing | None = None
+    checked: GrowingBytes | None = None
     """The part of the latest stream that is finite so far: it may be merged ahead of the seal."""
     arrived: bool = False
     claim: Claim | None = None
@@ -62,11 +62,11 @@ class OngoingMerge:
 
     contributors: tuple[int, ...]
     weights: tuple[float, ...]
-    sources: tuple[Growing, ...]
+    sources: tuple[GrowingBytes, ...]
     """The contributors' uploads, as far as they may be read."""
     members: tuple[int, ...] | None
     """Number of contributors in each upload; ``None``: one in each."""
-    merged: Growing
+    merged: GrowingBytes
     hasher: Any
     task: asyncio.Task[None] | None = None
     working: asyncio.Future[None] | None = None
@@ -208,7 +208,7 @@ class Reducing:
             return
         try:
             sent = await parts.receive_maps(bulk, index)
-            growing = Growing(parts.room_for(bulk, size))
+            growing = GrowingBytes(parts.room_for(bulk, size))
             leaves: list[bytes] = []
             measure = parts.hashing(index, leaves, parts.measure_chunk)
             squares = await receive_behind(
@@ -240,10 +240,10 @@ class Reducing:
         received.streams += 1
         try:
             sent = await parts.receive_maps(bulk, index)
-            growing = Growing(parts.room_for(bulk, parts.cutting.upload_size(index)))
+            growing = GrowingBytes(parts.room_for(bulk, parts.cutting.upload_size(index)))
             if received.checked is not None:
                 await self.stop_ahead(index)  # it was reading bytes that will not be completed
-            received.checked = checked = Growing(growing.data)
+            received.checked = checked = GrowingBytes(growing.data)
             self._merge_ahead(index)
             leaves: list[bytes] = []
             measure = parts.hashing(index, leaves, parts.measure_chunk)
@@ -341,7 +341,7 @@ class Reducing:
         commit = self.parts.commit
         if commit.on_probation or any(entry.delegate is not None for entry in commit.members):
             return  # a bundle's members are not known before it is here; newcomers may not come
-        sources: list[Growing] = []
+        sources: list[GrowingBytes] = []
         everybody = tuple(sorted(expected_of(self.parts.commit)))
         for entry in everybody:
             if entry == self.parts.entry:
@@ -360,10 +360,10 @@ class Reducing:
         index: int,
         contributors: tuple[int, ...],
         weights: tuple[float, ...],
-        sources: tuple[Growing, ...],
+        sources: tuple[GrowingBytes, ...],
         members: tuple[int, ...] | None,
     ) -> OngoingMerge:
-        merged = Growing(self.parts.merged[index].data)
+        merged = GrowingBytes(self.parts.merged[index].data)
         ongoing = OngoingMerge(contributors, weights, sources, members, merged, blake3.blake3())
         self._ongoing[index] = ongoing
         ongoing.task = self.parts.start(self._merge_behind(index, ongoing), "merge chunks")
@@ -424,7 +424,7 @@ class Reducing:
         ongoing = self._ongoing.get(index)
         if ongoing is None or not ongoing.is_for(contributors, weights, payloads):
             await self.stop_ahead(index)
-            sources = tuple(Growing.whole(payload) for payload in payloads)
+            sources = tuple(GrowingBytes.whole(payload) for payload in payloads)
             ongoing = self._begin_merge(index, contributors, weights, sources, members)
         ongoing.sealed = True
         followed = 0
