@@ -269,7 +269,10 @@ class FragmentRounds:
         return effects
 
     def _next_at(self) -> float | None:
-        times = [*self.timers.values(), *(part.next_at() for part in self.rounds.values())]
+        times = [
+            *self.timers.values(),
+            *(participation.next_at() for participation in self.rounds.values()),
+        ]
         for at in (self.leading.next_at(), self.doubting.next_at(), self.lingering.next_at()):
             if at is not None:
                 times.append(at)
@@ -340,9 +343,9 @@ class FragmentRounds:
                 | inputs.SliceMerged()
                 | inputs.MergedArrived()
             ):
-                part = self._part(given.round)
-                if part is not None:
-                    self._apply(part.handle(given, now), now)
+                participation = self._participation(given.round)
+                if participation is not None:
+                    self._apply(participation.handle(given, now), now)
             case inputs.StreamOpened():
                 self._stream_opened(given, now)
             case inputs.Due():
@@ -422,10 +425,10 @@ class FragmentRounds:
         self._apply(self.leading.tick(self._situation(now), now), now)
         self._apply(self.doubting.tick(now), now)
         self._apply(self.lingering.tick(self.standing, now), now)
-        for part in list(self.rounds.values()):
-            self._apply(part.handle(inputs.Tick(), now), now)
-            if now >= part.end_at and not part.is_open:
-                self._drop(part, now)
+        for participation in list(self.rounds.values()):
+            self._apply(participation.handle(inputs.Tick(), now), now)
+            if now >= participation.end_at and not participation.is_open:
+                self._drop(participation, now)
 
     def _ring(self, timer: Timer, now: float) -> None:
         if timer is Timer.ANSWER:
@@ -444,11 +447,11 @@ class FragmentRounds:
             standing is not None
             and not self.peers.has_several_groups(now)
             and any(
-                part.coordinates
-                and part.is_open
-                and part.entry is None
-                and part.commit.version > standing.version
-                for part in self.rounds.values()
+                participation.coordinates
+                and participation.is_open
+                and participation.entry is None
+                and participation.commit.version > standing.version
+                for participation in self.rounds.values()
             )
         )
         changes = self.joining.answered(
@@ -459,8 +462,8 @@ class FragmentRounds:
     def _go_on_without(self, peer: PeerId, now: float) -> None:
         """A peer has failed: the open roster and the rounds go on without it."""
         self._apply(self.leading.consider_closing(self._situation(now), now), now)
-        for part in list(self.rounds.values()):
-            self._apply(part.handle(inputs.LinkLost(peer), now), now)
+        for participation in list(self.rounds.values()):
+            self._apply(participation.handle(inputs.LinkLost(peer), now), now)
 
     def _caught_up(self, given: inputs.CaughtUp, now: float) -> None:
         standing, before = given.standing, self.standing
@@ -515,13 +518,13 @@ class FragmentRounds:
         if self.peers.knows(sender):
             return True
         round_id = getattr(message, "round", None)
-        part = self.rounds.get(round_id) if round_id is not None else None
-        return part is not None and part.commit.index(sender) is not None
+        participation = self.rounds.get(round_id) if round_id is not None else None
+        return participation is not None and participation.commit.index(sender) is not None
 
     def _heard(self, sender: PeerId, now: float) -> None:
         self.peers.mark_heard(sender)
-        for part in self.rounds.values():
-            part.heard(sender, now)
+        for participation in self.rounds.values():
+            participation.heard(sender, now)
 
     def _receive(self, sender: PeerId, message: Message, now: float) -> None:
         head: Head | None = getattr(message, "head", None)
@@ -556,8 +559,8 @@ class FragmentRounds:
             case messages.Pass():
                 return self.leading.passed(sender, self._situation(now), now)
             case messages.Withdraw():
-                for part in list(self.rounds.values()):
-                    self._apply(part.handle(inputs.Received(sender, message), now), now)
+                for participation in list(self.rounds.values()):
+                    self._apply(participation.handle(inputs.Received(sender, message), now), now)
                 return self.leading.withdrawn(sender, message)
             case messages.NoQuorum() | messages.Refused():
                 situation = self._situation(now)
@@ -596,11 +599,11 @@ class FragmentRounds:
 
     def _about_round(self, sender: PeerId, message: Message, now: float) -> None:
         round_id: bytes = message.round  # type: ignore[union-attr]
-        part = self.rounds.get(round_id)
+        participation = self.rounds.get(round_id)
         if self.doubting.is_answered_by(sender, round_id):
             self._receive_in_doubt(sender, message, now)
-        if part is not None:
-            self._apply(part.handle(inputs.Received(sender, message), now), now)
+        if participation is not None:
+            self._apply(participation.handle(inputs.Received(sender, message), now), now)
             return
         match message:
             case messages.Finished():
@@ -662,23 +665,23 @@ class FragmentRounds:
     def _refusal(self, opened: inputs.StreamOpened, now: float) -> str | None:
         """The reason why the stream may not send; ``None`` if it may."""
         opening = opened.opening
-        part = self.rounds.get(opening.round)
-        if part is None:
+        participation = self.rounds.get(opening.round)
+        if participation is None:
             if messages.digest(opening.commit) != opening.round:
                 return "the commit is not that of the round"
             problem = self._learn_commit(opened.sender, opening.commit, opening.signature, now)
-            part = self.rounds.get(opening.round)
-            if part is None:
+            participation = self.rounds.get(opening.round)
+            if participation is None:
                 return problem or "this round is not mine"
-        member = part.commit.index(opened.sender)
+        member = participation.commit.index(opened.sender)
         if member is None:
             return "the sender is not in the roster"
-        if opening.slice >= len(part.reducers):
-            return f"slice {opening.slice} of {len(part.reducers)}"
-        if part.stage in (Stage.VOID, Stage.FORSWORN):
+        if opening.slice >= len(participation.reducers):
+            return f"slice {opening.slice} of {len(participation.reducers)}"
+        if participation.stage in (Stage.VOID, Stage.FORSWORN):
             return "the round is over for me"
-        reduces = opening.slice in part.reducer.slices
-        if not reduces and not carries(part.commit, part.entry, member):
+        reduces = opening.slice in participation.reducer.slices
+        if not reduces and not carries(participation.commit, participation.entry, member):
             return "another peer reduces this slice"
         return None
 
@@ -787,57 +790,57 @@ class FragmentRounds:
 
     def _enter(self, signed: SignedCommit, now: float, *, is_leader: bool) -> None:
         commit = signed.commit
-        part = Participation(self._id, signed, self.standing, self.peers, now=now)
-        self.rounds[signed.round] = part
-        if part.entry is not None:
+        participation = Participation(self._id, signed, self.standing, self.peers, now=now)
+        self.rounds[signed.round] = participation
+        if participation.entry is not None:
             self.timers.pop(Timer.ANSWER, None)
             self.joining.entered(commit.leader)
-            self.own_round = part
+            self.own_round = participation
             self.phase = Phase.ENTERED
             if commit.kind == "meld" or self.peers.has_several_groups(now):
                 self.several_groups_version = commit.version
                 self.certificates.among_groups = True
             self.pace.took_part(commit.version)
             self._roster_closed(commit.version, commit.level, now)
-        self._apply(part.begin(now, is_leader=is_leader), now)
+        self._apply(participation.begin(now, is_leader=is_leader), now)
 
     # The end of a round
 
     def _applied(self, applied: inputs.Applied, now: float) -> None:
-        part = self._part(applied.round)
-        if part is None or part.stage is not Stage.APPLYING:
+        participation = self._participation(applied.round)
+        if participation is None or participation.stage is not Stage.APPLYING:
             return
-        apply = part.applied
+        apply = participation.applied
         assert apply is not None
         standing = apply.standing
         if applied.merged is not None:
-            standing = with_merged_map(standing, part.commit, applied.merged)
+            standing = with_merged_map(standing, participation.commit, applied.merged)
         if applied.dispersion is not None:
             before = self.measured.version if self.measured is not None else 0
             version = standing.version
             self.measured = Measured(version, applied.dispersion, after=version - before)
-        took_s = now - part.entered_at
+        took_s = now - participation.entered_at
         self.leading.timings.sync_took(took_s)
         contained = apply.contained is not None
         if applied.left is not None and self.standing is not None:
             self.certificates.left(link_of(self.standing.head()), applied.left)
         self._apply([transitions.Stand(standing, fresh=contained)], now)
-        self.catching_up.fellows = tuple(entry.peer for entry in part.commit.members)
+        self.catching_up.fellows = tuple(entry.peer for entry in participation.commit.members)
         head = standing.head()
-        self.outcomes.finish(part.id, head)
-        self._saw_merged(part, now)
+        self.outcomes.finish(participation.id, head)
+        self._saw_merged(participation, now)
         self._note(
             "finished",
             version=standing.version,
             contained=contained,
-            kind=part.commit.kind,
+            kind=participation.commit.kind,
             took_s=took_s,
         )
-        if self.own_round is part:
+        if self.own_round is participation:
             self.own_round = None
             self._apply(self.joining.become_idle("finished", retry=False), now)
-        self._apply(part.finished(head), now)
-        self._apply(self.leading.tell_late(part.id, head), now)
+        self._apply(participation.finished(head), now)
+        self._apply(self.leading.tell_late(participation.id, head), now)
         self._apply(self.catching_up.take_hint(self._situation(now), now), now)
 
     def _took_state(self, before: Standing | None, after: Standing | None) -> None:
@@ -847,52 +850,52 @@ class FragmentRounds:
             tokens = {peer: mark.tokens for peer, mark in after.merged.items()}
             self.peers.took_state(versions, tokens)
 
-    def _saw_merged(self, part: Participation, now: float) -> None:
-        if part.seal and part.commit.kind != "mix":
-            members = part.commit.members
-            self.peers.saw_merged([members[index].peer for index in part.seal], now)
+    def _saw_merged(self, participation: Participation, now: float) -> None:
+        if participation.seal and participation.commit.kind != "mix":
+            members = participation.commit.members
+            self.peers.saw_merged([members[index].peer for index in participation.seal], now)
 
-    def _part(self, round_id: bytes) -> Participation | None:
-        part = self.rounds.get(round_id)
-        if part is None:
+    def _participation(self, round_id: bytes) -> Participation | None:
+        participation = self.rounds.get(round_id)
+        if participation is None:
             self.counters["report_of_unknown_round"] += 1
-        return part
+        return participation
 
     def _round_ended(self, ended: transitions.RoundEnded, now: float) -> None:
         """This peer is out of a round without a new version."""
-        part = self.rounds[ended.round]
-        if self.own_round is not part:
-            if self.doubting.is_about(part.id) and not ended.in_doubt:
+        participation = self.rounds[ended.round]
+        if self.own_round is not participation:
+            if self.doubting.is_about(participation.id) and not ended.in_doubt:
                 finished = ended.may_be_finished
                 self._apply(self.doubting.void(ended.reason, now, may_be_finished=finished), now)
             return
         self.own_round = None
-        commit = part.commit
+        commit = participation.commit
         reason = f"its round ended without a version: {ended.reason}"
         self._apply(self.joining.join_failed(commit.leader, reason), now)
         several = commit.version == self.several_groups_version
-        elsewhere = ended.may_be_finished and part.may_contain_own_work()
+        elsewhere = ended.may_be_finished and participation.may_contain_own_work()
         in_doubt = ended.in_doubt or (elsewhere and several)
-        self._effects.append(GiveUp(part.id, ended.reason, in_doubt))
-        assert part.entry is not None
-        mark = commit.members[part.entry].mark
+        self._effects.append(GiveUp(participation.id, ended.reason, in_doubt))
+        assert participation.entry is not None
+        mark = commit.members[participation.entry].mark
         if elsewhere and not in_doubt:
             self.doubting.leave_open(mark)
         if in_doubt:
             self._note("in_doubt", reason=ended.reason)
-            self.doubting.begin(part.id, commit, mark, now, several_groups=several)
+            self.doubting.begin(participation.id, commit, mark, now, several_groups=several)
             if ended.may_be_finished:
                 self._apply(self.doubting.void(ended.reason, now, may_be_finished=True), now)
         self._apply(self.joining.become_idle(ended.reason, retry=True), now)
         self._apply(self.catching_up.take_hint(self._situation(now), now), now)
 
-    def _drop(self, part: Participation, now: float) -> None:
-        self.outcomes.forget(part.id, part.head)
-        if part.entry is None and part.stage is Stage.FINISHED:
-            self._saw_merged(part, now)  # this peer has only led it, or reduced
-        del self.rounds[part.id]
-        self.leading.forget_late(part.id)
-        self._apply(part.forget(), now)
+    def _drop(self, participation: Participation, now: float) -> None:
+        self.outcomes.forget(participation.id, participation.head)
+        if participation.entry is None and participation.stage is Stage.FINISHED:
+            self._saw_merged(participation, now)  # this peer has only led it, or reduced
+        del self.rounds[participation.id]
+        self.leading.forget_late(participation.id)
+        self._apply(participation.forget(), now)
 
     # Standing
 
@@ -971,11 +974,11 @@ class FragmentRounds:
         )
 
     def _under_way(self) -> SignedCommit | None:
-        part = self.own_round
-        if part is None:
-            led = (part for part in self.rounds.values() if part.coordinates and part.is_open)
-            part = next(led, None)
-        return part.signed if part is not None and part.is_open else None
+        own = self.own_round
+        if own is None:
+            coordinated = (each for each in self.rounds.values() if each.coordinates)
+            own = next((each for each in coordinated if each.is_open), None)
+        return own.signed if own is not None and own.is_open else None
 
     def _apply(self, changes: Changes, now: float) -> None:
         """Carry out changes in their order, each with all that it leads to."""
