@@ -134,7 +134,7 @@ class Entry(_Part, frozen=True):
     mark: Count
     steps: Count
     tokens: Count
-    """Those that count (``averaging.rules.weights.credited``)."""
+    """Tokens that count (``averaging.rules.weights.credited``)."""
     reachable: bool
     delegate: Index | None = None
     """Index of the member of its site that carries its contribution (``averaging.rules.sites``)."""
@@ -374,7 +374,8 @@ class Committed(_Message, frozen=True):
     commit: Annotated[bytes, Meta(max_length=MESSAGE_MAX_BYTES - 1024)]
     signature: Signature
     certificates: Annotated[tuple[ParentCertificate, ...], Meta(max_length=ROSTER_MAX)] = ()
-    """Those of the parents that the receiver does not stand on (``averaging.round.parents``)."""
+    """Certificates of the parents that the receiver does not stand on
+    (``averaging.round.parents``)."""
 
 
 class Declined(_Message, frozen=True):
@@ -423,7 +424,7 @@ class Finished(_Message, frozen=True):
 
 
 class Void(_Message, frozen=True):
-    """It is decided that the round makes no version; offered work is pending again."""
+    """A round makes no version, as is decided; offered work is pending again."""
 
     round: Digest
     reason: Reason

@@ -23,8 +23,8 @@ class ExpectedError(Exception):
 
     __match_args__: ClassVar[tuple[str, ...]] = ()
     message: ClassVar[str | None] = None
-    """Its text, with fields in braces: ``peer {peer} cannot be reached: {reason}``. A class whose
-    text is more than that has a ``__str__`` instead."""
+    """The text of the error, with fields in braces: ``peer {peer} cannot be reached: {reason}``. A
+    class whose text is more than that has a ``__str__`` instead."""
 
     def __init_subclass__(cls) -> None:
         if "__annotations__" in cls.__dict__:

@@ -81,7 +81,7 @@ class _Entry:
     forget_at: float
     rank: int
     settled: bool
-    """It was among the first that came, and keeps its place. The others are a sample."""
+    """True if it was among the first that came, and keeps its place. The others are a sample."""
 
 
 @dataclass(slots=True)

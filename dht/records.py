@@ -172,7 +172,7 @@ Reason = Literal[
     "full",
     "unadmitted",
 ]
-"""Why a record is not believed.
+"""The reason not to believe a record.
 
 - ``malformed``: it does not decode, or a value breaks a rule;
 - ``oversized``: it is larger than its kind may be;

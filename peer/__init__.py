@@ -1,5 +1,19 @@
 """Taking part in a training run: the public names, and the rooms behind them.
 
+- ``trainer`` is the process of a training loop, ``agent`` the process beside it that talks to other
+  peers, ``bridge`` what the two share. ``island``, ``hf`` and ``lightning``: other training loops.
+- ``run_file`` declares a run; ``joining`` finds one; ``model``, ``data``: what is trained, on what.
+- ``rules`` decides for one peer, ``guest`` keeps to the limits of the machine's owner, ``storage``
+  has a peer's files, ``credit`` counts who contributed what.
+- ``events`` are told in words; ``views``, ``run_page`` and ``publishing`` show them and the model.
+- ``cli`` is the ``shoal`` command, with ``doctor``, ``hosting`` and ``lab`` (simulations, chaos,
+  benchmarks).
+- ``status``, ``description``, ``attestable``: calls that peers answer to anybody. ``errors``: all
+  expected failures. ``quantities``, ``signals``, ``extras``, ``https``, ``event_loop``: small parts
+  that several rooms use.
+
+Start reading at ``trainer.session`` (a training loop) or ``agent.agent`` (its agent).
+
 Names are imported on first use. ``import peer`` therefore does not import torch, and agents and
 commands that do not use it need less memory.
 """

@@ -95,9 +95,9 @@ class Status(Struct, frozen=True, array_like=True, kw_only=True):
     directive: Count = 0
     """Number of the owner's directive that the peer follows; 0: none."""
     jumps_judged: Count = 0
-    """Times that the loss gate judged states of others that the peer had taken, ..."""
+    """Times that the loss gate judged states of others that the peer had taken."""
     jumps_refused: Count = 0
-    """... and times that the peer went back, because its held-out loss had risen."""
+    """Times that the peer went back, because its held-out loss had risen."""
 
 
 def state_in_words(role: str, phase: str, *, rests: bool = False) -> str:

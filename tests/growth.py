@@ -33,7 +33,7 @@ def sizes(roots: Mapping[str, Any], *, beyond: Collection[Any] = ()) -> Sizes:
     seen = {id(each) for each in beyond}
     waiting = deque(roots.items())
     kept: list[Any] = []
-    """What was made on the way: an id is unique only as long as its object lives."""
+    """The objects that were made on the way: an id is unique only as long as its object lives."""
     while waiting:
         path, it = waiting.popleft()
         if isinstance(it, LEAVES) or id(it) in seen:

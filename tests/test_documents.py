@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from functools import cache
@@ -89,3 +90,32 @@ def test_nothing_refers_to_texts_that_are_not_in_the_repository() -> None:
 )
 def test_a_reference_to_a_missing_text_is_recognized(text: str) -> None:
     assert ELSEWHERE.search(text)
+
+
+def rooms() -> list[Path]:
+    packages = {ROOT / name for name in ("averaging", "dht", "peer")}
+    return sorted(
+        path.parent
+        for path in tracked()
+        if path.name == "__init__.py" and packages.intersection(path.parents)
+    )
+
+
+@pytest.mark.parametrize("room", rooms(), ids=named)
+def test_the_map_of_a_room_names_its_modules_and_rooms(room: Path) -> None:
+    inside = {path.relative_to(room) for path in tracked() if room in path.parents}
+    modules = {path.stem for path in inside if path.suffix == ".py" and len(path.parts) == 1}
+    folders = {path.parts[0] for path in inside if path.name == "__init__.py"} - {"__init__.py"}
+    names = {name for name in modules | folders if not name.startswith("__")}
+    assert not names - names_in(ast.get_docstring(ast.parse((room / "__init__.py").read_text())))
+
+
+def names_in(text: str | None) -> set[str]:
+    """The words in double backquotes, and those at the start of a row of a table."""
+    quoted = " ".join(re.findall(r"``([^`]*)``", text or ""))
+    return {*re.findall(r"\w+", quoted), *re.findall(r"^    (\w+)  ", text or "", re.MULTILINE)}
+
+
+def test_a_word_of_a_sentence_is_no_name_of_a_map() -> None:
+    text = "Start with ``host``; phases\n\n    table   every event of a phase\n    in a line"
+    assert names_in(text) == {"host", "table"}

@@ -65,7 +65,7 @@ def test_tiny_gpt_starts_and_prints_its_link(processes: Processes, tmp_path: Pat
 
 @pytest.mark.slow  # trains, and measures on all held-out data
 def test_the_figures_of_tiny_gpt_are_measured_as_its_document_says() -> None:
-    """It named arguments that the function has not had for long."""
+    """Earlier, the document named arguments that the function has not had for long."""
     text = (EXAMPLES / "tiny_gpt" / "README.md").read_text()
     code = text.partition("```python\n")[2].partition("```")[0]
     assert "(60, 120, 180, 240)" in code

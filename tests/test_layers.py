@@ -1,4 +1,4 @@
-"""Which room may import what, read from the source: nothing is imported to check it.
+"""The imports that each room may have, read from the source: nothing is imported to check it.
 
 A room is a folder of modules. The rules name rooms and not modules, so a module is held to them by
 the place where it stands. Each rule is a function from modules to the breaches it finds; it is

@@ -5,13 +5,14 @@ For that each peer signs what it makes of a slice (``claims``): a member the upl
 site's delegate the bundle, a reducer the merged slice with the uploads that went in. After a round
 each member draws a few pieces of slices (``selection``), fetches their uploads from those who sent
 them, and merges them anew. If the bits differ, the signed claims and the bytes are a **proof**
-(``proofs``): anybody can check it alone, without trusting the auditor. Two different statements of
-one peer about one thing are a proof as well; ``witness`` notices them.
+(``proofs``): anybody can check it alone, without trusting the auditor. ``inquiry`` is one such
+audit. Two different statements of one peer about one thing are a proof as well; ``witness`` notices
+them.
 
 A proof bans its author. A failure that proves nothing, such as bytes that do not come, costs
 standing at the peer that waited for them, and fades (``strikes``): a crash or a slow line looks the
 same. The worth of a contribution cannot be proved either: ``spot_checks`` compares losses on its
-author's data, where the run asks for it.
+author's data, where the run asks for it; ``readings`` name the place in that data.
 
 In: claims, commits and bytes of other peers. Out: what to audit, proofs, and verdicts. Start with
 ``claims``. Nothing here sends, stores or waits, and no verdict is taken over from another peer.

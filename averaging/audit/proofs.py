@@ -200,7 +200,7 @@ class Guilty:
 
     peer: PeerId
     what: str
-    """Its deed, as the rest of a sentence about the peer."""
+    """The deed of the peer, as the rest of a sentence about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,7 +419,7 @@ class _Case:
 def _deed_of_sources(
     head: FalseMerge, commit: Commit, is_signed: Callable[[Claim], bool]
 ) -> str | None:
-    """Why no honest peer signs a claim with these sources; ``None``: one may."""
+    """The reason why no honest peer signs a claim with these sources; ``None``: one may."""
     members, count = head.claim.members, len(commit.members)
     if list(members) != sorted(set(members)) or not members or members[-1] >= count:
         return "claims contributors that the round does not have"

@@ -1,4 +1,4 @@
-"""Which pieces of a round a member audits: nobody else can know it beforehand.
+"""The pieces of a round that a member audits: nobody else can know them beforehand.
 
 A member draws each piece of each merged slice that it did not make itself, by a hash of its own
 signature under the new lineage. The lineage hashes the commit, the seal and the merged slices, so

@@ -104,7 +104,8 @@ class Witness:
         return self._proved(found)
 
     def round_is_over(self, round_id: bytes) -> None:
-        """Nobody needs a round any more, so nobody shows votes that its promises could deny."""
+        """Forget a round that nobody needs any more: nobody shows votes that its promises could
+        deny."""
         for key in [key for key in self._promises if key[1] == round_id]:
             del self._promises[key]
 

@@ -1,4 +1,4 @@
-"""How a learner takes in a new version of a fragment, and what becomes of its pending work.
+"""Taking in a new version of a fragment at a learner, and the fate of the learner's pending work.
 
 A learner keeps training while a round runs. When a new theta arrives, the steps that are not yet
 merged must survive in its parameters exactly once, whether or not the version contains the part
@@ -60,7 +60,7 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How the parameters change, and up to which own step the work is merged afterwards."""
+    """The change of the parameters, and the own step up to which the work is merged afterwards."""
 
     origin: Origin
     mark: int | None = None

@@ -72,7 +72,7 @@ class Same:
 
 @dataclass(frozen=True, slots=True)
 class TheyAreBehind:
-    """Their lineage is in this peer's chain."""
+    """The other peer's lineage is in this peer's chain."""
 
 
 @dataclass(frozen=True, slots=True)

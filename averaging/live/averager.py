@@ -346,7 +346,7 @@ class Averager(Services):
             most=self.settings.exchanges_max,
             slow_bytes_s=self.terms.policy.slow_link_bytes_s,
         )
-        return sum(work.exchanges_now for work in self._works) >= most
+        return sum(work.is_exchanging for work in self._works) >= most
 
     def has_its_turn_later(self, fragment: int) -> bool:
         return fragment in self._turns and not self.has_place()

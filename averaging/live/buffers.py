@@ -4,8 +4,9 @@
 touched: for a round of 30 M values in int4 as much processor time as its arithmetic. Buffers come
 back by themselves when the last array or view of them is gone, and wait here, up to a cap.
 
-``Growing`` is a range of bytes that one task writes from the front while others already read behind
-it. This is how encoding overlaps with sending, merging with answering, checking with receiving.
+``GrowingBytes`` is a range of bytes that one task writes from the front while others already read
+behind it. This is how encoding overlaps with sending, merging with answering, checking with
+receiving.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Abandoned(AveragingError):
     message = "abandoned: {reason}"
 
 
-class Growing:
+class GrowingBytes:
     """A range of bytes and how far it is filled.
 
     Only the loop's thread touches the object; others may look whether it is ``lost``.
@@ -118,14 +119,14 @@ class Growing:
         self._waiting: list[asyncio.Future[None]] = []
 
     @classmethod
-    def whole(cls, data: memoryview) -> Growing:
+    def whole(cls, data: memoryview) -> GrowingBytes:
         """A range whose bytes are all here."""
         growing = cls(data)
         growing.filled = len(data)
         return growing
 
     def __repr__(self) -> str:
-        return f"Growing({self.filled} of {len(self.data)}{', lost' if self.lost else ''})"
+        return f"GrowingBytes({self.filled} of {len(self.data)}{', lost' if self.lost else ''})"
 
     @property
     def complete(self) -> bool:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from averaging.errors import BulkRefused
-from averaging.live.buffers import Growing
+from averaging.live.buffers import GrowingBytes
 from averaging.live.uplink import Uplink
 from averaging.rules.line_speed import LineSpeed
 from dht.errors import HostClosed, StreamBroken
@@ -89,9 +89,9 @@ class Bulk:
         self._sending_since: float | None = None
         self._ended = False
         self.heard_at = asyncio.get_running_loop().time()
-        """When the other side had said all that it says before its bytes."""
+        """Time at which the other side had said all that it says before its bytes."""
         self.since = self.heard_at
-        """When the round began here whose bytes it carries."""
+        """Time at which the round whose bytes the stream carries began here."""
 
     @property
     def remote(self) -> PeerId:
@@ -127,7 +127,7 @@ class Bulk:
         while filled < len(target):
             filled += await self.receive_some(target[filled:])
 
-    async def receive_growing(self, target: Growing) -> None:
+    async def receive_growing(self, target: GrowingBytes) -> None:
         """``receive_into`` for one that others read behind."""
         before = target.filled
         try:

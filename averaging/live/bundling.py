@@ -14,12 +14,12 @@ from functools import partial
 
 from averaging.audit.claims import Claim, digests_of
 from averaging.history.parent_maps import ParentMap
-from averaging.live.buffers import Growing
+from averaging.live.buffers import GrowingBytes
 from averaging.live.parts import Parts
 from averaging.numbers.arithmetic import Numbers, Weighted
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.codec import Scratch
-from averaging.round.reducer import Length
+from averaging.round.reducer import UploadNorm
 from averaging.round.traffic import BundleRoster
 from averaging.rules.weights import weights_of
 
@@ -58,7 +58,7 @@ class Bundling:
         index: int,
         data: Rider,
         maps: dict[int, ParentMap] | None,
-        length: Length | None,
+        norm: UploadNorm | None,
     ) -> None:
         """A rider's slice, complete and finite."""
         if not self.roster.wants(rider, index):
@@ -66,7 +66,7 @@ class Bundling:
         self._data[rider, index] = data
         if maps is not None:
             self._maps[rider] = maps
-        self.roster.take(rider, index, length)
+        self.roster.take(rider, index, norm)
         self._look()
 
     def leave_out(self, rider: int) -> None:
@@ -93,7 +93,7 @@ class Bundling:
             parts.own_maps.update(self._maps.get(rider, {}))
         self.decided.set()
 
-    async def make(self, own: Sequence[Growing], bundle: Sequence[Growing]) -> None:
+    async def make(self, own: Sequence[GrowingBytes], bundle: Sequence[GrowingBytes]) -> None:
         """Merge the own slices, as they grow, with those of the riders in the bundle.
 
         Raises ``Abandoned``, ``NotFinite``.

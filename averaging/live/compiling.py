@@ -24,7 +24,8 @@ for at this size, and up to 220 MB in the agent.
 """
 
 COMPILE_WITHIN_S = 3600.0
-"""Nobody waits for it, and it takes many minutes beside a trainer that uses all processors."""
+"""Time limit of compiling. It takes many minutes beside a trainer that uses all processors, and
+nobody waits for it."""
 
 NICENESS = 10
 """The compiling process starved at nice level 19 beside programs that kept all processors busy."""

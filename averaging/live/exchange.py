@@ -21,7 +21,7 @@ from averaging.errors import NotFinite
 from averaging.history.parent_maps import united
 from averaging.history.standing import Standing, merged_after, with_merged_map
 from averaging.history.state import FragmentState
-from averaging.live.buffers import Abandoned, Growing
+from averaging.live.buffers import Abandoned, GrowingBytes
 from averaging.live.bundling import Bundling
 from averaging.live.parts import FragmentFacts, Parts, Tally, Workshop
 from averaging.live.reducing import Reducing
@@ -103,10 +103,10 @@ class Exchange:
         self._encoding = parts.start(self._encode(given, into, own), "encode")
         self.reducing.begin_ahead()
 
-    def _room(self) -> list[Growing]:
+    def _room(self) -> list[GrowingBytes]:
         cutting = self.parts.cutting
         data = self.parts.arena.uninitialised(cutting.data_size)
-        return [Growing(data[cutting.data_of(index)]) for index in range(len(cutting.slices))]
+        return [GrowingBytes(data[cutting.data_of(index)]) for index in range(len(cutting.slices))]
 
     async def stop_encoding(self) -> None:
         """Return once nobody reads the learner's arrays any more."""
@@ -116,15 +116,15 @@ class Exchange:
                 growing.abandon("the round ended before all was encoded")
             await asyncio.wait([task])
 
-    async def _bundle(self, bundling: Bundling, own: list[Growing]) -> None:
+    async def _bundle(self, bundling: Bundling, own: list[GrowingBytes]) -> None:
         """Merge the contributions of the site into one, as its delegate."""
         parts = self.parts
         assert parts.own is not None and parts.entry is not None
         with suppress(Abandoned):  # then there will be no bundle: ``make`` says so
             for index, growing in enumerate(own):
                 squares = await parts.as_it_grows(index, growing, parts.square_chunk)
-                length = await parts.length(index, squares)
-                bundling.roster.measured(parts.entry, index, length)
+                norm = await parts.upload_norm(index, squares)
+                bundling.roster.measured(parts.entry, index, norm)
         await bundling.decide(SITE_SHARE * self.commit.upload_s)
         try:
             await bundling.make(own, parts.own)
@@ -132,7 +132,9 @@ class Exchange:
             for growing in parts.own:
                 growing.abandon(str(error))
 
-    async def _encode(self, given: Contribution, into: list[Growing], own: list[Growing]) -> None:
+    async def _encode(
+        self, given: Contribution, into: list[GrowingBytes], own: list[GrowingBytes]
+    ) -> None:
         # Slices for others first: those that this peer reduces have no way to travel.
         reduces = self.parts.traffic.reduces
         order = sorted(range(len(into)), key=lambda index: index in reduces)
@@ -156,8 +158,8 @@ class Exchange:
         self,
         index: int,
         given: Contribution,
-        into: Growing,
-        own: Growing,
+        into: GrowingBytes,
+        own: GrowingBytes,
         say: Callable[[int], None],
     ) -> None:
         evidence = self.parts.evidence

@@ -49,13 +49,13 @@ SERVED_MAX = 8
 """Streams served at once, in all."""
 SERVED_PER_PEER_MAX = 2
 SERVED_GRACE_S = 10.0
-"""When all streams are taken, another peer takes that of the slowest one, if this was served for so
-long, and more slowly than ``SLOW_BYTES_S``."""
+"""Time after which a served peer loses its stream to another one, when all streams are taken and it
+is the slowest, below ``SLOW_BYTES_S``."""
 SLOW_BYTES_S = 500e3
 SHARE_STATES = 1.5
-"""A peer that was sent so many times the run's whole state gives way to others, ..."""
+"""Multiple of the run's whole state after which a peer gives way to others."""
 SHARE_S = 600.0
-"""... until it has regained its share, all of it in this time."""
+"""Time in which a peer regains all of its share of ``SHARE_STATES``."""
 GIVE_WAY_S = 5.0
 """Pause before each piece for such a peer, while another one is being served."""
 FROZEN_MAX = 4
@@ -75,9 +75,9 @@ class _Request(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
 
 
 class AskManifest(_Request, frozen=True):
-    """Which state do you have? Answered by a frame of the signatures under its newest link, frames
-    of the manifest and an empty one. Over a relay its digest (``Manifest.identity``) stands in the
-    manifest's place."""
+    """Asks which state a peer has. The answer is a frame of the signatures under its newest link,
+    frames of the manifest and an empty one. Over a relay its digest (``Manifest.identity``) stands
+    in the manifest's place."""
 
 
 class AskPieces(_Request, frozen=True):

@@ -68,15 +68,15 @@ STRAGGLERS_S = 3.0
 """Once most of those who were asked agree, the others have so long to answer."""
 HURRY_S = 2.0
 """Time that a request may take when another source has nothing to do, beside the time of its bytes
-at ``SLOW_BYTES_S``, ..."""
+at ``SLOW_BYTES_S``. Less if ``SLOWER_MAX`` says so."""
 SLOWER_MAX = 8.0
-"""... or at so many times the time of the fastest source, if that is less."""
+"""Multiple of the fastest source's time that a request may take then."""
 SLOWEST_BYTES_S = 125e3
 """Rate at which the first pieces may come: nothing is known of the own line then."""
 REQUEST_S = 0.5
-"""A request is for as many pieces as its source sends in this time, ..."""
+"""A request is for as many pieces as its source sends in this time."""
 PIECES_PER_REQUEST = 16
-"""... and at most for this many."""
+"""A request is for at most this many pieces."""
 REPLAYS_MAX = 64
 """More rounds than this are not replayed one by one: the state is smaller."""
 ACTIVE_AT_FIRST = 2
@@ -95,8 +95,8 @@ class FetchFailed(AveragingError):
     reasons: Mapping[PeerId, str]
 
     def __str__(self) -> str:
-        told = "; ".join(f"{peer}: {reason}" for peer, reason in sorted(self.reasons.items()))
-        return f"fragment {self.fragment} could not be fetched: {told or 'nobody to ask'}"
+        reasons = "; ".join(f"{peer}: {reason}" for peer, reason in sorted(self.reasons.items()))
+        return f"fragment {self.fragment} could not be fetched: {reasons or 'nobody to ask'}"
 
 
 _SOURCE_ERRORS = (PeerUnreachable, StreamBroken, HostClosed, BadMessage, NotHere)
@@ -133,7 +133,7 @@ class _Attempt:
     values: int
     trust: Trust
     reasons: dict[PeerId, str] = field(default_factory=dict)
-    """Why a peer gives nothing."""
+    """The reason of each peer that gives nothing."""
     manifests: dict[PeerId, Manifest] = field(default_factory=dict)
     digests: dict[PeerId, bytes] = field(default_factory=dict)
     """Digests of the manifests of peers behind a relay. These hold the state, and send none."""
@@ -168,13 +168,13 @@ class _Source:
     owed: int = 0
     """Pieces in the oldest run, when it was asked for."""
     asked_at: float = 0.0
-    """When that was; or when the one before it was here."""
+    """Time of the last question; or the time at which the piece before it was here."""
     piece_s: float | None = None
     """Seconds per piece in its fastest run."""
     last_s: float | None = None
     """Seconds per piece in its last run."""
     too_slow: str | None = None
-    """Why it was told to stop."""
+    """The reason why it was told to stop."""
 
     @property
     def is_quick(self) -> bool:
@@ -288,7 +288,7 @@ class _Crew:
 
 @dataclass(frozen=True, slots=True)
 class FetchProgress:
-    """How far one fragment is."""
+    """Progress in fetching one fragment."""
 
     fragment: int
     version: int

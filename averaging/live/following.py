@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -89,6 +89,21 @@ class Followed(Learner, Protocol):
     async def stop_encoding(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """One attempt to go over to a state of another peer."""
+
+    effect: CatchUp | Rebase
+    before: FragmentState | None
+    machine: FragmentRounds
+    """The machine that asked for it; after a rollback it is another one."""
+    began: float
+    asked_at: float
+    """Time since which the source is waited for, turns at other fragments not included."""
+    replays: bool = True
+    """True unless a whole state is fetched."""
+
+
 class Following:
     """Brings one fragment to states that other peers have."""
 
@@ -114,69 +129,80 @@ class Following:
         return with_first(in_turn, first, established.__contains__, asked_max=SOURCES_MAX)
 
     async def catch_up(self, effect: CatchUp | Rebase) -> None:
-        averager = self._averager
-        before, machine = self._work.state, self._work.machine
-        began = asked_at = averager.now()
-        how = "replay"
+        """Go over to the state that ``effect`` names, or tell the machine why not."""
+        averager, work = self._averager, self._work
+        attempt = _Attempt(effect, work.state, work.machine, averager.now(), averager.now())
+        before = attempt.before
         try:
-            async with averager.catching_up():
-                asked_at = averager.now()
-                if not averager.sources.allows(effect.source, asked_at):
-                    raise FetchFailed(
-                        self._work.index, {effect.source: "it did not deliver another one"}
-                    )
-                state = None
-                if isinstance(effect, CatchUp) and before is not None:
-                    state = await self._replay_to(effect, before)
-                if state is None:
-                    how = "state"
-                    sources = self._sources(effect.source)
-                    is_wanted = partial(self._is_newer, effect=effect)
-                    trust = _Trust(self._work, is_wanted)
-                    async with averager.fetching_state():
-                        asked_at = averager.now()
-                        state = await self._fetch_state(sources, trust, effect.source)
+            state = await self._obtain(attempt)
         except FetchFailed as error:
-            if self._work.machine is not machine:
-                return
-            held_s = averager.now() - asked_at
-            if averager.sources.is_long(held_s):
-                reason = f"{error}, in {held_s:.0f} s"
-                averager.blame(effect.source, "did_not_deliver", reason, fragment=self._work.index)
-            self._work.take(CaughtUp(None, held_s=held_s, reason=str(error)))
+            self._failed(attempt, error)
             return
-        if self._work.machine is not machine:
+        if work.machine is not attempt.machine:
             return  # the run was taken back meanwhile
-        if how == "state" and not self._is_newer(Standing.of(state), effect=effect):
-            held_s = averager.now() - asked_at
-            self._work.take(CaughtUp(None, held_s=held_s, reason="nothing newer there"))
+        if not attempt.replays and not self._is_newer(Standing.of(state), effect=effect):
+            held_s = averager.now() - attempt.asked_at
+            work.take(CaughtUp(None, held_s=held_s, reason="nothing newer there"))
             return
-        await self._work.stop_encoding()
+        await work.stop_encoding()
         parted = None
-        if how == "state":
+        if not attempt.replays:
             parted = await self._parted(effect, before, state)
             await self._before_jump(before, state)
-            if self._work.machine is not machine:
+            if work.machine is not attempt.machine:
                 return
             refused = self._refused(state.chain)
-            if self._work.state is not before:
+            if work.state is not before:
                 refused = "things have moved on"
             if refused is not None:
-                self._work.take(CaughtUp(None, held_s=0.0, reason=refused))
+                work.take(CaughtUp(None, held_s=0.0, reason=refused))
                 return
-            self._work.set_state(state)
+            work.set_state(state)
         averager.tell_line_speed()
+        self._report(attempt, state, parted)
+        self._taken(state, before, parted)
+
+    async def _obtain(self, attempt: _Attempt) -> FragmentState:
+        """Replay up to the state, or fetch it. Raises ``FetchFailed``."""
+        averager, effect, before = self._averager, attempt.effect, attempt.before
+        async with averager.catching_up():
+            attempt.asked_at = averager.now()
+            if not averager.sources.allows(effect.source, attempt.asked_at):
+                reasons = {effect.source: "it did not deliver another one"}
+                raise FetchFailed(self._work.index, reasons)
+            if isinstance(effect, CatchUp) and before is not None:
+                replayed = await self._replay_to(effect, before)
+                if replayed is not None:
+                    return replayed
+            attempt.replays = False
+            sources = self._sources(effect.source)
+            trust = _Trust(self._work, partial(self._is_newer, effect=effect))
+            async with averager.fetching_state():
+                attempt.asked_at = averager.now()
+                return await self._fetch_state(sources, trust, effect.source)
+
+    def _failed(self, attempt: _Attempt, error: FetchFailed) -> None:
+        averager, source = self._averager, attempt.effect.source
+        if self._work.machine is not attempt.machine:
+            return
+        held_s = averager.now() - attempt.asked_at
+        if averager.sources.is_long(held_s):
+            reason = f"{error}, in {held_s:.0f} s"
+            averager.blame(source, "did_not_deliver", reason, fragment=self._work.index)
+        self._work.take(CaughtUp(None, held_s=held_s, reason=str(error)))
+
+    def _report(self, attempt: _Attempt, state: FragmentState, parted: Parting | None) -> None:
+        effect, before = attempt.effect, attempt.before
         self._work.event(
             "state_adopted",
-            how=how,
+            how="replay" if attempt.replays else "state",
             version=state.version,
             from_version=None if before is None else before.version,
             missed=self._missed(effect, before, state),
             rebased=isinstance(effect, Rebase),
             parted_at=None if parted is None else parted.version,
-            seconds=averager.now() - began,
+            seconds=self._averager.now() - attempt.began,
         )
-        self._taken(state, before, parted)
 
     def _refused(self, chain: Chain) -> str | None:
         """The reason why this peer takes no state with this history; ``None``: there is none."""
@@ -528,7 +554,7 @@ class _Trust:
         digest = self._machine.certificates.known_digest(manifest.tip)
         if digest is not None and digest != digest_of_pieces(manifest.digests):
             return f"its version {manifest.version} has other bits than are known to be right"
-        if not self._machine.catching_up.takes(manifest.tip, self._averager.now()):
+        if not self._machine.catching_up.may_take(manifest.tip, self._averager.now()):
             return f"too few peers that count have signed its version {manifest.version}"
         chain, merged = manifest.chain(), manifest.merged()
         if self._gate is not None:

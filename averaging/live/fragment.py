@@ -93,10 +93,10 @@ class FragmentWork:
         """Rounds of others that were reduced here, by the state that they follow on."""
         self.following = Following(self)
         self._asking = False
-        self._wanted = False
+        self._wants_another = False
         """Another snapshot is to be taken as soon as the last one is put away."""
         self._applying = False
-        self._mine: bytes | None = None
+        self._own_round: bytes | None = None
         """The round that this peer is a member of."""
         if state is not None:
             self.set_state(state)
@@ -110,11 +110,13 @@ class FragmentWork:
 
     @property
     def is_busy(self) -> bool:
-        return self._asking or self.snapshot is not None or self._mine is not None
+        """True from the question to the learner to the end of the round."""
+        return self._asking or self.snapshot is not None or self._own_round is not None
 
     @property
-    def exchanges_now(self) -> bool:
-        return self._mine is not None
+    def is_exchanging(self) -> bool:
+        """True while this peer is a member of a round."""
+        return self._own_round is not None
 
     @property
     def is_free(self) -> bool:
@@ -180,7 +182,7 @@ class FragmentWork:
         return self.machine.certificates.show(Standing.of(state).head(), self.averager.now())
 
     def usual_norm(self) -> float | None:
-        """How far a merge usually moves the fragment; ``None``: not known yet."""
+        """The usual distance by which a merge moves the fragment; ``None``: not known yet."""
         return self._facts.usual.norm(slice(None))
 
     def start(self) -> None:
@@ -197,7 +199,7 @@ class FragmentWork:
             averager.spawn(exchange.close(), f"close exchange of fragment {self.index}")
         self.exchanges.clear()
         self._reduced.clear()
-        self._mine = None
+        self._own_round = None
         self.state = self.replay = self.snapshot = None
         if state is not None:
             self.set_state(state)
@@ -384,7 +386,7 @@ class FragmentWork:
             averager.spawn(self._ask(averager.port), f"snapshot of fragment {self.index}")
         elif self._asking:
             # It was asked for before this peer caught up. A leader waits for the next one.
-            self._wanted = True
+            self._wants_another = True
         else:
             # From inside of the machine's own effects it must not be called: next turn.
             asyncio.get_running_loop().call_soon(averager.turn_away, self.index)
@@ -395,10 +397,10 @@ class FragmentWork:
             self.snapshot = await port.snapshot(self.index, timeout_s=timeout_s)
         finally:
             self._asking = False
-        if not self._wanted:
+        if not self._wants_another:
             await self._offer(self.snapshot)
             return
-        self._wanted = False
+        self._wants_another = False
         if self.snapshot is not None:
             await self._release_now(self.snapshot)
         if self.machine.phase is Phase.WANTED:
@@ -447,8 +449,8 @@ class FragmentWork:
         return regained
 
     def _give_up(self, effect: effects.GiveUp) -> None:
-        if effect.round is not None and self._mine == effect.round:
-            self._mine = None
+        if effect.round is not None and self._own_round == effect.round:
+            self._own_round = None
         if effect.round is not None:
             self._report(effect.round, None, effect.reason)
         if not effect.in_doubt:
@@ -507,7 +509,7 @@ class FragmentWork:
         self.exchanges[effect.round] = exchange
         if effect.entry is None:
             return
-        self._mine = effect.round
+        self._own_round = effect.round
         snapshot, policy = self.snapshot, self.machine.policy_at(effect.commit.version)
         offered = None if snapshot is None else (snapshot.base, snapshot.values)
         given = contribution(effect, self.state, offered, policy)
@@ -517,8 +519,8 @@ class FragmentWork:
     def _forget(self, round_id: bytes) -> None:
         exchange = self.exchanges.pop(round_id, None)
         self.averager.audits.round_is_over(round_id)
-        if self._mine == round_id:
-            self._mine = None
+        if self._own_round == round_id:
+            self._own_round = None
         if exchange is not None:
             self.averager.audits.keep(exchange.parts)
             tally = exchange.tally
@@ -556,7 +558,7 @@ class FragmentWork:
         else:
             head = ReplayHead(exchange.encoded_commit, effect.seal, effect.digests)
             self.keep_for_replay(ReplayEntry(head, exchange.merged_payload), state.lineage)
-        self._mine = None
+        self._own_round = None
         self._applying = False
         self.adopt(state, contained=averager.life.contained_by(effect, state.merged, before.merged))
         averager.stats.rounds += 1

@@ -89,7 +89,7 @@ class _LinkStream:
     used_at: float
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     ending: bool = False
-    """It said END, or was dropped on purpose: nothing is lost when it ends."""
+    """True once it said END, or was dropped on purpose: nothing is lost when it ends."""
 
 
 @dataclass(slots=True, eq=False)

@@ -79,9 +79,9 @@ class GateSettings:
     measure_s: float = 60.0
     """Time that measuring the loss may take."""
     quiet_s: float = 5.0
-    """Time without another jump after which the loss is measured again, ..."""
+    """Time without another jump after which the loss is measured again."""
     open_s: float = 120.0
-    """... and the longest time after the first jump until it is."""
+    """Longest time from the first jump until the loss is measured again."""
     look_s: float = 0.25
 
     def __post_init__(self) -> None:
@@ -190,7 +190,7 @@ class LossGate:
             refused=self.refusals.row(jumps),
             attested=all(self._is_attested(fragment, jump) for fragment, jump in jumps.items()),
         )
-        told = {
+        fields = {
             "before": before,
             "after": after,
             "reason": verdict.reason,
@@ -199,25 +199,27 @@ class LossGate:
         }
         match verdict:
             case Undo():
-                await self._undo(averager, jumps, told)
+                await self._undo(averager, jumps, fields)
             case GivesWay():
                 self.refusals.forget()
-                self.event("jump_allowed", **told)
+                self.event("jump_allowed", **fields)
                 await self._write()
             case _:
                 self.refusals.kept(jumps)
-                self.event("jump_measured", **told)
+                self.event("jump_measured", **fields)
 
     def _is_attested(self, fragment: int, jump: _Jump) -> bool:
         attested = self.attested(fragment)
         return attested is not None and (attested.version, attested.lineage) == jump.to[-1]
 
-    async def _undo(self, averager: Jumping, jumps: dict[int, _Jump], told: dict[str, Any]) -> None:
+    async def _undo(
+        self, averager: Jumping, jumps: dict[int, _Jump], fields: dict[str, Any]
+    ) -> None:
         links = [(f, *link) for f, jump in sorted(jumps.items()) for link in jump.to]
         # First of all, or the fragments would be back there before the last one is undone.
         self.refusals.refuse(links)
         back = [jump.before for _, jump in sorted(jumps.items())]
-        self.event("jump_refused", **told, back_to=[state.version for state in back])
+        self.event("jump_refused", **fields, back_to=[state.version for state in back])
         await self._write()
         await averager.replace_states(back, reason=REFUSED)
         for fragment in jumps:

@@ -27,7 +27,7 @@ from averaging.audit.claims import (
 )
 from averaging.errors import BadPayload, BulkRefused
 from averaging.history.parent_maps import MAPS_MAX_BYTES, ParentMap, read_maps
-from averaging.live.buffers import Abandoned, Arena, Growing
+from averaging.live.buffers import Abandoned, Arena, GrowingBytes
 from averaging.live.bulk import Bulk
 from averaging.live.evidence import Evidence, Uploads
 from averaging.live.fair_shares import ByteBudget
@@ -42,7 +42,7 @@ from averaging.numbers.layout import Fragment
 from averaging.numbers.norm_bounds import norm_at_most
 from averaging.round.effects import Enter
 from averaging.round.inputs import MergedArrived, Report, UploadArrived
-from averaging.round.reducer import Length, too_long
+from averaging.round.reducer import UploadNorm, norm_objection
 from averaging.round.traffic import Traffic
 from averaging.rules.usual_norms import UsualNorms
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
@@ -119,7 +119,7 @@ class Workshop:
     outside: ByteBudget
     """Memory for rounds of which this peer is neither member nor leader."""
     norm_ratio_max: float
-    """An upload so many times longer than usual is left out."""
+    """An upload whose norm is a larger multiple of the usual one is left out."""
     sign: Callable[[bytes], bytes]
     """Signs the claims of this peer (``averaging.audit.claims``)."""
     heard_claim: Callable[[bytes, int, Claim, bool], None]
@@ -167,7 +167,7 @@ class Parts:
         self._outside = workshop.outside
         self._charged = 0
         self.closed = False
-        self.own: list[Growing] | None = None
+        self.own: list[GrowingBytes] | None = None
         """The encoded contribution, or the bundle of a site, by slice."""
         self.unfit: str | None = None
         """The reason why the own contribution cannot be sent, if so."""
@@ -175,7 +175,9 @@ class Parts:
         """The merged maps that go with the own contribution, or the bundle, where states travel."""
         self.merged_bytes = self.arena.uninitialised(self.cutting.merged_size)
         count = len(self.cutting.slices)
-        self.merged = [Growing(self.merged_bytes[self.cutting.merged_of(i)]) for i in range(count)]
+        self.merged = [
+            GrowingBytes(self.merged_bytes[self.cutting.merged_of(i)]) for i in range(count)
+        ]
         self.maps: dict[int, ParentMap] = {}
         """The merged maps of the round, as they came with slice 0 where states travel."""
         self.encoded_maps = b""
@@ -183,7 +185,7 @@ class Parts:
         self._here = [asyncio.Event() for _ in range(count)]
         self.encoded_commit = enter.encoded
         self.evidence = Evidence(enter, self.me, workshop.sign)
-        self.alone: list[Growing] | None = None
+        self.alone: list[GrowingBytes] | None = None
         """A delegate's own contribution, which it merges into the bundle."""
         self._shown: Counter[PeerId] = Counter()
         self._heard_claim = workshop.heard_claim
@@ -251,7 +253,7 @@ class Parts:
         """True if only states travel, those of the carriers."""
         return self.commit.kind == "mix"
 
-    def gives(self, own: list[Growing]) -> None:
+    def gives(self, own: list[GrowingBytes]) -> None:
         """Take a contribution, which still grows."""
         self.own = own
         self.traffic.gives = True
@@ -273,9 +275,9 @@ class Parts:
     async def as_it_grows(
         self,
         index: int,
-        growing: Growing,
+        growing: GrowingBytes,
         work: Callable[[Chunk, memoryview], float],
-        done: Growing | None = None,
+        done: GrowingBytes | None = None,
         *,
         merged: bool = False,
     ) -> float:
@@ -315,13 +317,13 @@ class Parts:
     def square_chunk(self, chunk: Chunk, data: memoryview) -> float:
         return float(self.numbers.up.squares(chunk, data).sum())
 
-    async def length(self, index: int, squares: float) -> Length | None:
-        """The length of an uploaded displacement, beside what is known of its slice."""
+    async def upload_norm(self, index: int, squares: float) -> UploadNorm | None:
+        """The norm of an uploaded displacement, beside what is known of its slice."""
         if self.is_mix:
             return None
         usual = self._facts.usual.norm(self.cutting.slices[index].units)
         harmless = await self._theta_norm(index) if usual is None else 0.0
-        return Length(math.sqrt(squares), usual, harmless)
+        return UploadNorm(math.sqrt(squares), usual, harmless)
 
     async def _theta_norm(self, index: int) -> float:
         theta = self._facts.theta()
@@ -350,10 +352,10 @@ class Parts:
             self.numbers.down.check(chunk, part, self.threads.scratch())
             return float(self.numbers.down.squares(chunk, part).sum())
 
-        arriving = Growing(data)
+        arriving = GrowingBytes(data)
         checking = self.as_it_grows(index, arriving, check, merged=True)
         squares = await receive_behind(bulk, arriving, checking)
-        reason = await self._too_long(index, math.sqrt(squares))
+        reason = await self._norm_objection(index, math.sqrt(squares))
         if reason is not None:
             raise BadPayload(self.commit.codecs[1], reason)
         if maps is not None and sent is not None:
@@ -362,20 +364,22 @@ class Parts:
                 self.have_maps(maps, sent)
         return hasher.digest()
 
-    async def _too_long(self, index: int, merged: float) -> str | None:
+    async def _norm_objection(self, index: int, merged: float) -> str | None:
         """The reason not to take a merged slice of this norm. The cheap bound comes first."""
         ratio = self._norm_ratio_max
         if self.is_mix or math.isinf(ratio):
             return None
         usual = self._facts.usual.norm(self.cutting.slices[index].units)
-        if usual and not too_long(merged, usual=usual, own=0.0, theta=0.0, norm_ratio_max=ratio):
+        if usual and not norm_objection(
+            merged, usual=usual, own=0.0, theta=0.0, norm_ratio_max=ratio
+        ):
             return None
         own = 0.0
         if self.own is not None and self.own[index].complete:
             own = math.sqrt(await self.as_it_grows(index, self.own[index], self.square_chunk))
         slices = [index] if usual is not None else range(len(self.cutting.slices))
         theta = math.hypot(*[await self._theta_norm(each) for each in slices])
-        return too_long(merged, usual=usual, own=own, theta=theta, norm_ratio_max=ratio)
+        return norm_objection(merged, usual=usual, own=own, theta=theta, norm_ratio_max=ratio)
 
     async def receive_maps(self, bulk: Bulk, index: int) -> bytes | None:
         """The merged maps that travel ahead of this slice, if any do."""
@@ -411,12 +415,12 @@ class Parts:
         index: int,
         sender: PeerId,
         problem: str | None,
-        length: Length | None = None,
+        norm: UploadNorm | None = None,
         *,
         riders: tuple[int, ...] = (),
     ) -> None:
-        """Tell the round machine of an upload. ``length``: of a displacement, to be compared."""
-        self.report(UploadArrived(self.round, index, sender, problem, length, riders))
+        """Tell the round machine of an upload. ``norm``: of a displacement, to be compared."""
+        self.report(UploadArrived(self.round, index, sender, problem, norm, riders))
 
     def have_maps(self, maps: dict[int, ParentMap], encoded: bytes) -> None:
         self.maps, self.encoded_maps = maps, encoded
@@ -434,7 +438,7 @@ class Parts:
 
 
 async def end_of_arrived(
-    pieces: Sequence[tuple[Chunk, slice]], first: int, sources: Sequence[Growing]
+    pieces: Sequence[tuple[Chunk, slice]], first: int, sources: Sequence[GrowingBytes]
 ) -> int:
     """Wait until a piece has come from all sources. Returns the end of those that have.
 
@@ -464,7 +468,9 @@ def _sum_over(
     return sum(work(chunk, part) for chunk, part in parts)
 
 
-async def receive_behind(bulk: Bulk, growing: Growing, behind: Coroutine[Any, Any, float]) -> float:
+async def receive_behind(
+    bulk: Bulk, growing: GrowingBytes, behind: Coroutine[Any, Any, float]
+) -> float:
     """Fill ``growing`` while ``behind`` reads it; returns the result of ``behind``."""
     reading = asyncio.ensure_future(behind)
     try:
@@ -477,7 +483,7 @@ async def receive_behind(bulk: Bulk, growing: Growing, behind: Coroutine[Any, An
             reading.exception()
 
 
-async def send_growing(bulk: Bulk, growing: Growing) -> None:
+async def send_growing(bulk: Bulk, growing: GrowingBytes) -> None:
     sent = 0
     while sent < len(growing.data):
         filled = await growing.beyond(sent)

@@ -18,7 +18,7 @@ import blake3
 from averaging.audit.claims import STATEMENT_MAX_BYTES, Claim, encode_statement
 from averaging.errors import AveragingError, BadPayload, BulkRefused, NotFinite
 from averaging.history.parent_maps import ParentMap, encode_maps, parents_of
-from averaging.live.buffers import Abandoned, Growing
+from averaging.live.buffers import Abandoned, GrowingBytes
 from averaging.live.bulk import Bulk
 from averaging.live.bundling import Bundling, Rider
 from averaging.live.parts import Parts, end_of_arrived, receive_behind, send_growing
@@ -48,7 +48,7 @@ class Received:
 
     data: memoryview | None = None
     """The complete upload, finite; ``None`` until then, and once it is not needed."""
-    checked: Growing | None = None
+    checked: GrowingBytes | None = None
     """The part of the latest stream that is finite so far: it may be merged ahead of the seal."""
     arrived: bool = False
     claim: Claim | None = None
@@ -57,16 +57,16 @@ class Received:
 
 
 @dataclass(slots=True, eq=False)
-class Making:
-    """The merging of one slice: behind its uploads, perhaps for a seal that never comes."""
+class OngoingMerge:
+    """A merge of one slice that runs behind its uploads, perhaps for a seal that never comes."""
 
     contributors: tuple[int, ...]
     weights: tuple[float, ...]
-    sources: tuple[Growing, ...]
+    sources: tuple[GrowingBytes, ...]
     """The contributors' uploads, as far as they may be read."""
     members: tuple[int, ...] | None
     """Number of contributors in each upload; ``None``: one in each."""
-    made: Growing
+    merged: GrowingBytes
     hasher: Any
     task: asyncio.Task[None] | None = None
     working: asyncio.Future[None] | None = None
@@ -76,7 +76,7 @@ class Making:
     sealed: bool = False
     """The seal asks for this merge. Any other writer to its memory writes the same bytes."""
 
-    def is_of(
+    def is_for(
         self,
         contributors: tuple[int, ...],
         weights: tuple[float, ...],
@@ -109,7 +109,7 @@ class Reducing:
         self._received: dict[tuple[int, int], Received] = {}
         self._merged_streams: Counter[int] = Counter()
         """Streams under way that bring a merged slice, by slice."""
-        self._makings: dict[int, Making] = {}
+        self._ongoing: dict[int, OngoingMerge] = {}
         self._maps: dict[int, ParentMap] = {}
         """Merged maps by parent, as they came with slice 0 where states travel."""
         self._answerable = [asyncio.Event() for _ in parts.merged]
@@ -118,17 +118,17 @@ class Reducing:
         return f"Reducing({self.parts!r}, slices={sorted(self._traffic.reduces)})"
 
     def close(self) -> None:
-        for making in self._makings.values():
-            making.stopped = True
+        for ongoing in self._ongoing.values():
+            ongoing.stopped = True
         self._received.clear()
-        self._makings.clear()
+        self._ongoing.clear()
 
     def reduce(self, index: int) -> None:
         """Take uploads of this slice from now on."""
         self._traffic.reduces.add(index)
 
     def begin_ahead(self) -> None:
-        """There is an own contribution now: slices may be merged behind it."""
+        """Begin to merge slices behind the own contribution, which has come into being."""
         for index in sorted(self._traffic.reduces):
             self._merge_ahead(index)
 
@@ -149,12 +149,12 @@ class Reducing:
         except Abandoned as error:
             parts.tell_upload(index, parts.me, error.reason, riders=riders)
             return
-        length = await parts.length(index, squares)
+        norm = await parts.upload_norm(index, squares)
         received.data, received.arrived = growing.data, True
         received.claim = parts.evidence.claim_own(index, riders)
         if index == 0:
             self._maps.update(parts.own_maps)
-        parts.tell_upload(index, parts.me, None, length, riders=riders)
+        parts.tell_upload(index, parts.me, None, norm, riders=riders)
 
     async def serve(self, bulk: Bulk, opening: Opening) -> None:
         """Take one incoming stream, which the machine has admitted, then answer it."""
@@ -208,7 +208,7 @@ class Reducing:
             return
         try:
             sent = await parts.receive_maps(bulk, index)
-            growing = Growing(parts.room_for(bulk, size))
+            growing = GrowingBytes(parts.room_for(bulk, size))
             leaves: list[bytes] = []
             measure = parts.hashing(index, leaves, parts.measure_chunk)
             squares = await receive_behind(
@@ -216,12 +216,12 @@ class Reducing:
             )
             claim = await parts.take_upload_claim(bulk, index, leaves, [entry])
             maps = parts.read_maps(sent, [entry])
-            length = await parts.length(index, squares)
+            norm = await parts.upload_norm(index, squares)
         except BadPayload as error:
             bundling.leave_out(entry)
             parts.tally.refused[bulk.remote] = str(error)
             return
-        bundling.take(entry, index, Rider(growing.data, claim), maps, length)
+        bundling.take(entry, index, Rider(growing.data, claim), maps, norm)
 
     async def _receive_own(self, bulk: Bulk, index: int, entry: int) -> None:
         """Take an upload. A bad one is read to its end: its sender still gets the merged slice on
@@ -240,10 +240,10 @@ class Reducing:
         received.streams += 1
         try:
             sent = await parts.receive_maps(bulk, index)
-            growing = Growing(parts.room_for(bulk, parts.cutting.upload_size(index)))
+            growing = GrowingBytes(parts.room_for(bulk, parts.cutting.upload_size(index)))
             if received.checked is not None:
                 await self.stop_ahead(index)  # it was reading bytes that will not be completed
-            received.checked = checked = Growing(growing.data)
+            received.checked = checked = GrowingBytes(growing.data)
             self._merge_ahead(index)
             leaves: list[bytes] = []
             measure = parts.hashing(index, leaves, parts.measure_chunk)
@@ -252,7 +252,7 @@ class Reducing:
             riders = self._traffic.riders_in(index, entry)
             claim = await parts.take_upload_claim(bulk, index, leaves, [entry, *riders])
             maps = parts.read_maps(sent, [entry, *riders])
-            length = await parts.length(index, squares)
+            norm = await parts.upload_norm(index, squares)
         except StreamBroken as error:
             broken = self._report_broken(index, entry, error.reason)
             parts.start(broken, "broken upload")
@@ -267,7 +267,7 @@ class Reducing:
             if index in self._traffic.reduces:
                 received.data = growing.data
             self._maps.update(maps or {})
-        parts.tell_upload(index, bulk.remote, None, length, riders=riders)
+        parts.tell_upload(index, bulk.remote, None, norm, riders=riders)
 
     async def _discard(self, bulk: Bulk, index: int) -> None:
         """Read past an upload that is here already."""
@@ -334,14 +334,14 @@ class Reducing:
 
         Nothing of it is reported or sent before the seal; under another seal it is made anew.
         """
-        if index not in self._traffic.reduces or index in self._makings:
+        if index not in self._traffic.reduces or index in self._ongoing:
             return
         if self._answerable[index].is_set() or self.parts.merged[index].filled:
             return
         commit = self.parts.commit
         if commit.on_probation or any(entry.delegate is not None for entry in commit.members):
             return  # a bundle's members are not known before it is here; newcomers may not come
-        sources: list[Growing] = []
+        sources: list[GrowingBytes] = []
         everybody = tuple(sorted(expected_of(self.parts.commit)))
         for entry in everybody:
             if entry == self.parts.entry:
@@ -351,45 +351,47 @@ class Reducing:
             if source is None:
                 return
             sources.append(source)
-        self._make(index, everybody, weights_of(self.parts.commit, everybody), tuple(sources), None)
+        self._begin_merge(
+            index, everybody, weights_of(self.parts.commit, everybody), tuple(sources), None
+        )
 
-    def _make(
+    def _begin_merge(
         self,
         index: int,
         contributors: tuple[int, ...],
         weights: tuple[float, ...],
-        sources: tuple[Growing, ...],
+        sources: tuple[GrowingBytes, ...],
         members: tuple[int, ...] | None,
-    ) -> Making:
-        made = Growing(self.parts.merged[index].data)
-        making = Making(contributors, weights, sources, members, made, blake3.blake3())
-        self._makings[index] = making
-        making.task = self.parts.start(self._carry_out(index, making), "merge chunks")
-        return making
+    ) -> OngoingMerge:
+        merged = GrowingBytes(self.parts.merged[index].data)
+        ongoing = OngoingMerge(contributors, weights, sources, members, merged, blake3.blake3())
+        self._ongoing[index] = ongoing
+        ongoing.task = self.parts.start(self._merge_behind(index, ongoing), "merge chunks")
+        return ongoing
 
     async def stop_ahead(self, index: int) -> None:
         """Free the merged slice's memory for another writer, or for another seal."""
-        making = self._makings.get(index)
-        if making is not None and not making.sealed:
-            del self._makings[index]
-            await making.stop()
+        ongoing = self._ongoing.get(index)
+        if ongoing is not None and not ongoing.sealed:
+            del self._ongoing[index]
+            await ongoing.stop()
 
-    async def _carry_out(self, index: int, making: Making) -> None:
+    async def _merge_behind(self, index: int, ongoing: OngoingMerge) -> None:
         pieces = self.parts.cutting.pieces(index)
         places = [place for _, place in self.parts.cutting.pieces(index, merged=True)]
         first = 0
         while first < len(pieces):
             try:
-                last = await end_of_arrived(pieces, first, making.sources)
+                last = await end_of_arrived(pieces, first, ongoing.sources)
                 given = pieces[first:last]
-                work = partial(self._merge_chunks, given, places[first:last], making)
-                making.working = asyncio.ensure_future(
-                    self.parts.threads.run_telling(work, tell=making.made.grow)
+                work = partial(self._merge_chunks, given, places[first:last], ongoing)
+                ongoing.working = asyncio.ensure_future(
+                    self.parts.threads.run_telling(work, tell=ongoing.merged.grow)
                 )
-                making.working.add_done_callback(_hear_out)
-                await asyncio.shield(making.working)
+                ongoing.working.add_done_callback(_hear_out)
+                await asyncio.shield(ongoing.working)
             except (Abandoned, NotFinite) as error:
-                making.made.abandon(str(error))
+                ongoing.merged.abandon(str(error))
                 return
             first = last
 
@@ -419,27 +421,27 @@ class Reducing:
                 parts.maps_here.set()
                 return
             parts.have_maps(chosen, maps)
-        making = self._makings.get(index)
-        if making is None or not making.is_of(contributors, weights, payloads):
+        ongoing = self._ongoing.get(index)
+        if ongoing is None or not ongoing.is_for(contributors, weights, payloads):
             await self.stop_ahead(index)
-            sources = tuple(Growing.whole(payload) for payload in payloads)
-            making = self._make(index, contributors, weights, sources, members)
-        making.sealed = True
+            sources = tuple(GrowingBytes.whole(payload) for payload in payloads)
+            ongoing = self._begin_merge(index, contributors, weights, sources, members)
+        ongoing.sealed = True
         followed = 0
         try:
             while followed < len(growing.data):
-                followed = await making.made.beyond(followed)
+                followed = await ongoing.merged.beyond(followed)
                 growing.grow(max(followed, growing.filled))
         except Abandoned as error:
             # Each was finite; together they are not. Nobody will have this slice: void.
             growing.abandon(error.reason)
             return
-        self._makings.pop(index, None)
+        self._ongoing.pop(index, None)
         for entry in contributors:
             self._received[index, entry].data = self._received[index, entry].checked = None
         parts.tally.merged_at = asyncio.get_running_loop().time()
-        making.hasher.update(maps)
-        digest = making.hasher.digest()
+        ongoing.hasher.update(maps)
+        digest = ongoing.hasher.digest()
         parts.evidence.claim_merged(index, inside, digest, claims)
         parts.is_here(index)
         parts.report(SliceMerged(parts.round, index, digest))
@@ -448,19 +450,19 @@ class Reducing:
         self,
         given: Sequence[tuple[Chunk, slice]],
         places: Sequence[slice],
-        making: Making,
+        ongoing: OngoingMerge,
         say: Callable[[int], None],
     ) -> None:
         """``given``: chunks and their places in the uploads; ``places``: in the merged slice."""
         scratch = self.parts.threads.scratch()
         for (chunk, part), place in zip(given, places, strict=True):
-            if making.stopped:
+            if ongoing.stopped:
                 return
-            out = making.made.data[place]
-            payloads = [source.data[part] for source in making.sources]
-            uploads = Weighted(payloads, making.weights, making.members)
+            out = ongoing.merged.data[place]
+            payloads = [source.data[part] for source in ongoing.sources]
+            uploads = Weighted(payloads, ongoing.weights, ongoing.members)
             self.parts.numbers.merge(chunk, uploads, out, scratch)
-            making.hasher.update(out)
+            ongoing.hasher.update(out)
             say(place.stop)
 
     # Answering

@@ -1,8 +1,8 @@
 """Services that all fragments of a run share at one peer: links, threads, memory, audits, events.
 
 ``averaging.live.averager`` is made of them, and adds the parts that need the fragments: turns,
-time, and the routing of messages. ``averaging.live.fragment`` and ``averaging.live.following`` know
-it as this.
+time, and the routing of messages. ``averaging.live.fragment`` and ``averaging.live.following`` see
+no more of it than this class.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from averaging.live.settings import (
     Surroundings,
     topic_of,
 )
-from averaging.live.spot_checking import SpotChecking
+from averaging.live.spot_checking import Judge, SpotChecking
 from averaging.live.state_files import StateMemory
 from averaging.live.threads import Threads
 from averaging.live.uplink import Uplink
@@ -98,54 +98,15 @@ class Services(ABC):
         self.arena = Arena(min(self.settings.spare_bytes_max, 10 * largest))
         self.memory: StateMemory = around.state_files or self.arena
         self.uplink = Uplink(self._slow_uplink_bytes_s)
-        self.transport = Transport(
-            host,
-            run=terms.run,
-            message=self._heard,
-            lost=self._lost,
-            bulk=self._serve,
-            settings=self.settings.transport,
-            prefers=self.is_established,
-            uplink=self.uplink,
-        )
+        self.transport = self._new_transport()
         judge = around.judge if terms.policy.spot_checks > 0 else None
-        self.audits = Auditing(
-            host,
-            terms.run,
-            self,
-            Court(self.topic, terms.layout, verify),
-            rate=terms.policy.audit_rate,
-            sign=me.identity.sign,
-            kept_bytes_max=self.settings.uploads_bytes_max,
-            reading_of=judge.reading_of if judge is not None else None,
-        )
+        self.audits = self._new_audits(judge)
         self.spot_checks: SpotChecking | None = None
         """Checks of others' contributions, where the run asks for them and a learner judges."""
         if judge is not None and port is not None:
-            every_steps = steps_between(
-                cycle_steps=terms.policy.due.cycle_steps, per_cycle=terms.policy.spot_checks
-            )
-            self.spot_checks = SpotChecking(
-                judge,
-                SpotChecks(Strikes(), every_steps=every_steps, random=self._draw_share),
-                audits=self.audits,
-                around=self,
-            )
-        self.workshop = Workshop(
-            me=host.peer_id,
-            transport=self.transport,
-            threads=self.threads,
-            arena=self.arena,
-            states=self.memory,
-            outside=ByteBudget(
-                OUTSIDE_BYTES_MAX if port is None else min(OUTSIDE_BYTES_MAX, 8 * largest)
-            ),
-            norm_ratio_max=self.settings.norm_ratio_max,
-            sign=me.identity.sign,
-            heard_claim=self.audits.sees_claim,
-            refuses=self._refuses,
-            spawn=self.spawn,
-        )
+            self.spot_checks = self._new_spot_checks(judge)
+        outside_bytes = OUTSIDE_BYTES_MAX if port is None else min(OUTSIDE_BYTES_MAX, 8 * largest)
+        self.workshop = self._new_workshop(ByteBudget(outside_bytes))
         self.fetcher = Fetcher(
             host,
             terms.run,
@@ -168,6 +129,53 @@ class Services(ABC):
         self._ended = False
         """The tasks are being cancelled: callbacks scheduled before begin nothing any more."""
         self._waiting: list[asyncio.Future[None]] = []
+
+    def _new_transport(self) -> Transport:
+        return Transport(
+            self.host,
+            run=self.terms.run,
+            message=self._heard,
+            lost=self._lost,
+            bulk=self._serve,
+            settings=self.settings.transport,
+            prefers=self.is_established,
+            uplink=self.uplink,
+        )
+
+    def _new_audits(self, judge: Judge | None) -> Auditing:
+        return Auditing(
+            self.host,
+            self.terms.run,
+            self,
+            Court(self.topic, self.terms.layout, verify),
+            rate=self.terms.policy.audit_rate,
+            sign=self.me.identity.sign,
+            kept_bytes_max=self.settings.uploads_bytes_max,
+            reading_of=judge.reading_of if judge is not None else None,
+        )
+
+    def _new_spot_checks(self, judge: Judge) -> SpotChecking:
+        policy = self.terms.policy
+        every_steps = steps_between(
+            cycle_steps=policy.due.cycle_steps, per_cycle=policy.spot_checks
+        )
+        checks = SpotChecks(Strikes(), every_steps=every_steps, random=self._draw_share)
+        return SpotChecking(judge, checks, audits=self.audits, around=self)
+
+    def _new_workshop(self, outside: ByteBudget) -> Workshop:
+        return Workshop(
+            me=self.host.peer_id,
+            transport=self.transport,
+            threads=self.threads,
+            arena=self.arena,
+            states=self.memory,
+            outside=outside,
+            norm_ratio_max=self.settings.norm_ratio_max,
+            sign=self.me.identity.sign,
+            heard_claim=self.audits.sees_claim,
+            refuses=self._refuses,
+            spawn=self.spawn,
+        )
 
     def _draw_share(self) -> float:
         return self.around.draw_bits(SHARE_BITS) / (1 << SHARE_BITS)

@@ -84,7 +84,7 @@ class Judge(Protocol):
 
 
 class _Uncheckable(Exception):
-    """Nobody is to blame for it that a contribution cannot be checked here."""
+    """A contribution cannot be checked here, and nobody is to blame for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ class SpotChecking:
             author, losses.before, losses.after, now, fragment=fragment, own=own
         )
         self.counters["spot_checks"] += 1
-        told = {
+        fields = {
             "peer": author,
             "before": losses.before,
             "after": losses.after,
@@ -239,10 +239,10 @@ class SpotChecking:
             "received_bytes": received_bytes,
         }
         if passed:
-            self._around.event("spot_check_passed", fragment=fragment, **told)
+            self._around.event("spot_check_passed", fragment=fragment, **fields)
         else:
             strikes = self._checks.strikes_of(author, now)
-            self._around.event("spot_check_failed", fragment=fragment, **told, strikes=strikes)
+            self._around.event("spot_check_failed", fragment=fragment, **fields, strikes=strikes)
             self._name(author, now)
 
     def _name(self, author: PeerId, now: float) -> None:

@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 def threads_for(processors: int) -> int:
-    """How many threads crunch numbers on a machine with so many processors.
+    """Number of threads for arithmetic on a machine with so many processors.
 
     The loop that moves bytes and the trainer need some too; where threads crowd processors each
     takes the others' memory out of the cache, and the loop waits for its turn.

@@ -77,7 +77,7 @@ class Addends:
 
 
 class Codec(ABC):
-    """How values are encoded. ``sizes`` are unit sizes; vectors are flat, contiguous fp32.
+    """An encoding of values. ``sizes`` are unit sizes; vectors are flat, contiguous fp32.
 
     ``decode`` and ``decode_add`` raise ``BadPayload`` for a wrong length before they write
     anything. Data that ``check`` has not accepted may decode to infinity, and to nothing worse.

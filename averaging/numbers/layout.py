@@ -1,4 +1,4 @@
-"""How the tensors of a model become fragments: flat fp32 vectors of nearly equal size.
+"""The cutting of a model's tensors into fragments: flat fp32 vectors of nearly equal size.
 
 A **fragment** is merged as a whole. It consists of **units**: whole tensors, or consecutive rows of
 a large one. Codec blocks start anew at each unit, norms are taken over units, and slices end where

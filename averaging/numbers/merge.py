@@ -128,7 +128,7 @@ class Contributions:
 
 
 class MergeRule(Protocol):
-    """How a unit is merged."""
+    """A rule by which a unit is merged."""
 
     @property
     def name(self) -> str: ...

@@ -1,4 +1,4 @@
-"""Which values of a unit a process holds, when a tensor is sharded over several processes.
+"""The values of a unit that a process holds, when a tensor is sharded over several processes.
 
 A unit (``averaging.numbers.layout``) is a range of a flattened tensor, and a process holds a box of
 the tensor. This module computes places only; it copies nothing.

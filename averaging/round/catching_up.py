@@ -105,7 +105,8 @@ class UnreliableSources:
         self._shortest_s = RETRY_MARGINS * policy.margin_s
         self._longest_s = policy.catch_up_s
         self._until = BoundedMapping[PeerId, tuple[float, float]](SOURCES_REMEMBERED_MAX)
-        """When a source may be asked again, and its last interval if it had wasted much time."""
+        """Time from which on a source may be asked again, and its last interval if it had wasted
+        much time."""
 
     def __repr__(self) -> str:
         return f"UnreliableSources({len(self._until)} peers)"
@@ -138,11 +139,11 @@ def founded_apart(
 
     Which side gives way is decided for all fragments at once, by the owner of the averager.
     """
-    told = Note("founded_apart", {"peer": source, "mine": relation.mine, "theirs": relation.theirs})
+    note = Note("founded_apart", {"peer": source, "mine": relation.mine, "theirs": relation.theirs})
     if (relation.mine, mine.lineage) < (relation.theirs, theirs.lineage):
-        return [told]
+        return [note]
     # Only the heavier side answers, so that two peers do not answer each other for ever.
-    return [told, Send(source, messages.Compare(fragment, mine))]
+    return [note, Send(source, messages.Compare(fragment, mine))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,24 +173,25 @@ class CatchingUp:
         """A peer that showed where it stands in the middle of a round."""
         self._source: PeerId | None = None
         self.began_at = 0.0
-        """When the last ``CatchUp`` or ``Rebase`` began."""
+        """Time at which the last ``CatchUp`` or ``Rebase`` began."""
         self._certificates = certificates
         self._asked_at = -math.inf
-        """When other peers were last asked where they stand."""
+        """Time at which other peers were last asked where they stand."""
         self._uncertified_since: float | None = None
-        """When an uncertified head ahead of this peer's standing was first shown."""
+        """Time at which an uncertified head ahead of this peer's standing was first shown."""
         self._apart_since: float | None = None
-        """When a side of comparable weight was first met, ..."""
+        """Time at which a side of comparable weight was first met."""
         self._parted = -1
-        """... the last version that it shares, ..."""
+        """The last version that this peer shares with that side."""
         self._rounds_apart = 0
-        """... and the own rounds since, with those that failed."""
+        """Number of own rounds since that side was met, with those that failed."""
         self.attempts_failed = 0
-        """Own attempts that led to no version, since this peer stands where it does, ..."""
+        """Own attempts that led to no version since this peer stands where it does."""
         self._in_vain = 0
-        """... and those of them since a head was shown that is not certified."""
+        """Attempts among these since a head was shown that is not certified."""
         self._told_apart_at = -math.inf
-        """When this peer last said that it stays apart from a side that it cannot judge."""
+        """Time at which this peer last said that it stays apart from a side that it cannot judge.
+        """
         self.fellows: tuple[PeerId, ...] = ()
         """The members of the round that made the version that this peer stands on, if it was one
         of them."""
@@ -198,11 +200,12 @@ class CatchingUp:
         self._behind = BoundedMapping[PeerId, _SeenBehind](SOURCES_REMEMBERED_MAX)
         """Peers that stand on an older version of this peer's lineage."""
         self._settles_since: float | None = None
-        """When this peer first showed a final state, with too few signatures, to a lower one."""
+        """Time at which this peer first showed a final state, with too few signatures, to a lower
+        one."""
         self._refusals = 0
-        """Joins that were refused since this peer stands here, ..."""
+        """Joins that were refused since this peer stands where it does."""
         self._refused_at = math.inf
-        """... and when the first of them was."""
+        """Time at which the first of these joins was refused."""
 
     def __repr__(self) -> str:
         return f"CatchingUp({self._id.me}, source={self._source})"
@@ -319,7 +322,7 @@ class CatchingUp:
         self._rounds_apart += 1
 
     def stands(self) -> None:
-        """This peer stands elsewhere now."""
+        """This peer stands on another version now."""
         self._uncertified_since = self._settles_since = None
         self.attempts_failed = self._in_vain = 0
         self._behind.clear()
@@ -329,12 +332,12 @@ class CatchingUp:
         self.shows_all = False
         self.fellows = ()
 
-    def joins(self, parent: Link, now: float) -> bool:
+    def may_continue(self, parent: Link, now: float) -> bool:
         """True if this peer may be in a round that continues this link of other members."""
         return self._certificates.holds(parent, now, by_one=self._is_stuck(now))
 
     def met_unproven(self, now: float) -> None:
-        """Somebody stands on a link under which too few have signed."""
+        """Note that another peer stands on a link under which too few have signed."""
         if self._uncertified_since is None:
             self._uncertified_since = now
 
@@ -434,7 +437,7 @@ class CatchingUp:
             return []
         return [Send(source, messages.Compare(self._id.fragment, standing.head()))]
 
-    def takes(self, link: Link, now: float) -> bool:
+    def may_take(self, link: Link, now: float) -> bool:
         """True if this peer may take the state at this link."""
         certificates = self._certificates
         certified = certificates.is_certified(link, now, by_one=self._is_stuck(now))
@@ -489,7 +492,7 @@ class CatchingUp:
     # Going there
 
     def _catch_up(self, effect: CatchUp, theirs: Head, mine: Head, now: float) -> Changes:
-        if not self.takes(link_of(theirs), now):
+        if not self.may_take(link_of(theirs), now):
             return self._uncertified(effect.source, mine, now)
         note = Note("behind", {"source": effect.source, "version": effect.version})
         return [Abandon("behind"), note, *self._begin(effect, now)]
@@ -505,7 +508,7 @@ class CatchingUp:
         *,
         gives_way: bool = False,
     ) -> Changes:
-        if not self.takes(link_of(theirs), now):
+        if not self.may_take(link_of(theirs), now):
             return [*self._stays_apart(source, apart, now), *self._uncertified(source, mine, now)]
         note = Note("rebase", {"source": source, "mine": apart.mine, "theirs": apart.theirs})
         effect = Rebase(

@@ -217,7 +217,7 @@ class Fold(Struct, frozen=True):
 
 
 class Note(Struct, frozen=True):
-    """An event for logs and tests. ``event`` names it. Only from a ``Blame`` more follows."""
+    """An event for logs and tests, named ``event``. An owner acts only on a ``Blame``."""
 
     event: str
     fields: Mapping[str, Value] = {}

@@ -31,9 +31,9 @@ class Ending:
     peers: Neighbourhood
     pace: Pace
     certificates: Certificates
-    """They know where the peer stands."""
+    """The certificates, which know where the peer stands."""
     next_version: Callable[[], int]
-    """That of the round that would follow."""
+    """The version of the round that would follow."""
     is_near: bool = False
     """The run is about to end: every call is answered, whether this peer leaves or stays."""
     is_over: bool = False

@@ -13,7 +13,7 @@ from averaging.history.lineage import Lineage
 from averaging.history.merged_map import MergedMap
 from averaging.history.standing import Standing
 from averaging.messages import Message, Opening
-from averaging.round.reducer import Length
+from averaging.round.reducer import UploadNorm
 from dht.identity import PeerId
 
 
@@ -118,7 +118,7 @@ class UploadArrived(Struct, frozen=True):
     slice: int
     sender: PeerId
     problem: str | None
-    length: Length | None = None
+    norm: UploadNorm | None = None
     """Norm of what is here, to be compared with the others'."""
     riders: tuple[int, ...] = ()
     """Members whose contributions are in it as well (``averaging.rules.sites``)."""
@@ -149,7 +149,8 @@ class MergedArrived(Struct, frozen=True):
     parents: tuple[int, ...] | None = None
     """The parents whose merged maps came with it; ``None``: none come with this slice."""
     contributors: tuple[int, ...] | None = None
-    """Those whose work its maker claims to have merged; ``None``: it makes no claims."""
+    """Members whose work the maker of the slice claims to have merged; ``None``: it makes no
+    claims."""
 
 
 Report: TypeAlias = UploadArrived | UploadFailed | SliceMerged | MergedArrived
@@ -177,7 +178,7 @@ class CaughtUp(Struct, frozen=True):
     held_s: float | None = None
     """Time for which the source was waited for; ``None``: since the effect."""
     reason: str = ""
-    """Why it failed, for the event ``catch_up_failed``."""
+    """The reason of a failure, for the event ``catch_up_failed``."""
 
 
 # This peer
@@ -190,7 +191,8 @@ class Leave(Struct, frozen=True):
 
 
 class ReachabilityChanged(Struct, frozen=True):
-    """It turned out whether others can dial this peer. If not, it neither leads nor reduces."""
+    """Other peers can dial this one, or cannot, as it turned out. If not, it neither leads nor
+    reduces."""
 
     reachable: bool
 

@@ -233,7 +233,7 @@ class Joining:
                 Fold(self._folded_standing(standing, offer), offer.mark, "alone"),
             ]
         call, self.call = self.call, None
-        if situation.roster_until is not None:
+        if situation.roster_decides_at is not None:
             leader: PeerId | None = self._id.me
         elif (
             call is not None
@@ -364,9 +364,9 @@ class Joining:
         if attempt is None:
             return []
         if attempt.leader == self._id.me:
-            if situation.roster_until is None:
+            if situation.roster_decides_at is None:
                 return self._give_up_offer("my gathering came to nothing")
-            return [SetTimer(Timer.ANSWER, situation.roster_until + self._policy.answer_s)]
+            return [SetTimer(Timer.ANSWER, situation.roster_decides_at + self._policy.answer_s)]
         if now >= attempt.until:
             reason = "it notes joins and closes no roster"
             return self._leave_leader(attempt, reason, situation, now)
@@ -385,7 +385,7 @@ class Joining:
     def peer_silent(self, peer: PeerId, situation: Situation, now: float) -> Changes:
         """Another fragment found a peer silent: do not wait for it here as well."""
         attempt = self.attempt
-        if attempt is None or not attempt.leader == peer != self._id.me:
+        if attempt is None or peer == self._id.me or attempt.leader != peer:
             return []
         return self._leave_leader(attempt, NO_ANSWER, situation, now)
 
@@ -485,7 +485,7 @@ class Joining:
             # Near the end of the run the leader waits until this peer has caught up.
             eager = self._pace.due_time.eager
             return [] if eager else [self._pass(leader, "catching up")]
-        if situation.roster_until is not None:
+        if situation.roster_decides_at is not None:
             if not self._peers.outranks(leader, self._id.me, head, answer.head, now):
                 return [CallLeader(leader)]
             return [HandOverRoster(leader), answer]
@@ -523,12 +523,12 @@ class Joining:
             asked = self._ask_learner(f"called by {leader}", now)
             return [came, *self._come_to(leader, situation, now), *asked]
         if leader == self._id.me:
-            waits = situation.roster_until is None or situation.phase in _ANSWERED_IN
+            waits = situation.roster_decides_at is None or situation.phase in _ANSWERED_IN
             return [] if waits else [PassOwnRoster()]
         if self._id.book.orders.paused is not None:
             # It does not know of the pause, or it knows of its end and answers with that.
-            told = messages.Directed(self._id.fragment, self._id.book.orders.encoded)
-            return [Send(leader, told), self._pass(leader, self._id.book.orders.paused)]
+            directed = messages.Directed(self._id.fragment, self._id.book.orders.encoded)
+            return [Send(leader, directed), self._pass(leader, self._id.book.orders.paused)]
         if situation.in_doubt:
             reason = "in doubt"
         elif sits_out:
@@ -608,7 +608,7 @@ class Joining:
             return changes + self._give_up_offer("sent to a leader that does not answer me")
         # Others follow it: without this, those that passed it over and those that did not would
         # gather apart for as long as neither are a quorum.
-        self._peers.ask_again(leader)
+        self._peers.stop_passing_over(leader)
         return changes + self.change_leader(leader, now)
 
     def turned_away(

@@ -39,7 +39,7 @@ from averaging.round.neighbourhood import Neighbourhood, median
 from averaging.round.pace import Pace
 from averaging.round.parents import Parents
 from averaging.round.phase import Phase
-from averaging.round.roster import Gathering, Leader, compose, without_carrier
+from averaging.round.roster import Leader, OpenRoster, compose, without_carrier
 from averaging.round.seals import all_peers_of
 from averaging.round.signed_commit import SignedCommit
 from averaging.round.situation import Situation
@@ -81,7 +81,7 @@ class Leading:
         self._peers = peers
         self._pace = pace
         self._parents = parents
-        self.gathering: Gathering | None = None
+        self.roster: OpenRoster | None = None
         """The open roster, if there is one."""
         self.timings = Timings()
         self._nonce = identity.first_number
@@ -90,12 +90,12 @@ class Leading:
         """Peers that said that they come and did not: not waited for until they join again."""
 
     def __repr__(self) -> str:
-        joined = len(self.gathering.joins) if self.gathering is not None else None
+        joined = len(self.roster.joins) if self.roster is not None else None
         return f"Leading({self._id.me}, joined={joined})"
 
     def next_at(self) -> float | None:
-        gathering = self.gathering
-        return None if gathering is None else min(gathering.until, gathering.look_at)
+        roster = self.roster
+        return None if roster is None else min(roster.decide_at, roster.search_at)
 
     # Joins
 
@@ -180,7 +180,7 @@ class Leading:
                 ChangeLeader(me),
                 AdmitJoin(sender, join),
             ]
-        if self.gathering is None and sender != me:
+        if self.roster is None and sender != me:
             leader = self._peers.leader_for(sender, join, now)
             if leader is not None and leader != me:
                 return [
@@ -256,14 +256,14 @@ class Leading:
         """The head to compare a joiner with: the own one, or the heaviest join's without state."""
         if situation.standing is not None:
             return situation.standing.head()
-        if self.gathering is not None and self.gathering.joins:
-            return heaviest(join.head for join in self.gathering.joins.values())
+        if self.roster is not None and self.roster.joins:
+            return heaviest(join.head for join in self.roster.joins.values())
         return None
 
     def _source(self, head: Head, situation: Situation) -> PeerId:
         """A peer that has the state of this head."""
-        if situation.standing is None and self.gathering is not None:
-            for peer, join in sorted(self.gathering.joins.items()):
+        if situation.standing is None and self.roster is not None:
+            for peer, join in sorted(self.roster.joins.items()):
                 if join.head.lineage == head.lineage:
                     return peer
         return self._id.me
@@ -300,68 +300,66 @@ class Leading:
                 changes.insert(0, Send(sender, messages.Compare(self._id.fragment, mine)))
             return changes
         changes = self._open(sender, join, situation, now)
-        assert self.gathering is not None
-        if len(self.gathering.held) < messages.ROSTER_MAX:
-            self.gathering.held[sender] = join
+        assert self.roster is not None
+        if len(self.roster.held) < messages.ROSTER_MAX:
+            self.roster.held[sender] = join
             changes += [Note("held", {"peer": sender}), self._noted(sender, join, now)]
         return changes
 
     def _leads(self, sender: PeerId, join: Join, now: float) -> bool:
         """True if this peer leads the group of this joiner."""
-        leads = self.gathering is not None
+        leads = self.roster is not None
         return leads or self._peers.leader_for(sender, join, now) == self._id.me
 
     def admit(self, sender: PeerId, join: Join, situation: Situation, now: float) -> Changes:
         """Count a join in the open roster; open one if there is none."""
-        gathering = self.gathering
-        if gathering is None:
+        roster = self.roster
+        if roster is None:
             return [*self._open(sender, join, situation, now), AdmitJoin(sender, join)]
         changes: Changes = []
-        if sender not in gathering.joins:
-            left_out = self._without_room(sender, join, gathering, now)
+        if sender not in roster.joins:
+            left_out = self._without_room(sender, join, roster, now)
             changes = [self._refusal(*late, "the group is full") for late in left_out]
             if (sender, join) in left_out:
                 return changes
-        known = gathering.joins.get(sender)
+        known = roster.joins.get(sender)
         if known is None or known.join <= join.join:
-            gathering.joins[sender] = join
-            gathering.joined_at = now
-            gathering.held.pop(sender, None)
+            roster.joins[sender] = join
+            roster.joined_at = now
+            roster.held.pop(sender, None)
             self._did_not_come.pop(sender, None)
-            hurries = not gathering.is_hurried and self._is_in_a_hurry(sender, join, now)
-            gathering.is_hurried |= hurries
-            returns = sender in gathering.passed and not self._peers.has_several_groups(now)
-            gathering.passed.discard(sender)
+            hurries = not roster.is_hurried and self._is_in_a_hurry(sender, join, now)
+            roster.is_hurried |= hurries
+            returns = sender in roster.passed and not self._peers.has_several_groups(now)
+            roster.passed.discard(sender)
             if hurries or returns:
-                changes += self._ask_again(gathering, situation, now)
+                changes += self._call_again(roster, situation, now)
         noted = self._noted(sender, join, now)
-        is_first = gathering.quorum_at is None and len(gathering.joins) >= 2
-        if is_first and self._policy.quorum.is_reached(self._turnout(gathering, now)):
-            gathering.quorum_at = now
+        is_first = roster.quorum_at is None and len(roster.joins) >= 2
+        if is_first and self._policy.quorum.is_reached(self._turnout(roster, now)):
+            roster.quorum_at = now
         return [*changes, noted, *self.consider_closing(situation, now)]
 
     def _without_room(
-        self, sender: PeerId, join: Join, gathering: Gathering, now: float
+        self, sender: PeerId, join: Join, roster: OpenRoster, now: float
     ) -> list[tuple[PeerId, Join]]:
         """The joins for which there is no place if this peer joins too.
 
         Newcomers have half of the places, and give way to those that count.
         """
         size = self._peers.group_size
-        newcomers = sorted(self._peers.newcomers(gathering.joins, now))
-        full = len(gathering.joins) >= size
+        newcomers = sorted(self._peers.newcomers(roster.joins, now))
+        full = len(roster.joins) >= size
         if not self._peers.is_established(sender, now):
             full = full or len(newcomers) >= size // 2
             return [(sender, join)] if full else []
         if not full:
             return []
-        return (
-            [(newcomers[-1], gathering.joins.pop(newcomers[-1]))] if newcomers else [(sender, join)]
-        )
+        return [(newcomers[-1], roster.joins.pop(newcomers[-1]))] if newcomers else [(sender, join)]
 
     def _noted(self, sender: PeerId, join: Join, now: float) -> Send:
-        assert self.gathering is not None
-        left_s = max(0.0, self.gathering.opened_at + self._policy.quorum.wait_s - now)
+        assert self.roster is not None
+        left_s = max(0.0, self.roster.opened_at + self._policy.quorum.wait_s - now)
         wait_s = left_s + self._policy.margin_s
         return Send(sender, messages.Noted(self._id.fragment, join.join, wait_s))
 
@@ -375,32 +373,35 @@ class Leading:
 
     def _open(self, sender: PeerId, join: Join, situation: Situation, now: float) -> Changes:
         """Open a roster for the group of this joiner and call the others, unless one is open."""
-        if self.gathering is not None:
+        if self.roster is not None:
             return []
         me = self._id.me
         until = now + self._policy.quorum.wait_s
         group = self._peers.group(sender, join.head.version, now)
-        look_at = now + self._policy.resend_s
-        self.gathering = Gathering(
-            (*group, *self._peers.to_call(group, now)), until=until, look_at=look_at, now=now
+        search_at = now + self._policy.resend_s
+        self.roster = OpenRoster(
+            (*group, *self._peers.to_call(group, now)),
+            decide_at=until,
+            search_at=search_at,
+            now=now,
         )
         if not self._peers.trains or situation.standing is None or me not in group:
-            self.gathering.passed.add(me)
-        self.gathering.is_hurried = self._is_in_a_hurry(sender, join, now)
-        others = [peer for peer in self.gathering.group if peer != sender]
+            self.roster.passed.add(me)
+        self.roster.is_hurried = self._is_in_a_hurry(sender, join, now)
+        others = [peer for peer in self.roster.group if peer != sender]
         changes: Changes = [
-            Note("gathering", {"group": len(self.gathering.group)}),
-            *self._call(others, self.gathering, join.head, situation, now),
+            Note("gathering", {"group": len(self.roster.group)}),
+            *self._call(others, self.roster, join.head, situation, now),
         ]
         if sender != me and me in group:
-            changes.append(JoinCaller(me, until, self.gathering.is_hurried))
+            changes.append(JoinCaller(me, until, self.roster.is_hurried))
         return changes
 
     def _is_in_a_hurry(self, sender: PeerId, join: Join, now: float) -> bool:
         """True if the others are to come at once, as a peer that counts is about to leave."""
         return join.leaves and (sender == self._id.me or self._peers.is_established(sender, now))
 
-    def _ask_again(self, gathering: Gathering, situation: Situation, now: float) -> Changes:
+    def _call_again(self, roster: OpenRoster, situation: Situation, now: float) -> Changes:
         """Call those that have passed once more: a member is about to leave, or one that had passed
         has come all the same.
 
@@ -409,31 +410,31 @@ class Leading:
         peer that passes follows another leader: to call it again left halves of a swarm further
         apart.)
         """
-        gathering.passed.intersection_update({self._id.me} - gathering.joins.keys())
-        return self._call_missing(gathering, situation, now)
+        roster.passed.intersection_update({self._id.me} - roster.joins.keys())
+        return self._call_missing(roster, situation, now)
 
-    def _call_missing(self, gathering: Gathering, situation: Situation, now: float) -> Changes:
+    def _call_missing(self, roster: OpenRoster, situation: Situation, now: float) -> Changes:
         """Call the peers of an open roster that have not joined, this one included."""
-        me, missing = self._id.me, [p for p in gathering.group if p not in gathering.joins]
-        changes = self._call(missing, gathering, self._reference(situation), situation, now)
+        me, missing = self._id.me, [p for p in roster.group if p not in roster.joins]
+        changes = self._call(missing, roster, self._reference(situation), situation, now)
         if me in missing and self._peers.trains and situation.standing is not None:
-            until = gathering.opened_at + self._policy.quorum.wait_s
-            changes.append(JoinCaller(me, until, gathering.is_hurried))
+            until = roster.opened_at + self._policy.quorum.wait_s
+            changes.append(JoinCaller(me, until, roster.is_hurried))
         return changes
 
     def _call(
         self,
         peers: Iterable[PeerId],
-        gathering: Gathering,
+        roster: OpenRoster,
         head: Head | None,
         situation: Situation,
         now: float,
     ) -> Changes:
-        left_s = max(0.0, gathering.opened_at + self._policy.quorum.wait_s - now)
+        left_s = max(0.0, roster.opened_at + self._policy.quorum.wait_s - now)
         where = situation.standing.head() if situation.standing else head
-        call = messages.Call(self._id.fragment, where, left_s, gathering.is_hurried)
+        call = messages.Call(self._id.fragment, where, left_s, roster.is_hurried)
         called = [peer for peer in peers if peer != self._id.me]
-        gathering.called.update(dict.fromkeys(called, now))
+        roster.called.update(dict.fromkeys(called, now))
         return [Send(peer, call) for peer in called]
 
     def splits_each_round(self, situation: Situation, now: float) -> bool:
@@ -449,44 +450,44 @@ class Leading:
         return not situation.is_final and not final_mix.shows_final(theirs, goal)
 
     def tick(self, situation: Situation, now: float) -> Changes:
-        gathering = self.gathering
-        if gathering is None:
+        roster = self.roster
+        if roster is None:
             return []
         changes: Changes = []
-        if self._is_last_to_leave(gathering, now):
+        if self._is_last_to_leave(roster, now):
             reason = "nobody else trains here any more"
             return [Note("no_quorum", {"reason": reason}), *self.dissolve(reason)]
-        if now >= gathering.look_at:
-            changes += self._release_held_when_slow(gathering, situation, now)
+        if now >= roster.search_at:
+            changes += self._release_held_when_slow(roster, situation, now)
             changes += self.look_round(situation, now)
-        if now >= gathering.until:
+        if now >= roster.decide_at:
             changes += self.consider_closing(situation, now)
         return changes
 
-    def _is_last_to_leave(self, gathering: Gathering, now: float) -> bool:
+    def _is_last_to_leave(self, roster: OpenRoster, now: float) -> bool:
         """True if this peer leaves, and all that it waits for have left before it."""
-        own = gathering.joins.get(self._id.me)
-        if own is None or not own.leaves or len(gathering.joins) > 1 or gathering.held:
+        own = roster.joins.get(self._id.me)
+        if own is None or not own.leaves or len(roster.joins) > 1 or roster.held:
             return False
         return not self._peers.others_train(now) and not self._peers.keepers(now)
 
     def _release_held_when_slow(
-        self, gathering: Gathering, situation: Situation, now: float
+        self, roster: OpenRoster, situation: Situation, now: float
     ) -> Changes:
         """On a slow line a fetch takes longer than the quorum's deadline, version after version."""
         if situation.phase is not Phase.CATCHING:
             return []
-        if now - gathering.opened_at < self._policy.answer_s:
+        if now - roster.opened_at < self._policy.answer_s:
             return []
         return self.release_held("I am behind you, and still catching up")
 
     def release_held(self, reason: str) -> Changes:
         """Send those that wait for this peer to catch up with them to the next in rank."""
-        gathering = self.gathering
-        if gathering is None:
+        roster = self.roster
+        if roster is None:
             return []
-        held, gathering.held = gathering.held, {}
-        self._drop_if_empty(gathering)
+        held, roster.held = roster.held, {}
+        self._drop_if_empty(roster)
         return [self._refusal(peer, join, reason, behind=True) for peer, join in held.items()]
 
     def look_round(self, situation: Situation, now: float) -> Changes:
@@ -495,34 +496,34 @@ class Leading:
         In a young swarm peers gather before they know of each other. In a swarm of several groups
         newcomers have other groups.
         """
-        gathering = self.gathering
-        if gathering is None:
+        roster = self.roster
+        if roster is None:
             return []
-        gathering.look_at = now + self._policy.resend_s
+        roster.search_at = now + self._policy.resend_s
         # One that has passed for want of steps may have enough of them by now.
-        again = self._call_missing(gathering, situation, now) if gathering.is_hurried else []
+        again = self._call_missing(roster, situation, now) if roster.is_hurried else []
         if self.splits_each_round(situation, now):
             return again
-        group = self._group_in_sight(gathering, situation, now)
+        group = self._group_in_sight(roster, situation, now)
         group = (*group, *self._peers.to_call(group, now))
-        found = [peer for peer in group if peer not in gathering.group]
+        found = [peer for peer in group if peer not in roster.group]
         if not found:
             return again
-        gathering.group = tuple(sorted({*gathering.group, *found}))
-        to_call = [peer for peer in found if peer not in gathering.joins]
+        roster.group = tuple(sorted({*roster.group, *found}))
+        to_call = [peer for peer in found if peer not in roster.joins]
         return [
             *again,
             Note("found", {"peers": tuple(found)}),
-            *self._call(to_call, gathering, self._reference(situation), situation, now),
+            *self._call(to_call, roster, self._reference(situation), situation, now),
             *self.consider_closing(situation, now),
         ]
 
     def _group_in_sight(
-        self, gathering: Gathering, situation: Situation, now: float
+        self, roster: OpenRoster, situation: Situation, now: float
     ) -> tuple[PeerId, ...]:
         """This peer's group; without a learner it is in none, and takes that of the first join."""
         if not self._peers.trains:
-            first = next(iter({**gathering.joins, **gathering.held}.items()), None)
+            first = next(iter({**roster.joins, **roster.held}.items()), None)
             return () if first is None else self._peers.group(first[0], first[1].head.version, now)
         standing = situation.standing
         version = standing.version if standing is not None else self._peers.closed_version
@@ -533,13 +534,13 @@ class Leading:
 
         This peer may never have heard of it.
         """
-        gathering = self.gathering
-        if gathering is None:
+        roster = self.roster
+        if roster is None:
             return []
-        if self._peers.has_several_groups(now) and leader not in gathering.group:
+        if self._peers.has_several_groups(now) and leader not in roster.group:
             reason = "I lead a gathering of another group"
             return [Send(leader, messages.Pass(self._id.fragment, reason))]
-        return self._call([leader], gathering, self._reference(situation), situation, now)
+        return self._call([leader], roster, self._reference(situation), situation, now)
 
     def hand_over(self, leader: PeerId) -> Changes:
         """A leader of higher rank has called: send the members of the open roster there."""
@@ -550,7 +551,7 @@ class Leading:
         ]
 
     def dissolve(self, reason: str) -> Changes:
-        """There will be no round: tell all joiners."""
+        """Drop the open roster, and tell all joiners that there will be no round."""
         return [
             Send(peer, messages.NoQuorum(self._id.fragment, join.join, reason))
             for peer, join in self._dropped_joins()
@@ -558,8 +559,8 @@ class Leading:
 
     def _dropped_joins(self) -> list[tuple[PeerId, Join]]:
         """Drop the open roster. Returns its joins."""
-        gathering, self.gathering = self.gathering, None
-        return sorted({**gathering.held, **gathering.joins}.items()) if gathering else []
+        roster, self.roster = self.roster, None
+        return sorted({**roster.held, **roster.joins}.items()) if roster else []
 
     def coming(
         self, sender: PeerId, message: messages.Coming, situation: Situation, now: float
@@ -568,51 +569,51 @@ class Leading:
 
         Only its first message counts, or it could keep all others waiting by repeating it.
         """
-        gathering = self.gathering
-        if gathering is None or (sender != self._id.me and sender not in gathering.called):
+        roster = self.roster
+        if roster is None or (sender != self._id.me and sender not in roster.called):
             return [Count("stray_coming")]
-        if sender in gathering.joins or sender in self._did_not_come:
+        if sender in roster.joins or sender in self._did_not_come:
             return []
-        gathering.passed.discard(sender)
+        roster.passed.discard(sender)
         wait_s = min(message.wait_s, self._policy.quorum.wait_s)
         until = now + wait_s + self._policy.suspect_s
-        gathering.coming[sender] = min(until, gathering.coming.get(sender, until))
+        roster.coming[sender] = min(until, roster.coming.get(sender, until))
         return self.consider_closing(situation, now)
 
     def passed(self, sender: PeerId, situation: Situation, now: float) -> Changes:
         """A called peer does not come."""
-        gathering = self.gathering
-        if gathering is None or sender not in gathering.called:
+        roster = self.roster
+        if roster is None or sender not in roster.called:
             return [Count("stray_pass")]
-        if sender in gathering.joins:
+        if sender in roster.joins:
             return []
-        gathering.passed.add(sender)
-        gathering.coming.pop(sender, None)
+        roster.passed.add(sender)
+        roster.coming.pop(sender, None)
         return self.consider_closing(situation, now)
 
     def withdrawn(self, sender: PeerId, message: messages.Withdraw) -> Changes:
-        gathering = self.gathering
+        roster = self.roster
         changes: Changes = []
-        if gathering is None:
+        if roster is None:
             return changes
-        for joins in (gathering.joins, gathering.held):
+        for joins in (roster.joins, roster.held):
             join = joins.get(sender)
             if join is not None and join.join <= message.join:
                 del joins[sender]
                 changes.append(Note("withdrawn", {"peer": sender}))
-        self._drop_if_empty(gathering)
+        self._drop_if_empty(roster)
         return changes
 
     def take_back_own_join(self) -> None:
         """Remove the own join. A roster without joins is dropped: this peer would join itself in
         it whenever it is due, and pass when others call."""
-        if self.gathering is not None:
-            self.gathering.joins.pop(self._id.me, None)
-            self._drop_if_empty(self.gathering)
+        if self.roster is not None:
+            self.roster.joins.pop(self._id.me, None)
+            self._drop_if_empty(self.roster)
 
     def pass_own_roster(self) -> None:
-        if self.gathering is not None:
-            self.gathering.passed.add(self._id.me)
+        if self.roster is not None:
+            self.roster.passed.add(self._id.me)
 
     def leave_own_roster(self, situation: Situation, now: float) -> Changes:
         """The own attempt is over: take back the join, pass, and see whether the roster closes."""
@@ -620,9 +621,9 @@ class Leading:
         self.pass_own_roster()
         return self.consider_closing(situation, now)
 
-    def _drop_if_empty(self, gathering: Gathering) -> None:
-        if not gathering.joins and not gathering.held:
-            self.gathering = None
+    def _drop_if_empty(self, roster: OpenRoster) -> None:
+        if not roster.joins and not roster.held:
+            self.roster = None
 
     def review(self, situation: Situation, now: float) -> Changes:
         """This peer has caught up while others had joined: judge their joins again.
@@ -630,101 +631,99 @@ class Leading:
         A member that joined from where this peer was is behind it now, not apart: it is told so,
         and not mixed with.
         """
-        gathering = self.gathering
-        if gathering is None:
+        roster = self.roster
+        if roster is None:
             return []
         # It says next whether it comes. The joins that waited may fill the roster before that.
-        gathering.passed.discard(self._id.me)
-        gathering.coming[self._id.me] = now + self._policy.suspect_s
+        roster.passed.discard(self._id.me)
+        roster.coming[self._id.me] = now + self._policy.suspect_s
         changes: Changes = []
-        for peer, join in sorted(gathering.joins.items()):
+        for peer, join in sorted(roster.joins.items()):
             if peer != self._id.me:
                 answer = self.answer_elsewhere(peer, join, situation, now)
                 if answer is not None:
                     changes += answer
-                    del gathering.joins[peer]
+                    del roster.joins[peer]
         return [*changes, ReadmitHeld()]
 
     def readmit_held(self) -> Changes:
         """Joins that waited until this peer had caught up are judged again."""
-        gathering = self.gathering
-        if gathering is None:
+        roster = self.roster
+        if roster is None:
             return []
-        if len(gathering.joins) < 2:
-            gathering.quorum_at = None
-        return [ReadmitJoin(peer, join) for peer, join in sorted(gathering.held.items())]
+        if len(roster.joins) < 2:
+            roster.quorum_at = None
+        return [ReadmitJoin(peer, join) for peer, join in sorted(roster.held.items())]
 
     def readmit(self, sender: PeerId, join: Join, situation: Situation, now: float) -> Changes:
-        if self.gathering is not None:
-            self.gathering.held.pop(sender, None)
+        if self.roster is not None:
+            self.roster.held.pop(sender, None)
         return self.joined(sender, join, situation, now)
 
     # Closing
 
     def consider_closing(self, situation: Situation, now: float) -> Changes:
-        gathering = self.gathering
-        if gathering is None:
+        roster = self.roster
+        if roster is None:
             return []
         self._peers.drop_outdated_failures()
         quorum = self._policy.quorum
-        grace_s = self.timings.grace_s(quorum, self._median_step_s(gathering))
-        if self._pace.due_time.eager and not gathering.is_hurried:
+        grace_s = self.timings.grace_s(quorum, self._median_step_s(roster))
+        if self._pace.due_time.eager and not roster.is_hurried:
             # Near the end of the run nothing is gained by being quick, while others come.
             grace_s = quorum.wait_s
-            if situation.closed_ranks and gathering.quorum_at is not None:
+            if situation.closed_ranks and roster.quorum_at is not None:
                 quiet_s = self._policy.answer_s + (self.timings.sync_s or 0.0)
-                grace_s = gathering.joined_at + quiet_s - gathering.quorum_at
-        verdict = decide(self._turnout(gathering, now), quorum, grace_s=grace_s, now=now)
+                grace_s = roster.joined_at + quiet_s - roster.quorum_at
+        verdict = decide(self._turnout(roster, now), quorum, grace_s=grace_s, now=now)
         if isinstance(verdict, NoRound):
             reason = verdict.reason
             return [Note("no_quorum", {"reason": reason}), *self.dissolve(reason)]
         if isinstance(verdict, Close):
-            own = gathering.joins.get(self._id.me)
-            if own is not None and self._is_unproven(gathering, now):
-                compare = [Compare(peer, join.head) for peer, join in gathering.joins.items()]
+            own = roster.joins.get(self._id.me)
+            if own is not None and self._is_unproven(roster, now):
+                compare = [Compare(peer, join.head) for peer, join in roster.joins.items()]
                 return [self._refusal(self._id.me, own, UNPROVEN), *compare]
-            return self._close(gathering, verdict.reason, situation, now)
-        gathering.until = verdict.until
+            return self._close(roster, verdict.reason, situation, now)
+        roster.decide_at = verdict.until
         return []
 
-    def _is_unproven(self, gathering: Gathering, now: float) -> bool:
+    def _is_unproven(self, roster: OpenRoster, now: float) -> bool:
         """True if others have joined that cannot be shown enough signatures under the own state."""
-        lineages = {join.head.lineage for join in gathering.joins.values()}
+        lineages = {join.head.lineage for join in roster.joins.values()}
         return len(lineages) > 1 and not self._parents.is_proven(now)
 
-    def _turnout(self, gathering: Gathering, now: float) -> Turnout:
-        return gathering.turnout(
+    def _turnout(self, roster: OpenRoster, now: float) -> Turnout:
+        return roster.turnout(
             lambda peer: self._peers.is_live(peer, now),
             room=self._peers.group_size,
             answer_s=self._policy.suspect_s,
             keeper=not self._peers.trains or bool(self._peers.keepers(now)),
-            on_probation=self._peers.newcomers({*gathering.group, *gathering.joins}, now),
+            on_probation=self._peers.newcomers({*roster.group, *roster.joins}, now),
         )
 
-    def _median_step_s(self, gathering: Gathering) -> float:
+    def _median_step_s(self, roster: OpenRoster) -> float:
         """Median step time of the members and of peers that may still come."""
-        times = [join.step_time_s for join in gathering.joins.values()]
-        for peer in gathering.group:
+        times = [join.step_time_s for join in roster.joins.values()]
+        for peer in roster.group:
             seen = self._peers.view.get(peer)
-            if peer not in gathering.joins and seen is not None and seen.step_time_s:
+            if peer not in roster.joins and seen is not None and seen.step_time_s:
                 times.append(seen.step_time_s)
         return median([time_s for time_s in times if time_s > 0.0])
 
-    def _close(
-        self, gathering: Gathering, reason: str, situation: Situation, now: float
-    ) -> Changes:
-        self.gathering = None
-        for peer, until in gathering.coming.items():
-            if now >= until and peer not in gathering.joins and peer not in gathering.passed:
+    def _close(self, roster: OpenRoster, reason: str, situation: Situation, now: float) -> Changes:
+        self.roster = None
+        for peer, until in roster.coming.items():
+            if now >= until and peer not in roster.joins and peer not in roster.passed:
                 self._did_not_come[peer] = None
-        reached = now if gathering.quorum_at is None else gathering.quorum_at
-        self.timings.quorum_took(reached - gathering.opened_at)
-        number = agreed_protocol(gathering.joins, self._peers.view, self._id.speaks, now)
-        others = without_protocol(gathering.joins, number)
-        signed = self._composed(gathering, situation, number, now)
+        reached = now if roster.quorum_at is None else roster.quorum_at
+        self.timings.quorum_took(reached - roster.opened_at)
+        number = agreed_protocol(roster.joins, self._peers.view, self._id.speaks, now)
+        others = without_protocol(roster.joins, number)
+        signed = self._composed(roster, situation, number, now)
         commit = signed.commit
-        live = self._turnout(gathering, now).live
-        roster = all_peers_of(commit, list(commit.reducers))
+        live = self._turnout(roster, now).live
+        named = all_peers_of(commit, list(commit.reducers))
         changes: Changes = [
             Note(
                 "closed",
@@ -733,17 +732,17 @@ class Leading:
                     "live": live,
                     "kind": commit.kind,
                     "reason": reason,
-                    "waited_s": now - gathering.opened_at,
+                    "waited_s": now - roster.opened_at,
                     "protocol": number,
                 },
             ),
-            *(Send(peer, signed.message()) for peer in roster if peer != self._id.me),
+            *(Send(peer, signed.message()) for peer in named if peer != self._id.me),
             EnterOwnRound(signed),
             *(Send(peer, self._of_other_protocol(join, number)) for peer, join in others.items()),
         ]
         closed = _closed(signed)
-        for peer in dict.fromkeys([*gathering.group, *sorted(gathering.called), *gathering.held]):
-            if peer not in roster:
+        for peer in dict.fromkeys([*roster.group, *sorted(roster.called), *roster.held]):
+            if peer not in named:
                 changes.append(Send(peer, closed))
                 self._late[peer] = signed.round
         if commit.index(self._id.me) is None:
@@ -757,11 +756,11 @@ class Leading:
         return messages.NoQuorum(self._id.fragment, join.join, reason)
 
     def _composed(
-        self, gathering: Gathering, situation: Situation, number: int, now: float
+        self, roster: OpenRoster, situation: Situation, number: int, now: float
     ) -> SignedCommit:
         self._nonce += 1
-        for peer in without_protocol(gathering.joins, number):
-            del gathering.joins[peer]
+        for peer in without_protocol(roster.joins, number):
+            del roster.joins[peer]
         leader = Leader(
             peer=self._id.me,
             incarnation=self._id.incarnation,
@@ -771,15 +770,15 @@ class Leading:
             directive=self._id.book.orders.stamp,
             protocol=number,
         )
-        apart = self._kind_of_lineages_apart(gathering, situation, now)
-        newcomers = self._peers.on_probation(gathering.joins, number, now)
+        apart = self._kind_of_lineages_apart(roster, situation, now)
+        newcomers = self._peers.on_probation(roster.joins, number, now)
         if apart == "mix":
-            for peer in without_carrier(gathering.joins, newcomers):
-                del gathering.joins[peer]
-        version = 1 + max(join.head.version for join in gathering.joins.values())
+            for peer in without_carrier(roster.joins, newcomers):
+                del roster.joins[peer]
+        version = 1 + max(join.head.version for join in roster.joins.values())
         commit = compose(
             leader,
-            sorted(gathering.joins.items()),
+            sorted(roster.joins.items()),
             self._id.policy_at(version),
             encoded_bytes=self._id.encoded_bytes,
             apart=apart,
@@ -788,14 +787,12 @@ class Leading:
         encoded = messages.encode_commit(commit)
         return SignedCommit(messages.digest(encoded), commit, encoded, self._id.sign(encoded))
 
-    def _kind_of_lineages_apart(
-        self, gathering: Gathering, situation: Situation, now: float
-    ) -> str:
+    def _kind_of_lineages_apart(self, roster: OpenRoster, situation: Situation, now: float) -> str:
         """The kind of round for several lineages: of a healed fork, or of groups that change."""
         if not self._peers.has_several_groups(now):
             return "mix"
         goal = situation.goal
-        heads = [join.head for join in gathering.joins.values()]
+        heads = [join.head for join in roster.joins.values()]
         if goal is not None and any(goal.is_reached_by(head) for head in heads):
             return "mix"
         version = 1 + max(head.version for head in heads)

@@ -50,7 +50,7 @@ class Lingering:
     def next_at(self) -> float | None:
         return None if self._lineage is None else self._at
 
-    def stands(self, final: Standing | None, now: float) -> None:
+    def ends_on(self, final: Standing | None, now: float) -> None:
         """``final``: this peer's standing if nothing follows on it, else ``None``."""
         lineage = None if final is None else final.lineage
         if lineage == self._lineage:

@@ -143,11 +143,12 @@ from averaging.round.leading import Leading
 from averaging.round.lingering import Lingering
 from averaging.round.neighbourhood import Neighbourhood
 from averaging.round.objections import members_behind, objection, overstatement_of_leader
+from averaging.round.outcomes import Outcomes
 from averaging.round.pace import Pace
 from averaging.round.parents import Parents
 from averaging.round.participation import Participation
 from averaging.round.phase import Phase, Stage, Timer
-from averaging.round.roster import Gathering
+from averaging.round.roster import OpenRoster
 from averaging.round.signed_commit import (
     BadSignature,
     NotACommit,
@@ -165,7 +166,6 @@ from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import Probation
 from averaging.rules.sites import carries
 from dht import protocol
-from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
 
 ROUNDS_MAX = 16
@@ -175,7 +175,6 @@ A round fades for ``margin_s`` after all have finished it; fast learners make se
 """
 AUXILIARY_ROUNDS = 8
 """A peer without a learner leads and reduces for others: it may be in this many times as many."""
-OUTCOMES_MAX = 64
 
 
 class FragmentRounds:
@@ -225,11 +224,7 @@ class FragmentRounds:
         self.rounds: dict[bytes, Participation] = {}
         self.own_round: Participation | None = None
         """The round that this peer is a member of."""
-        self.outcomes = BoundedMapping[bytes, Head | None](OUTCOMES_MAX)
-        """Rounds that are over here; ``None``: not finished by this incarnation, and never."""
-        self._not_entered = BoundedMapping[bytes, bool](OUTCOMES_MAX)
-        """Rounds that this incarnation has never entered and never will; ``True``: their rosters
-        name it, so that it is known to have accepted no seal."""
+        self.outcomes = Outcomes()
         self.closed_version = version
         self._shown_version = version
         """The newest version of a certified head that another peer showed."""
@@ -244,10 +239,10 @@ class FragmentRounds:
         self.fresh_version = version
         """The version at which the pending work began."""
         self.fresh_at = now
-        self._asked_again: bytes | None = None
+        self._certificates_asked_of: bytes | None = None
         """The round of which a stream brought the commit before its parents were certified."""
         self.deadline: float | None = None
-        """When ``Tick`` is wanted; ``None``: nothing waits. Each input may move it."""
+        """Time at which ``Tick`` is wanted; ``None``: nothing waits. Each input may move it."""
         self._effects: list[Effect] = []
         self._own_messages: deque[Message] = deque()
 
@@ -268,13 +263,16 @@ class FragmentRounds:
         self._handle(given, now)
         while self._own_messages:
             self._receive(self._id.me, self._own_messages.popleft(), now)
-        self.lingering.stands(self.standing if self.ending.is_final(now) else None, now)
+        self.lingering.ends_on(self.standing if self.ending.is_final(now) else None, now)
         self.deadline = self._next_at()
         effects, self._effects = self._effects, []
         return effects
 
     def _next_at(self) -> float | None:
-        times = [*self.timers.values(), *(part.next_at() for part in self.rounds.values())]
+        times = [
+            *self.timers.values(),
+            *(participation.next_at() for participation in self.rounds.values()),
+        ]
         for at in (self.leading.next_at(), self.doubting.next_at(), self.lingering.next_at()):
             if at is not None:
                 times.append(at)
@@ -294,9 +292,9 @@ class FragmentRounds:
         return self.pace.due_time
 
     @property
-    def gathering(self) -> Gathering | None:
+    def open_roster(self) -> OpenRoster | None:
         """The roster that this peer has open as a leader."""
-        return self.leading.gathering
+        return self.leading.roster
 
     @property
     def doubt(self) -> Doubt | None:
@@ -345,9 +343,9 @@ class FragmentRounds:
                 | inputs.SliceMerged()
                 | inputs.MergedArrived()
             ):
-                part = self._part(given.round)
-                if part is not None:
-                    self._apply(part.handle(given, now), now)
+                participation = self._participation(given.round)
+                if participation is not None:
+                    self._apply(participation.handle(given, now), now)
             case inputs.StreamOpened():
                 self._stream_opened(given, now)
             case inputs.Due():
@@ -366,11 +364,11 @@ class FragmentRounds:
                 self.peers.mark_failed(peer, now)
                 answer_at = self.timers.get(Timer.ANSWER)
                 self._apply(self.joining.link_lost(peer, answer_at, now), now)
-                self._without(peer, now)
+                self._go_on_without(peer, now)
             case inputs.PeerSilent(peer):
                 self.peers.mark_failed(peer, now)
                 self._apply(self.joining.peer_silent(peer, self._situation(now), now), now)
-                self._without(peer, now)
+                self._go_on_without(peer, now)
             case inputs.Leave(reason):
                 self._apply(self.joining.leave(reason, self._situation(now), retry=True), now)
                 self._apply(self.leading.dissolve(reason), now)
@@ -427,10 +425,10 @@ class FragmentRounds:
         self._apply(self.leading.tick(self._situation(now), now), now)
         self._apply(self.doubting.tick(now), now)
         self._apply(self.lingering.tick(self.standing, now), now)
-        for part in list(self.rounds.values()):
-            self._apply(part.handle(inputs.Tick(), now), now)
-            if now >= part.end_at and not part.is_open:
-                self._drop(part, now)
+        for participation in list(self.rounds.values()):
+            self._apply(participation.handle(inputs.Tick(), now), now)
+            if now >= participation.end_at and not participation.is_open:
+                self._drop(participation, now)
 
     def _ring(self, timer: Timer, now: float) -> None:
         if timer is Timer.ANSWER:
@@ -449,11 +447,11 @@ class FragmentRounds:
             standing is not None
             and not self.peers.has_several_groups(now)
             and any(
-                part.leads
-                and part.is_open
-                and part.entry is None
-                and part.commit.version > standing.version
-                for part in self.rounds.values()
+                participation.coordinates
+                and participation.is_open
+                and participation.entry is None
+                and participation.commit.version > standing.version
+                for participation in self.rounds.values()
             )
         )
         changes = self.joining.answered(
@@ -461,11 +459,11 @@ class FragmentRounds:
         )
         self._apply(changes, now)
 
-    def _without(self, peer: PeerId, now: float) -> None:
+    def _go_on_without(self, peer: PeerId, now: float) -> None:
         """A peer has failed: the open roster and the rounds go on without it."""
         self._apply(self.leading.consider_closing(self._situation(now), now), now)
-        for part in list(self.rounds.values()):
-            self._apply(part.handle(inputs.LinkLost(peer), now), now)
+        for participation in list(self.rounds.values()):
+            self._apply(participation.handle(inputs.LinkLost(peer), now), now)
 
     def _caught_up(self, given: inputs.CaughtUp, now: float) -> None:
         standing, before = given.standing, self.standing
@@ -503,8 +501,8 @@ class FragmentRounds:
         if not heard_closing:
             changes.append(transitions.RosterClosed(standing.version))
         self._apply(changes, now)
-        if self.gathering is not None:
-            hurried = self.gathering.is_hurried
+        if self.open_roster is not None:
+            hurried = self.open_roster.is_hurried
             self._apply(self.leading.review(self._situation(now), now), now)
             self._apply([transitions.JoinCaller(self._id.me, now, hurried)], now)
         elif call is not None and now < call.until:
@@ -520,21 +518,21 @@ class FragmentRounds:
         if self.peers.knows(sender):
             return True
         round_id = getattr(message, "round", None)
-        part = self.rounds.get(round_id) if round_id is not None else None
-        return part is not None and part.commit.index(sender) is not None
+        participation = self.rounds.get(round_id) if round_id is not None else None
+        return participation is not None and participation.commit.index(sender) is not None
 
     def _heard(self, sender: PeerId, now: float) -> None:
         self.peers.mark_heard(sender)
-        for part in self.rounds.values():
-            part.heard(sender, now)
+        for participation in self.rounds.values():
+            participation.heard(sender, now)
 
     def _receive(self, sender: PeerId, message: Message, now: float) -> None:
         head: Head | None = getattr(message, "head", None)
         reason = None if head is None else self._leap(head)
         if reason is not None:
             self.counters["implausible_head"] += 1
-            told = {"peer": sender, "reason": reason}
-            self._effects.append(CountRefused("implausible", told, "implausible_head"))
+            fields = {"peer": sender, "reason": reason}
+            self._effects.append(CountRefused("implausible", fields, "implausible_head"))
             return
         if head is not None:
             self.certificates.hear(link_of(head), head.signatures, now)
@@ -547,22 +545,22 @@ class FragmentRounds:
     def _answer(self, sender: PeerId, message: Message, now: float) -> Changes:
         match message:
             case messages.Join():
-                self._heard_of(message.head, now)
+                self._saw_head(message.head, now)
                 return self.leading.joined(sender, message, self._situation(now), now)
             case messages.Noted():
                 return self.joining.noted(sender, message, self._situation(now), now)
             case messages.Redirect():
                 return self.joining.redirected(sender, message, self._situation(now), now)
             case messages.Call():
-                self._heard_of(message.head, now)
+                self._saw_head(message.head, now)
                 return self.joining.called(sender, message, self._situation(now), now)
             case messages.Coming():
                 return self.leading.coming(sender, message, self._situation(now), now)
             case messages.Pass():
                 return self.leading.passed(sender, self._situation(now), now)
             case messages.Withdraw():
-                for part in list(self.rounds.values()):
-                    self._apply(part.handle(inputs.Received(sender, message), now), now)
+                for participation in list(self.rounds.values()):
+                    self._apply(participation.handle(inputs.Received(sender, message), now), now)
                 return self.leading.withdrawn(sender, message)
             case messages.NoQuorum() | messages.Refused():
                 situation = self._situation(now)
@@ -582,30 +580,30 @@ class FragmentRounds:
                     self.counters["commit_refused"] += 1
                 return []
             case messages.Behind():
-                self._heard_of(message.head, now)
+                self._saw_head(message.head, now)
                 changes = self.catching_up.receive_behind(message, self._situation(now), now)
-                if not self.catching_up.takes(link_of(message.head), now):
+                if not self.catching_up.may_take(link_of(message.head), now):
                     situation = self._situation(now)
                     changes += self.joining.told_behind_in_vain(sender, situation, now)
                 return changes
             case messages.Compare():
-                self._heard_of(message.head, now)
+                self._saw_head(message.head, now)
                 signed = self.catching_up.sign_for(sender, message.head, self._situation(now), now)
                 return [*signed, transitions.Compare(sender, message.head)]
             case messages.Bits() | messages.Accused() | messages.Directed() | messages.Suspected():
                 return [transitions.Count(f"{type(message).__name__.lower()}_is_the_owners")]
             case messages.Finished():
-                self._heard_of(message.head, now)
+                self._saw_head(message.head, now)
         self._about_round(sender, message, now)
         return []
 
     def _about_round(self, sender: PeerId, message: Message, now: float) -> None:
         round_id: bytes = message.round  # type: ignore[union-attr]
-        part = self.rounds.get(round_id)
+        participation = self.rounds.get(round_id)
         if self.doubting.is_answered_by(sender, round_id):
             self._receive_in_doubt(sender, message, now)
-        if part is not None:
-            self._apply(part.handle(inputs.Received(sender, message), now), now)
+        if participation is not None:
+            self._apply(participation.handle(inputs.Received(sender, message), now), now)
             return
         match message:
             case messages.Finished():
@@ -623,9 +621,9 @@ class FragmentRounds:
             case (
                 messages.Prepare() | messages.Propose() | messages.Reassign() | messages.Forswear()
             ):
-                if self.outcomes.get(round_id) is None:
+                if self.outcomes.head(round_id) is None:
                     self.counters["unknown_round"] += 1
-                absent = self._not_entered.get(round_id, False)
+                absent = self.outcomes.is_absent(round_id)
                 reason = "not in my rounds"
                 declined = messages.Declined(self.fragment, round_id, reason, absent=absent)
                 self._answer_unknown_round(sender, round_id, declined, now)
@@ -636,13 +634,11 @@ class FragmentRounds:
         self, sender: PeerId, round_id: bytes, vow: Message, now: float
     ) -> None:
         """Say how a round ended that is not kept (any more), or vow to have no part in it."""
-        head = self.outcomes.get(round_id)
+        head = self.outcomes.head(round_id)
         if head is not None:
             self._send(sender, messages.Finished(self.fragment, round_id, head), now)
         else:
-            if round_id not in self.outcomes:
-                self.outcomes[round_id] = None
-                self._not_entered[round_id] = False
+            self.outcomes.keep_out(round_id)
             self._send(sender, vow, now)
 
     def _awaits_commit_of(self, leader: PeerId) -> bool:
@@ -669,23 +665,23 @@ class FragmentRounds:
     def _refusal(self, opened: inputs.StreamOpened, now: float) -> str | None:
         """The reason why the stream may not send; ``None`` if it may."""
         opening = opened.opening
-        part = self.rounds.get(opening.round)
-        if part is None:
+        participation = self.rounds.get(opening.round)
+        if participation is None:
             if messages.digest(opening.commit) != opening.round:
                 return "the commit is not that of the round"
             problem = self._learn_commit(opened.sender, opening.commit, opening.signature, now)
-            part = self.rounds.get(opening.round)
-            if part is None:
+            participation = self.rounds.get(opening.round)
+            if participation is None:
                 return problem or "this round is not mine"
-        member = part.commit.index(opened.sender)
+        member = participation.commit.index(opened.sender)
         if member is None:
             return "the sender is not in the roster"
-        if opening.slice >= len(part.reducers):
-            return f"slice {opening.slice} of {len(part.reducers)}"
-        if part.stage in (Stage.VOID, Stage.FORSWORN):
+        if opening.slice >= len(participation.reducers):
+            return f"slice {opening.slice} of {len(participation.reducers)}"
+        if participation.stage in (Stage.VOID, Stage.FORSWORN):
             return "the round is over for me"
-        reduces = opening.slice in part.reducer.slices
-        if not reduces and not carries(part.commit, part.entry, member):
+        reduces = opening.slice in participation.reducer.slices
+        if not reduces and not carries(participation.commit, participation.entry, member):
             return "another peer reduces this slice"
         return None
 
@@ -711,8 +707,8 @@ class FragmentRounds:
             self.counters["bad_signature"] += 1
             return str(error)
         except NotACommit as error:
-            told = {"peer": sender, "reason": str(error)}
-            self._effects.append(WarnOfCommit("not_a_commit", told))
+            fields = {"peer": sender, "reason": str(error)}
+            self._effects.append(WarnOfCommit("not_a_commit", fields))
             return str(error)
         except NotForThisPeer as error:
             return str(error)
@@ -723,27 +719,29 @@ class FragmentRounds:
                 self._consider_end(parent, now)
         reason = self.parents.objection(commit, now)
         if reason is not None and beside is None:
-            self._ask_again(signed, now)
+            self._ask_for_certificates(signed, now)
             return reason
         reason = reason or self._objection(signed.round, commit, now)
         if reason is None:
-            self._enter(signed, now, leads=False)
+            self._enter(signed, now, is_leader=False)
             return None
+        self._decline(signed, reason, now)
+        return reason
+
+    def _decline(self, signed: SignedCommit, reason: str, now: float) -> None:
+        """Do not enter a round, now or later, and tell its leader why."""
+        commit = signed.commit
         if commit.directive != self._id.book.orders.stamp:
             self._tell_directive(commit.leader, now)
-        # Only the machine that is named could have been in it, and a vow keeps it out.
         index = commit.index(self._id.me)
         mine = index is not None and self.joining.has_made(commit.members[index])
-        absent = mine and (signed.round not in self.outcomes or signed.round in self._not_entered)
-        if absent:
-            self.outcomes[signed.round] = None
-            self._not_entered[signed.round] = True
+        absent = self.outcomes.decline(signed.round, names_this_machine=mine)
         self._note("declined", leader=commit.leader, reason=reason)
         median_step_s = self.pace.median_step_s(now)
         overstated = overstatement_of_leader(commit, self.peers, median_step_s, now)
         if overstated is not None:
-            told = {"peer": commit.leader, "reason": f"it claims {overstated}"}
-            self._effects.append(Strike("overstated", told))
+            fields = {"peer": commit.leader, "reason": f"it claims {overstated}"}
+            self._effects.append(Strike("overstated", fields))
         situation = self._situation(now)
         self._send(
             commit.leader,
@@ -751,15 +749,14 @@ class FragmentRounds:
             now,
         )
         self._apply(self.joining.commit_refused(commit, reason, situation), now)
-        return reason
 
-    def _ask_again(self, signed: SignedCommit, now: float) -> None:
+    def _ask_for_certificates(self, signed: SignedCommit, now: float) -> None:
         """Ask the leader for a commit that a stream brought: certificates come beside it."""
         attempt = self.joining.attempt
         if attempt is None or attempt.leader != signed.commit.leader:
             return
-        if self._asked_again != signed.round:
-            self._asked_again = signed.round
+        if self._certificates_asked_of != signed.round:
+            self._certificates_asked_of = signed.round
             self._send(attempt.leader, attempt.join, now)
 
     def _objection(self, round_id: bytes, commit: Commit, now: float) -> str | None:
@@ -791,59 +788,59 @@ class FragmentRounds:
             self._send(entry.peer, messages.Behind(self.fragment, head, self._id.me, found), now)
         return "it mixes versions that mine grew out of" if behind else None
 
-    def _enter(self, signed: SignedCommit, now: float, *, leads: bool) -> None:
+    def _enter(self, signed: SignedCommit, now: float, *, is_leader: bool) -> None:
         commit = signed.commit
-        part = Participation(self._id, signed, self.standing, self.peers, now=now)
-        self.rounds[signed.round] = part
-        if part.entry is not None:
+        participation = Participation(self._id, signed, self.standing, self.peers, now=now)
+        self.rounds[signed.round] = participation
+        if participation.entry is not None:
             self.timers.pop(Timer.ANSWER, None)
             self.joining.entered(commit.leader)
-            self.own_round = part
+            self.own_round = participation
             self.phase = Phase.ENTERED
             if commit.kind == "meld" or self.peers.has_several_groups(now):
                 self.several_groups_version = commit.version
                 self.certificates.among_groups = True
             self.pace.took_part(commit.version)
             self._roster_closed(commit.version, commit.level, now)
-        self._apply(part.begin(now, leads=leads), now)
+        self._apply(participation.begin(now, is_leader=is_leader), now)
 
     # The end of a round
 
     def _applied(self, applied: inputs.Applied, now: float) -> None:
-        part = self._part(applied.round)
-        if part is None or part.stage is not Stage.APPLYING:
+        participation = self._participation(applied.round)
+        if participation is None or participation.stage is not Stage.APPLYING:
             return
-        apply = part.applied
+        apply = participation.applied
         assert apply is not None
         standing = apply.standing
         if applied.merged is not None:
-            standing = with_merged_map(standing, part.commit, applied.merged)
+            standing = with_merged_map(standing, participation.commit, applied.merged)
         if applied.dispersion is not None:
             before = self.measured.version if self.measured is not None else 0
             version = standing.version
             self.measured = Measured(version, applied.dispersion, after=version - before)
-        took_s = now - part.entered_at
+        took_s = now - participation.entered_at
         self.leading.timings.sync_took(took_s)
         contained = apply.contained is not None
         if applied.left is not None and self.standing is not None:
             self.certificates.left(link_of(self.standing.head()), applied.left)
         self._apply([transitions.Stand(standing, fresh=contained)], now)
-        self.catching_up.fellows = tuple(entry.peer for entry in part.commit.members)
+        self.catching_up.fellows = tuple(entry.peer for entry in participation.commit.members)
         head = standing.head()
-        self.outcomes[part.id] = head
-        self._saw_merged(part, now)
+        self.outcomes.finish(participation.id, head)
+        self._saw_merged(participation, now)
         self._note(
             "finished",
             version=standing.version,
             contained=contained,
-            kind=part.commit.kind,
+            kind=participation.commit.kind,
             took_s=took_s,
         )
-        if self.own_round is part:
+        if self.own_round is participation:
             self.own_round = None
             self._apply(self.joining.become_idle("finished", retry=False), now)
-        self._apply(part.finished(head), now)
-        self._apply(self.leading.tell_late(part.id, head), now)
+        self._apply(participation.finished(head), now)
+        self._apply(self.leading.tell_late(participation.id, head), now)
         self._apply(self.catching_up.take_hint(self._situation(now), now), now)
 
     def _took_state(self, before: Standing | None, after: Standing | None) -> None:
@@ -853,53 +850,52 @@ class FragmentRounds:
             tokens = {peer: mark.tokens for peer, mark in after.merged.items()}
             self.peers.took_state(versions, tokens)
 
-    def _saw_merged(self, part: Participation, now: float) -> None:
-        if part.seal and part.commit.kind != "mix":
-            members = part.commit.members
-            self.peers.saw_merged([members[index].peer for index in part.seal], now)
+    def _saw_merged(self, participation: Participation, now: float) -> None:
+        if participation.seal and participation.commit.kind != "mix":
+            members = participation.commit.members
+            self.peers.saw_merged([members[index].peer for index in participation.seal], now)
 
-    def _part(self, round_id: bytes) -> Participation | None:
-        part = self.rounds.get(round_id)
-        if part is None:
+    def _participation(self, round_id: bytes) -> Participation | None:
+        participation = self.rounds.get(round_id)
+        if participation is None:
             self.counters["report_of_unknown_round"] += 1
-        return part
+        return participation
 
     def _round_ended(self, ended: transitions.RoundEnded, now: float) -> None:
         """This peer is out of a round without a new version."""
-        part = self.rounds[ended.round]
-        if self.own_round is not part:
-            if self.doubting.is_about(part.id) and not ended.in_doubt:
+        participation = self.rounds[ended.round]
+        if self.own_round is not participation:
+            if self.doubting.is_about(participation.id) and not ended.in_doubt:
                 finished = ended.may_be_finished
                 self._apply(self.doubting.void(ended.reason, now, may_be_finished=finished), now)
             return
         self.own_round = None
-        commit = part.commit
+        commit = participation.commit
         reason = f"its round ended without a version: {ended.reason}"
         self._apply(self.joining.join_failed(commit.leader, reason), now)
         several = commit.version == self.several_groups_version
-        elsewhere = ended.may_be_finished and part.may_contain_own_work()
+        elsewhere = ended.may_be_finished and participation.may_contain_own_work()
         in_doubt = ended.in_doubt or (elsewhere and several)
-        self._effects.append(GiveUp(part.id, ended.reason, in_doubt))
-        assert part.entry is not None
-        mark = commit.members[part.entry].mark
+        self._effects.append(GiveUp(participation.id, ended.reason, in_doubt))
+        assert participation.entry is not None
+        mark = commit.members[participation.entry].mark
         if elsewhere and not in_doubt:
             self.doubting.leave_open(mark)
         if in_doubt:
             self._note("in_doubt", reason=ended.reason)
-            self.doubting.begin(part.id, commit, mark, now, several_groups=several)
+            self.doubting.begin(participation.id, commit, mark, now, several_groups=several)
             if ended.may_be_finished:
                 self._apply(self.doubting.void(ended.reason, now, may_be_finished=True), now)
         self._apply(self.joining.become_idle(ended.reason, retry=True), now)
         self._apply(self.catching_up.take_hint(self._situation(now), now), now)
 
-    def _drop(self, part: Participation, now: float) -> None:
-        if part.id not in self.outcomes:
-            self.outcomes[part.id] = part.head
-        if part.entry is None and part.stage is Stage.FINISHED:
-            self._saw_merged(part, now)  # this peer has only led it, or reduced
-        del self.rounds[part.id]
-        self.leading.forget_late(part.id)
-        self._apply(part.forget(), now)
+    def _drop(self, participation: Participation, now: float) -> None:
+        self.outcomes.forget(participation.id, participation.head)
+        if participation.entry is None and participation.stage is Stage.FINISHED:
+            self._saw_merged(participation, now)  # this peer has only led it, or reduced
+        del self.rounds[participation.id]
+        self.leading.forget_late(participation.id)
+        self._apply(participation.forget(), now)
 
     # Standing
 
@@ -918,8 +914,9 @@ class FragmentRounds:
         self._consider_end(link_of(standing.head()), now)
         self._apply(self.doubting.standing_changed(standing), now)
 
-    def _heard_of(self, head: Head | None, now: float) -> None:
-        """Another peer stands here; only a certified head can end the run, or count as closed."""
+    def _saw_head(self, head: Head | None, now: float) -> None:
+        """Another peer stands on this head: if it is certified, it counts as closed and may end the
+        run."""
         if head is not None and self.certificates.is_certified(link_of(head), now):
             self._shown_version = max(self._shown_version, head.version)
             self._consider_end(link_of(head), now)
@@ -955,7 +952,7 @@ class FragmentRounds:
     # Changes
 
     def _situation(self, now: float) -> Situation:
-        gathering = self.leading.gathering
+        roster = self.leading.roster
         return Situation(
             phase=self.phase,
             standing=self.standing,
@@ -965,7 +962,7 @@ class FragmentRounds:
             bytes_per_s=self.peers.bytes_per_s,
             catching_since=self.catching_up.began_at if self.phase is Phase.CATCHING else None,
             attempt=self.joining.attempt,
-            roster_until=None if gathering is None else gathering.until,
+            roster_decides_at=None if roster is None else roster.decide_at,
             under_way=self._under_way(),
             measured=self.measured,
             in_doubt=self.doubting.doubt is not None,
@@ -977,11 +974,11 @@ class FragmentRounds:
         )
 
     def _under_way(self) -> SignedCommit | None:
-        part = self.own_round
-        if part is None:
-            led = (part for part in self.rounds.values() if part.leads and part.is_open)
-            part = next(led, None)
-        return part.signed if part is not None and part.is_open else None
+        own = self.own_round
+        if own is None:
+            coordinated = (each for each in self.rounds.values() if each.coordinates)
+            own = next((each for each in coordinated if each.is_open), None)
+        return own.signed if own is not None and own.is_open else None
 
     def _apply(self, changes: Changes, now: float) -> None:
         """Carry out changes in their order, each with all that it leads to."""
@@ -1016,7 +1013,7 @@ class FragmentRounds:
             case transitions.Stand():
                 self._stand(change, now)
             case transitions.EnterOwnRound(signed):
-                self._enter(signed, now, leads=True)
+                self._enter(signed, now, is_leader=True)
             case transitions.RoundEnded():
                 self._round_ended(change, now)
             case transitions.TakeBackOwnJoin():
@@ -1032,10 +1029,10 @@ class FragmentRounds:
             case transitions.Abandon(reason):
                 return self.joining.abandon(reason)
             case _:
-                return self._referred(change, self._situation(now), now)
+                return self._ask_part(change, self._situation(now), now)
         return []
 
-    def _referred(self, change: Question, situation: Situation, now: float) -> Changes:
+    def _ask_part(self, change: Question, situation: Situation, now: float) -> Changes:
         """Ask the part that a transition is for."""
         match change:
             case transitions.AnswerCall():

@@ -16,7 +16,7 @@ from averaging.rules.claims import overstated
 from averaging.rules.grouping import group_of, grouping_named
 from averaging.rules.mixing import MELD_LAG
 from averaging.rules.peer_view import ESTABLISHED_AFTER_S, PeerView
-from averaging.rules.probation import SEEN_MAX, SLACK, STRIKES_COUNT_SINCE, Asked, Probation
+from averaging.rules.probation import SEEN_MAX, SLACK, STRIKES_COUNT_SINCE, Probation, RequiredWork
 from averaging.rules.succession import NO_LINEAGE, leaders, on_usual_lines, succession
 from dht.bounded_mapping import BoundedMapping
 from dht.identity import PeerId
@@ -61,13 +61,13 @@ class Neighbourhood:
         self._id = identity
         self.probation = probation or Probation(identity.policy.probation)
         """Record of the others' work; all fragments of a peer share one."""
-        self._asked: tuple[float, Asked] | None = None
-        """Cache of what is asked of a peer, at one moment."""
+        self._required: tuple[float, RequiredWork] | None = None
+        """Cache of ``required_work``, as of one moment."""
         self._policy = identity.policy
         self._vouchers = BoundedMapping[PeerId, set[PeerId]](FAILED_MAX)
         """Peers that have sent this one to a leader, by leader."""
         self._merged_at = BoundedMapping[PeerId, float](SEEN_MAX)
-        """When this peer saw work of another one merged last, in this fragment."""
+        """Time at which this peer last saw work of each other one merged, in this fragment."""
         self.view = view
         self.group_size = identity.policy.group_size
         self.trains = circumstances.trains
@@ -143,14 +143,14 @@ class Neighbourhood:
         """True if a peer counts for this one (``averaging.rules.probation``)."""
         probation = self.probation
         if not probation.is_on and not probation.is_struck(peer, now):
-            return True  # whatever is asked of others
-        return probation.progress(peer, self.asked(now), now) >= 1.0
+            return True  # whatever is required of others
+        return probation.progress(peer, self.required_work(now), now) >= 1.0
 
-    def asked(self, now: float) -> Asked:
+    def required_work(self, now: float) -> RequiredWork:
         """Return the work that a peer must have done now to count."""
-        if self._asked is None or self._asked[0] != now:
-            self._asked = now, self.probation.asked(self._all_live(now), now)
-        return self._asked[1]
+        if self._required is None or self._required[0] != now:
+            self._required = now, self.probation.required_work(self._all_live(now), now)
+        return self._required[1]
 
     def _all_live(self, now: float) -> list[PeerId]:
         return [self._id.me, *(peer for peer in self.view if self.is_live(peer, now))]
@@ -158,7 +158,7 @@ class Neighbourhood:
     def took_state(self, versions: int, tokens: Mapping[PeerId, int]) -> None:
         """This peer took a state that is so many versions on, with so many tokens of each peer."""
         self.probation.took_state(versions, tokens)
-        self._asked = None
+        self._required = None
 
     def saw_merged(self, contributors: Iterable[PeerId], now: float) -> None:
         """A round was merged with the work of these peers."""
@@ -168,12 +168,13 @@ class Neighbourhood:
             self._merged_at[peer] = now
         if self.probation.is_on:
             self.probation.saw_merged(contributors, self._all_live(now), now)
-            self._asked = None
+            self._required = None
 
     def overstates(
         self, peer: PeerId, steps: int, median_step_s: float, now: float, *, slack: float = 1.0
     ) -> str | None:
-        """Why this peer cannot have made so many steps since its last merged contribution."""
+        """The reason why this peer cannot have made so many steps since its last merged
+        contribution."""
         seen = self.view.get(peer)
         since = self._merged_at.get(peer, seen.first_seen if seen is not None else None)
         if since is None or peer == self._id.me:
@@ -181,13 +182,13 @@ class Neighbourhood:
         return overstated(steps, seen_s=now - since, median_step_s=median_step_s, slack=slack)
 
     def newcomers(self, peers: Iterable[PeerId], now: float) -> set[PeerId]:
-        """Those of these peers that are on probation."""
+        """The peers among these that are on probation."""
         if self.probation.counts_all:
             return set()
         return {peer for peer in peers if not self.is_established(peer, now)}
 
     def on_probation(self, joined: Iterable[PeerId], number: int, now: float) -> set[PeerId]:
-        """Those of these peers that do not count in a round of this protocol number."""
+        """The peers among these that do not count in a round of this protocol number."""
         if not self.probation.is_on and number < STRIKES_COUNT_SINCE:
             return set()
         return self.newcomers(joined, now)
@@ -266,8 +267,8 @@ class Neighbourhood:
             else:
                 del self.passed_over[peer]
 
-    def ask_again(self, peer: PeerId) -> None:
-        """Pass a peer over no more."""
+    def stop_passing_over(self, peer: PeerId) -> None:
+        """Count a peer among the possible leaders again."""
         self.passed_over.pop(peer, None)
 
     def is_avoided(self, peer: PeerId) -> bool:
@@ -313,7 +314,10 @@ class Neighbourhood:
         if seen is None or not seen.reachable:
             return False
         probation = self.probation
-        if not probation.counts_all and probation.progress(peer, self.asked(now), now) < SLACK:
+        if (
+            not probation.counts_all
+            and probation.progress(peer, self.required_work(now), now) < SLACK
+        ):
             # Where no other can be dialled newcomers have to lead.
             return self._is_vouched_for(peer, now) or not self._can_be_led(self.view, (), now)
         if now - seen.first_seen >= ESTABLISHED_AFTER_S / 2:
@@ -341,8 +345,8 @@ class Neighbourhood:
         seen = self.view.get(leader)
         if seen is None or not seen.reachable or self.probation.counts_all:
             return None
-        asked = self._vouchers.get(leader, set())
-        others = sorted(self.electorate(now) - asked - {leader})
+        vouchers = self._vouchers.get(leader, set())
+        others = sorted(self.electorate(now) - vouchers - {leader})
         return next((peer for peer in others if not self.is_avoided(peer)), None)
 
     def follows(self, peer: PeerId, head: Head, now: float) -> bool:
@@ -359,21 +363,23 @@ class Neighbourhood:
         return first is None or first == peer or self.outranks(peer, first, head, head, now)
 
     def leader(
-        self, head: Head, failed: tuple[PeerId, ...], now: float, *, asked: bool = False
+        self, head: Head, failed: tuple[PeerId, ...], now: float, *, is_joined: bool = False
     ) -> PeerId | None:
         """The leader of this peer's group, as far as it sees; ``None``: nobody can lead.
 
-        ``head``: where this peer stands. ``asked``: another peer takes this one for its leader.
+        ``head``: where this peer stands. ``is_joined``: another peer has joined this one.
         """
         self.drop_outdated_failures()
         group = self.group(self._id.me, head.version, now) if self.trains else ()
-        ranked = self._leaders_of(group, head, failed, now, asked=asked)
+        ranked = self._leaders_of(group, head, failed, now, is_joined=is_joined)
         if not ranked and self.passed_over:
             self.passed_over.clear()  # nobody else is left: ask them again
-            ranked = self._leaders_of(group, head, failed, now, asked=asked)
+            ranked = self._leaders_of(group, head, failed, now, is_joined=is_joined)
         if not ranked and group:
             # A group in which nobody can be dialled: another one's leader knows where the run is.
-            ranked = self._leaders_of(tuple(sorted(self.view)), head, failed, now, asked=asked)
+            ranked = self._leaders_of(
+                tuple(sorted(self.view)), head, failed, now, is_joined=is_joined
+            )
         return ranked[0] if ranked else None
 
     def _leaders_of(
@@ -383,7 +389,7 @@ class Neighbourhood:
         failed: tuple[PeerId, ...],
         now: float,
         *,
-        asked: bool,
+        is_joined: bool,
     ) -> Sequence[PeerId]:
         """The peers that can lead a group, the first in rank first."""
         down = (*self.avoided(), *failed)
@@ -393,10 +399,10 @@ class Neighbourhood:
             me=self._id.me,
             me_reachable=self.reachable,
             # In a young swarm nobody is established; in an old one this peer is, if it has been
-            # here for long. A peer that asks has seen this one for long, even if this one began
+            # here for long. A peer that joins it has seen it for long, even if this one began
             # late: two peers that each take only the other for established would send the joiner
             # to one another.
-            me_established=asked or now - self.started_at >= ESTABLISHED_AFTER_S,
+            me_established=is_joined or now - self.started_at >= ESTABLISHED_AFTER_S,
             failed=down,
             now=now,
         )
@@ -408,7 +414,7 @@ class Neighbourhood:
         group = self.group(sender, join.head.version, now)
         failed = tuple(peer for peer in join.failed if peer != self._id.me)
         if self.trains and self._id.me in group:
-            return self.leader(join.head, failed, now, asked=True)
+            return self.leader(join.head, failed, now, is_joined=True)
         down = (*self.failed, *failed)
         able = leaders(
             self._candidates(group, down, now),

@@ -44,7 +44,7 @@ def objection(
         or _strange_roster(commit, peers)
         or _lonely(commit, identity, peers, now)
         or _overstated(commit, peers, median_step_s, now)
-        or peers.probation.objection(commit, peers.asked(now), now, me=identity.me)
+        or peers.probation.objection(commit, peers.required_work(now), now, me=identity.me)
     )
 
 
@@ -111,7 +111,7 @@ def _overstated(
 def overstatement_of_leader(
     commit: Commit, peers: Neighbourhood, median_step_s: float, now: float
 ) -> str | None:
-    """Why the leader cannot have made as many steps as it claims; ``None``: it may have.
+    """The reason why the leader cannot have made as many steps as it claims; ``None``: it may have.
 
     Of a claim of another member it may have seen more than this peer.
     """

@@ -126,7 +126,7 @@ class Parents:
 
         A version that it went through needs no signatures: its own state is made of it.
         """
-        return self._is_behind(parent) or self.catching_up.joins(parent, now)
+        return self._is_behind(parent) or self.catching_up.may_continue(parent, now)
 
     def _is_behind(self, parent: Link) -> bool:
         standing = self.certificates.standing

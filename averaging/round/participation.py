@@ -52,7 +52,7 @@ from averaging.round.inputs import (
 )
 from averaging.round.member_slices import MemberSlices
 from averaging.round.neighbourhood import Neighbourhood
-from averaging.round.paxos import Acceptor, Coordinator, Phase, Voter
+from averaging.round.paxos import Acceptor, BallotPhase, Coordinator, Voter
 from averaging.round.phase import LastTimer, RoundTimer, Stage
 from averaging.round.reducer import Reducer
 from averaging.round.seals import (
@@ -74,6 +74,16 @@ from dht.identity import PeerId
 
 RoundInput: TypeAlias = Received | LinkLost | Tick | Report
 """The inputs of a machine that concern a round."""
+
+FOR_COORDINATOR = (
+    messages.Report,
+    messages.Missing,
+    messages.Promise,
+    messages.Outbid,
+    messages.Accepted,
+    messages.Forsworn,
+)
+"""Messages to the coordinator; other peers ignore them."""
 
 
 class Participation:
@@ -108,7 +118,8 @@ class Participation:
         self.slices = MemberSlices(len(self.reducers))
         self.acceptor = Acceptor()
         self.takeover = Takeover(identity, commit, peers, now=now)
-        self.lead: Coordinator | None = None
+        self.coordinator: Coordinator | None = None
+        """The ballot that this peer coordinates, or was the last to coordinate."""
         self.seal: tuple[int, ...] | None = None
         self.applied: Apply | None = None
         self._others_finished = False
@@ -142,12 +153,13 @@ class Participation:
         return self.stage in (Stage.UPLOADING, Stage.SEALED)
 
     @property
-    def coordinator(self) -> PeerId:
-        return self.takeover.coordinator
+    def coordinating_peer(self) -> PeerId:
+        return self.takeover.coordinating_peer
 
     @property
-    def leads(self) -> bool:
-        return self.lead is not None and self.lead.phase is not Phase.OVER
+    def coordinates(self) -> bool:
+        """True while this peer coordinates a ballot."""
+        return self.coordinator is not None and not self.coordinator.is_over
 
     @property
     def _has_vote(self) -> bool:
@@ -182,20 +194,20 @@ class Participation:
             return self.entry in self.seal
         if self.acceptor.accepted_ballot is not None and self.acceptor.accepted != VOID:
             return True
-        absent = self.lead.absent if self.lead is not None else set()
+        absent = self.coordinator.absent if self.coordinator is not None else set()
         others = set(self.commit.voters) - absent - {self.entry}
         return len(others) >= self.commit.majority
 
     def next_at(self) -> float:
         waits = self._waits
-        if not waits and self.lead is None:
+        if not waits and self.coordinator is None:
             return self.end_at
         times = [self.end_at]
         if waits:
             times += [*self._timers.values(), self.slices.next_retry_at(), self.takeover.at]
         elif not self.is_open:
             times += self._last_timers.values()
-        if self.lead is not None and (lead_at := self.lead.next_at()) is not None:
+        if self.coordinator is not None and (lead_at := self.coordinator.next_at()) is not None:
             times.append(lead_at)
         return min(times)
 
@@ -207,7 +219,7 @@ class Participation:
 
     # Beginning
 
-    def begin(self, now: float, *, leads: bool) -> Changes:
+    def begin(self, now: float, *, is_leader: bool) -> Changes:
         self._note(
             "entered",
             members=len(self.commit.members),
@@ -224,8 +236,8 @@ class Participation:
                 tuple(sorted(self.reducer.slices)),
             )
         )
-        if leads:
-            self.lead = self._coordinate(0, now)
+        if is_leader:
+            self.coordinator = self._coordinate(0, now)
         if self.entry is not None:
             for index in range(len(self.reducers)):
                 self._upload(index)
@@ -313,7 +325,7 @@ class Participation:
         elif problem is None:
             # Their uploads come in this bundle or not at all: no need to wait for them.
             self.reducer.missed(index, own_riders.difference(riders))
-        if not self.reducer.arrived(index, member, problem, arrived.length, riders=riders):
+        if not self.reducer.arrived(index, member, problem, arrived.norm, riders=riders):
             return
         if problem is not None:
             self._note("upload_refused", peer=sender, slice=index, reason=problem)
@@ -382,67 +394,75 @@ class Participation:
         if member is None and sender not in self.reducers and sender != self.commit.leader:
             return False
         match message:
-            case messages.Report():
-                if self.lead is not None:
-                    before = self.lead.phase
-                    self.lead.reported(
-                        sender, message.slice, message.complete, message.refused, now
-                    )
-                    self._who_left_me_out(self.lead, before, now)
-                    self._send_outcome(sender)
             case messages.Declined():
                 self._declined(sender, message.reason, now, absent=message.absent)
-            case messages.Missing():
-                if self.lead is not None and not self._send_outcome(sender):
-                    self.lead.missing(sender, message.slice, now)
             case messages.Ask():
                 self._send_outcome(sender)
             case messages.Reassign():
                 return self._reassigned(sender, message, now)
             case messages.Prepare():
                 return self._prepare(sender, message, now)
-            case messages.Promise():
-                if self.lead is not None and member is not None:
-                    uploads_until = self.entered_at + self.commit.upload_s
-                    self.lead.promised(member, message, now, uploads_until=uploads_until)
-            case messages.Outbid():
-                if self.lead is not None and message.ballot == self.lead.ballot:
-                    self.lead.outbid(message.promised)
-                    self.takeover.plan(self._policy.margin_s, now)
             case messages.Propose():
                 return self._proposed(sender, message, now)
-            case messages.Accepted():
-                if self.lead is not None and member is not None:
-                    self.lead.accepted_by(member, message.ballot, message.signature, now)
             case messages.Sealed():
                 return self._sealed(message, now)
             case messages.Forswear():
                 return self._forswear(sender, message, now)
-            case messages.Forsworn():
-                if self.lead is not None:
-                    self.lead.forsworn_by(sender, message.signature)
-                elif sender == self.coordinator and self.stage is Stage.UPLOADING:
+            case messages.Forsworn() if self.coordinator is None:
+                if sender == self.coordinating_peer and self.stage is Stage.UPLOADING:
                     self.takeover.left(now)
             case messages.Void():
                 return self._told_void(sender, message, now)
             case messages.Finished():
                 self._member_finished(sender, message.head, now)
             case _:
-                return False
+                return self._for_coordinator(self.coordinator, sender, message, now)
         return True
 
-    def _who_left_me_out(self, lead: Coordinator, before: Phase, now: float) -> None:
-        """Note the reducers that reported without the own upload, which they were sent.
+    def _for_coordinator(
+        self, coordinator: Coordinator | None, sender: PeerId, message: Message, now: float
+    ) -> bool:
+        """Take a message for the coordinator. ``False``: it is no message of a round."""
+        if not isinstance(message, FOR_COORDINATOR):
+            return False
+        if coordinator is None:
+            return True
+        member = self.commit.index(sender)
+        match message:
+            case messages.Report(_, _, index, complete, refused):
+                before = coordinator.phase
+                coordinator.reported(sender, index, complete, refused, now)
+                self._suspect_withholding(coordinator, before, now)
+                self._send_outcome(sender)
+            case messages.Missing():
+                if not self._send_outcome(sender):
+                    coordinator.missing(sender, message.slice, now)
+            case messages.Promise() if member is not None:
+                uploads_until = self.entered_at + self.commit.upload_s
+                coordinator.promised(member, message, now, uploads_until=uploads_until)
+            case messages.Outbid() if message.ballot == coordinator.ballot:
+                coordinator.outbid(message.promised)
+                self.takeover.plan(self._policy.margin_s, now)
+            case messages.Accepted() if member is not None:
+                coordinator.accepted_by(member, message.ballot, message.signature, now)
+            case messages.Forsworn():
+                coordinator.forsworn_by(sender, message.signature)
+        return True
 
-        A reducer may leave out whom it likes, and then the seal does so too. Only the peer that is
-        left out knows that it sent its upload, so nobody else can blame the reducer. It holds it
-        against it, and names others to reduce when it leads.
+    def _suspect_withholding(
+        self, coordinator: Coordinator, before: BallotPhase, now: float
+    ) -> None:
+        """Suspect the reducers that reported without the own upload, which they were sent.
+
+        A reducer can leave out any member, and the seal follows its report. Only the peer that is
+        left out knows that it sent its upload, so only that peer can blame the reducer. It then
+        names other reducers when it leads.
         """
-        if before is not Phase.GATHERING or lead.phase is not Phase.PROPOSING:
+        if before is not BallotPhase.GATHERING or coordinator.phase is not BallotPhase.PROPOSING:
             return
-        for index, complete in sorted(lead.complete.items()):
+        for index, complete in sorted(coordinator.complete.items()):
             peer = self.reducers[index]
-            sent = self.entry in lead.expected and index not in self.slices.tries
+            sent = self.entry in coordinator.expected and index not in self.slices.tries
             if sent and self.entry not in complete and not self._peers.is_down(peer, now):
                 reason = f"it has not got slice {index} of my upload, which I sent"
                 self._emit(Suspect("withheld", {"peer": peer, "reason": reason}))
@@ -455,11 +475,11 @@ class Participation:
             self._declined(sender, "it has withdrawn its join", now, absent=True)
 
     def _declined(self, sender: PeerId, reason: str, now: float, *, absent: bool) -> None:
-        if self.lead is None:
+        if self.coordinator is None:
             return
         self._note("declined_by", peer=sender, reason=reason)
-        self.lead.declined(sender, reason, now, absent=absent)
-        if self.lead.phase is not Phase.OVER:  # else the coordinator has sent the outcome to all
+        self.coordinator.declined(sender, reason, now, absent=absent)
+        if not self.coordinator.is_over:  # else the coordinator has sent the outcome to all
             self._leave_if_alone(now)
 
     def _send_outcome(self, sender: PeerId) -> bool:
@@ -574,22 +594,22 @@ class Participation:
 
     def _member_finished(self, sender: PeerId, head: messages.Head, now: float) -> None:
         self._note("heard_finished", peer=sender)
-        all_have = self.lead is not None and self.lead.has_finished(sender)
+        all_have = self.coordinator is not None and self.coordinator.has_finished(sender)
         newcomer = self.commit.index(sender) in self.commit.on_probation
         self._others_finished = self._others_finished or not newcomer
-        lead = self.lead if self.commit.on_probation else None
-        if lead is not None and lead.voters_have_finished():
+        coordinator = self.coordinator if self.commit.on_probation else None
+        if coordinator is not None and coordinator.voters_have_finished():
             # A member on probation that never says so does not keep the round for long.
             at = now + self.commit.upload_s + self._policy.margin_s
             self._last_timers.setdefault(LastTimer.FADE, at)
-        if self.lead is not None and self.commit.kind == "meld":
+        if self.coordinator is not None and self.commit.kind == "meld":
             self._last_timers.setdefault(LastTimer.SHOW, now + self._policy.margin_s)
         if all_have and self.entry is None and self.is_open:
             self.stage = Stage.FINISHED  # this peer only reduced or led
             self.head = head
         if all_have and not self.is_open:
             self._end_for_all(now)
-        elif self.stage is Stage.FINISHED and sender == self.coordinator != self._id.me:
+        elif self.stage is Stage.FINISHED and sender == self.coordinating_peer != self._id.me:
             # All have finished. With short cycles, rounds kept for ``round_s`` would pile up.
             self.end_at = min(self.end_at, now + self._policy.margin_s)
         if self._waits and not newcomer:
@@ -605,11 +625,12 @@ class Participation:
         self._last_timers[LastTimer.SHOW] = math.inf
 
     def _show_signatures(self) -> None:
-        """Somebody has not finished. Each of the others soon joins peers that stand elsewhere, and
-        has to prove where it stands."""
+        """Show the others that have finished the signatures of each other, as one member has not
+        finished. Each of them soon joins peers that stand elsewhere, and has to prove where it
+        stands."""
         self._last_timers[LastTimer.SHOW] = math.inf
-        if self.lead is not None and self.head is not None:
-            for peer in sorted(self.lead.finished.values()):
+        if self.coordinator is not None and self.head is not None:
+            for peer in sorted(self.coordinator.finished.values()):
                 if peer != self._id.me:
                     self._send(peer, messages.Compare(self.commit.fragment, self.head))
 
@@ -635,14 +656,18 @@ class Participation:
             return False
         if self.stage in (Stage.UPLOADING, Stage.SEALED, Stage.FORSWORN):
             self._voided = message
-        elsewhere = may_be_finished(self.commit, message, sender) and not self.leads
+        elsewhere = may_be_finished(self.commit, message, sender) and not self.coordinates
         self._void(message.reason, may_be_finished=elsewhere)
         return True
 
     def _found_void(self, ballot: int) -> bool:
         """True if this peer has coordinated this ballot, and found that the round is void."""
-        lead = self.lead
-        return lead is not None and (lead.ballot, lead.value) == (ballot, VOID) and not self.leads
+        coordinator = self.coordinator
+        return (
+            coordinator is not None
+            and (coordinator.ballot, coordinator.value) == (ballot, VOID)
+            and not self.coordinates
+        )
 
     def _learn_seal(self, seal: tuple[int, ...], now: float) -> None:
         if self.seal is not None or not self.is_open:
@@ -661,8 +686,8 @@ class Participation:
         self._try_apply(now)
 
     def _void(self, reason: str, *, may_be_finished: bool) -> None:
-        if self.lead is not None and self.lead.phase is not Phase.OVER:
-            self.lead.phase = Phase.OVER
+        if self.coordinator is not None:
+            self.coordinator.phase = BallotPhase.OVER
         if self.stage is Stage.FORSWORN:
             self.stage = Stage.VOID
             self._end(reason, in_doubt=False, may_be_finished=may_be_finished)
@@ -725,7 +750,7 @@ class Participation:
     # Time and failures
 
     def _link_lost(self, peer: PeerId, now: float) -> None:
-        if peer == self.coordinator and not self.leads:
+        if peer == self.coordinating_peer and not self.coordinates:
             self.takeover.plan(self._policy.suspect_s, now, sooner=True)
         self._leave_if_alone(now)
 
@@ -733,10 +758,10 @@ class Participation:
         self.takeover.heard(peer, self.stage, now)
 
     def _tick(self, now: float) -> None:
-        if self.lead is not None:
-            before = self.lead.phase
-            self.lead.tick(now, i_finished=self.stage in (Stage.APPLYING, Stage.FINISHED))
-            self._who_left_me_out(self.lead, before, now)
+        if self.coordinator is not None:
+            before = self.coordinator.phase
+            self.coordinator.tick(now, i_finished=self.stage in (Stage.APPLYING, Stage.FINISHED))
+            self._suspect_withholding(self.coordinator, before, now)
         if self._waits:
             for index in self.slices.to_retry(now):
                 if self.entry is not None and self.slices.digests[index] is None:
@@ -757,8 +782,8 @@ class Participation:
         if self._rings_last(LastTimer.SHOW, now):
             self._show_signatures()
         if now >= self.end_at and self.is_open and self.stage is not Stage.APPLYING:
-            if self.lead is not None:
-                self.lead.note_silent_voters(now)
+            if self.coordinator is not None:
+                self.coordinator.note_silent_voters(now)
             self._leave("the round's deadline has come", now)
 
     def _leave_if_alone(self, now: float) -> None:
@@ -768,11 +793,13 @@ class Participation:
         again. If giving up would leave a doubt, it gains nothing: wait for the others, or for the
         deadline.
         """
-        helps = self.entry is not None or self.leads
+        helps = self.entry is not None or self.coordinates
         if self.stage is not Stage.UPLOADING or not helps or self.may_be_sealed_elsewhere():
             self._timers.pop(RoundTimer.ALONE, None)
             return
-        declined = self.lead.declined_indices() if self.lead is not None else frozenset()
+        declined = (
+            self.coordinator.declined_indices() if self.coordinator is not None else frozenset()
+        )
         others = [
             entry.peer
             for index, entry in enumerate(self.commit.members)
@@ -807,7 +834,9 @@ class Participation:
         missing slices, or merge those themselves. Those that have left in order count on it. A
         keeper that reduces gets no slices itself, and others may wait for its own.
         """
-        declined = self.lead.declined_indices() if self.lead is not None else frozenset()
+        declined = (
+            self.coordinator.declined_indices() if self.coordinator is not None else frozenset()
+        )
         if not self._peers.is_deserted(self.commit, now, declined):
             return False
         if self.seal is None:
@@ -829,8 +858,8 @@ class Participation:
         if self.stage is Stage.UPLOADING:
             for index in sorted(self.reducer.slices):
                 self._report(index)
-        if self.coordinator != self._id.me:
-            self._send(self.coordinator, messages.Ask(self.commit.fragment, self.id))
+        if self.coordinating_peer != self._id.me:
+            self._send(self.coordinating_peer, messages.Ask(self.commit.fragment, self.id))
 
     def _overdue(self, now: float) -> None:
         """The round is sealed, or another member has finished, and merged slices are missing."""
@@ -854,19 +883,19 @@ class Participation:
 
     def _take_over(self, now: float) -> None:
         self.takeover.cancel()
-        if self.leads:
+        if self.coordinates:
             return
         self.takeover.begin(above=self.acceptor.promised)
         ballot = self.takeover.ballot
         self._note("took_over", ballot=ballot, stage=str(self.stage))
-        self.lead = self._coordinate(ballot, now)
+        self.coordinator = self._coordinate(ballot, now)
         self.takeover.plan(4 * self._policy.margin_s + self.commit.upload_s, now)
 
     def _follow(self, ballot: int, now: float) -> None:
         if ballot <= self.takeover.ballot:
             return
-        if self.lead is not None and self.lead.ballot < ballot:
-            self.lead.outbid(ballot)
+        if self.coordinator is not None and self.coordinator.ballot < ballot:
+            self.coordinator.outbid(ballot)
         self.takeover.follow(ballot, now)
         self._note("follows", ballot=ballot)
 
@@ -891,4 +920,4 @@ class Participation:
         )
 
     def _send_to_coordinator(self, message: Message) -> None:
-        self._send(self.coordinator, message)
+        self._send(self.coordinating_peer, message)

@@ -43,7 +43,7 @@ from dht.identity import PeerId
 DEAD = "dead"
 """The reason for a missing member that may come back."""
 REASSIGNMENTS_MAX = 2
-"""How often one slice may change its reducer before the seal, and again after it."""
+"""Number of times that one slice may change its reducer before the seal, and again after it."""
 
 
 class Acceptor:
@@ -79,7 +79,9 @@ class Acceptor:
         return True
 
 
-class Phase(StrEnum):
+class BallotPhase(StrEnum):
+    """The progress of a coordinator with its ballot."""
+
     PREPARING = "preparing"
     GATHERING = "gathering"
     PROPOSING = "proposing"
@@ -88,7 +90,7 @@ class Phase(StrEnum):
     OVER = "over"
 
 
-_CHOSEN = (Phase.SEALED, Phase.FORSWEARING, Phase.OVER)
+_CHOSEN = (BallotPhase.SEALED, BallotPhase.FORSWEARING, BallotPhase.OVER)
 """A seal was chosen, or the round is over."""
 
 
@@ -115,7 +117,7 @@ class Voter:
 
 
 class Coordinator:
-    """Leads a round from its commit to its end: gathers reports, seals, replaces dead reducers.
+    """Brings a round to its end by one ballot: gathers reports, seals, replaces dead reducers.
 
     It proposes the members whose uploads all reducers have, but for those that it refuses itself:
     they stay members, vote, get the new version and offer the same work to the next round, as after
@@ -176,7 +178,7 @@ class Coordinator:
         self.began_at = now
         self._newcomers_until: float | None = None
         """Deadline for uploads of members on probation; ``None``: the others have not all done."""
-        self.phase = Phase.PREPARING if ballot else Phase.GATHERING
+        self.phase = BallotPhase.PREPARING if ballot else BallotPhase.GATHERING
         self.resend_at = now + policy.resend_s
         wait_s = 2 * policy.margin_s if ballot else commit.upload_s + policy.margin_s
         self.deadline = now + wait_s
@@ -190,6 +192,10 @@ class Coordinator:
     def _note(self, event: str, **fields: Value) -> None:
         self._changes.append(Note(event, fields))
 
+    @property
+    def is_over(self) -> bool:
+        return self.phase is BallotPhase.OVER
+
     # Messages
 
     def promised(self, sender: int, promise: Promise, now: float, *, uploads_until: float) -> None:
@@ -200,9 +206,9 @@ class Coordinator:
         if not self._is_signed(sender, promise):
             self._note("false_promise", peer=self.commit.members[sender].peer)
             return
-        if self.phase is Phase.GATHERING:
+        if self.phase is BallotPhase.GATHERING:
             self._promised_late(sender, promise, now)
-        elif self.phase is Phase.PREPARING:
+        elif self.phase is BallotPhase.PREPARING:
             self.promises[sender] = promise
             if len(self.promises) >= self.commit.majority:
                 self._begin_ballot(uploads_until, now)
@@ -230,7 +236,7 @@ class Coordinator:
             self._propose(best.accepted, "a majority holds an accepted seal", now)
             return
         self._note("ballot_gathers", ballot=self.ballot)
-        self.phase = Phase.GATHERING
+        self.phase = BallotPhase.GATHERING
         self.began_at = now
         self.deadline = max(uploads_until, now) + self._policy.margin_s
         promised = {self.commit.members[index].peer for index in self.promises}
@@ -253,9 +259,9 @@ class Coordinator:
     ) -> None:
         if not self._reduces(reducer, slice_index):
             return
-        if self.phase is Phase.SEALED and self._is_lost(complete, now):
+        if self.phase is BallotPhase.SEALED and self._is_lost(complete, now):
             self.deadline = min(self.deadline, now + self._policy.margin_s)
-        if self.phase is not Phase.GATHERING:
+        if self.phase is not BallotPhase.GATHERING:
             return
         self._take_report(reducer, slice_index, complete)
         members = len(self.commit.members)
@@ -287,7 +293,7 @@ class Coordinator:
         away = self.absent.intersection(voters)
         if len(voters) - len(away) < self.commit.majority and self.phase not in _CHOSEN:
             self._give_up(f"{len(away)} of {len(voters)} voters declined")
-        elif self.phase is Phase.GATHERING:
+        elif self.phase is BallotPhase.GATHERING:
             for slice_index, reducer in enumerate(self.reducers):
                 if reducer == peer:
                     self._reassign(slice_index, f"{peer} declined: {reason}", now)
@@ -295,7 +301,7 @@ class Coordinator:
 
     def accepted_by(self, sender: int, ballot: int, signature: bytes, now: float) -> None:
         """A voter accepted the proposed seal."""
-        if self.phase is not Phase.PROPOSING or ballot != self.ballot:
+        if self.phase is not BallotPhase.PROPOSING or ballot != self.ballot:
             return
         if sender not in self.commit.voters:
             return
@@ -315,11 +321,11 @@ class Coordinator:
             reason=self.why,
         )
         if self.value:
-            self.phase = Phase.SEALED
+            self.phase = BallotPhase.SEALED
             self._slices_due_at = now + self.commit.upload_s + self._policy.margin_s
             self.deadline = now + 2 * (self.commit.upload_s + self._policy.margin_s)
         else:
-            self.phase = Phase.OVER
+            self.phase = BallotPhase.OVER
         for peer in all_peers_of(self.commit, self.reducers):
             if self.value:
                 self._send(peer, self._sealed())
@@ -328,19 +334,19 @@ class Coordinator:
 
     def outbid(self, promised: int) -> None:
         """Another member has taken over with a higher ballot: stop."""
-        if promised > self.ballot and self.phase not in (Phase.SEALED, Phase.OVER):
+        if promised > self.ballot and self.phase not in (BallotPhase.SEALED, BallotPhase.OVER):
             self._note("outbid", ballot=self.ballot, promised=promised)
-            self.phase = Phase.OVER
+            self.phase = BallotPhase.OVER
 
     def missing(self, sender: PeerId, slice_index: int, now: float) -> None:
         """A member cannot upload a slice, or does not get it back merged."""
         if slice_index >= len(self.reducers):
             return
-        if self.phase is Phase.GATHERING:
+        if self.phase is BallotPhase.GATHERING:
             reducer = self.reducers[slice_index]
             if self._is_down(reducer, now):
                 self._reassign(slice_index, f"{reducer} is dead", now)
-        elif self.phase is Phase.SEALED:
+        elif self.phase is BallotPhase.SEALED:
             reducer = self.reducers[slice_index]
             self._send(sender, self._sealed())
             self._note_missed(sender, slice_index, now)
@@ -374,8 +380,8 @@ class Coordinator:
         """A member has the new version. ``True`` when all members have it or are gone."""
         index = self.commit.index(peer)
         if index is not None:
-            if self.phase is Phase.FORSWEARING and index not in self.finished:
-                self.phase = Phase.SEALED  # it can hand over what is missing
+            if self.phase is BallotPhase.FORSWEARING and index not in self.finished:
+                self.phase = BallotPhase.SEALED  # it can hand over what is missing
             self.finished[index] = peer
         return len(self.finished.keys() | self.gone.keys()) >= len(self.commit.members)
 
@@ -386,7 +392,7 @@ class Coordinator:
     def forsworn_by(self, peer: PeerId, signature: bytes) -> None:
         """A voter will never finish this round. A majority of vows voids it."""
         index = self.commit.index(peer)
-        if index not in self.commit.voters or self.phase is not Phase.FORSWEARING:
+        if index not in self.commit.voters or self.phase is not BallotPhase.FORSWEARING:
             return
         if not self._keys.verify(peer, vow(self.round), signature):
             self._note("false_vote", peer=peer)
@@ -394,7 +400,7 @@ class Coordinator:
         self.forsworn[index] = signature
         if len(self.forsworn) < self.commit.majority:
             return
-        self.phase = Phase.OVER
+        self.phase = BallotPhase.OVER
         self.value = VOID
         self.why = "a slice is lost and a majority forswore the round"
         self._note("forsworn_void", ballot=self.ballot)
@@ -404,7 +410,7 @@ class Coordinator:
     # Time
 
     def tick(self, now: float, *, i_finished: bool) -> None:
-        if self.phase is Phase.OVER:
+        if self.is_over:
             return
         if now >= self.deadline:
             self._deadline(now, i_finished=i_finished)
@@ -413,14 +419,14 @@ class Coordinator:
             self._resend(now)
 
     def next_at(self) -> float | None:
-        return None if self.phase is Phase.OVER else min(self.deadline, self.resend_at)
+        return None if self.is_over else min(self.deadline, self.resend_at)
 
     def _deadline(self, now: float, *, i_finished: bool) -> None:
-        if self.phase is Phase.PREPARING:
+        if self.phase is BallotPhase.PREPARING:
             self._note("ballot_without_majority", ballot=self.ballot, promises=len(self.promises))
             self.note_silent_voters(now)
-            self.phase = Phase.OVER
-        elif self.phase is Phase.GATHERING:
+            self.phase = BallotPhase.OVER
+        elif self.phase is BallotPhase.GATHERING:
             silent = [s for s in range(len(self.reducers)) if s not in self.complete]
             for slice_index in silent:
                 self._note_withheld(self.reducers[slice_index], "its report as a reducer", now)
@@ -428,26 +434,26 @@ class Coordinator:
                 self.deadline = now + self.commit.upload_s + self._policy.margin_s
                 for slice_index in silent:
                     self._reassign(slice_index, f"{self.reducers[slice_index]} is silent", now)
-            if self.phase is Phase.GATHERING and now >= self.deadline:
+            if self.phase is BallotPhase.GATHERING and now >= self.deadline:
                 self._seal("the upload deadline has come", now)
-        elif self.phase is Phase.PROPOSING:
+        elif self.phase is BallotPhase.PROPOSING:
             self.deadline = now + self._policy.round_s  # acceptors are asked again until the end
-        elif self.phase is Phase.SEALED:
+        elif self.phase is BallotPhase.SEALED:
             self.deadline = now + self.commit.upload_s
             # Finished members have been asked to hand over the missing slices.
             unfinished = set(self.commit.voters).difference(self.finished)
             if self.stuck and not i_finished and len(unfinished) >= self.commit.majority:
                 self._note("forswearing", ballot=self.ballot, slices=len(self.stuck))
-                self.phase = Phase.FORSWEARING
+                self.phase = BallotPhase.FORSWEARING
                 self._send_forswear()
-        elif self.phase is Phase.FORSWEARING:
+        elif self.phase is BallotPhase.FORSWEARING:
             self.deadline = now + self.commit.upload_s
 
     def note_silent_voters(self, now: float) -> None:
         """Note the voters that have not answered a ballot which ends without a majority."""
-        if self.phase not in (Phase.PREPARING, Phase.PROPOSING):
+        if self.phase not in (BallotPhase.PREPARING, BallotPhase.PROPOSING):
             return
-        preparing = self.phase is Phase.PREPARING
+        preparing = self.phase is BallotPhase.PREPARING
         answered = set(self.promises) if preparing else set(self.accepted)
         for index in self.commit.voters:
             if index not in answered and index not in self.gone:
@@ -455,13 +461,13 @@ class Coordinator:
 
     def _note_withheld(self, peer: PeerId, what: str, now: float) -> None:
         if peer != owner_of(self.ballot, self.commit) and not self._is_down(peer, now):
-            told = {"peer": peer, "reason": f"it has not sent {what}"}
-            self._changes.append(Suspect("withheld", told))
+            fields = {"peer": peer, "reason": f"it has not sent {what}"}
+            self._changes.append(Suspect("withheld", fields))
 
     def _resend(self, now: float) -> None:
-        if self.phase is Phase.PREPARING:
+        if self.phase is BallotPhase.PREPARING:
             self._send_prepare()
-        elif self.phase is Phase.GATHERING:
+        elif self.phase is BallotPhase.GATHERING:
             for slice_index, reducer in enumerate(self.reducers):
                 if self._is_down(reducer, now):
                     self._reassign(slice_index, f"{reducer} is dead", now)
@@ -474,9 +480,9 @@ class Coordinator:
                 elif self.gone.get(index) == DEAD:
                     del self.gone[index]
             self.consider(now)
-        elif self.phase is Phase.PROPOSING:
+        elif self.phase is BallotPhase.PROPOSING:
             self._send_propose()
-        elif self.phase is Phase.SEALED:
+        elif self.phase is BallotPhase.SEALED:
             for slice_index, reducer in enumerate(self.reducers):
                 if self._is_down(reducer, now) and len(self.finished) < len(self.commit.members):
                     self.stuck.add(slice_index)
@@ -484,13 +490,13 @@ class Coordinator:
             for peer in all_peers_of(self.commit, self.reducers):
                 if peer not in self.finished.values():
                     self._send(peer, self._sealed())
-        elif self.phase is Phase.FORSWEARING:
+        elif self.phase is BallotPhase.FORSWEARING:
             self._send_forswear()
 
     # Decisions
 
     def _give_up(self, why: str) -> None:
-        self.phase = Phase.OVER
+        self.phase = BallotPhase.OVER
         self.value = VOID
         self.why = why
         self._note("no_majority_left", ballot=self.ballot, reason=why)
@@ -499,7 +505,7 @@ class Coordinator:
 
     def consider(self, now: float) -> None:
         """Propose a seal as soon as no more uploads can complete."""
-        if self.phase is not Phase.GATHERING:
+        if self.phase is not BallotPhase.GATHERING:
             return
         if self._too_few_left():
             self._seal("too few members are left", now)
@@ -576,16 +582,16 @@ class Coordinator:
             reason = self._refuses(members[index if delegate is None else delegate].peer)
             if reason is not None:
                 found.add(index)
-                told = {"round": self.round.hex(), "peer": members[index].peer, "reason": reason}
-                self._changes.append(LeaveOut("not_proposed", told))
+                fields = {"round": self.round.hex(), "peer": members[index].peer, "reason": reason}
+                self._changes.append(LeaveOut("not_proposed", fields))
         return found
 
     def _propose(self, seal: tuple[int, ...], why: str, now: float) -> None:
         if self._acceptor is not None and not self._acceptor.propose(self.ballot, seal):
             # It has given the round up, as all hear that ask it: the next in rank takes over.
-            self.phase = Phase.OVER
+            self.phase = BallotPhase.OVER
             return
-        self.phase = Phase.PROPOSING
+        self.phase = BallotPhase.PROPOSING
         self.value = seal
         self.why = why
         self.deadline = now + self._policy.round_s
@@ -594,7 +600,7 @@ class Coordinator:
 
     def _reassign(self, slice_index: int, why: str, now: float) -> None:
         count = self.reassigned.get(slice_index, 0)
-        limit = REASSIGNMENTS_MAX * (2 if self.phase is Phase.SEALED else 1)
+        limit = REASSIGNMENTS_MAX * (2 if self.phase is BallotPhase.SEALED else 1)
         before = self.reducers[slice_index]
         candidates = [
             entry.peer
@@ -618,7 +624,7 @@ class Coordinator:
         self.complete.pop(slice_index, None)
         self.refused.pop(slice_index, None)
         self._note("reassigned", slice=slice_index, to=chosen, reason=why, phase=str(self.phase))
-        if self.phase is Phase.GATHERING:
+        if self.phase is BallotPhase.GATHERING:
             self.deadline = max(self.deadline, now + self.commit.upload_s)
         self._send_reassigned(slice_index)
 

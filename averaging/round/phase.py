@@ -75,4 +75,4 @@ class LastTimer(StrEnum):
     FADE = "fade"
     """The round ends for all, whatever its members on probation do."""
     SHOW = "show"
-    """Those that have finished get the signatures of the others that have."""
+    """The members that have finished get the signatures of the others that have."""

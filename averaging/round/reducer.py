@@ -12,10 +12,10 @@ NORM_MIN = 1e-20
 
 
 @dataclass(frozen=True, slots=True)
-class Length:
+class UploadNorm:
     """The norm of an upload, and what its reducer knew of that slice before."""
 
-    norm: float
+    value: float
     usual: float | None = None
     """The norm of the slice in the last merges; ``None``: not known yet.
 
@@ -28,40 +28,40 @@ class Length:
     and none moves theta by more than its own norm."""
 
 
-def outlying(lengths: Mapping[int, Length], *, norm_ratio_max: float) -> dict[int, str]:
+def outlying(norms: Mapping[int, UploadNorm], *, norm_ratio_max: float) -> dict[int, str]:
     """Uploads of one slice whose norm is far above the usual one, each with the reason.
 
     The usual norm is the median of the other uploads or the norm in recent merges, whichever is
     larger: among newcomers that have done little, the upload of a peer at work is not outlying. Of
-    two uploads without a history the longer one is outlying: a round without an honest
-    contribution costs a round, one with an absurd contribution costs the model.
+    two uploads without a history the larger one is outlying: a round without an honest contribution
+    costs a round, one with an absurd contribution costs the model.
     """
     found = {}
-    for sender, length in sorted(lengths.items()):
-        others = [other.norm for index, other in lengths.items() if index != sender]
-        usual = max(median(others) if others else 0.0, length.usual or 0.0)
-        allowed = max(norm_ratio_max * usual, length.harmless)
-        if usual > NORM_MIN and length.norm > allowed:
+    for sender, norm in sorted(norms.items()):
+        others = [other.value for index, other in norms.items() if index != sender]
+        usual = max(median(others) if others else 0.0, norm.usual or 0.0)
+        allowed = max(norm_ratio_max * usual, norm.harmless)
+        if usual > NORM_MIN and norm.value > allowed:
             found[sender] = (
-                f"its norm is {length.norm / usual:.3g} times what is usual; "
+                f"its norm is {norm.value / usual:.3g} times what is usual; "
                 f"at most {norm_ratio_max:g}"
             )
     return found
 
 
 MERGED_SLACK = 2.0
-"""A merged slice may be so many times longer than an upload: its reducer knows other norms."""
+"""Largest norm of a merged slice over that of an upload: its reducer knows other norms."""
 
 
-def too_long(
+def norm_objection(
     merged: float, *, usual: float | None, own: float, theta: float, norm_ratio_max: float
 ) -> str | None:
     """The reason not to take a slice that another peer merged; ``None``: there is none.
 
-    No mean of contributions is longer than the longest one, and a reducer leaves out what is far
-    longer than usual. ``usual``, ``own``: norms of the slice in the last merges and in the own
-    contribution; 0: there is none. ``theta``: norm of the slice, which a merge may move so far in
-    any case. Until something is usual it is that of the whole fragment, and a multiple of it is
+    No mean of contributions has a larger norm than all of them, and a reducer leaves out what is
+    far above the usual one. ``usual``, ``own``: norms of the slice in the last merges and in the
+    own contribution; 0: there is none. ``theta``: norm of the slice, which a merge may move so far
+    in any case. Until something is usual it is that of the whole fragment, and a multiple of it is
     allowed: honest peers differ by any factor then, and a slice of theta may be zero.
     """
     known = max(usual or 0.0, own)
@@ -75,7 +75,7 @@ def too_long(
 class SliceState:
     """One slice at its reducer."""
 
-    __slots__ = ("bundles", "complete", "lengths", "merged", "merging", "refused")
+    __slots__ = ("bundles", "complete", "merged", "merging", "norms", "refused")
 
     def __init__(self) -> None:
         self.complete: set[int] = set()
@@ -84,7 +84,7 @@ class SliceState:
         """Riders in each delegate's upload: all of a bundle count or none."""
         self.refused: dict[int, str] = {}
         """Roster indices of uploads that will not be taken, with the reasons."""
-        self.lengths: dict[int, Length] = {}
+        self.norms: dict[int, UploadNorm] = {}
         """Norms of complete uploads that move a displacement, the own one included."""
         self.merging = False
         self.merged: bytes | None = None
@@ -119,7 +119,7 @@ class Reducer:
         index: int,
         sender: int,
         problem: str | None,
-        length: Length | None = None,
+        norm: UploadNorm | None = None,
         *,
         riders: tuple[int, ...] = (),
     ) -> bool:
@@ -133,8 +133,8 @@ class Reducer:
                 state.bundles[sender] = riders
             for member in (sender, *riders):
                 state.refused.pop(member, None)
-            if length is not None:
-                state.lengths[sender] = length
+            if norm is not None:
+                state.norms[sender] = norm
             return True
         changed = sender not in state.refused
         state.refused.update(dict.fromkeys((sender, *riders), problem[:300]))
@@ -149,7 +149,7 @@ class Reducer:
 
     def outlying(self, index: int) -> dict[int, str]:
         """Complete uploads whose norm is far above the usual one, each with the reason."""
-        found = outlying(self.slices[index].lengths, norm_ratio_max=self._norm_ratio_max)
+        found = outlying(self.slices[index].norms, norm_ratio_max=self._norm_ratio_max)
         for delegate, riders in self.slices[index].bundles.items():
             if delegate in found:
                 found.update(dict.fromkeys(riders, f"it came with another's: {found[delegate]}"))

@@ -37,11 +37,11 @@ ALIKE = 2.0
 """Lines whose measured speeds differ by less than this factor are taken to be equal."""
 
 
-class Gathering:
+class OpenRoster:
     """The roster of the next round while it is open."""
 
     def __init__(
-        self, group: tuple[PeerId, ...], *, until: float, look_at: float, now: float
+        self, group: tuple[PeerId, ...], *, decide_at: float, search_at: float, now: float
     ) -> None:
         self.group = group
         """The peers that are expected."""
@@ -50,17 +50,17 @@ class Gathering:
         """Joins from versions that the leader has to fetch before it can count them."""
         self.passed: set[PeerId] = set()
         self.called: dict[PeerId, float] = {}
-        """When each of the others was called."""
+        """Time at which each of the others was called."""
         self.coming: dict[PeerId, float] = {}
-        """When the peers that said that they come should be here."""
+        """Time by which each peer should be here that said that it comes."""
         self.is_hurried = False
         """A peer that joined is about to leave: the others are called to come at once."""
         self.opened_at = self.joined_at = now
         """``joined_at``: when the last of them joined."""
         self.quorum_at: float | None = None
-        self.until = until
+        self.decide_at = decide_at
         """Time of the next decision whether to close."""
-        self.look_at = look_at
+        self.search_at = search_at
         """Time of the next search for peers that have come into sight."""
 
     def turnout(
@@ -145,33 +145,25 @@ def compose(
     )
     codec, codec_down = _codecs(by_peer.values(), kind, policy, level)
     size = max(encoded_bytes(codec), encoded_bytes(codec_down or codec))
-    # The slices of a site come and go with its delegate: its other members do not reduce.
-    # A newcomer carries nobody's work: which site a peer names is its own word.
     voters = [peer for peer in roster if peer not in newcomers]
+    # A newcomer carries nobody's work: which site a peer names is its own word.
     delegate_of = {} if mixes else delegates(voters, by_peer)
-    able = [peer for peer in voters if by_peer[peer].reachable and peer not in delegate_of]
-    able = able or [peer for peer in roster if by_peer[peer].reachable]
-    slow = slow_lines({peer: speeds[peer] for peer in able})
-    able = [peer for peer in able if peer not in slow] or [leader.peer]
-    count = reducers_count(len(able), size, slice_bytes_min=policy.slice_bytes_min)
     # With fewer slices than members the reducers change with the version, so the load goes round.
-    turn = succession(
-        able, topic=b"reduce", fragment=leader.fragment, version=version, lineage=parents[0].lineage
+    able = succession(
+        _able_to_reduce(roster, voters, by_peer, delegate_of) or [leader.peer],
+        topic=b"reduce",
+        fragment=leader.fragment,
+        version=version,
+        lineage=parents[0].lineage,
     )
-    reducers = turn[:count]
+    reducers = able[: reducers_count(len(able), size, slice_bytes_min=policy.slice_bytes_min)]
     shares = slice_shares([speeds.get(peer, 0) for peer in reducers])
     loads = loads_of(roster, dict(zip(reducers, shares, strict=True)), speeds)
     limits = deadlines(policy, encoded_bytes=size, loads=loads)
     batch_tokens_max = policy.batch_tokens_max
     if batch_tokens_max is None:
         batch_tokens_max = max(1, *(join.batch_tokens_max for join in by_peer.values()))
-    parent_of = {head.lineage: index for index, head in enumerate(parents)}
-    counted = credited(
-        [(join.tokens, join.steps) for _, join in sorted(joins)],
-        batch_tokens_max=batch_tokens_max,
-        on_probation=[place for place, peer in enumerate(sorted(by_peer)) if peer in newcomers],
-    )
-    tokens_of_peer = dict(zip(sorted(by_peer), counted, strict=True))
+    tokens = _credited(by_peer, newcomers, batch_tokens_max=batch_tokens_max)
     return Commit(
         topic=leader.topic,
         fragment=leader.fragment,
@@ -184,17 +176,7 @@ def compose(
         mix_tokens=_mix_tokens(parents) if mixes else (),
         mix_total=_mix_total(parents) if mixes else 0,
         carriers=_carriers(parents, roster, by_peer) if mixes else (),
-        members=tuple(
-            _entry(
-                peer,
-                by_peer[peer],
-                parent=parent_of[by_peer[peer].head.lineage],
-                tokens=tokens_of_peer[peer],
-                signature=by_peer[peer].signed_for(leader.protocol),
-                delegate=delegate_of.get(peer),
-            )
-            for peer in roster
-        ),
+        members=_entries(roster, by_peer, leader, parents, delegate_of, tokens),
         reducers=reducers,
         shares=shares,
         codec=codec,
@@ -309,27 +291,66 @@ def _codecs(
     return policy.mixing.codec(up) if kind == "meld" else up, None if down == up else down
 
 
-def _entry(
-    peer: PeerId, join: Join, *, parent: int, tokens: int, signature: bytes, delegate: int | None
-) -> Entry:
-    return Entry(
-        peer=peer,
-        incarnation=join.incarnation,
-        join=join.join,
-        parent=parent,
-        base_version=join.base_version,
-        staleness=join.staleness,
-        mark=join.mark,
-        steps=join.steps,
-        tokens=tokens,
-        reachable=join.reachable,
-        bytes_per_s=join.bytes_per_s,
-        batch_tokens_max=join.batch_tokens_max,
-        signature=signature,
-        claimed_tokens=None if tokens == join.tokens else join.tokens,
-        site=join.site,
-        delegate=delegate,
-        level=join.level,
+def _able_to_reduce(
+    roster: Sequence[PeerId],
+    voters: Sequence[PeerId],
+    joins: Mapping[PeerId, Join],
+    delegate_of: Mapping[PeerId, int],
+) -> list[PeerId]:
+    """The members that can be dialled and whose lines are not slow.
+
+    Newcomers are among them only where no other member can be dialled. The slices of a site come
+    and go with its delegate: its other members do not reduce.
+    """
+    able = [peer for peer in voters if joins[peer].reachable and peer not in delegate_of]
+    able = able or [peer for peer in roster if joins[peer].reachable]
+    slow = slow_lines({peer: joins[peer].bytes_per_s for peer in able})
+    return [peer for peer in able if peer not in slow]
+
+
+def _credited(
+    joins: Mapping[PeerId, Join], newcomers: Collection[PeerId], *, batch_tokens_max: int
+) -> dict[PeerId, int]:
+    """The tokens of each member that count."""
+    peers = sorted(joins)
+    counted = credited(
+        [(joins[peer].tokens, joins[peer].steps) for peer in peers],
+        batch_tokens_max=batch_tokens_max,
+        on_probation=[place for place, peer in enumerate(peers) if peer in newcomers],
+    )
+    return dict(zip(peers, counted, strict=True))
+
+
+def _entries(
+    roster: Sequence[PeerId],
+    joins: Mapping[PeerId, Join],
+    leader: Leader,
+    parents: Sequence[Head],
+    delegate_of: Mapping[PeerId, int],
+    tokens: Mapping[PeerId, int],
+) -> tuple[Entry, ...]:
+    parent_of = {head.lineage: index for index, head in enumerate(parents)}
+    return tuple(
+        Entry(
+            peer=peer,
+            incarnation=join.incarnation,
+            join=join.join,
+            parent=parent_of[join.head.lineage],
+            base_version=join.base_version,
+            staleness=join.staleness,
+            mark=join.mark,
+            steps=join.steps,
+            tokens=tokens[peer],
+            reachable=join.reachable,
+            bytes_per_s=join.bytes_per_s,
+            batch_tokens_max=join.batch_tokens_max,
+            signature=join.signed_for(leader.protocol),
+            claimed_tokens=None if tokens[peer] == join.tokens else join.tokens,
+            site=join.site,
+            delegate=delegate_of.get(peer),
+            level=join.level,
+        )
+        for peer, join in ((peer, joins[peer]) for peer in roster)
     )
 
 

@@ -28,7 +28,7 @@ class Attempt(Struct, frozen=True):
     """True if the leader got the join a second time."""
     first_leader: PeerId | None = None
     asked_at: float | None = None
-    """When the leader got the message that it has not answered yet."""
+    """Time at which the leader got the message that it has not answered yet."""
     until: float = math.inf
     """A leader that has noted this peer and not closed its roster by then does not lead."""
 
@@ -42,15 +42,16 @@ class Situation(Struct, frozen=True, kw_only=True):
     fresh_version: int
     """The version at which the pending work began."""
     fresh_at: float
-    """When that was."""
+    """Time at which it began."""
     shown_version: int
     """The newest version that another peer has shown certified."""
     bytes_per_s: float
     catching_since: float | None
-    """When this peer began to catch up or to rebase; ``None``: it does not."""
+    """Time at which this peer began to catch up or to rebase; ``None``: it does not."""
     attempt: Attempt | None
-    roster_until: float | None
-    """When this peer decides again about the roster that it has open; ``None``: it has none."""
+    roster_decides_at: float | None
+    """Time at which this peer decides again about the roster that it has open; ``None``: it has
+    none."""
     under_way: SignedCommit | None
     """The open round that this peer is a member of, else one that it leads for others."""
     measured: Measured | None

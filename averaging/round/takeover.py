@@ -31,13 +31,13 @@ class Takeover:
         self.ballot = 0
         """The highest ballot known to be in use; its owner is the coordinator."""
         self.at = math.inf  # also of a peer that cannot coordinate
-        """When this peer coordinates, if the coordinator is not heard by then."""
+        """Time at which this peer takes over, unless the coordinator is heard before."""
         self._left_ballot: int | None = None
         """The highest ballot whose owner has said that it is out of the round."""
         self.plan(self._usual_wait_s, now)
 
     @property
-    def coordinator(self) -> PeerId:
+    def coordinating_peer(self) -> PeerId:
         return owner_of(self.ballot, self._commit)
 
     @property
@@ -52,7 +52,7 @@ class Takeover:
         if self._entry is None:
             return
         members, voters = self._commit.members, self._commit.voters
-        start = self._commit.index(self.coordinator)
+        start = self._commit.index(self.coordinating_peer)
         ahead = 0
         for step in range(1, len(members) + 1):
             index = ((-1 if start is None else start) + step) % len(members)
@@ -67,7 +67,7 @@ class Takeover:
 
     def heard(self, peer: PeerId, stage: Stage, now: float) -> None:
         """The coordinator is alive: put off the takeover."""
-        coordinates = peer == self.coordinator and self._left_ballot != self.ballot
+        coordinates = peer == self.coordinating_peer and self._left_ballot != self.ballot
         if self.at < math.inf and coordinates:
             wait_s = self._usual_wait_s * (2 if stage is Stage.SEALED else 1)
             since = self._began_at if stage is Stage.UPLOADING else now

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from averaging.messages import MERGED, NOTHING, OWN, Commit, Opening
 from averaging.round.effects import Enter
-from averaging.round.reducer import Length, outlying
+from averaging.round.reducer import UploadNorm, outlying
 from averaging.rules.sites import Share, carries, riders_of, shares
 from dht.identity import PeerId
 
@@ -225,11 +225,11 @@ class Traffic:
 class BundleRoster:
     """The members of a delegate's bundle: decided once, when all is here or time is up.
 
-    A rider whose upload is absurdly long is left out, as a reducer would leave it out; otherwise
+    A rider whose upload has an absurd norm is left out, as a reducer would leave it out; otherwise
     the whole bundle would be refused, and with it the work of everybody at the site.
     """
 
-    __slots__ = ("_absurd_ratio", "_entry", "_here", "_lengths", "_slices", "inside", "refused")
+    __slots__ = ("_absurd_ratio", "_entry", "_here", "_norms", "_slices", "inside", "refused")
 
     def __init__(
         self, entry: int, riders: Iterable[int], slices: int, *, norm_ratio_max: float
@@ -238,8 +238,8 @@ class BundleRoster:
         self._slices = slices
         self._absurd_ratio = norm_ratio_max
         self._here: dict[int, set[int]] = {rider: set() for rider in riders}
-        self._lengths: dict[int, dict[int, Length]] = {}
-        """Lengths by slice and member, the delegate among them."""
+        self._norms: dict[int, dict[int, UploadNorm]] = {}
+        """Norms of uploads by slice and member, the delegate among them."""
         self.inside: tuple[int, ...] | None = None
         """The riders in the bundle, once that is decided."""
         self.refused: dict[int, str] = {}
@@ -252,16 +252,16 @@ class BundleRoster:
         """True if a rider's slice is missing and would still be in time."""
         return self.inside is None and index not in self._here.get(rider, {index})
 
-    def measured(self, member: int, index: int, length: Length | None) -> None:
-        """Note the length of a rider's slice, or of the delegate's own."""
-        if length is not None:
-            self._lengths.setdefault(index, {})[member] = length
+    def measured(self, member: int, index: int, norm: UploadNorm | None) -> None:
+        """Note the norm of a rider's slice, or of the delegate's own."""
+        if norm is not None:
+            self._norms.setdefault(index, {})[member] = norm
 
-    def take(self, rider: int, index: int, length: Length | None) -> None:
+    def take(self, rider: int, index: int, norm: UploadNorm | None) -> None:
         """Note a rider's slice that is here in full and finite."""
         if self.wants(rider, index):
             self._here[rider].add(index)
-            self.measured(rider, index, length)
+            self.measured(rider, index, norm)
 
     def leave_out(self, rider: int) -> None:
         """Expect nothing of a rider any more: its upload cannot be merged."""
@@ -277,8 +277,8 @@ class BundleRoster:
         return len(self._here[rider]) == self._slices
 
     def decide(self) -> tuple[int, ...]:
-        for lengths in self._lengths.values():
-            absurd = outlying(lengths, norm_ratio_max=self._absurd_ratio)
+        for norms in self._norms.values():
+            absurd = outlying(norms, norm_ratio_max=self._absurd_ratio)
             self.refused.update((who, why) for who, why in absurd.items() if who != self._entry)
         whole = filter(self._is_whole, sorted(self._here))
         self.inside = tuple(rider for rider in whole if rider not in self.refused)

@@ -54,7 +54,8 @@ class Turns:
         return not known
 
     def next(self, now: float, *, is_free: Callable[[int], bool]) -> FragmentRounds | None:
-        """There is a place: the first of the waiting fragments that still want a round.
+        """The first of the waiting fragments that still want a round, when there is a place for
+        one.
 
         A fragment that is not free, because its last round is still being put away, waits on.
         """

@@ -10,7 +10,11 @@ Start with ``policy`` (all settings of rounds in one place) and ``quorum`` (when
   which of them leads. ``quorum``: when the leader closes the roster.
 - ``weights mixing sites``: how much each contribution counts and how long late work is, what a
   round does with members on different lineages, and how peers at one place share a slow link.
-- ``deadlines line_speed usual_norms commit_check``: limits on what a member waits for and accepts.
+- ``probation``: which peers count; ``protocols``: which protocol number a round has.
+- ``deadlines line_speed usual_norms commit_check claims plausible``: limits on what a member waits
+  for and accepts.
+- ``line_levels line_pace spacing``: codec, cycle and frequency that the lines carry, and the places
+  of a peer's fragments in a cycle.
 - ``sources``: the order in which others are asked for a state.
 - ``orders``: what the run's owner has ordered, and which settings a round follows by that.
 - ``loss_gate``: which states a peer takes without having seen what made them, and whether it

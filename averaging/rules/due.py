@@ -1,4 +1,4 @@
-"""When a fragment is due: a number of own steps after the last closing of its roster.
+"""The time at which a fragment is due: a number of own steps after the last closing of its roster.
 
 Peers with free-running schedules would almost never meet. Instead, every peer that hears of a
 closing counts from it, and a slow peer counts fewer of its steps than a fast one, so all are due at
@@ -31,7 +31,7 @@ RETRY_SHARE: Final = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuePolicy:
-    """How often a fragment is merged."""
+    """The frequency of a fragment's merges."""
 
     cycle_steps: int = 24
     """H: steps of the median peer between two merges of a fragment, as the run prefers it."""

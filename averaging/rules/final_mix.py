@@ -1,4 +1,4 @@
-"""How a run that ends by tokens or at a version ends with one model, however many its groups are.
+"""The end of a run by tokens or at a version: one model, however many groups there are.
 
 A fragment is done when it has reached the run's **goal**: ``merged`` has the run's tokens, or it is
 at the version that the run's owner has ordered to be the last. The end is found in history and not

@@ -35,7 +35,7 @@ UNASKED_SHARE: Final = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """How the rounds of a fragment exchange: the codecs of both ways and the cycle."""
+    """The exchange of a fragment's rounds: the codecs of both ways and the cycle."""
 
     codec: str
     codec_down: str

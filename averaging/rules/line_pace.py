@@ -1,4 +1,4 @@
-"""How often a peer takes part in a fragment's rounds: as often as its line carries them.
+"""The share of a fragment's rounds that a peer takes part in: as many as its line carries.
 
 A round waits for the slowest line that is in it. A peer whose line is busy for longer than a share
 of a cycle (``line_share`` of a run file, 0.7 unless set) with the rounds of a cycle takes part in

@@ -91,12 +91,12 @@ def judge(
     allowed = before + max(RISE_HARMLESS, rise_max * abs(before))
     if after <= allowed:  # false for a loss that is not a number
         return Passed(f"the loss went from {before:.4g} to {after:.4g}")
-    told = f"the loss rose from {before:.4g} to {after:.4g}; at most {allowed:.4g} is allowed"
+    rise = f"the loss rose from {before:.4g} to {after:.4g}; at most {allowed:.4g} is allowed"
     if attested:
-        return GivesWay(f"{told}, but the run's owner attests these states")
+        return GivesWay(f"{rise}, but the run's owner attests these states")
     if refused >= REFUSALS_MAX:
-        return GivesWay(f"{told}, but {refused} jumps were refused and the others have gone on")
-    return Undo(told)
+        return GivesWay(f"{rise}, but {refused} jumps were refused and the others have gone on")
+    return Undo(rise)
 
 
 class Attested(Protocol):

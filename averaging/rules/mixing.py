@@ -75,7 +75,7 @@ def meets(relation: Relation, mine: Head, theirs: Head) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixingPolicy:
-    """How often the rounds of several groups meld, and which parts of a state use which codec."""
+    """The frequency of melds in rounds of several groups, and the codec of each part of a state."""
 
     every: int = 1
     """Versions from one meld to the next; 0: no melds, and peers drift apart."""

@@ -31,7 +31,7 @@ _WAITS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPolicy:
-    """How rounds of a run go. All durations are on the own clock of the peer that waits."""
+    """The settings of a run's rounds. All durations are on the own clock of the peer that waits."""
 
     quorum: QuorumPolicy = field(default_factory=QuorumPolicy)
     due: DuePolicy = field(default_factory=DuePolicy)
@@ -39,7 +39,8 @@ class RoundPolicy:
     probation: ProbationPolicy = field(default_factory=ProbationPolicy)
     group_size: int = 16
     grouping: str = "halves"
-    """How more peers than ``group_size`` are dealt into groups: ``averaging.rules.grouping``."""
+    """The way in which more peers than ``group_size`` are dealt into groups:
+    ``averaging.rules.grouping``."""
     codec: str = "int4"
     """Codec of uploads."""
     codec_down: str | None = None
@@ -69,9 +70,9 @@ class RoundPolicy:
     spot_checks: float = 0.0
     """Contributions that each learner checks in a cycle (``averaging.audit.spot_checks``)."""
     stale_max: int = 8
-    """Work that began more than this many versions ago is discarded, ..."""
+    """Work that began more than this many versions, and ``stale_s``, ago is discarded."""
     stale_s: float = 600.0
-    """... if it also began longer ago than this: many versions pass while a slow line catches up
+    """Age below which no work is discarded: many versions pass while a slow line catches up
     once, and older work counts less (``averaging.rules.weights``)."""
     slice_bytes_min: int = 256 << 10
     """Smallest slice that is worth a reducer of its own."""

@@ -18,7 +18,7 @@ that a majority of them have done at least half of what it asks for, and that a 
 members that it is sure of are among them. The first keeps newcomers from deciding, the second a
 leader from choosing its judges. A voter counts itself, whatever it has seen of its own work: one
 that came back declined every round of two otherwise, as it alone had forgotten that it had worked.
-A peer that came late is sure of nobody before it has seen them work twice as long as is asked.
+A peer that came late is sure of nobody before it has seen them work twice as long as required.
 
 **Unseen work.** A peer that comes to an old swarm, restarts or was away holds those for established
 that have the most tokens in the states that it takes: it relies on these states for more than that.
@@ -100,13 +100,13 @@ class _Work:
     since: float
     rounds: int = 0
     founding: bool = False
-    """It was here when this peer saw the first merge of the run."""
+    """True if it was here when this peer saw the first merge of the run."""
     missed: int = 0
     """Merges without it in a row that it was here for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequiredWork:
     """Work that is enough at this moment, given the live peers."""
 
     rounds: float
@@ -198,10 +198,10 @@ class Probation:
             elif peer in live:
                 work.missed += 1
 
-    def asked(self, live: Iterable[PeerId], now: float) -> Asked:
-        """Return what is asked of a peer while these are live."""
+    def required_work(self, live: Iterable[PeerId], now: float) -> RequiredWork:
+        """Return the work that establishes a peer while these are live."""
         if not self.is_on:
-            return Asked(0.0, 0.0, pardons=self._pardons(set(live), now))
+            return RequiredWork(0.0, 0.0, pardons=self._pardons(set(live), now))
         live, policy = set(live), self.policy
         *_, second, tokens = 0, 0, *sorted(self._tokens_unseen.get(peer, 0) for peer in live)
         most = max(self._tokens_unseen.values(), default=0)
@@ -211,35 +211,35 @@ class Probation:
         known = [work for peer in live if (work := self._seen.get(peer)) is not None]
         seen = max((work.rounds for work in known), default=0)
         if before + seen < YOUNG_ROUNDS:
-            return Asked(0.0, 0.0)
+            return RequiredWork(0.0, 0.0)
         rounds = min(policy.rounds, RELATIVE * (before + seen))
         seconds = policy.seconds * rounds / policy.rounds
         if seen:  # the unseen merges took as long as those that were seen
             age = max(now - work.since for work in known)
             seconds = min(policy.seconds, RELATIVE * age * (1 + before / seen))
-        return Asked(rounds, seconds, CREDIT * (second or tokens))
+        return RequiredWork(rounds, seconds, CREDIT * (second or tokens))
 
-    def progress(self, peer: PeerId, asked: Asked, now: float) -> float:
-        """Return how much of what is asked this peer has done; 1 or more: it is established."""
+    def progress(self, peer: PeerId, required: RequiredWork, now: float) -> float:
+        """Return how much of the required work this peer has done; 1 or more: it is established."""
         if self.trusted(peer):
             return math.inf
-        if self.is_struck(peer, now) and not asked.pardons:
+        if self.is_struck(peer, now) and not required.pardons:
             return 0.0
         if not self.is_on:
             return math.inf
         work = self._seen.get(peer)
         missed = work.missed if work is not None else 0
         if missed <= self.policy.rounds:
-            has_credit = 0.0 < asked.tokens <= self._tokens_unseen.get(peer, 0)
+            has_credit = 0.0 < required.tokens <= self._tokens_unseen.get(peer, 0)
             if has_credit or (work is not None and work.founding and self.saw_most):
                 return math.inf
         if work is None:
-            return asked.progress(0, 0.0)
-        return asked.progress(work.rounds, now - work.since)
+            return required.progress(0, 0.0)
+        return required.progress(work.rounds, now - work.since)
 
     def is_established(self, peer: PeerId, live: Iterable[PeerId], now: float) -> bool:
         """True if this peer counts a peer: its vote, its lead, and the states that it serves."""
-        return self.counts_all or self.progress(peer, self.asked(live, now), now) >= 1.0
+        return self.counts_all or self.progress(peer, self.required_work(live, now), now) >= 1.0
 
     def is_struck(self, peer: PeerId, now: float) -> bool:
         """True if a peer has too many strikes here."""
@@ -248,7 +248,7 @@ class Probation:
     def _pardons(self, live: set[PeerId], now: float) -> bool:
         return 2 * sum(self.is_struck(peer, now) for peer in live) >= len(live)
 
-    def _is_sure_of(self, peer: PeerId, asked: Asked, now: float) -> bool:
+    def _is_sure_of(self, peer: PeerId, required: RequiredWork, now: float) -> bool:
         """True if no honest peer that has seen as much can hold this one to be on probation."""
         work = self._seen.get(peer)
         if work is None:
@@ -256,10 +256,12 @@ class Probation:
         policy, seconds = self.policy, now - work.since
         if work.rounds >= 2 * policy.rounds and seconds >= 2 * policy.seconds:
             return True
-        enough = asked.rounds > 0 and asked.progress(work.rounds, seconds) >= SURE
+        enough = required.rounds > 0 and required.progress(work.rounds, seconds) >= SURE
         return self.saw_most and enough
 
-    def objection(self, commit: Commit, asked: Asked, now: float, *, me: PeerId) -> str | None:
+    def objection(
+        self, commit: Commit, required: RequiredWork, now: float, *, me: PeerId
+    ) -> str | None:
         """Return the reason not to enter a round with these voters; ``None`` if there is none."""
         if not self.is_on:
             if commit.on_probation and commit.protocol < STRIKES_COUNT_SINCE:
@@ -268,10 +270,12 @@ class Probation:
                 return f"{len(commit.voters)} of its {len(commit.members)} members are its voters"
             return None
         voters = [commit.members[index].peer for index in commit.voters]
-        worked = sum(peer == me or self.progress(peer, asked, now) >= SLACK for peer in voters)
+        worked = sum(peer == me or self.progress(peer, required, now) >= SLACK for peer in voters)
         if worked < commit.majority:
             return f"{worked} of its {len(voters)} voters have worked; a majority is needed"
-        sure = [entry.peer for entry in commit.members if self._is_sure_of(entry.peer, asked, now)]
+        sure = [
+            entry.peer for entry in commit.members if self._is_sure_of(entry.peer, required, now)
+        ]
         named = len(set(sure) & set(voters))
         # Half is enough: where this peer has seen only two at work, and a fork hid the work of one
         # from the others, each would decline every commit of the other.

@@ -1,4 +1,4 @@
-"""When a leader closes its roster: how many must have joined, and how long it waits for the rest.
+"""The closing of a roster: how many must have joined, and how long the leader waits for the rest.
 
 The grace window is the paper's (arXiv 2604.21428): it uses only time that the overlap of
 communication and compute hides anyway, that is, what is left of tau steps when waiting for the
@@ -31,7 +31,7 @@ Required: TypeAlias = int | float | Literal["all"] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuorumPolicy:
-    """When a roster may close."""
+    """The conditions for closing a roster."""
 
     required: Required = None
     """Peers that must have joined: a number, a fraction of the live peers of the group, ``"all"``

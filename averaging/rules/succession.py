@@ -1,4 +1,4 @@
-"""Which peers of a group may lead a round, and in which order they follow one another.
+"""The peers of a group that may lead a round, and the order in which they follow one another.
 
 Leadership is a function of names, versions and the lineage that the round continues: peers with the
 same view agree on the leader without a message, and a peer with another view is redirected by the

@@ -1,4 +1,4 @@
-"""How much each contribution counts in a merge.
+"""The weight of each contribution in a merge.
 
 The weight is tokens^2 / steps (quantity times quality: Decoupled DiLoCo, arXiv 2604.21428), damped
 by 1 / (1 + 0.25 s) for s versions of staleness. Tokens are clamped to what the steps can have

@@ -156,7 +156,7 @@ class NodeAudits:
     def problem_of_upload(
         self, round_id: bytes, index: int, part: Part, members: Sequence[int]
     ) -> str | None:
-        """Why an upload's claim is refused; ``None``: it is in order."""
+        """The reason to refuse an upload's claim; ``None``: it is in order."""
         kept, said = self._kept.get(round_id), part.claim
         if kept is None or said is None:
             return "nobody has signed the upload"

@@ -22,7 +22,7 @@ from averaging.numbers.norm_bounds import norm_at_most
 from averaging.round import inputs
 from averaging.round.contributing import Contribution
 from averaging.round.effects import Enter, Merge, Upload
-from averaging.round.reducer import Length, too_long
+from averaging.round.reducer import UploadNorm, norm_objection
 from averaging.round.traffic import NOTHING_TO_GIVE, BundleRoster, Incoming, Route, Traffic
 from averaging.rules.sites import SITE_SHARE, riders_of
 from averaging.rules.weights import weights_of
@@ -189,7 +189,7 @@ class Exchange:
         slices = range(len(self.cutting.slices))
         own = [self._signed(index, alone=True) for index in slices]
         for index, part in enumerate(own):
-            roster.measured(me, index, self._length(index, part))
+            roster.measured(me, index, self._upload_norm(index, part))
         self.traffic.inside = roster.decide()
         inside = sorted([me, *self.traffic.inside])
         parts = {**self.uploads, **{(index, me): part for index, part in enumerate(own)}}
@@ -247,7 +247,7 @@ class Exchange:
             roster.leave_out(entry)
         elif roster.wants(entry, index):
             self.uploads[index, entry] = part
-            roster.take(entry, index, self._length(index, part))
+            roster.take(entry, index, self._upload_norm(index, part))
         if roster.is_settled:
             self._node.later(self._make_bundle)
 
@@ -257,13 +257,13 @@ class Exchange:
         if fault is None and part.maps is not None:
             fault = problem_of(part.maps, self.commit, [entry, *riders])
         fault = fault or self._problem_of_claim(index, part, [entry, *riders])
-        length: Length | None = None
+        norm: UploadNorm | None = None
         if fault is None:
             self.uploads[index, entry] = part
-            length = self._length(index, part)
+            norm = self._upload_norm(index, part)
         else:
             self.traffic.left_out(index, entry, fault)
-        self._arrived(index, entry, fault, riders, length)
+        self._arrived(index, entry, fault, riders, norm)
 
     def _problem_of_claim(self, index: int, part: Part, members: Sequence[int]) -> str | None:
         if self._audits is None:
@@ -276,10 +276,10 @@ class Exchange:
         entry: int,
         problem: str | None,
         riders: tuple[int, ...],
-        length: Length | None = None,
+        norm: UploadNorm | None = None,
     ) -> None:
         sender = self.commit.members[entry].peer
-        self._node.take(inputs.UploadArrived(self.round, index, sender, problem, length, riders))
+        self._node.take(inputs.UploadArrived(self.round, index, sender, problem, norm, riders))
 
     def _malformed(self, index: int, part: Part, *, merged: bool = False) -> str | None:
         """The reason why these bytes are no slice of this round; ``None``: they are."""
@@ -299,11 +299,11 @@ class Exchange:
 
     @property
     def _measures(self) -> bool:
-        """True if somebody may be refused for the length of a displacement."""
+        """True if somebody may be refused for the norm of a displacement."""
         return self.commit.kind != "mix" and not math.isinf(self._wires.norm_ratio_max)
 
-    def _length(self, index: int, part: Part) -> Length | None:
-        """The length of a displacement, where somebody may be refused for it."""
+    def _upload_norm(self, index: int, part: Part) -> UploadNorm | None:
+        """The norm of a displacement, where somebody may be refused for it."""
         if not self._measures:
             return None
         cutting, data = self.cutting, memoryview(part.data)
@@ -316,7 +316,7 @@ class Exchange:
         if usual is None and state is not None:
             sizes = cutting.fragment.unit_sizes[piece.units]
             harmless = norm_at_most(state.theta[piece.values], sizes)
-        return Length(math.sqrt(squares), usual, harmless)
+        return UploadNorm(math.sqrt(squares), usual, harmless)
 
     # Reducing
 
@@ -380,7 +380,7 @@ class Exchange:
         problem = self._malformed(index, part, merged=True)
         if problem is None and part.maps is not None:
             problem = problem_of(part.maps, self.commit)
-        problem = problem or self._too_long(index, part)
+        problem = problem or self._norm_objection(index, part)
         if problem is None and self._audits is not None:
             problem = self._audits.problem_of_merge(self.round, index, part)
         if problem is not None:
@@ -394,7 +394,7 @@ class Exchange:
                 inputs.MergedArrived(self.round, index, part.digest, part.parents, members)
             )
 
-    def _too_long(self, index: int, part: Part) -> str | None:
+    def _norm_objection(self, index: int, part: Part) -> str | None:
         """The reason not to take a slice that another peer merged."""
         state, cutting = self._node.state, self.cutting
         if not self._measures or state is None:
@@ -407,14 +407,14 @@ class Exchange:
         usual = self._node.usual.norm(piece.units)
         own = 0.0
         if self.payload is not None:
-            length = self._length(index, self.own_part(index))
-            own = 0.0 if length is None else length.norm
+            norm = self._upload_norm(index, self.own_part(index))
+            own = 0.0 if norm is None else norm.value
         theta, sizes = state.theta, cutting.fragment.unit_sizes
         if usual is None:
             theta_norm = norm_at_most(theta, sizes)
         else:
             theta_norm = norm_at_most(theta[piece.values], sizes[piece.units])
-        return too_long(
+        return norm_objection(
             math.sqrt(squares),
             usual=usual,
             own=own,

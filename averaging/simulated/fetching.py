@@ -176,14 +176,14 @@ class Fetching:
         state = None if other is None else other.served(node.name)
         if state is None:
             return
-        told = state.lineage, state.digest()
+        shown = state.lineage, state.digest()
         node.wires.network.transfer(
-            peer, node.name, DIGEST_BYTES, lambda: self._told(peer, told), lambda: None
+            peer, node.name, DIGEST_BYTES, lambda: self._take_digest(peer, shown), lambda: None
         )
 
-    def _told(self, peer: PeerId, told: tuple[bytes, bytes]) -> None:
+    def _take_digest(self, peer: PeerId, shown: tuple[bytes, bytes]) -> None:
         self._asked.discard(peer)
-        self._digests[peer] = told
+        self._digests[peer] = shown
         self._consider()
 
     def _arrived(self, state: FragmentState, signatures: Signatures) -> None:

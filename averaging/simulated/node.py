@@ -553,7 +553,7 @@ class FragmentNode:
             Standing.of(before), Standing.of(state), end=machine.ending.end(now), effect=effect
         )
         fits = unfit(state, before, usual=usual, norm_ratio_max=ratio) is None
-        if not (newer and fits and machine.catching_up.takes(link, now)):
+        if not (newer and fits and machine.catching_up.may_take(link, now)):
             self.fetch_failed()
             return
         parting = self._parted(effect, before, state)

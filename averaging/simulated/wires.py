@@ -189,7 +189,7 @@ class Stepped:
     mean: Float32s
     """Theta before the step."""
     norm: float
-    """Its own, squared."""
+    """Squared norm of ``mean``."""
     theta: Float32s
     momentum: Float32s
 
@@ -294,7 +294,7 @@ class Wires(Generic[AnyGate]):
         return known.payload
 
     def cutting(self, fragment: Fragment, numbers: Numbers, commit: Commit) -> Cutting:
-        """How a round cuts the fragment: most do it alike."""
+        """The cutting of the fragment in a round: most rounds cut it alike."""
         alike = fragment.index, commit.kind, commit.codecs, commit.shares, commit.protocol
         known = self._cuttings.get(alike)
         if known is None:

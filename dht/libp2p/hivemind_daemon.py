@@ -64,7 +64,7 @@ Reachability = Literal["auto", "public", "private"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonSettings:
-    """How the daemon listens and lets itself be found."""
+    """Settings by which the daemon listens and lets itself be found."""
 
     listen: tuple[Multiaddr, ...]
     announce: tuple[Multiaddr, ...] = ()

@@ -96,7 +96,7 @@ CALL_ANSWER_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSettings:
-    """How a host listens, and its limits for other peers."""
+    """Settings by which a host listens, and its limits for other peers."""
 
     daemon: DaemonSettings = field(
         default_factory=lambda: DaemonSettings(listen=(Multiaddr("/ip4/127.0.0.1/tcp/0"),))

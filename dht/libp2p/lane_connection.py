@@ -198,7 +198,8 @@ class Partner:
     """The daemon has no direct connection with it."""
 
     lets_none_in: bool = False
-    """It has a direct connection with the daemon, and could not be dialled: it dialled out."""
+    """True for a partner with a direct connection of the daemon that could not be dialled: it
+    dialled out."""
 
     apart: int = 0
     """Number of meetings in a row that failed."""

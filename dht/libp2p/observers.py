@@ -55,7 +55,7 @@ class RouterView:
     """A port of this machine."""
 
     seen: tuple[tuple[str, int], ...] = ()
-    """Its address as each of a few peers sees it."""
+    """The peer's address as each of a few others sees it."""
 
     lets_strangers_in: bool | None = None
     """The address is open to an IP address to which nothing was sent; ``None``: no peer could

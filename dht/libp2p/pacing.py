@@ -145,7 +145,7 @@ class Pace:
         self._now = 0.0
         self._clear_since = 0.0
         self._carried_at = 0.0
-        """When the line last carried what it was given, or had no long queue."""
+        """Time at which the line last carried what it was given, or had no long queue."""
 
     def __repr__(self) -> str:
         return f"Pace({self.rate / 1e6:.2f} MB/s, queue {self.queue_s * 1000:.0f} ms)"

@@ -1,4 +1,4 @@
-"""Which peers a run admits: one decision for every door of a peer. Pure.
+"""The peers that a run admits: one decision for every door of a peer. Pure.
 
 ``Admission`` holds the terms of the run file, the directives of its owner and delegates, and the
 credentials that peers have shown. ``refusal`` is asked before any protocol of the run answers a

@@ -67,7 +67,7 @@ def was_tried(reason: str) -> bool:
 
 
 def in_words(reachable: bool | None, reason: str) -> str:
-    """Why a peer could not be reached, for people who do not know what a dial is.
+    """The reason why a peer could not be reached, for people who do not know what a dial is.
 
     ``reachable``: the verdict in its record. ``reason``: what the transport said.
     """

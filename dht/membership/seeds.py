@@ -34,7 +34,7 @@ dialled by some peers at once but not by all."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedSettings:
-    """How often seeds are dialled."""
+    """The frequency at which seeds are dialled."""
 
     retry_first_s: float = 1.0
     jitter: float = 0.25

@@ -36,7 +36,7 @@ ESTABLISHED_AFTER_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipSettings:
-    """How a peer keeps track of other members."""
+    """Settings of a peer's table of other members."""
 
     heartbeat_s: float = 10.0
     """Interval at which a peer renews its record and reads those of the others."""
@@ -76,18 +76,18 @@ class Member:
     """The signed record, to be passed on."""
 
     depth: int
-    """How deep a bucket it wrote to: its own idea of the size of the swarm."""
+    """Depth of the bucket that it wrote to: its own idea of the size of the swarm."""
 
     first_seen: float
-    """When this incarnation was first seen, or seen again after having been gone."""
+    """Time at which this incarnation was first seen, or seen again after having been gone."""
 
     record_seen_at: float
     expires_at: float
     heard_at: float | None = None
-    """When it last answered us or called us."""
+    """Time at which it last answered us or called us."""
 
     failed_at: float | None = None
-    """When a call to it last failed."""
+    """Time at which a call to it last failed."""
 
     @property
     def reachable(self) -> bool | None:

@@ -20,7 +20,7 @@ class Announcement:
         """Set when the next heartbeat should come at once."""
 
         self.hurried_at = -math.inf
-        """When that was last so."""
+        """Time at which that was last so."""
 
         self._this = this
         self._reachability = reachability

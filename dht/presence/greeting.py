@@ -54,9 +54,9 @@ class Greeting:
     _not_to_greet: dict[PeerId, float] = field(default_factory=dict)
     """Connected peers of no run of ours, and until when to leave them alone."""
     _heard_from: dict[PeerId, float] = field(default_factory=dict)
-    """When each peer last said hello, ..."""
+    """Time at which each peer last said hello."""
     _asked: dict[PeerId, float] = field(default_factory=dict)
-    """... and when one to it was answered."""
+    """Time at which each peer last answered a hello."""
 
     @property
     def clock(self) -> ClockEstimate | None:

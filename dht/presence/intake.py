@@ -28,7 +28,7 @@ LOOK_UPS_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """Why another peer cannot be in one run with this peer, with both values."""
+    """The reason why another peer cannot be in one run with this peer, with both values."""
 
     what: Literal["run", "protocol versions"]
     ours: str

@@ -58,7 +58,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresenceSettings:
-    """How a peer stays in touch. The defaults are for the open internet."""
+    """Settings by which a peer stays in touch. The defaults are for the open internet."""
 
     membership: MembershipSettings = field(default_factory=MembershipSettings)
     seeds: SeedSettings = field(default_factory=SeedSettings)

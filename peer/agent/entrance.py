@@ -55,10 +55,11 @@ FRIENDS_WITHIN_S = 6.0
 """The same when the trainer waits for its first parameters."""
 
 TOLD_AFTER_S = 10.0
-"""Time of waiting for the run's peers after which the owner is told, ..."""
+"""Time of waiting for the run's peers after which the owner is told, and again whenever it has
+doubled."""
 
 TOLD_EVERY_MAX_S = 3600.0
-"""... and again when the wait has doubled, but at least this often."""
+"""Longest time between two such messages to the owner."""
 
 COMPARED_WITHIN_S = 5.0
 ASKED_EVERY_S = 1.0

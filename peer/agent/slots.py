@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from averaging.history.adoption import AdoptionRule, Held, Origin, Parting, change_for
+from averaging.history.adoption import AdoptionRule, Change, Held, Origin, Parting, change_for
 from averaging.history.state import FragmentState
 from averaging.live.learner_port import Progress, Snapshot
 from averaging.numbers.arrays import Float32s
@@ -414,7 +414,7 @@ class SlotPort:
         offered: bool,
     ) -> None:
         """Fill the slot for the trainer to adopt it."""
-        slot, held = self.memory.slot(fragment), self.memory.base(fragment)
+        held = self.memory.base(fragment)
         offered_mark, offered_tokens = self.memory.offered(fragment)
         given_up, entry.giving_up = entry.giving_up, None
         parting, entry.parting = entry.parting, None
@@ -436,55 +436,63 @@ class SlotPort:
             parting=parting,
             gives_up=given_up is not None,
         )
-        operation, alpha = Adoption.ADD, self.alpha
-        entry.is_empty = False
-        self.memory.pass_on(fragment, SlotState.TURNING)
-        if keeping is not None:
-            self._know_base(entry, state.theta)
-            slot.fill(0.0)
-        elif change.sets:
-            np.copyto(slot, state.theta)
-            operation, alpha = Adoption.BLEND, 0.0  # SET would count as a loss
-        elif change.origin is Origin.SNAPSHOT:
-            self._set_reference(entry, slot)
-            np.subtract(state.theta, slot, out=slot)
-        elif change.origin is Origin.PARTING:
-            assert parting is not None
-            self._set_reference(entry, parting.theta)
-            np.subtract(state.theta, parting.theta, out=slot)
-        elif change.origin is Origin.BASE:
-            assert entry.base is not None
-            np.subtract(state.theta, entry.base, out=slot)
-        else:
-            np.copyto(slot, state.theta)
-            operation = Adoption.BLEND if change.blends else Adoption.SET
-        entry.was_set = operation is not Adoption.ADD
         mark = change.mark if keeping is None else keeping[0]
         is_snapshot = mark is not None and mark == contained
-        entry.lost_from, entry.lost_reason = None, ""
-        if operation is Adoption.SET and held is not None:
-            entry.lost_reason = given_up or ("replaced" if is_snapshot else "crash")
-            entry.lost_from = offered_tokens if is_snapshot else held.tokens
-        entry.overwrites = operation is Adoption.SET
-        if entry.overwrites:
-            entry.set_version = state.version
         tokens = offered_tokens if is_snapshot else 0
         if change.origin is Origin.PARTING and mark is not None:
             tokens = self._tokens_since(fragment, mark) or 0
-        if keeping is not None:
+        entry.is_empty = False
+        self.memory.pass_on(fragment, SlotState.TURNING)
+        if keeping is None:
+            operation, alpha = self._fill(fragment, entry, state, change, parting)
+        else:
             tokens = keeping[1]
+            operation, alpha = Adoption.ADD, self.alpha
+            self._know_base(entry, state.theta)
+            self.memory.slot(fragment).fill(0.0)
         entry.given = state
-        self.memory.give(
-            fragment,
-            AdoptionOrder(
-                operation=operation,
-                alpha=alpha,
-                version=state.version,
-                lineage=state.lineage,
-                mark=mark,
-                tokens=tokens,
-            ),
-        )
+        entry.was_set = operation is not Adoption.ADD
+        entry.overwrites = operation is Adoption.SET
+        entry.lost_from, entry.lost_reason = None, ""
+        if entry.overwrites:
+            entry.set_version = state.version
+            if held is not None:
+                entry.lost_reason = given_up or ("replaced" if is_snapshot else "crash")
+                entry.lost_from = offered_tokens if is_snapshot else held.tokens
+        order = AdoptionOrder(operation, alpha, state.version, state.lineage, mark, tokens)
+        self.memory.give(fragment, order)
+
+    def _fill(
+        self,
+        fragment: int,
+        entry: _Entry,
+        state: FragmentState,
+        change: Change,
+        parting: Parting | None,
+    ) -> tuple[Adoption, float]:
+        """Fill the slot with theta, or its difference to the origin of the change.
+
+        Returns how the trainer adopts it, with the ``alpha`` of a blend.
+        """
+        slot = self.memory.slot(fragment)
+        if change.sets:
+            np.copyto(slot, state.theta)
+            return Adoption.BLEND, 0.0  # SET would count as a loss
+        if change.origin is Origin.NONE:
+            np.copyto(slot, state.theta)
+            return Adoption.BLEND if change.blends else Adoption.SET, self.alpha
+        if change.origin is Origin.SNAPSHOT:
+            self._set_reference(entry, slot)
+            origin = slot
+        elif change.origin is Origin.PARTING:
+            assert parting is not None
+            self._set_reference(entry, parting.theta)
+            origin = parting.theta
+        else:
+            assert entry.base is not None
+            origin = entry.base
+        np.subtract(state.theta, origin, out=slot)
+        return Adoption.ADD, self.alpha
 
     def _set_reference(self, entry: _Entry, snapshot: Float32s) -> None:
         if not self.memory.coarse:

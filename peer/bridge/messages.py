@@ -59,7 +59,7 @@ class Begin(_Message, frozen=True, kw_only=True):
     embeddings: tuple[str, ...]
     heads: tuple[str, ...]
     statistics: tuple[str, ...] = ()
-    """Those of the tensors that are buffers."""
+    """The tensors among them that are buffers."""
     frozen: tuple[Described, ...] | None = None
     """Parameters that are not exchanged; ``None`` if no process has them whole."""
     allow_frozen_differences: bool = False
@@ -268,7 +268,7 @@ class Tried(_Message, frozen=True, kw_only=True):
     seconds: float = 0.0
     """Time for which training waited."""
     other_data: bool = False
-    """It reads other sequences there than the author says."""
+    """True if the learner reads other sequences there than the author says."""
 
 
 FromTrainer: TypeAlias = (

@@ -7,13 +7,13 @@ Start with ``run`` below. Every command is one small function (load, run, report
 its family: ``taking_part`` (start, join), ``keeping`` (keep), ``owning`` (invite, run sign, run
 delegate, run ban), ``directing`` (run amend, end, pause, resume, attest, rollback), ``steering``
 (status, ps, link, explain, pause, resume, leave, limits), ``crediting`` (credit), ``run_files``
-(run new, run check), ``models`` (export), ``using`` (say, eval), ``preparing`` (data prepare),
-``hosting`` (bootstrap, doctor), ``trying`` (demo, bench, chaos) and ``simulating`` (simulate).
-``application`` has the Typer application, logging, what errors become, and the options that all
-commands share, ``learner_options`` those of peers, ``finding`` the run behind an argument,
-``found_models`` the parameters that commands about models use, ``showing`` the output of
-experiments, ``training`` the training of start and join, ``directives`` the signing of an owner's
-orders.
+(run new, run check; ``bases``: from a published model), ``models`` (export), ``using`` (say, eval),
+``preparing`` (data prepare), ``hosting`` (bootstrap, doctor), ``trying`` (demo, bench, chaos) and
+``simulating`` (simulate). ``application`` has the Typer application, logging, what errors become,
+and the options that all commands share, ``learner_options`` those of peers, ``finding`` the run
+behind an argument, ``found_models`` the parameters that commands about models use, ``showing`` the
+output of experiments, ``training`` the training of start and join, ``directives`` the signing of an
+owner's orders.
 
 Modules that take time to import are imported inside the function that needs them, so that ``shoal
 --help`` does not load numpy or torch. An expected error becomes one line on stderr here and nowhere

@@ -22,7 +22,7 @@ class Contributor:
     """One owner of merged work, with all of its keys."""
 
     peers: tuple[PeerId, ...]
-    """Its keys, the one with the most tokens first."""
+    """The contributor's keys, the one with the most tokens first."""
     name: str
     """Chosen by itself; empty if it has chosen none."""
     tokens: int
@@ -33,7 +33,8 @@ class Contributor:
 
     @property
     def shown(self) -> str:
-        """Its name, or the end of its key, which differs where beginnings are alike."""
+        """The contributor's name, or the end of its key, which differs where beginnings are
+        alike."""
         return self.name or f"peer {self.peers[0][-SHORT_ID:]}"
 
     @property

@@ -33,7 +33,7 @@ class ProvenMap:
     link: Link
     map: ParentMap
     signatures: Signatures = ()
-    """Those of peers that have stood on the link."""
+    """Signatures of peers that have stood on the link."""
 
     @property
     def merged(self) -> MergedMap:

@@ -32,7 +32,7 @@ CLOCK_DAYS = 1
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How many tokens each peer had on a day, by one contributor's count."""
+    """The tokens of each peer on a day, by one contributor's count."""
 
     day: int
     """Days since 1970 in UTC."""

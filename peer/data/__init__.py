@@ -16,6 +16,8 @@ batches to the training loop until the run is over: ``prefetch`` reads them ahea
 - Recipe ``files``: ``files`` finds files and streams over weighted sources; ``pieces`` has their
   pieces prepared ahead, with ``downloads``, the file ``formats``, ``tokenizing`` in ``workers``,
   and the ``token_cache``. ``shards`` writes token shards.
+- A run that begins from a published model names it in ``published``; ``base_models`` has its files,
+  and ``examples`` are tokens of which only the answers are predicted.
 - Recipe ``hf``: ``documents``, the stream over a dataset of the Hugging Face hub, ``hub``, the
   access to it, and ``kept_documents``, their tokens in the token cache.
 

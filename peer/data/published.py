@@ -42,7 +42,7 @@ class Published:
     config: dict[str, Any]
     config_unset: tuple[str, ...]
     tokenizer: str | None
-    """Its tokenizer, for ``data.tokenizer``; ``None`` if it has none that can be named."""
+    """The model's tokenizer, for ``data.tokenizer``; ``None`` if it has none that can be named."""
     end_token: str | None = None
 
 

@@ -2,6 +2,7 @@
 
     bootstrap   the peer, its checks, page and metrics. Start with ``serve``
     listening   whether this machine allows listening at an address, before the daemon tries
+    run_pages   public pages of the runs that meet here
     service     the systemd unit, and notifications to systemd
 
 In come the settings of ``shoal bootstrap``, out goes a running peer until it is told to stop. It

@@ -9,7 +9,8 @@ Rank 0 (``lead``) is the peer: it has the agent, and decides at each safe point 
 adopted. The other ranks (``follower``) carry out its commands (``channel``), unit by unit
 (``units``): of a unit that is offered each rank sends the part that it holds, and of a unit that is
 adopted it receives that part. So all ranks adopt a version at the same step, and nothing larger
-than a unit is ever whole anywhere but in the slots of rank 0. Nothing is sent between two safe
+than a unit is ever whole anywhere but in the slots of rank 0. ``ranks`` starts one process for each
+device of a machine, and ``training`` is the loop in them. Nothing is sent between two safe
 points, and a safe point at which nothing is due costs two small messages. While the machine's owner
 wants no steps (``shoal pause``, ``shoal limits``), rank 0 stays at its safe point, and the other
 ranks with it.

@@ -71,10 +71,10 @@ ASK_TIMEOUT_S = 3.0
 FILE_TIMEOUT_S = 10.0
 LOOK_EVERY_S = 0.05
 QUIET_S = 0.4
-"""The search for peers ends when no further one has been found for this long ..."""
+"""The search for peers ends when no further one has been found for this long."""
 
 COUNTED_WITHIN_S = 3.0
-"""... but goes on for up to this long while an answer counts more peers than are found."""
+"""The search goes on for up to this long while an answer counts more peers than are found."""
 
 T = TypeVar("T")
 

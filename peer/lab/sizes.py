@@ -1,4 +1,4 @@
-"""How many peers a swarm has over time: one schedule for simulated swarms and real processes.
+"""The number of peers of a swarm over time: one schedule for simulated swarms and real processes.
 
 Written as ``2,40,2``: the swarm begins with two peers, grows to 40 and shrinks to two again, in
 legs of equal length, one peer after another. ``20,20/40,40`` has a jump from 20 to 40 between two

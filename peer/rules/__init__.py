@@ -5,6 +5,11 @@
     amendments  the settings of the run after its owner's orders
     ending      when a run is over, when a peer may leave, and how long it stays for its work
     held_out    which peer measures the held-out loss
+    foundings   which history goes on when a run was founded twice
+    reach       what follows from who can be dialled
+    releases    this peer's release beside those of the others
+    monthly_volume  the traffic of a calendar month
+    state_place     memory or files for the run's state
 
 In come facts and the time, out go verdicts and sums. The effects are elsewhere: ``peer.guest``
 enforces limits, ``peer.agent`` keeps the ledger and ends a run. No module here may use a clock, a

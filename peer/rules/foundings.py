@@ -1,4 +1,4 @@
-"""Which of two histories of a run goes on, when it was founded twice.
+"""The choice between two histories of a run that was founded twice.
 
 Each founding has first weights of its own, so their states are never averaged. A founding is named
 by the versions 0 of all fragments; its weight is the number of tokens merged since. The peers of

@@ -29,14 +29,16 @@ BUSY_FOR_S = 15.0
 """Other programs count as busy when their average over this time reaches the limit."""
 
 IDLE_FOR_S = 60.0
-"""They count as idle when the average over this time is below it: a compiler pauses, too."""
+"""Other programs count as idle when the average over this time is below the limit: a compiler
+pauses, too."""
 
 DISK_MIN_BYTES = QUOTA_MIN_BYTES = 1_000_000
 LOGS_OF_DISK = 0.1
-"""Share of the allowed disk space for logs. The rest is for checkpoints, ..."""
+"""Share of the allowed disk space for logs. The rest is for checkpoints and the state."""
 
 STATE_OF_DISK = 0.25
-"""... and for the state where that is in files: it takes as much as a checkpoint."""
+"""Share of the allowed disk space for the state, where that is in files: as much as a
+checkpoint."""
 
 DESKTOP_NICENESS = 10
 """Nice level of a trainer on a desktop, behind the programs of its owner."""

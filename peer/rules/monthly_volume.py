@@ -30,7 +30,7 @@ class MonthlyVolume(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes of the month that the clock shows, and of the one that it showed before."""
 
     month: str = ""
-    """Such as 2026-11; empty before anything was counted."""
+    """The month, such as 2026-11; empty before anything was counted."""
     bytes: int = 0
     at: datetime | None = None
     """Local time of the last look."""

@@ -4,12 +4,15 @@ In: the state of an agent or a trainer. Out: files that survive ``kill -9`` and 
 moment, whole or not there, verified when they are read.
 
 Start with ``checkpoint``, a folder of numbered checkpoints; ``tensor_file`` is the safetensors
-format that they use. ``outer_state`` is the content of an agent's checkpoint (fragments with
-their history, the ledger) and its export; ``inner_state`` that of a trainer's (optimizer, position
-in the data, generators), and ``inner_saves`` writes it at intervals, in a thread. ``progress``
-counts the tokens that the trainer has processed. ``good_states`` keeps earlier states, to which
-the run's owner may take the run back, and ``proofs`` what is held against others: proofs of lies,
-and histories that this peer went back from. ``home`` names the folders and locks them.
+format that they use. ``outer_state`` is the content of an agent's checkpoint (fragments with their
+history, the ledger) and its export, which ``download`` makes without taking part; ``inner_state``
+that of a trainer's (optimizer, position in the data, generators), and ``inner_saves`` writes it at
+intervals, in a thread. ``progress`` counts the tokens that the trainer has processed.
+``good_states`` keeps earlier states, to which the run's owner may take the run back, and ``proofs``
+what is held against others: proofs of lies, and histories that this peer went back from.
+``credentials`` prove who may take part, ``credit`` has the tally of contributions, ``address`` this
+peer's port and link, ``last_seen`` a run that is not on line. ``home`` names the folders and locks
+them, ``earlier`` looks for faults in them.
 
 Nothing in a checkpoint is executed, and no lengths in it are trusted before they are checked.
 One process writes a folder; any process may read it.

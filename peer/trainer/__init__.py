@@ -8,15 +8,16 @@ parameters of the run in the model, the learning rate, batches, events, statisti
 - ``parts``: opens everything that a run needs, and waits until this peer has the parameters;
 - ``learner``: the safe point, the only place where parameters are read or changed;
   ``device_copies``: its copies; ``parameters``: which parameters are exchanged;
+- ``trials``: spot checks of other peers' contributions;
 - ``news``: the agent's messages; ``pacing``: limits of the owner; ``synchronous``: rounds to await;
   ``loop_checks``: mistakes of the caller's loop;
 - ``loop``, ``preflight``, ``measuring``, ``solo``: the loop of the commands, checks before joining,
   held-out loss, training without other peers;
 - ``engine``: the computing part of the loop's steps; ``choices`` (precision, micro-batch, compiler)
-  and ``speed`` decide and compute from facts that ``device_facts`` reads; ``fitting``: a way to
-  begin that is safe; ``tuning`` finds the best one while training, with ``probing`` and
-  ``compiling``; ``deferred_compiler``: torch's, imported when something compiles; ``late``: values
-  that nobody waits for; ``own_loops``: for other programs.
+  and ``speed`` decide and compute from facts that ``device_facts`` reads, ``needs`` from a run
+  file; ``fitting``: a way to begin that is safe; ``tuning`` finds the best one while training, with
+  ``probing`` and ``compiling``; ``compiled_loss``; ``deferred_compiler``: torch's, imported when
+  something compiles; ``late``: values that nobody waits for; ``own_loops``: for other programs.
 
 Start reading at ``Run._safe_point`` in ``session``. Not allowed here: a network, asyncio, imports
 of ``peer.agent``, ``peer.views`` or ``peer.cli`` (views read ``peer.trainer.observed_run``), and

@@ -55,7 +55,7 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """How this machine trains."""
+    """The choices for training on this machine."""
 
     precision: Precision = "fp32"
     compile: bool = False

@@ -70,7 +70,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """How fast this peer trains, as of now. ``None``: not known."""
+    """The speed of this peer's training, as of now. ``None``: not known."""
 
     tokens_per_s: float | None = None
     share_of_peak: float | None = None

@@ -22,7 +22,7 @@ class Pacer:
         self._accelerator = None if device.type == "cpu" else device
         self._paced_at: float | None = None
         self._worked_from: float | None = None
-        """When the step began, while only a share of the time may be used."""
+        """Time at which the step began, while only a share of the time may be used."""
         self._own_threads: int | None = None
         """The program's own number of torch threads, while the owner wants fewer."""
 

@@ -1,4 +1,4 @@
-"""Which tensors of a model are exchanged, and how they are cut into fragments.
+"""The tensors of a model that are exchanged, and their cutting into fragments.
 
 These are the parameters with ``requires_grad`` and, with ``outer.buffers = "mean"``, the
 statistics: floating-point buffers that are saved with the model, and counters (scalar whole

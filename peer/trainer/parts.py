@@ -118,15 +118,7 @@ def open_parts(plan: Plan, news: News, conditions: Conditions, stack: ExitStack)
         coarse=is_coarse(parameters),
     )
     stack.callback(memory.close)
-    agent = AgentProcess(
-        _first_message(plan, found, home, parameters),
-        memory,
-        log_path=home.directory / "agent.log",
-        hear=news.hear,
-        died=news.agent_died,
-        settings=settings.line,
-        **({} if settings.agent_command is None else {"command": settings.agent_command}),
-    )
+    agent = _agent(settings, _first_message(plan, found, home, parameters), memory, home, news)
     pieces = None
     if plan.ranks is not None:
         pieces = plan.ranks.begin(
@@ -164,25 +156,48 @@ def open_parts(plan: Plan, news: News, conditions: Conditions, stack: ExitStack)
         memory=memory,
         agent=agent,
         learner=learner,
-        feed=Feed(
-            run,
-            home.peer_id,
-            data_dir=home.data_directory,
-            over=lambda: conditions.over() or conditions.leaving(),
-            fetching=partial(_tell_fetching, news),
-        ),
+        feed=_feed(run, home, news, conditions),
         rates=Rates(run),
-        inner=InnerSaves(
-            home.directory / "inner",
-            plan.model,
-            plan.optimizers,
-            run_id=run.run_id,
-            every_s=settings.save_every_s,
-            tell=news.add,
-            allowed_bytes=lambda: news.facts.inner_bytes,
-        ),
+        inner=_inner_saves(plan, run, home, news),
         pacer=Pacer(pace_s=settings.pace_s, device=next(iter(parameters.values())).device),
         synchronous=synchronous,
+    )
+
+
+def _agent(
+    settings: JoinSettings, begin: Begin, memory: SharedTensors, home: _Home, news: News
+) -> AgentProcess:
+    command = {} if settings.agent_command is None else {"command": settings.agent_command}
+    return AgentProcess(
+        begin,
+        memory,
+        log_path=home.directory / "agent.log",
+        hear=news.hear,
+        died=news.agent_died,
+        settings=settings.line,
+        **command,
+    )
+
+
+def _feed(run: RunFile, home: _Home, news: News, conditions: Conditions) -> Feed:
+    return Feed(
+        run,
+        home.peer_id,
+        data_dir=home.data_directory,
+        over=lambda: conditions.over() or conditions.leaving(),
+        fetching=partial(_tell_fetching, news),
+    )
+
+
+def _inner_saves(plan: Plan, run: RunFile, home: _Home, news: News) -> InnerSaves:
+    return InnerSaves(
+        home.directory / "inner",
+        plan.model,
+        plan.optimizers,
+        run_id=run.run_id,
+        every_s=plan.settings.save_every_s,
+        tell=news.add,
+        allowed_bytes=lambda: news.facts.inner_bytes,
     )
 
 

@@ -496,7 +496,7 @@ class Run(Rank):
 
     @property
     def speed(self) -> Speed:
-        """How fast this peer trains, and how long the run will take."""
+        """The speed of this peer's training, and the time that the run will take."""
         learner, end = self._parts.learner, self.run_now.end
         step_s = learner.step_time_s
         if not step_s:

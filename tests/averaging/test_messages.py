@@ -48,8 +48,8 @@ def test_every_message_has_an_example() -> None:
 
 @pytest.mark.parametrize("number", range(OLDEST, NEWEST + 1))
 def test_the_bytes_on_the_wire_do_not_change(number: int) -> None:
-    """A change of these bytes is a new protocol number. What this build says to a peer of the
-    release before is what that release says itself: it wrote the file of its number.
+    """A change of these bytes is a new protocol number. The release before wrote the file of its
+    number itself; this build says the same to a peer of that release.
 
     ``python -m tests.averaging.message_examples`` writes the file of the newest number.
     """

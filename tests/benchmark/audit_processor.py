@@ -129,7 +129,7 @@ class Bench:
         return out
 
     def merge(self, index: int) -> None:
-        """What the reducer of a slice computes."""
+        """The work of a slice's reducer."""
         for chunk in self.cutting.chunks[index]:
             payloads = [memoryview(data)[chunk.data] for data in self.uploads]
             for payload in payloads:

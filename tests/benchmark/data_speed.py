@@ -1,4 +1,4 @@
-"""How long training waits for data: files of text, a real tokenizer, a given appetite.
+"""The time that training waits for data: files of text, a real tokenizer, a given appetite.
 
 The tokenizer is trained on the sources of the standard library, the corpus is made of pieces of
 them. The first pass tokenizes, every further one reads what was kept.

@@ -46,7 +46,7 @@ async def pair() -> AsyncIterator[tuple[ThrottledHost, Stream, Stream]]:
 
 
 async def carry(sender: Stream, receiver: Stream, frames: int) -> float:
-    """How long so many frames take, in seconds."""
+    """Seconds that so many frames take."""
     loop = asyncio.get_running_loop()
     began = loop.time()
 

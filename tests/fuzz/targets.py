@@ -380,7 +380,7 @@ _Result = TypeVar("_Result")
 
 
 def _result_of(work: Generator[None, None, _Result]) -> _Result:
-    """What a generator returns in the end."""
+    """The value that a generator returns in the end."""
     while True:
         try:
             next(work)

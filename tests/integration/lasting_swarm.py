@@ -87,7 +87,7 @@ RUN_FILE = RunFile(
     data=PythonStdlibData(sequence_length=8),
     outer=Outer(fragments=FRAGMENTS),
 )
-"""What a checkpoint names; the numbers are those of ``LAYOUT``."""
+"""The run that a checkpoint names; the numbers are those of ``LAYOUT``."""
 
 
 def founded() -> list[FragmentState]:
@@ -440,7 +440,7 @@ class LastingSwarm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Churn:
-    """How a swarm is hurt, on average."""
+    """The rates of what hurts a swarm, on average."""
 
     settled: int
     """Peers that stay for the whole time."""
@@ -458,7 +458,7 @@ class Churn:
 
 
 class Life:
-    """What happens to a swarm in the course of days."""
+    """The events of a swarm in the course of days."""
 
     def __init__(self, swarm: LastingSwarm, names: list[str], churn: Churn) -> None:
         self._swarm = swarm

@@ -33,7 +33,7 @@ PACE_S = 0.4
 TROUBLE = ("not_a_commit", "strange_join", "refused", "upload_refused", "hello_refused", "void")
 GAVE_UP = "I gave this round up"
 OTHER_LEADER = {"I am not promised to this leader", GAVE_UP}
-"""What members say who are called by a better leader, a peer that has just come back, while the
+"""Reasons of members that are called by a better leader, a peer that has just come back, while the
 roster of theirs closes. They merge under the better one at once, whatever its release."""
 
 

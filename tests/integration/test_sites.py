@@ -28,7 +28,7 @@ Event = dict[str, Any]
 
 
 def event_log(learner: Learner) -> list[Event]:
-    """Its event log so far, without an incomplete last line."""
+    """The event log so far, without an incomplete last line."""
     text = (learner.directory / "events.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 

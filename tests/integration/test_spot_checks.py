@@ -70,7 +70,8 @@ def poisoner(processes: Processes, tmp_path: Path, link: str, name: str) -> tupl
 
 
 def refusals(learner: Learner) -> list[dict[str, Any]]:
-    """Whose work it left out, as a reducer or as the leader of a round, and when."""
+    """The authors whose work a peer left out, as a reducer or as the leader of a round, and
+    when."""
     told = [*events(learner, "upload_refused"), *events(learner, "not_proposed")]
     return [event for event in told if event["reason"] == REFUSED]
 

@@ -1,4 +1,4 @@
-"""What peers keep for the owner to attest, and what the owner attests of it."""
+"""The states that peers keep for the owner to attest, and those that the owner attests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the release before has written or says within one machine, read by this one.
+"""Files and messages of the release before within one machine, read by this one.
 
 The files of ``tests/golden/protocol_1`` were written by that release's own code. They never change.
 """

@@ -204,7 +204,7 @@ class _Peer:
         self.address = address
         self.began_at = 0.0
         self.entered_at = 0.0
-        """When the group of the last round was formed."""
+        """Time at which the group of the last round was formed."""
         self._setup = setup
         self._met: dict[PeerId, Multiaddr] = {host.peer_id: address}
         self._view: dict[PeerId, PeerView] = {}

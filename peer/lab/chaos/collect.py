@@ -31,7 +31,7 @@ from peer.storage.progress import read_progress
 from peer.views.event_log import read_events
 
 BAD_UPLOAD = ("payload in ", "its norm is ")
-"""How the reasons for a refused upload begin: in ``averaging.errors.BadPayload`` and in
+"""The beginnings of reasons for a refused upload, in ``averaging.errors.BadPayload`` and in
 ``averaging.round.reducer``."""
 
 _BLAMES = {"convicted": CONVICTED, "audit_refused": STRIKE, "struck": STRIKE, "refused": None}

@@ -32,7 +32,7 @@ from averaging.live.evidence import Evidence, Uploads
 from averaging.live.exchange import Exchange
 from averaging.live.fragment import FragmentWork
 from averaging.live.learner_port import Snapshot
-from averaging.live.reducing import Making, Reducing
+from averaging.live.reducing import OngoingMerge, Reducing
 from averaging.round.contributing import Contribution
 from averaging.round.effects import Effect, Enter, Send
 from dht.identity import PeerId
@@ -41,9 +41,10 @@ from peer.lab.chaos.judging.lies import Lie
 
 LOOK_EVERY_S = 0.1
 INCREDIBLE = 10**6
-"""Factor by which steps are overstated that nobody can have made, ..."""
+"""Factor by which steps are overstated that nobody can have made. It takes turns with
+``CREDIBLE``."""
 CREDIBLE = 20
-"""... and one that a faster machine could explain. The two take turns."""
+"""Factor by which steps are overstated that a faster machine could explain."""
 INVENTED_TOKENS = 10**6
 
 
@@ -272,11 +273,13 @@ def _merge(orders: Orders) -> None:
     """False merges, and merged slices that are withheld."""
     chunks, merge, give = Reducing._merge_chunks, Reducing._merge, Reducing._give_merged
 
-    def merged_chunks(self: Reducing, given: Any, places: Any, making: Making, say: Any) -> None:
+    def merged_chunks(
+        self: Reducing, given: Any, places: Any, ongoing: OngoingMerge, say: Any
+    ) -> None:
         if orders.now(self.parts.me) is Lie.REDUCE:
             # The first contribution is taken for the mean: within any bound on norms.
-            making = replace(making, weights=(1.0, *[0.0] * (len(making.sources) - 1)))
-        chunks(self, given, places, making, say)
+            ongoing = replace(ongoing, weights=(1.0, *[0.0] * (len(ongoing.sources) - 1)))
+        chunks(self, given, places, ongoing, say)
 
     async def merged(self: Reducing, index: int, inside: tuple[int, ...], taken: Any) -> None:
         if orders.now(self.parts.me) is Lie.REDUCE and len(inside) > 1:

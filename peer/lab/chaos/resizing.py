@@ -20,7 +20,8 @@ class Resizer:
         self, swarm: ProcessSwarm, sizes: Sizes, *, began_s: float, tell: Callable[[str], None]
     ) -> None:
         self.done: list[tuple[float, int]] = [(began_s, sizes.founders)]
-        """When the number of learners changed, on the clock of the swarm, and the new number."""
+        """Times at which the number of learners changed, on the clock of the swarm, with the new
+        numbers."""
         self._swarm = swarm
         self._began_s = began_s
         self._tell = tell

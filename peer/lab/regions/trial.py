@@ -53,7 +53,7 @@ class Trial:
     """The description of a trial."""
 
     run: RunFile
-    """Its seeds are set by the trial."""
+    """The run of the trial, which sets its seeds."""
     directory: Path
     regions: int = 4
     mbit: float = 200.0

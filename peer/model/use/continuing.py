@@ -19,7 +19,7 @@ from peer.model.recipes.gpt import Gpt, Past
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn."""
+    """Settings for drawing tokens."""
 
     temperature: float = 0.8
     """0 takes the most likely token."""

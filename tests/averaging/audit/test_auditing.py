@@ -63,9 +63,10 @@ def test_a_liar_in_one_piece_of_each_round_is_found_after_about_ten(auditors: in
 def test_a_reducer_in_one_round_of_ten_is_found_within_twenty_rounds_by_its_number_of_pieces(
     rate: float, pieces: int, share: float, mean: float
 ) -> None:
-    """It falsifies all of each slice that it merges. The bytes are those of the rate, however many
-    pieces there are; who falsifies one of them is found no sooner, and does that much less harm.
-    ``share``: of the liars. ``mean``: number of rounds from the first lie to the ban.
+    """The reducer falsifies all of each slice that it merges. The bytes are those of the rate,
+    however many pieces there are; a reducer that falsifies one of them is found no sooner, and does
+    that much less harm. ``share``: of the liars. ``mean``: number of rounds from the first lie to
+    the ban.
     """
     rng, liars, auditors = random.Random(f"{rate} {pieces}"), 800, 9
     chance = selection.chance(rate, auditors)

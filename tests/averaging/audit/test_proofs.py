@@ -1,4 +1,4 @@
-"""What convicts a peer, and what does not."""
+"""Statements that convict a peer, and statements that do not."""
 
 from __future__ import annotations
 

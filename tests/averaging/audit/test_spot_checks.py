@@ -71,8 +71,8 @@ def test_all_fragments_are_drawn_though_each_comes_at_the_same_step_of_a_cycle()
 
 
 def test_a_suspect_of_which_a_check_said_too_little_leaves_others_their_turns() -> None:
-    """Where nothing was usual yet, three suspects were looked at in all rounds, in vain; so nothing
-    became usual, and poison that moves the loss nowhere was never found."""
+    """Earlier, three suspects were looked at in all rounds where nothing was usual yet, in vain; so
+    nothing became usual, and poison that moves the loss nowhere was never found."""
     made, _ = checks()
     assert not made.checked(BORIS, 2.0, 2.2, 0.0)
     assert made.draw(ALL, 1, 0.0) == BORIS
@@ -204,7 +204,7 @@ def test_where_the_loss_falls_little_a_share_of_that_is_enough(fall: float) -> N
 
 
 def test_a_fragment_that_never_changes_the_loss_tells_nothing() -> None:
-    """Such as the one with the scales of norms: none of it is drawn for a suspect."""
+    """An example is the fragment with the scales of norms: none of it is drawn for a suspect."""
     made = usually(0.1)
     for _ in range(FALLS_MIN):
         made.checked(CLARA, 2.0, 2.0, 0.0, fragment=3)
@@ -247,7 +247,7 @@ def test_a_tenth_of_what_the_own_contribution_does_is_enough_and_takes_a_failure
 
 @pytest.mark.parametrize("own", [None, -0.1, 0.0, 0.0004])
 def test_an_own_contribution_that_does_nothing_lets_expect_nothing(own: float | None) -> None:
-    """Such as during a warm-up from zero."""
+    """An example is a warm-up from zero."""
     made, _ = checks()
     assert made.checked(ANNA, 2.0, 2.0, 0.0, own=own)
     assert made.checked(ANNA, 2.0, 2.0 * (1 + 0.9 * CHANGE_MIN), 0.0, own=own)

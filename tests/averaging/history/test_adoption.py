@@ -1,4 +1,4 @@
-"""How a learner takes in a version: nothing of its own work is lost or counted twice."""
+"""A learner takes in a version: nothing of its own work is lost or counted twice."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ def test_another_side_of_a_fork_leaves_what_was_moved_since_the_parting_whole() 
 
 
 def test_work_that_was_overwritten_at_the_parting_itself_is_not_offered_again() -> None:
-    """Its steps were counted as lost; they would have been offered without their displacement."""
+    """The steps of that work were counted as lost, and would be offered without their
+    displacement."""
     own, values = OwnWork(state(0, 0.0), step=0), vector(9.0)
     own.discard(state(2, 2.0), step=30).apply(values)
     own.adopt(state(3, 3.0), None, step=31).apply(values)

@@ -140,7 +140,7 @@ def watch_rebases(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_light_side_that_parted_lately_offers_all_its_work_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its learners end as if they had trained alone since the fork."""
+    """The learners of that side end as if they had trained alone since the fork."""
     off = watch_rebases(monkeypatch)
 
     async def main() -> None:
@@ -162,7 +162,7 @@ def test_a_light_side_that_parted_lately_offers_all_its_work_again(
 
 
 def test_a_light_side_that_parted_long_ago_writes_off_its_merged_work() -> None:
-    """Its work is too old by the versions of the other side."""
+    """The work of that side is too old by the versions of the other one."""
 
     async def main() -> None:
         network = MemoryNetwork()

@@ -117,7 +117,7 @@ class QuadraticLearner:
         self.is_noisy = True
         """Without, a step of a million values takes a tenth of the time."""
         self.rests = False
-        """It makes no steps now: it is at a safe point all the time."""
+        """True while the learner makes no steps: it is at a safe point all the time."""
         self.step = 0
         self.adopted: list[tuple[int, int, int | None]] = []
         self.went_through: list[tuple[int, int]] = []

@@ -255,7 +255,12 @@ class LiveNode:
                 self.swarm.on_stands(self, state)
             self.swarm.save(self.name, state)
         machine, now = self.machine, self.averager.now()
-        if machine.phase is not Phase.IDLE or machine.rounds or machine.gathering or machine.doubt:
+        if (
+            machine.phase is not Phase.IDLE
+            or machine.rounds
+            or machine.open_roster
+            or machine.doubt
+        ):
             deadline = machine.deadline
             if deadline is None or deadline > now + 2 * self.swarm.policy.round_s:
                 raise Broken(f"{self} waits without a deadline")
@@ -496,11 +501,11 @@ class LiveSwarm:
             index: int,
             sender: PeerId,
             problem: str | None,
-            length: Any = None,
+            norm: Any = None,
             **rest: Any,
         ) -> None:
             problem = self.faulty.get(sender, problem)
-            arrived(parts, index, sender, problem, None if problem else length, **rest)
+            arrived(parts, index, sender, problem, None if problem else norm, **rest)
 
         with (
             patch.object(FragmentWork, "start", started),

@@ -265,15 +265,15 @@ def _reduce_to(monkeypatch: pytest.MonkeyPatch, value: float, who: PeerId) -> No
     """A member merges what it reduces to a displacement of its own making."""
     merge = Reducing._merge_chunks
 
-    def lie(self: Reducing, given: Any, places: Any, making: Any, say: Any) -> None:
+    def lie(self: Reducing, given: Any, places: Any, ongoing: Any, say: Any) -> None:
         if self.parts.me != who:
-            return merge(self, given, places, making, say)
+            return merge(self, given, places, ongoing, say)
         numbers, scratch = self.parts.numbers, Scratch()
         for (chunk, _), place in zip(given, places, strict=True):
-            out = making.made.data[place]
+            out = ongoing.merged.data[place]
             base = np.full(chunk.values.stop, value, np.float32)
             numbers.down.codec.encode(base[chunk.values], chunk.sizes, out, scratch)  # type: ignore[attr-defined]
-            making.hasher.update(out)
+            ongoing.hasher.update(out)
             say(place.stop)
         return None
 
@@ -484,7 +484,8 @@ def test_a_member_that_joins_on_an_invented_lineage_pulls_nobody(group_size: int
 def test_overstated_steps_and_tokens_do_not_end_the_run(
     monkeypatch: pytest.MonkeyPatch, steps: int, is_merged: bool
 ) -> None:
-    """So many steps do not fit into the time: refused. So many tokens: they count in part."""
+    """A claim of more steps than fit into the time is refused. Of too many tokens only some
+    count."""
     policy = replace(POLICY, tokens_end=10**7, batch_tokens_max=128)
 
     async def main() -> None:
@@ -600,8 +601,8 @@ def test_a_member_that_says_void_of_every_round_costs_no_round(
 ) -> None:
     enter = FragmentRounds._enter
 
-    def entered(self: FragmentRounds, signed: Any, now: float, *, leads: bool) -> None:
-        enter(self, signed, now, leads=leads)
+    def entered(self: FragmentRounds, signed: Any, now: float, *, is_leader: bool) -> None:
+        enter(self, signed, now, is_leader=is_leader)
         if self._id.me == MALLORY.peer_id and is_lying:
             for entry in signed.commit.members:
                 void = said.Void(self.fragment, signed.round, "because", forsworn=True)

@@ -12,7 +12,7 @@ from averaging import messages as said
 from averaging.audit.proofs import Proof, TwoVotes, Vote
 from averaging.live import bundling
 from averaging.live.evidence import Uploads
-from averaging.live.reducing import Making, Reducing
+from averaging.live.reducing import OngoingMerge, Reducing
 from averaging.numbers import chunks
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.policy import RoundPolicy
@@ -48,11 +48,11 @@ def reduce_falsely(monkeypatch: pytest.MonkeyPatch, who: PeerId) -> None:
     """A member takes the first contribution for the mean: within any bound of norms."""
     honestly = Reducing._merge_chunks
 
-    def lie(self: Reducing, given: Any, places: Any, making: Making, say: Any) -> None:
+    def lie(self: Reducing, given: Any, places: Any, ongoing: OngoingMerge, say: Any) -> None:
         if self.parts.me == who:
-            first = 1.0, *[0.0] * (len(making.sources) - 1)
-            making = replace(making, weights=first)
-        honestly(self, given, places, making, say)
+            first = 1.0, *[0.0] * (len(ongoing.sources) - 1)
+            ongoing = replace(ongoing, weights=first)
+        honestly(self, given, places, ongoing, say)
 
     monkeypatch.setattr(Reducing, "_merge_chunks", lie)
 
@@ -67,10 +67,10 @@ def test_a_reducer_that_lies_within_all_bounds_is_banned_by_everybody(
     else:
         honestly = Reducing._merge_chunks
 
-        def lie(self: Reducing, given: Any, places: Any, making: Making, say: Any) -> None:
+        def lie(self: Reducing, given: Any, places: Any, ongoing: OngoingMerge, say: Any) -> None:
             if self.parts.me == MALLORY:
-                making = replace(making, sources=making.sources[:1] * len(making.sources))
-            honestly(self, given, places, making, say)
+                ongoing = replace(ongoing, sources=ongoing.sources[:1] * len(ongoing.sources))
+            honestly(self, given, places, ongoing, say)
 
         monkeypatch.setattr(Reducing, "_merge_chunks", lie)
 

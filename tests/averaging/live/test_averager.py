@@ -192,7 +192,7 @@ def test_a_peer_that_only_dials_out_takes_part_and_reduces_nothing() -> None:
 
 
 def test_a_peer_that_others_dial_does_not_look_for_those_who_left() -> None:
-    """It had kept links to them before: it dialled them every five seconds, for ever."""
+    """Earlier, such a peer kept links to them: it dialled them every five seconds, for ever."""
 
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
@@ -216,7 +216,8 @@ def test_a_peer_that_others_dial_does_not_look_for_those_who_left() -> None:
 
 
 def test_a_keeper_that_reduced_a_round_does_not_fetch_it_from_homes() -> None:
-    """It fetched 31 times in 28 rounds, which doubled what the homes uploaded."""
+    """Earlier, such a keeper fetched 31 times in 28 rounds, which doubled what the homes
+    uploaded."""
 
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
@@ -363,7 +364,7 @@ def test_newcomers_follow_a_founder_that_folded_after_they_had_its_state() -> No
 
 
 def _as_newcomer(peer: Peer) -> None:
-    """Nobody is established for this peer: it has just come."""
+    """Let one peer take nobody for established, as if it had just come."""
     now = asyncio.get_running_loop().time()
     for other, seen in peer.view.items():
         peer.view[other] = msgspec.structs.replace(seen, first_seen=now)
@@ -530,8 +531,8 @@ def test_a_fragment_that_is_due_while_too_many_are_under_way_is_skipped_and_has_
 def test_a_peer_that_is_called_while_an_abandoned_snapshot_is_taken_comes_with_the_next_one() -> (
     None
 ):
-    """It was turned away as if it had no place, and the leader closed the roster without it: a
-    peer that has just caught up missed one more round."""
+    """Earlier, it was turned away as if it had no place, and the leader closed the roster without
+    it: a peer that has just caught up missed one more round."""
 
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
@@ -741,9 +742,9 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     merge = Reducing._merge
 
     async def noted(self: Reducing, index: int, *rest: Any) -> None:
-        making = self._makings.get(index)
+        ongoing = self._ongoing.get(index)
         await merge(self, index, *rest)
-        if making is not None and making.sealed:
+        if ongoing is not None and ongoing.sealed:
             counted[self.parts.commit.kind] += 1
 
     monkeypatch.setattr(Reducing, "_merge", noted)
@@ -752,7 +753,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each member of a mix: does it know the digest of what it had before?"""
+    """For each member of a mix: does it know the digest of what it had before?"""
     known: list[bool] = []
     apply = FragmentWork._apply
 

@@ -1,4 +1,4 @@
-"""Whatever one peer sends, the others finish their rounds, and say who did what."""
+"""One peer sends anything: the others finish their rounds, and say who did what."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from averaging import messages as said
 from averaging.audit.claims import digests_of, encode_statement
 from averaging.history.replay import ReplayEntry
-from averaging.live.buffers import Growing
+from averaging.live.buffers import GrowingBytes
 from averaging.live.bulk import Bulk
 from averaging.live.exchange import Exchange
 from averaging.live.fetcher import Fetcher, FetchFailed
@@ -57,7 +57,7 @@ def progress(peers: list[Peer]) -> int:
 
 
 def tamper(
-    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Uploading, Bulk, int, Growing], Any]
+    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Uploading, Bulk, int, GrowingBytes], Any]
 ) -> None:
     """Mallory sends something else than what it has encoded."""
     honest_part = Uploading.send_part
@@ -84,23 +84,23 @@ async def _send_signed(uploading: Uploading, bulk: Bulk, index: int, data: bytea
     await bulk.send_frame(encode_statement(claim.statement))
 
 
-async def _truncated(uploading: Uploading, bulk: Bulk, index: int, growing: Growing) -> None:
+async def _truncated(uploading: Uploading, bulk: Bulk, index: int, growing: GrowingBytes) -> None:
     await bulk.send(growing.data[: len(growing.data) // 2])
     bulk.abort()
 
 
-async def _too_long(uploading: Uploading, bulk: Bulk, index: int, growing: Growing) -> None:
+async def _too_long(uploading: Uploading, bulk: Bulk, index: int, growing: GrowingBytes) -> None:
     await bulk.send(bytes(growing.data) + b"and more")
 
 
-async def _not_finite(uploading: Uploading, bulk: Bulk, index: int, growing: Growing) -> None:
+async def _not_finite(uploading: Uploading, bulk: Bulk, index: int, growing: GrowingBytes) -> None:
     data = bytearray(growing.data)
     if data:  # a slice may be empty
         data[:4] = np.float32(np.nan).tobytes()  # the first block's scale
     await _send_signed(uploading, bulk, index, data)
 
 
-async def _absurd(uploading: Uploading, bulk: Bulk, index: int, growing: Growing) -> None:
+async def _absurd(uploading: Uploading, bulk: Bulk, index: int, growing: GrowingBytes) -> None:
     data = bytearray(growing.data)
     if data:
         data[:4] = np.float32(1e30).tobytes()
@@ -117,7 +117,7 @@ async def _absurd(uploading: Uploading, bulk: Bulk, index: int, growing: Growing
 )
 def test_a_bad_upload_is_left_out_with_its_reason_and_the_others_are_merged(
     monkeypatch: pytest.MonkeyPatch,
-    spoil: Callable[[Uploading, Bulk, int, Growing], Any],
+    spoil: Callable[[Uploading, Bulk, int, GrowingBytes], Any],
     reason: str,
 ) -> None:
     tamper(monkeypatch, spoil)
@@ -146,7 +146,7 @@ def test_a_bad_upload_is_left_out_with_its_reason_and_the_others_are_merged(
 
 
 def uploads_of_mallory(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bytes, int]]:
-    """How often it sends each slice of each round."""
+    """Number of times that Mallory sends each slice of each round."""
     tries: Counter[tuple[bytes, int]] = Counter()
     converse = Uploading._converse
 
@@ -161,7 +161,7 @@ def uploads_of_mallory(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bytes, 
 
 @pytest.mark.parametrize("spoil", [_not_finite, _absurd])
 def test_a_bad_upload_is_not_tried_again_and_its_sender_hears_why_and_gets_the_merge(
-    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Uploading, Bulk, int, Growing], Any]
+    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Uploading, Bulk, int, GrowingBytes], Any]
 ) -> None:
     tamper(monkeypatch, spoil)
     tries = uploads_of_mallory(monkeypatch)
@@ -202,13 +202,13 @@ def test_a_slice_merged_ahead_of_its_seal_is_made_anew_for_another_one(
 ) -> None:
     tamper(monkeypatch, _absurd)
     makings: dict[tuple[bytes, PeerId, int], list[tuple[int, ...]]] = {}
-    make = Reducing._make
+    make = Reducing._begin_merge
 
     def noted(self: Reducing, index: int, contributors: tuple[int, ...], *rest: Any) -> Any:
         makings.setdefault((self.parts.round, self.parts.me, index), []).append(contributors)
         return make(self, index, contributors, *rest)
 
-    monkeypatch.setattr(Reducing, "_make", noted)
+    monkeypatch.setattr(Reducing, "_begin_merge", noted)
 
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
@@ -234,10 +234,10 @@ def test_a_slice_is_merged_ahead_of_its_seal_when_all_uploads_are_good(
     merge = Reducing._merge
 
     async def noted(self: Reducing, index: int, *rest: Any) -> None:
-        making = self._makings.get(index)
-        ahead.append(making is not None)
+        ongoing = self._ongoing.get(index)
+        ahead.append(ongoing is not None)
         await merge(self, index, *rest)
-        assert making is None or making.sealed
+        assert ongoing is None or ongoing.sealed
 
     monkeypatch.setattr(Reducing, "_merge", noted)
 
@@ -639,7 +639,7 @@ def test_one_upload_on_many_streams_takes_the_memory_of_two(
 ) -> None:
     """Each stream of a member had room for a whole slice, and a member may have sixteen."""
 
-    async def many(uploading: Uploading, bulk: Bulk, index: int, growing: Growing) -> None:
+    async def many(uploading: Uploading, bulk: Bulk, index: int, growing: GrowingBytes) -> None:
         opening = headers[bulk]
         more = []
         for _ in range(8):

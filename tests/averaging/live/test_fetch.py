@@ -150,7 +150,7 @@ def test_a_source_that_dies_is_left_and_the_others_go_on_where_it_stopped() -> N
 
 
 class DrippingServer(FetchServer):
-    """It answers everything, never so slowly that a single frame would be late."""
+    """A server that answers everything, never so slowly that a single frame would be late."""
 
     drips: type[Struct] = Struct
 
@@ -326,7 +326,7 @@ def test_the_majority_is_believed_and_a_source_with_other_bits_is_named() -> Non
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_of_two_sources_that_contradict_each_other_neither_is_blamed(first: int) -> None:
-    """Whoever is believed, the other one may be right."""
+    """Each of the two may be the one that is right."""
 
     async def main() -> None:
         state = state_of(4)
@@ -637,7 +637,7 @@ def test_greedy_identities_hardly_delay_a_newcomer_once_they_had_their_share(
 
 
 def test_a_newcomer_gets_its_turn_beside_forty_identities_that_are_new_as_well() -> None:
-    """They all come at once, and each has its share first."""
+    """The forty come at once, and each has its share first."""
     shares_s = 41 * SHARE_STATES * 8 * VALUES / SLOW_LINE_BYTES_S
     assert run(newcomer_beside(40, since_s=0.0)) < 1.2 * shares_s
 

@@ -1,4 +1,5 @@
-"""What a live averager keeps is bounded over hundreds of rounds in which a peer comes and goes."""
+"""The memory of a live averager is bounded over hundreds of rounds in which a peer comes and
+goes."""
 
 from __future__ import annotations
 

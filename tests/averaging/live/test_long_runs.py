@@ -1,4 +1,4 @@
-"""What a run lives through that takes hours: nobody trains, or the peers change entirely."""
+"""Events of a run that takes hours: nobody trains, or the peers change entirely."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def lowest(peer: Peer) -> int:
 
 
 def test_every_learner_is_gone_for_an_hour_and_the_run_goes_on_from_its_keepers() -> None:
-    """Nobody of those who made the states is there any more when others begin to train."""
+    """No peer that made the states is there any more when others begin to train."""
 
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:

@@ -28,8 +28,8 @@ from tests.averaging.live.quadratic import LAYOUT, Peer, Swarm, layout_of, start
 SETTINGS = GateSettings(rise_max=0.25, quiet_s=3.0, open_s=25.0)
 NO_REPLAY = AveragerSettings(progress_s=0.1, replay_bytes_max=1)
 FAR = {True: np.float32(60), False: np.float32(25)}
-"""Where the others train towards: far enough to be noticed, and for a state not so far that its
-norm alone is refused."""
+"""The parameters that the others train towards: far enough to be noticed, and for a state not so
+far that its norm alone is refused."""
 
 
 @dataclass
@@ -123,7 +123,7 @@ def test_a_peer_that_was_away_takes_honest_states_over_and_measures_no_more_than
 
 @pytest.mark.parametrize("replays", [False, True], ids=["state", "replay"])
 def test_a_jump_that_raises_the_loss_is_undone_and_not_taken_again(replays: bool) -> None:
-    """Of four fragments, all of which jump before the loss is measured."""
+    """All of four fragments jump before the loss is measured."""
 
     async def main() -> None:
         network = MemoryNetwork()

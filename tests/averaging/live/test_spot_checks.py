@@ -115,7 +115,8 @@ def failed(peers: list[Peer]) -> list[set[PeerId]]:
 
 
 def reasons_of(peers: list[Peer]) -> set[str]:
-    """Why Mallory's work was left out of rounds. Who is no reducer knows no reason."""
+    """The reasons why Mallory's work was left out of rounds. A peer that does not reduce knows
+    none."""
     rounds = [fields for peer in peers for fields in peer.told("round")]
     return {each["left_out"][MALLORY] for each in rounds if MALLORY in each["left_out"]}
 
@@ -186,7 +187,7 @@ def test_a_poisoner_within_the_norm_bound_is_refused_by_all_that_check(
 def test_poison_that_moves_the_loss_nowhere_fails_the_first_checks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What the own contributions do is compared with, long before anything is usual."""
+    """The effect of own contributions is the measure, long before anything is usual."""
     poison(monkeypatch, direction="noise")
 
     async def main() -> None:

@@ -234,7 +234,7 @@ def follows_without_its_work(peer: FedBack) -> None:
 
 
 def changes_sides(peer: FedBack) -> None:
-    """Its last merge is given up for another side of a fork."""
+    """Give up the learner's last merge for another side of a fork."""
     ancestor, before = peer.state, peer.own.merged_step
     peer.merge()
     moved = draw(9)

@@ -212,7 +212,7 @@ def kept_in_scale(name: str) -> np.uint32:
 
 
 def codes_of(name: str, data: bytes, sizes: tuple[int, ...]) -> Float32s:
-    """What is decoded if every scale is 1."""
+    """The values that are decoded if every scale is 1."""
     changed = bytearray(data)
     one = np.float32(1).view(np.uint32)
     for at in scale_offsets(name, sizes):
@@ -374,7 +374,7 @@ GOLDEN_SIZES = (1500, 1024, 400, 25, 25, 25, 1)
 
 
 @ALL
-def test_golden_bytes(name: str) -> None:
+def test_encoded_values_have_their_golden_bytes(name: str) -> None:
     expected = (GOLDEN / f"codec_{name}.bin").read_bytes()
 
     assert encoded(name, golden_values(), GOLDEN_SIZES) == expected

@@ -29,7 +29,7 @@ def gpt(blocks: int, width: int, words: int) -> list[TensorSpec]:
 
 
 def covered(layout: Layout) -> dict[str, list[tuple[int, int]]]:
-    """Which values of each tensor the units hold, in order."""
+    """The values of each tensor that the units hold, in order."""
     ranges: dict[str, list[tuple[int, int]]] = {}
     for fragment in layout.fragments:
         offset = 0

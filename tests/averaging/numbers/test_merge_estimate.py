@@ -25,7 +25,7 @@ CODECS = [("int4", "int4"), ("int2", "int4"), ("int8", "int8"), ("f32", "f32"), 
 
 
 class Round:
-    """What some members contribute to a few units, one of them the reverse and far longer."""
+    """Contributions of some members to a few units, one of them the reverse and far longer."""
 
     def __init__(self, count: int, sizes: tuple[int, ...], *, up: str = "int4", down: str = "int4"):
         self.up, self.down, self.sizes = codec_named(up), codec_named(down), sizes

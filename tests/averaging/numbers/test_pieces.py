@@ -76,7 +76,7 @@ def test_a_slice_of_many_chunks_has_them_for_pieces() -> None:
 def test_the_slices_of_small_models_have_so_many_pieces(
     width: int, layers: int, fewest: int, most: int
 ) -> None:
-    """Of a transformer of bytes in four fragments, ten members, int4."""
+    """The model is a transformer of bytes in four fragments, with ten members and int4."""
     shapes = {"embedding": (256, width), "places": (256, width)}
     for layer in range(layers):
         for name, rows, columns in (

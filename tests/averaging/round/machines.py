@@ -56,7 +56,7 @@ def sign(peer: PeerId, data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class OpinionsOf:
-    """What a coordinator of a test holds of the others."""
+    """The opinions that a coordinator of a test has of the others."""
 
     down: Set[PeerId] = frozenset()
     refused: Set[PeerId] = frozenset()

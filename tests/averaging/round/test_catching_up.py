@@ -91,7 +91,7 @@ def invented(standing: Standing, topic: bytes, fragment: int) -> Head:
 
 
 def test_a_slow_liar_delays_a_peer_for_a_while_and_not_for_ten_minutes() -> None:
-    """It says again and again that it is ahead, and answers drop by drop."""
+    """The liar says again and again that it is ahead, and answers drop by drop."""
 
     async def lie(liar: Peer, to: Peer) -> None:
         while True:

@@ -126,7 +126,7 @@ def test_a_link_that_was_signed_certifies_no_other_that_names_it_as_an_ancestor(
 
 @pytest.mark.parametrize("is_light", [False, True])
 def test_an_old_certificate_with_another_chain_moves_nobody(is_light: bool) -> None:
-    """It is that of a version long past, and the chain shown beside it is made up."""
+    """The certificate is that of a version long past, and the chain shown beside it is made up."""
     mine = standing("start", "one", "two", tokens=1 if is_light else 100)
     made_up = Head(
         1,
@@ -223,7 +223,7 @@ def start_head() -> Head:
 
 
 def test_an_answer_to_where_this_peer_stood_before_is_compared_anew() -> None:
-    """It was sent off when the peer stood elsewhere: that lineage was found, not this one."""
+    """The answer was sent when the peer stood elsewhere: that lineage was found, not this one."""
     heavy = standing("start", *(f"h{number}" for number in range(8)))
     rounds = machine(standing("start", "mine"), FIVE)
     stale = said.Behind(0, certified(heavy), ANNA, lineage("start"))

@@ -1,4 +1,4 @@
-"""What a member gives to a round that it has entered."""
+"""The contribution of a member to a round that it has entered."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_work_of_a_doubt_that_nobody_answered_counts_as_merged_among_several_gro
 def test_a_leaders_word_alone_voids_no_round_of_several_groups(
     several: bool, in_doubt: bool
 ) -> None:
-    """It may tell one member so, and have the others seal the round."""
+    """A leader may tell one member so, and have the others seal the round."""
     rounds, commit, round_id = entered()
     if several:
         sees_several_groups(rounds, 1.0)

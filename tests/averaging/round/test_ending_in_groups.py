@@ -123,7 +123,7 @@ def joined_by(
 
 def admits(where: Standing, *, signers: int) -> bool:
     rounds, peer = joined_by(where, signers=signers)
-    return rounds.gathering is not None and peer in rounds.gathering.joins
+    return rounds.open_roster is not None and peer in rounds.open_roster.joins
 
 
 def test_a_leader_of_the_last_mix_admits_a_peer_that_is_a_version_behind() -> None:
@@ -139,7 +139,8 @@ def test_a_leader_of_the_last_mix_refuses_a_state_that_one_peer_has_signed() -> 
 
 
 def test_the_roster_of_the_last_mix_is_open_as_long_as_others_come() -> None:
-    """It was open until the quorum's deadline, longer than a cycle: somebody always was missing."""
+    """Earlier, it was open until the quorum's deadline, longer than a cycle: somebody always was
+    missing."""
     rounds, boris = joined_by(OLD, signers=2)
     others = [peer for peer in sorted(rounds.peers.view) if peer != boris]
     head = certified(OLD, tuple(others[:2]))
@@ -148,14 +149,14 @@ def test_the_roster_of_the_last_mix_is_open_as_long_as_others_come() -> None:
         rounds.handle(Received(peer, signed(peer, plain, leader=ME)), 3.0 + 4.0 * number)
 
     rounds.handle(Tick(), 11.0 + 0.9 * POLICY.answer_s)
-    assert rounds.gathering is not None and len(rounds.gathering.joins) == 4
+    assert rounds.open_roster is not None and len(rounds.open_roster.joins) == 4
     rounds.handle(Tick(), 11.0 + POLICY.answer_s)
-    assert rounds.gathering is None
+    assert rounds.open_roster is None
     assert 11.0 + POLICY.answer_s < 1.0 + POLICY.quorum.wait_s
 
 
 def test_a_final_state_is_taken_and_not_mixed() -> None:
     rounds, peer = joined_by(FINAL, signers=5, mine=standing("start", "mine", "done", tokens=150))
 
-    assert rounds.gathering is None or peer not in rounds.gathering.joins
+    assert rounds.open_roster is None or peer not in rounds.open_roster.joins
     assert rounds.phase is Phase.CATCHING

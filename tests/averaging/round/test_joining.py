@@ -25,7 +25,7 @@ from averaging.round.inputs import (
 from averaging.round.joining import FAILED_JOINS_MAX
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
-from averaging.round.roster import Gathering
+from averaging.round.roster import OpenRoster
 from averaging.rules.peer_view import PeerView
 from averaging.rules.probation import ProbationPolicy
 from dht.identity import PeerId
@@ -95,12 +95,13 @@ def test_a_newcomer_that_never_trains_does_not_stop_a_founder_for_good() -> None
 
 
 def test_a_leader_that_falls_behind_keeps_no_empty_roster_open() -> None:
-    """It joined itself there again and again, and passed when called: its work was never merged."""
+    """Earlier, the leader joined itself there again and again, and passed when called: its work was
+    never merged."""
     rounds = leading()
     caller = next(iter(rounds.peers.view))
     rounds.handle(Due(), 1.0)
     rounds.handle(Offered(offer(standing("start"))), 1.0)
-    assert rounds.gathering is not None
+    assert rounds.open_roster is not None
 
     ahead = standing("start", "one")
     rounds.handle(
@@ -110,7 +111,7 @@ def test_a_leader_that_falls_behind_keeps_no_empty_roster_open() -> None:
         ),
         1.1,
     )
-    assert rounds.gathering is None
+    assert rounds.open_roster is None
     rounds.handle(CaughtUp(ahead), 1.2)
 
     rounds.handle(StepsCounted(100), 1.5)
@@ -126,7 +127,7 @@ def test_an_abandoned_offer_leaves_no_empty_roster_open() -> None:
 
     rounds.handle(Leave("the learner left"), 2.0)
 
-    assert rounds.gathering is None
+    assert rounds.open_roster is None
 
 
 def test_a_leader_that_is_no_member_of_its_round_opens_no_second_one() -> None:
@@ -137,13 +138,13 @@ def test_a_leader_that_is_no_member_of_its_round_opens_no_second_one() -> None:
         rounds.handle(asks(other, start), 1.0)
     rounds.handle(Tick(), 1.0 + POLICY.quorum.wait_s)
     assert [part.entry for part in rounds.rounds.values()] == [None]
-    assert rounds.gathering is None
+    assert rounds.open_roster is None
 
     rounds.handle(StepsCounted(100), 1.5)
     rounds.handle(Due(), 20.0)
     effects = rounds.handle(Offered(offer(start, mark=100)), 20.0)
 
-    assert rounds.gathering is None
+    assert rounds.open_roster is None
     assert sent(effects) == []
     assert [effect.reason for effect in effects if isinstance(effect, GiveUp)] == [
         "the roster that I closed is without me"
@@ -201,7 +202,7 @@ def test_a_leader_waits_for_a_snapshot_that_a_peer_has_announced() -> None:
     rounds.handle(Received(others[1], said.Coming(0, 4.0)), 1.1)
     rounds.handle(Offered(offer(standing("start"))), 1.2)
     rounds.handle(Tick(), 4.9)
-    assert rounds.gathering is not None and len(rounds.gathering.joins) == 2
+    assert rounds.open_roster is not None and len(rounds.open_roster.joins) == 2
 
     rounds.handle(asks(others[1], standing("start")), 5.0)
 
@@ -224,10 +225,12 @@ def test_a_peer_that_did_not_come_is_not_waited_for_again_until_it_joins() -> No
     rounds.handle(Tick(), 1.1 + 4.0 + POLICY.suspect_s)
     assert rounds.own_round is not None and len(rounds.own_round.commit.members) == 2
 
-    rounds.leading.gathering = gathering = Gathering((one, other), until=60.0, look_at=60.0, now=30)
-    gathering.called = {one: 30.0, other: 30.0}
+    rounds.leading.roster = open_roster = OpenRoster(
+        (one, other), decide_at=60.0, search_at=60.0, now=30
+    )
+    open_roster.called = {one: 30.0, other: 30.0}
     rounds.handle(Received(other, said.Coming(0, 4.0)), 30.1)
-    assert other not in gathering.coming
+    assert other not in open_roster.coming
 
 
 def test_a_peer_that_says_again_that_it_comes_is_not_waited_for_longer() -> None:
@@ -302,29 +305,30 @@ def test_a_leader_that_catches_up_for_long_sends_members_on_before_the_quorums_d
     one, two = sorted(rounds.peers.view)
     ahead = led_by_me(one, two, lambda name: standing("start", name))
     rounds.handle(asks(one, ahead, head=certified(ahead, (one, two))), 1.0)
-    assert rounds.phase is Phase.CATCHING and rounds.gathering is not None
+    assert rounds.phase is Phase.CATCHING and rounds.open_roster is not None
 
     assert not refusals(rounds.handle(Tick(), 1.0 + POLICY.resend_s))
     effects = rounds.handle(Tick(), 1.0 + POLICY.answer_s + POLICY.resend_s)
 
     assert [message.behind for message in refusals(effects)] == [True]
-    assert rounds.gathering is None
+    assert rounds.open_roster is None
 
 
 def test_a_leader_that_cannot_catch_up_sends_those_that_wait_for_it_on_at_once() -> None:
-    """One that stays behind, by its own judgement, stopped all others for as long as it did."""
+    """Earlier, a leader that stays behind, by its own judgement, stopped all others for as long as
+    it did."""
     rounds = leading()
     one, two = sorted(rounds.peers.view)
     ahead = led_by_me(one, two, lambda name: standing("start", name))
     head = certified(ahead, (one, two))
     rounds.handle(asks(one, ahead, head=head), 1.0)
     rounds.handle(asks(two, ahead, head=head), 1.0)
-    assert rounds.gathering is not None and len(rounds.gathering.held) == 2
+    assert rounds.open_roster is not None and len(rounds.open_roster.held) == 2
 
     refused = refusals(rounds.handle(CaughtUp(None), 1.5))
 
     assert [message.behind for message in refused] == [True, True]
-    assert rounds.gathering is None
+    assert rounds.open_roster is None
 
 
 def test_a_leader_that_does_not_take_the_state_of_a_heavier_side_keeps_no_join_from_there() -> None:
@@ -339,7 +343,7 @@ def test_a_leader_that_does_not_take_the_state_of_a_heavier_side_keeps_no_join_f
     refused = refusals(rounds.handle(asks(one, apart, 2, head=head), 2.0))
 
     assert [message.behind for message in refused] == [True]
-    assert rounds.gathering is None
+    assert rounds.open_roster is None
 
 
 def test_a_leader_that_was_passed_over_and_is_asked_again_is_not_given_as_many_joins_again() -> (

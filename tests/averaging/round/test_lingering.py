@@ -32,7 +32,8 @@ GOES_ON = merged("start", "mine", tokens=199)
 
 
 def told(rounds: FragmentRounds, *, until: float) -> list[tuple[float, PeerId]]:
-    """When the machine tells whom where it stands, if it gets a tick whenever it wants one."""
+    """The times at which the machine tells others where it stands, and whom, if it gets a tick
+    whenever it wants one."""
     times: list[tuple[float, PeerId]] = []
     while (at := rounds.deadline) is not None and at <= until:
         effects = rounds.handle(Tick(), at)
@@ -91,7 +92,8 @@ def test_a_peer_that_has_ended_gives_way_to_none_that_goes_on() -> None:
 
 
 def test_after_the_last_round_of_a_run_with_a_date_the_lighter_state_gives_way() -> None:
-    """Whatever their tokens: with more peers than a roster holds several groups make a last one."""
+    """The heavier state may have fewer tokens: with more peers than a roster holds several groups
+    make a last one."""
     rounds = machine(MINE)
     heavier = Received(ANNA, Compare(0, certified(HEAVIER)))
     assert not [each for each in rounds.handle(heavier, 1.0) if isinstance(each, Rebase)]
@@ -127,7 +129,8 @@ def test_of_two_sides_at_the_last_version_the_lighter_takes_the_state_of_the_oth
 
 
 def test_a_peer_before_the_last_version_takes_a_state_of_that_version_whatever_its_tokens() -> None:
-    """Its side may have too few peers for a quorum, and nobody at the end joins its rounds."""
+    """The peer's side may have too few peers for a quorum, and nobody at the end joins its
+    rounds."""
     ended = merged("start", "theirs", "last", tokens=50)
     early = ordered_to_end_at(2, machine(MINE))
     effects = early.handle(Received(ANNA, Compare(0, certified(ended))), 1.0)
@@ -145,7 +148,7 @@ def test_a_peer_before_the_last_version_takes_a_state_of_that_version_whatever_i
 def test_a_final_state_that_too_few_have_signed_gives_way_after_a_while_though_it_outranks() -> (
     None
 ):
-    """Nobody can take it, so that its holder would stay alone with it for good."""
+    """No other peer can take it, so that its holder would stay alone with it for good."""
     shown = Received(ANNA, Compare(0, certified(MINE)))
     for others_sign in (False, True):
         rounds = machine(HEAVIER, policy=ENDS)

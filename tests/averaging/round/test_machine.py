@@ -249,7 +249,7 @@ def test_a_leader_that_goes_on_wasting_joins_is_passed_over_for_longer_until_it_
         rounds.joining.join_failed(first, "nothing came of it again")
     assert versions == [1, 2, 4, 8, 16, 16]
 
-    rounds.peers.ask_again(first)
+    rounds.peers.stop_passing_over(first)
     rounds.handle(Received(first, committed(rounds, first)), 1.5)
     assert phase(rounds) is Phase.ENTERED
     rounds.joining.join_failed(first, "nothing came of it")
@@ -412,7 +412,7 @@ def test_nothing_that_a_stranger_says_counts() -> None:
     assert phase(rounds) is Phase.IDLE and not rounds.outcomes
     effects = rounds.handle(asks(eve, standing("start")), 1.0)
     assert [type(answer) for answer in sent(effects, eve)] == [said.NoQuorum]
-    assert rounds.gathering is None
+    assert rounds.open_roster is None
     assert not rounds.handle(Received(ANNA, behind(ahead, eve)), 1.0), (
         "nobody is sent to a stranger"
     )
@@ -599,7 +599,7 @@ def test_a_joiner_that_is_behind_is_told_so_by_any_peer() -> None:
 
 
 def test_a_peer_told_that_it_is_behind_catches_up_even_if_it_sees_several_groups() -> None:
-    """It could take part as it is there, but the leader that tells it sees one group."""
+    """The peer could take part as it is there, but the leader that tells it sees one group."""
     ahead, others = standing("start", "one"), tuple(PeerId(f"p{n}") for n in range(5))
     rounds = machine(standing("start"), others, replace(POLICY, group_size=4))
     head = certified(ahead, others)
@@ -771,7 +771,7 @@ def test_those_that_came_too_late_are_forgotten_with_a_round_that_comes_to_nothi
 def joined_as_leader(rounds: FragmentRounds) -> bool:
     rounds.handle(Due(), 1.0)
     rounds.handle(Offered(offer(standing("start"))), 1.0)
-    return rounds.gathering is not None and ME in rounds.gathering.joins
+    return rounds.open_roster is not None and ME in rounds.open_roster.joins
 
 
 def leading_at(*standings: Standing) -> FragmentRounds:
@@ -796,19 +796,20 @@ def test_a_join_from_ahead_counts_once_the_leader_has_caught_up_with_it() -> Non
         first
     ]
     assert [type(message) for message in sent(effects, first)] == [said.Noted]
-    assert rounds.gathering is not None
-    assert not rounds.gathering.joins and list(rounds.gathering.held) == [first]
+    assert rounds.open_roster is not None
+    assert not rounds.open_roster.joins and list(rounds.open_roster.held) == [first]
 
     rounds.handle(asks(second, ahead, head=head), 1.5)
-    assert sorted(rounds.gathering.held) == [first, second]
+    assert sorted(rounds.open_roster.held) == [first, second]
     rounds.handle(CaughtUp(ahead), 2.0)
 
-    assert rounds.gathering is not None
-    assert sorted(rounds.gathering.joins) == [first, second] and not rounds.gathering.held
+    assert rounds.open_roster is not None
+    assert sorted(rounds.open_roster.joins) == [first, second] and not rounds.open_roster.held
 
 
 def test_a_leader_that_has_caught_up_waits_for_its_own_snapshot() -> None:
-    """It led the round that it had missed the last one of, and closed it without itself."""
+    """Earlier, the leader led the round that it had missed the last one of, and closed it without
+    itself."""
     rounds = leading_at(standing("start"), standing("start", "one"))
     first, second = sorted(rounds.peers.view)
     ahead = standing("start", "one")
@@ -837,7 +838,7 @@ def test_a_leader_that_has_been_catching_up_for_long_refuses_a_join_from_ahead_a
 
     assert isinstance(shown, said.Compare), "the version that it stands on"
     assert isinstance(refused, said.Refused) and refused.behind
-    assert rounds.gathering is None
+    assert rounds.open_roster is None
 
 
 def test_a_join_from_ahead_is_dropped_when_the_leader_cannot_catch_up() -> None:
@@ -849,8 +850,8 @@ def test_a_join_from_ahead_is_dropped_when_the_leader_cannot_catch_up() -> None:
     rounds.handle(CaughtUp(None), 2.0)
     rounds.handle(asks(second, standing("start")), 2.5)
 
-    assert rounds.gathering is not None
-    assert first not in rounds.gathering.joins
+    assert rounds.open_roster is not None
+    assert first not in rounds.open_roster.joins
 
 
 def test_those_that_passed_are_called_again_when_one_of_them_comes_all_the_same() -> None:
@@ -900,7 +901,7 @@ def test_without_a_quorum_all_joiners_are_told_and_keep_their_work() -> None:
     assert [e.reason for e in of(effects, GiveUp) if isinstance(e, GiveUp)] == [
         "no quorum of 2 within 30 s: 1 of 3 live peers joined"
     ]
-    assert rounds.gathering is None and phase(rounds) is Phase.IDLE
+    assert rounds.open_roster is None and phase(rounds) is Phase.IDLE
 
 
 def test_a_member_that_only_dials_out_comes_last_and_reduces_nothing() -> None:
@@ -1126,7 +1127,7 @@ def test_a_join_to_another_leader_is_refused() -> None:
 
     (answer,) = sent(effects, first)
     assert isinstance(answer, said.Refused) and "another leader" in answer.reason
-    assert rounds.gathering is None
+    assert rounds.open_roster is None
 
 
 def test_a_roster_in_which_strangers_are_a_majority_is_declined() -> None:
@@ -1167,7 +1168,8 @@ def test_a_commit_with_larger_batches_than_the_runs_is_declined() -> None:
 
 
 def test_a_leader_whose_commits_do_not_hold_is_passed_over() -> None:
-    """It ranks first for this version, and would for ever: no version comes of its rounds."""
+    """The leader ranks first for this version, and would for ever: no version comes of its
+    rounds."""
     rounds, leader = waiting(replace(POLICY, batch_tokens_max=100))
     asked = leader
     for _ in range(3):
@@ -1221,8 +1223,8 @@ def test_a_member_that_declined_tells_a_later_coordinator_that_it_never_was_in_t
 
 
 def test_a_restarted_agent_does_not_say_that_it_was_absent_where_it_may_have_voted() -> None:
-    """Its incarnation is that of the learner, which goes on: a voter of a chosen seal counted as
-    absent from the start, and a later coordinator could end the round as void.
+    """The agent's incarnation is that of the learner, which goes on: a voter of a chosen seal
+    counted as absent from the start, and a later coordinator could end the round as void.
     """
     before, leader = waiting()
     message = committed(before, leader)
@@ -1248,7 +1250,8 @@ def test_of_a_roster_that_it_has_not_seen_a_peer_does_not_say_that_it_was_absent
 
 
 def test_another_reducer_that_is_told_before_the_commit_does_not_keep_a_member_out() -> None:
-    """Where members had declined, the others took that for a round which they had given up."""
+    """Earlier, where members had declined, the others took that for a round which they had given
+    up."""
     rounds, leader = waiting()
     message = committed(rounds, leader)
     early = said.Reassign(0, said.digest(message.commit), 0, 0, leader)
@@ -1270,12 +1273,12 @@ def test_only_the_join_in_the_roster_can_be_withdrawn_from_it(
     for peer in others:
         rounds.handle(asks(peer, standing("start"), 1), 2.0)
     (part,) = rounds.rounds.values()
-    assert part.lead is not None
+    assert part.coordinator is not None
 
     for peer in others:
         rounds.handle(Received(peer, said.Withdraw(0, number, incarnation)), 3.0)
 
-    assert len(part.lead.absent) == gone
+    assert len(part.coordinator.absent) == gone
     assert part.is_open == (not gone)
 
 
@@ -1491,7 +1494,7 @@ def test_a_policy_whose_rounds_are_too_short_is_refused() -> None:
 def test_a_borrowed_leader_never_counts_itself_among_those_it_waits_for(
     required: Literal["all"] | None,
 ) -> None:
-    """It looks for peers that have come into sight, and is none of them."""
+    """The leader looks for peers that have come into sight, and is none of them."""
     quorum = replace(POLICY.quorum, required=required)
     keeper = machine(policy=replace(POLICY, quorum=quorum), trains=False)
     for peer in (ANNA, BORIS):
@@ -1500,9 +1503,9 @@ def test_a_borrowed_leader_never_counts_itself_among_those_it_waits_for(
     where = standing("start")
 
     effects = keeper.handle(asks(ANNA, where, reachable=False), 0.0)
-    assert keeper.gathering is not None and not of(effects, Enter)
-    keeper.handle(Tick(), keeper.gathering.look_at)
-    assert keeper.gathering.group == (ANNA, BORIS)
+    assert keeper.open_roster is not None and not of(effects, Enter)
+    keeper.handle(Tick(), keeper.open_roster.search_at)
+    assert keeper.open_roster.group == (ANNA, BORIS)
 
     effects = keeper.handle(asks(BORIS, where, reachable=False), 5.0)
     (closed,) = [e.fields for e in of(effects, Note) if e.event == "closed"]

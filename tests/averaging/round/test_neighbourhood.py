@@ -88,8 +88,8 @@ def test_a_peer_with_too_many_strikes_leads_none_and_counts_in_no_round_that_can
 
 
 def test_a_peer_sent_to_a_newcomer_asks_another_established_peer_whom_it_follows() -> None:
-    """It asked the same one until it passed it over, and a quorum of all waited (342 s in storm 43
-    with probation)."""
+    """Earlier, the peer asked the same one until it passed it over, and a quorum of all waited (342
+    s in storm 43 with probation)."""
     anna, boris, clara, dora = PEERS
     policy = RoundPolicy(probation=ProbationPolicy(rounds=8, seconds=40.0))
     view = {peer: PeerView(first_seen=0.0, heard_at=40.0) for peer in (boris, clara)}

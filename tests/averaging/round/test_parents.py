@@ -48,7 +48,7 @@ EARLIER = standing("start")
 
 
 def joins(rounds: FragmentRounds, sender: PeerId, head: Head) -> tuple[said.Message, ...]:
-    """What a peer is told that joins on this head."""
+    """The answer to a peer that joins on this head."""
     plain = msgspec.structs.replace(join(THEIRS), head=head)
     effects = rounds.handle(Received(sender, signed(sender, plain, leader=ME)), 1.0)
     return tuple(sent(effects, sender))
@@ -109,7 +109,7 @@ def test_a_leader_refuses_an_established_member_that_joins_on_an_invented_lineag
     rounds = machine(MINE, FIVE, policy)
 
     assert is_refused(joins(rounds, ANNA, certified(THEIRS, (ANNA,))))
-    assert rounds.gathering is None or ANNA not in rounds.gathering.joins
+    assert rounds.open_roster is None or ANNA not in rounds.open_roster.joins
 
 
 @pytest.mark.parametrize("policy", [GROUPS, POLICY], ids=["several groups", "a healed fork"])
@@ -120,7 +120,8 @@ def test_a_leader_admits_a_join_on_a_lineage_that_enough_have_signed(policy: Rou
 
 
 def test_a_leader_admits_a_join_on_a_version_that_it_went_through_itself() -> None:
-    """Where too few that count stand with a peer that is left behind nobody can sign for it."""
+    """A peer that is left behind cannot show enough signatures where too few that count stand with
+    it."""
     rounds = machine(MINE, FIVE, GROUPS)
 
     answers = joins(rounds, ANNA, certified(EARLIER, (ANNA,)))
@@ -392,7 +393,8 @@ def test_a_peer_goes_back_at_once_from_a_version_that_all_its_members_have_signe
 
 
 def test_a_peer_that_is_ahead_alone_is_shown_the_certificate_to_go_back_to() -> None:
-    """It had to wait until it met the peers that had signed one by one (live storm 65)."""
+    """Earlier, the peer had to wait until it met the peers that had signed one by one (live storm
+    65)."""
     rounds = machine(standing("start", "one"), FIVE)
     rounds.handle(
         Received(BORIS, said.Compare(0, certified(standing("start", "one"), (BORIS,)))), 1.0

@@ -12,7 +12,7 @@ import pytest
 from averaging import messages as said
 from averaging.messages import Commit, Entry, Message
 from averaging.round.effects import Note, Send, Suspect
-from averaging.round.paxos import Acceptor, Coordinator, Phase, Voter
+from averaging.round.paxos import Acceptor, BallotPhase, Coordinator, Voter
 from averaging.round.seals import VOID, ballot_of, is_chosen, is_void, owner_of
 from averaging.round.signed_commit import SignedCommit
 from averaging.round.transitions import Changes
@@ -262,7 +262,8 @@ def chosen_seals(seed: int) -> set[tuple[int, ...]]:
 
 
 def test_a_coordinator_that_has_forsworn_its_round_proposes_no_seal() -> None:
-    """Its signature under one would show that it had voted, which it denies to others."""
+    """The coordinator's signature under a seal would show that it had voted, which it denies to
+    others."""
     changes: Changes = []
     acceptor = Acceptor()
     acceptor.forsworn = True
@@ -270,7 +271,7 @@ def test_a_coordinator_that_has_forsworn_its_round_proposes_no_seal() -> None:
 
     lead.reported(lead.commit.reducers[0], 0, (0, 1, 2), (), 1.0)
 
-    assert lead.phase is Phase.OVER
+    assert lead.phase is BallotPhase.OVER
     assert not taken(changes)
 
 
@@ -310,7 +311,7 @@ def test_a_promise_without_a_signature_counts_where_not_all_can_sign_one(
         unsigned = said.Promise(0, lead.round, lead.ballot, None, VOID)
         lead.promised(index, unsigned, 1.0, uploads_until=9.0)
 
-    assert (lead.phase is Phase.GATHERING) == counts
+    assert (lead.phase is BallotPhase.GATHERING) == counts
 
 
 def voids(messages: list[tuple[PeerId, Message]]) -> list[PeerId]:
@@ -387,7 +388,8 @@ def test_another_ballot_does_not_wait_for_uploads_as_long_again() -> None:
 
 
 def test_the_report_of_a_reducer_whose_promise_comes_last_counts() -> None:
-    """It would send its report again only later, and the others' round has three seconds left."""
+    """The reducer would send its report again only later, and the others' round has three seconds
+    left."""
     coordinator = coordinator_of(commit_of(4), ballot_of(1, voters=4, above=0), [])
     everybody = (0, 1, 2, 3)
 
@@ -414,7 +416,8 @@ def test_a_promise_reports_nothing_of_slices_that_its_voter_does_not_reduce() ->
 
 
 def test_a_later_coordinator_calls_the_reducers_that_have_no_vote() -> None:
-    """They heard of it only when their slices were given to others, and were blamed for silence."""
+    """Earlier, those reducers heard of it only when their slices were given to others, and were
+    blamed for silence."""
     changes: Changes = []
     commit = msgspec.structs.replace(commit_of(4), on_probation=(3,))
     commit = msgspec.structs.replace(commit, reducers=(PeerId("p3"), PeerId("p1")), shares=(1, 1))
@@ -474,7 +477,7 @@ def test_a_slice_that_went_with_a_dead_contributor_is_forsworn_at_once() -> None
 
     coordinator.reported(reducer, 0, (0, 1), (), 2.5)
     coordinator.tick(2.5 + POLICY.margin_s, i_finished=False)
-    assert coordinator.phase is Phase.SEALED, "p2 may still bring the merged slice"
+    assert coordinator.phase is BallotPhase.SEALED, "p2 may still bring the merged slice"
     coordinator.reported(reducer, 0, (0, 1, 2), (), 6.0)
     coordinator.tick(6.0 + POLICY.margin_s, i_finished=False)
     assert {to for to, m in taken(changes) if isinstance(m, said.Forswear)} == {
@@ -483,8 +486,8 @@ def test_a_slice_that_went_with_a_dead_contributor_is_forsworn_at_once() -> None
 
 
 def test_a_slice_that_a_reducer_keeps_is_forsworn_though_that_one_has_finished() -> None:
-    """It said so again whenever it was asked to forswear, and all were in the round until its
-    deadline. Whoever else has finished hands the slice over."""
+    """Earlier, that reducer said so again whenever it was asked to forswear, and all were in the
+    round until its deadline. Any other peer that has finished hands the slice over."""
     changes: Changes = []
     coordinator = sealed_by_all(commit_of(4), changes, set())
     coordinator.has_finished(PeerId("p3"))
@@ -494,9 +497,9 @@ def test_a_slice_that_a_reducer_keeps_is_forsworn_though_that_one_has_finished()
     assert any(isinstance(m, said.Forswear) for _, m in taken(changes))
 
     coordinator.has_finished(PeerId("p3"))
-    assert coordinator.phase is Phase.FORSWEARING
+    assert coordinator.phase is BallotPhase.FORSWEARING
     coordinator.has_finished(PeerId("p2"))
-    assert coordinator.phase is Phase.SEALED
+    assert coordinator.phase is BallotPhase.SEALED
 
 
 def test_a_slice_that_half_of_the_voters_have_is_not_forsworn() -> None:
@@ -508,7 +511,7 @@ def test_a_slice_that_half_of_the_voters_have_is_not_forsworn() -> None:
     for member in ("p0", "p1"):
         coordinator.missing(PeerId(member), 0, 20.0)
     coordinator.tick(1.0 + 2 * (COMMIT.upload_s + POLICY.margin_s), i_finished=False)
-    assert coordinator.phase is Phase.SEALED
+    assert coordinator.phase is BallotPhase.SEALED
 
 
 @pytest.mark.parametrize(("is_down", "kind"), [(False, "merge"), (True, "merge"), (False, "meld")])
@@ -602,7 +605,7 @@ def test_a_void_by_forswearing_counts_with_the_vows_of_a_majority_and_no_less() 
 def test_a_coordinator_counts_no_vow_that_is_not_signed() -> None:
     changes: Changes = []
     coordinator = coordinator_of(commit_of(3), 0, changes)
-    coordinator.phase, coordinator.value = Phase.FORSWEARING, (0, 1)
+    coordinator.phase, coordinator.value = BallotPhase.FORSWEARING, (0, 1)
     vow = said.vow(coordinator.round)
 
     coordinator.forsworn_by(PeerId("p1"), b"")

@@ -102,7 +102,8 @@ def promised() -> FragmentRounds:
 
 
 def left_by_all() -> FragmentRounds:
-    """It leads a round of three. The links of both others have broken, and one has withdrawn."""
+    """The leader of a round of three. The links of both others have broken, and one has
+    withdrawn."""
     rounds = leading()
     rounds.handle(Due(), 1.0)
     rounds.handle(Offered(offer(standing("start"))), 1.0)
@@ -273,7 +274,8 @@ def entered_and_behind() -> FragmentRounds:
 
 
 def leads_unproven() -> FragmentRounds:
-    """Its state was refused again and again, as too few have signed it. A certified one joins."""
+    """A leader whose state was refused again and again, as too few have signed it. A certified one
+    joins."""
     where = standing("start", "mine", tokens=100)
     rounds = leading(where)
     one, two = sorted(rounds.peers.view)

@@ -1,4 +1,4 @@
-"""What one peer makes of joins and commits of another protocol number."""
+"""One peer reads joins and commits of another protocol number."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_join_is_refused_unless_all_of_its_signatures_are_good_that_a_commit_m
         sender = sorted(rounds.peers.view)[0]
         whole = signed_for(sender, join(standing("start")), ME, *numbers)
         effects = rounds.handle(Received(sender, whole), 1.0)
-        assert (rounds.gathering is not None) is good, (numbers, sent(effects, sender))
+        assert (rounds.open_roster is not None) is good, (numbers, sent(effects, sender))
     for changes, why in (
         ({"newer": ((2, b"x" * 32),)}, "its signature is not yours"),
         ({"signature": b"x" * 32}, "its signature is not yours"),

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from averaging.numbers.arrays import Float64s
-from averaging.round.reducer import MERGED_SLACK, Length, Reducer, too_long
+from averaging.round.reducer import MERGED_SLACK, Reducer, UploadNorm, norm_objection
 from averaging.rules.usual_norms import MERGES_KEPT, MERGES_MIN, UsualNorms
 
 RATIO = 50.0
@@ -23,7 +23,7 @@ def outlying(
 ) -> dict[int, str]:
     reducer = Reducer([0], norm_ratio_max=RATIO)
     for sender in order or tuple(norms):
-        assert reducer.arrived(0, sender, None, Length(norms[sender], usual, harmless))
+        assert reducer.arrived(0, sender, None, UploadNorm(norms[sender], usual, harmless))
     return reducer.outlying(0)
 
 
@@ -54,7 +54,7 @@ def test_a_minority_cannot_make_the_others_outlying() -> None:
 def test_without_a_bound_or_a_usual_norm_no_upload_is_outlying() -> None:
     reducer = Reducer([0], norm_ratio_max=math.inf)
     for sender, norm in enumerate((1.0, 1e30)):
-        reducer.arrived(0, sender, None, Length(norm))
+        reducer.arrived(0, sender, None, UploadNorm(norm))
 
     assert not reducer.outlying(0)
     assert not outlying({0: 0.0, 1: 0.0, 2: 5.0}), "of nothing, anything is a multiple"
@@ -62,9 +62,9 @@ def test_without_a_bound_or_a_usual_norm_no_upload_is_outlying() -> None:
 
 def test_a_refused_upload_is_compared_with_nothing() -> None:
     reducer = Reducer([0], norm_ratio_max=RATIO)
-    reducer.arrived(0, 0, "its upload broke off", Length(1e30))
-    reducer.arrived(0, 1, None, Length(1.0))
-    reducer.arrived(0, 2, None, Length(1.0))
+    reducer.arrived(0, 0, "its upload broke off", UploadNorm(1e30))
+    reducer.arrived(0, 1, None, UploadNorm(1.0))
+    reducer.arrived(0, 2, None, UploadNorm(1.0))
 
     assert not reducer.outlying(0)
     assert reducer.slices[0].refused == {0: "its upload broke off"}
@@ -133,21 +133,23 @@ def test_a_few_odd_merges_do_not_change_the_usual_norm_and_many_do() -> None:
 def test_a_merged_slice_is_held_to_the_bound_of_uploads_with_some_slack() -> None:
     allowed = MERGED_SLACK * RATIO * 3.0
 
-    assert too_long(allowed, usual=3.0, own=0.0, theta=0.0, norm_ratio_max=RATIO) is None
-    assert too_long(1.01 * allowed, usual=3.0, own=0.0, theta=0.0, norm_ratio_max=RATIO) == (
+    assert norm_objection(allowed, usual=3.0, own=0.0, theta=0.0, norm_ratio_max=RATIO) is None
+    assert norm_objection(1.01 * allowed, usual=3.0, own=0.0, theta=0.0, norm_ratio_max=RATIO) == (
         "the merged slice has a norm of 303; at most 300 is plausible"
     )
-    assert too_long(1e30, usual=0.0, own=0.0, theta=5.0, norm_ratio_max=RATIO)
+    assert norm_objection(1e30, usual=0.0, own=0.0, theta=5.0, norm_ratio_max=RATIO)
 
 
 def test_a_merged_slice_no_longer_than_theta_or_of_which_nothing_is_known_is_taken() -> None:
-    assert too_long(5.0, usual=1e-3, own=0.0, theta=5.0, norm_ratio_max=RATIO) is None
-    assert too_long(1e30, usual=0.0, own=0.0, theta=0.0, norm_ratio_max=RATIO) is None
+    assert norm_objection(5.0, usual=1e-3, own=0.0, theta=5.0, norm_ratio_max=RATIO) is None
+    assert norm_objection(1e30, usual=0.0, own=0.0, theta=0.0, norm_ratio_max=RATIO) is None
 
 
 def test_until_something_is_usual_a_merged_slice_may_be_a_multiple_of_theta() -> None:
     allowed = RATIO * 5.0
 
-    assert too_long(allowed, usual=None, own=0.0, theta=5.0, norm_ratio_max=RATIO) is None
-    assert too_long(1.01 * allowed, usual=None, own=0.0, theta=5.0, norm_ratio_max=RATIO)
-    assert too_long(1.01 * allowed, usual=None, own=3.0, theta=5.0, norm_ratio_max=RATIO) is None
+    assert norm_objection(allowed, usual=None, own=0.0, theta=5.0, norm_ratio_max=RATIO) is None
+    assert norm_objection(1.01 * allowed, usual=None, own=0.0, theta=5.0, norm_ratio_max=RATIO)
+    assert (
+        norm_objection(1.01 * allowed, usual=None, own=3.0, theta=5.0, norm_ratio_max=RATIO) is None
+    )

@@ -7,7 +7,8 @@ from tests.averaging.round.machines import ANNA, BORIS, ME, join, standing
 
 
 def test_a_mix_leaves_out_newcomers_where_nobody_else_stands() -> None:
-    """They may stand where the leader stood before; its commit had no carrier, and was none."""
+    """Newcomers may stand where the leader stood before; its commit had no carrier, and was
+    none."""
     joins = {
         ME: join(standing("start", "one")),
         ANNA: join(standing("start", "one")),

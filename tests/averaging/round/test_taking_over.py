@@ -1,4 +1,4 @@
-"""Which fetched states are taken, and what becomes of the own work."""
+"""The fetched states that are taken, and the fate of the own work."""
 
 from __future__ import annotations
 

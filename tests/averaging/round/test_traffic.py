@@ -1,4 +1,4 @@
-"""Which stream goes where, and what is answered: the same for live and simulated peers."""
+"""The way of each stream, and its answer: the same for live and simulated peers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from averaging.history.merged_map import Mark, MergedMap
 from averaging.history.parent_maps import ParentMap, encode_maps
 from averaging.messages import MERGED, NOTHING, OWN, Commit, Entry, Opening
 from averaging.round.effects import Enter
-from averaging.round.reducer import Length
+from averaging.round.reducer import UploadNorm
 from averaging.round.traffic import (
     AGAIN_S,
     BundleRoster,
@@ -141,9 +141,9 @@ def test_a_bundle_is_merged_with_the_weight_of_all_whom_it_carries() -> None:
 
 def test_a_delegate_leaves_out_an_absurd_rider_and_waits_for_nobody_who_gives_nothing() -> None:
     roster = BundleRoster(1, (2, 3, 4), 1, norm_ratio_max=50.0)
-    for who, norm in ((1, 1.0), (2, 1.5), (3, 1e6)):
-        length = Length(norm, usual=1.0)
-        roster.measured(who, 0, length) if who == 1 else roster.take(who, 0, length)
+    for who, value in ((1, 1.0), (2, 1.5), (3, 1e6)):
+        norm = UploadNorm(value, usual=1.0)
+        roster.measured(who, 0, norm) if who == 1 else roster.take(who, 0, norm)
     assert not roster.is_settled
     roster.leave_out(4)
     assert roster.is_settled
@@ -153,7 +153,7 @@ def test_a_delegate_leaves_out_an_absurd_rider_and_waits_for_nobody_who_gives_no
 
 
 def test_a_simulated_slice_is_known_by_the_digest_of_a_live_one() -> None:
-    """Its bytes and then the merged maps as they travel: it was the digest of a map once."""
+    """The digest is of the bytes of the slice and then the merged maps as they travel."""
     maps = {0: ParentMap(MergedMap({BORIS: Mark(1, 2, 3), ANNA: Mark(4, 5, 6)}), bytes(32))}
     assert Part(b"slice", maps).digest == blake3.blake3(b"slice" + encode_maps(maps)).digest()
     assert Part(b"slice", None).digest == blake3.blake3(b"slice").digest()

@@ -103,7 +103,7 @@ def test_a_fragment_that_gives_way_takes_its_join_back_and_stays_due() -> None:
     rounds.handle(Offered(offer(standing("start"), mark=1000)), 1.0)
     rounds.handle(GiveWay("another goes first"), 1.1)
     assert rounds.phase is Phase.IDLE
-    assert rounds.gathering is None
+    assert rounds.open_roster is None
     assert rounds.wants_a_round(1.2)
     assert any(isinstance(effect, TakeSnapshot) for effect in rounds.handle(Due(), 1.2))
 

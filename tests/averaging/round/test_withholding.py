@@ -1,4 +1,4 @@
-"""Who withholds what a round waits for is named by those who waited, and nobody else is."""
+"""A peer that withholds what a round waits for is named by those that waited, and no other is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from averaging.round.inputs import (
 from averaging.round.machine import FragmentRounds
 from averaging.round.member_slices import UPLOAD_TRIES_MAX
 from averaging.round.paxos import Coordinator, Voter
-from averaging.round.reducer import Length
+from averaging.round.reducer import UploadNorm
 from averaging.round.seals import ballot_of
 from averaging.round.signed_commit import SignedCommit
 from averaging.round.transitions import Changes
@@ -76,7 +76,7 @@ def reports(
     for index, reducer in enumerate(commit.reducers):
         if reducer == ME:
             for entry in commit.members:
-                arrived = UploadArrived(enter.round, index, entry.peer, None, Length(1.0))
+                arrived = UploadArrived(enter.round, index, entry.peer, None, UploadNorm(1.0))
                 effects += rounds.handle(arrived, BEGAN)
             continue
         missing = without.get(reducer, ())
@@ -109,7 +109,8 @@ def test_nobody_is_named_for_the_uploads_of_others_nor_for_one_that_was_not_sent
 def test_a_member_that_the_seal_leaves_out_asks_for_slices_without_its_upload(
     is_left_out: bool,
 ) -> None:
-    """Its uploads may never get through, and without its signature the version lacks proof."""
+    """The member's uploads may never get through, and without its signature the version lacks
+    proof."""
     rounds, enter = entered()
     reducers = enter.commit.reducers
     index = next(index for index, peer in enumerate(reducers) if peer != ME)
@@ -159,7 +160,7 @@ def test_a_reducer_that_sends_no_merged_slice_is_named_unless_it_is_gone(is_gone
 
 @pytest.mark.parametrize("whose", ["leader", "member"])
 def test_only_a_leader_whose_own_claim_is_beyond_belief_is_named_for_its_commit(whose: str) -> None:
-    """Of another member it may have seen more."""
+    """The leader may have seen more of another member."""
     rounds = machine()
     leader = joined(rounds)
     message = committed(rounds, leader)
@@ -190,7 +191,8 @@ def test_a_peer_that_took_over_the_slice_of_a_withholding_reducer_is_not_named_f
 
 
 def test_a_coordinator_that_has_given_up_a_sealed_round_replaces_its_reducers_still() -> None:
-    """It answered with its vow alone, and nobody took the place of the reducer until the end."""
+    """Earlier, such a coordinator answered with its vow alone, and nobody took the place of the
+    reducer until the end."""
     rounds, enter = entered()
     mine, first, second = sealed(rounds, enter)
     other, keeps = enter.commit.reducers[first], enter.commit.reducers[second]
@@ -228,7 +230,7 @@ def test_a_sealed_round_is_left_with_its_voters_only_if_a_slice_is_gone_with_the
 
 
 def test_a_sealed_round_is_not_void_because_the_owner_of_another_ballot_says_so() -> None:
-    """Its word undid the round at a member whose work the others then merged."""
+    """Earlier, its word undid the round at a member whose work the others then merged."""
     rounds, enter = entered()
     sealed(rounds, enter)
     for place, index in enumerate(enter.commit.voters):
@@ -251,7 +253,7 @@ def test_a_reducer_that_took_a_slice_says_whose_uploads_it_has_and_leaves_withou
     taken = said.Reassign(0, enter.round, 0, second, ME)
     part.handle(Received(ME, taken), BEGAN)
 
-    changes = part.handle(UploadArrived(enter.round, second, other, None, Length(1.0)), BEGAN)
+    changes = part.handle(UploadArrived(enter.round, second, other, None, UploadNorm(1.0)), BEGAN)
     (report,) = [c.message for c in changes if isinstance(c, Send)]
     assert isinstance(report, said.Report)
     assert report.complete == (enter.commit.index(other),)
@@ -283,18 +285,18 @@ def test_a_reducer_that_merges_itself_does_not_take_the_slice_that_it_is_handed(
 
 
 def test_a_later_coordinator_whose_voters_were_never_in_the_round_leaves_it_at_once() -> None:
-    """Its word that the round is void counted as one member's, at itself too: it was in the round
-    until the deadline."""
+    """Earlier, its word that the round is void counted as one member's, at itself too: it was in
+    the round until the deadline."""
     rounds, enter = entered()
     part, voters = rounds.rounds[enter.round], enter.commit.voters
     others = [i for i in voters if enter.commit.members[i].peer != ME]
     ballot = ballot_of(voters.index(others[0]), voters=len(voters), above=0)
     first = enter.commit.members[others[0]].peer
     rounds.handle(Received(first, said.Prepare(0, enter.round, ballot)), BEGAN)
-    assert not part.leads
+    assert not part.coordinates
     now = part.takeover.at
     rounds.handle(Tick(), now)
-    assert part.leads and part.takeover.ballot > ballot
+    assert part.coordinates and part.takeover.ballot > ballot
 
     echo = said.Void(0, enter.round, "because", forsworn=False, ballot=part.takeover.ballot)
     rounds.handle(Received(ME, echo), now)

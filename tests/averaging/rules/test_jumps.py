@@ -1,4 +1,4 @@
-"""Which steps are unusual."""
+"""The steps that are unusual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of the displacement of late work is uploaded."""
+"""The share of the displacement of late work that is uploaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a peer takes part in rounds, by its line."""
+"""The share of rounds in which a peer takes part, by its line."""
 
 from __future__ import annotations
 

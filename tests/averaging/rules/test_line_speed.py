@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from averaging.live.buffers import Growing
+from averaging.live.buffers import GrowingBytes
 from averaging.live.bulk import Bulk, TransportSettings
 from averaging.live.exchange import Exchange
 from averaging.live.settings import AveragerSettings
@@ -139,7 +139,7 @@ def test_a_transfer_that_was_cut_counts_with_the_bytes_that_passed() -> None:
 
     async def take(bulk: Bulk, header: bytes) -> None:
         async with asyncio.timeout(cut_after_s):
-            await bulk.receive_growing(Growing(memoryview(bytearray(10 * MB))))
+            await bulk.receive_growing(GrowingBytes(memoryview(bytearray(10 * MB))))
 
     async def main() -> None:
         network = MemoryNetwork()

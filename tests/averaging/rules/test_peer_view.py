@@ -1,4 +1,4 @@
-"""When a peer is live, and when it is established."""
+"""The time for which a peer is live, and from which on it is established."""
 
 from typing import Any
 

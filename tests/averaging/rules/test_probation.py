@@ -56,7 +56,7 @@ def test_without_a_policy_half_of_the_members_vote(
 ) -> None:
     probation = Probation(ProbationPolicy())
     judged = msgspec.structs.replace(commit(*OLD, on_probation=on_probation), protocol=protocol)
-    assert probation.objection(judged, probation.asked(OLD, 0.0), 0.0, me=ME) == reason
+    assert probation.objection(judged, probation.required_work(OLD, 0.0), 0.0, me=ME) == reason
 
 
 def test_strikes_count_without_a_policy_while_fewer_than_half_have_too_many() -> None:
@@ -150,7 +150,7 @@ def test_the_owners_delegates_are_never_on_probation() -> None:
     probation = Probation(POLICY, trusted=lambda peer: peer == NEW)
     for number in range(50):
         probation.saw_merged(OLD, OLD, float(number))
-    assert probation.progress(NEW, probation.asked(OLD, 50.0), 50.0) == math.inf
+    assert probation.progress(NEW, probation.required_work(OLD, 50.0), 50.0) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,9 @@ def test_a_member_checks_who_votes(
 ) -> None:
     probation, now = seen(50), 1000.0
     judged = commit(*members, on_probation=on_probation)
-    assert probation.objection(judged, probation.asked([*OLD, NEW], now), now, me=ME) == reason
+    assert (
+        probation.objection(judged, probation.required_work([*OLD, NEW], now), now, me=ME) == reason
+    )
 
 
 @pytest.mark.parametrize("count", [1, 4, 60])
@@ -198,7 +200,7 @@ def test_versions_that_a_founder_made_alone_are_no_merges() -> None:
     probation = Probation(POLICY)
     probation.took_state(500, {ANNA: 100_000})
     probation.took_state(2, {ANNA: 101_000, BORIS: 500})
-    young = probation.asked([ME, ANNA, BORIS], 0.0)
+    young = probation.required_work([ME, ANNA, BORIS], 0.0)
     assert probation.objection(commit(ANNA, BORIS, ME), young, 0.0, me=ME) is None
     assert probation.is_established(ME, [ME, ANNA, BORIS], 0.0)
 
@@ -207,7 +209,7 @@ def test_a_voter_that_came_back_with_few_tokens_does_not_decline_for_want_of_its
     """The founder trained alone for long, so this peer has a small share of the tokens."""
     probation = Probation(POLICY)
     probation.took_state(44, {ANNA: 626_000, BORIS: 500_000, ME: 109_000})
-    asked = probation.asked([ME, ANNA, BORIS], 0.0)
+    asked = probation.required_work([ME, ANNA, BORIS], 0.0)
     assert not probation.is_established(ME, [ME, ANNA, BORIS], 0.0)
     assert probation.objection(commit(ANNA, ME), asked, 0.0, me=ME) is None
     assert probation.objection(commit(NEW, ME), asked, 0.0, me=ME) is not None
@@ -218,6 +220,6 @@ def test_a_newcomer_accepts_whoever_worked_beside_a_founder_that_was_alone_for_l
     probation.took_state(500, {ANNA: 10_000_000, BORIS: 200_000, NEW: 1_000})
     live = [ME, ANNA, BORIS, NEW]
     judged = commit(ANNA, BORIS, ME, on_probation=(2,))
-    assert probation.objection(judged, probation.asked(live, 0.0), 0.0, me=ME) is None
+    assert probation.objection(judged, probation.required_work(live, 0.0), 0.0, me=ME) is None
     assert probation.is_established(BORIS, live, 0.0)
     assert not probation.is_established(NEW, live, 0.0)

@@ -1,11 +1,11 @@
-"""When a roster closes: quorum, grace window and deadline."""
+"""The closing of a roster: quorum, grace window and deadline."""
 
 from dataclasses import replace
 
 import pytest
 
 from averaging.messages import Join
-from averaging.round.roster import Gathering
+from averaging.round.roster import OpenRoster
 from averaging.rules.quorum import (
     Close,
     NoRound,
@@ -167,17 +167,17 @@ def test_grace_is_a_share_of_the_time_that_training_hides() -> None:
 
 def test_a_called_peer_is_expected_until_it_answers_and_then_as_long_as_it_said() -> None:
     anna, boris = map(PeerId, ("anna", "boris"))
-    gathering = Gathering((anna, boris), until=130.0, look_at=105.0, now=100.0)
+    roster = OpenRoster((anna, boris), decide_at=130.0, search_at=105.0, now=100.0)
 
     def expected_until() -> float | None:
-        return gathering.turnout(lambda peer: True, room=3, answer_s=1.0).expected_until
+        return roster.turnout(lambda peer: True, room=3, answer_s=1.0).expected_until
 
     assert expected_until() is None
-    gathering.called = {anna: 100.0, boris: 100.5}
+    roster.called = {anna: 100.0, boris: 100.5}
     assert expected_until() == 101.5
-    gathering.coming[anna] = 104.0
+    roster.coming[anna] = 104.0
     assert expected_until() == 104.0
-    gathering.passed |= {anna, boris}
+    roster.passed |= {anna, boris}
     assert expected_until() is None
 
 
@@ -185,11 +185,11 @@ def test_a_called_peer_is_expected_until_it_answers_and_then_as_long_as_it_said(
 def test_a_roster_that_strangers_have_filled_waits_for_nobody(strangers: int, closes: bool) -> None:
     """Peers of other versions join as well, so not all of the group fit any more."""
     anna, boris, clara, stranger = map(PeerId, ("anna", "boris", "clara", "stranger"))
-    gathering = Gathering((anna, boris, clara), until=130.0, look_at=105.0, now=100.0)
+    roster = OpenRoster((anna, boris, clara), decide_at=130.0, search_at=105.0, now=100.0)
     join = next(message for message in EXAMPLES if isinstance(message, Join))
-    gathering.joins = dict.fromkeys([anna, boris, *[stranger] * strangers], join)
+    roster.joins = dict.fromkeys([anna, boris, *[stranger] * strangers], join)
 
-    here = gathering.turnout(lambda peer: True, room=3, answer_s=1.0)
+    here = roster.turnout(lambda peer: True, room=3, answer_s=1.0)
     verdict = decide(here, QuorumPolicy(required="all"), grace_s=0.0, now=101.0)
     assert isinstance(verdict, Close) == closes
 

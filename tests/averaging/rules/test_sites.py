@@ -59,7 +59,7 @@ def test_a_peer_that_only_dials_out_is_a_rider_and_no_delegate() -> None:
 
 
 def test_a_peer_without_the_label_is_nobodys_delegate_whatever_it_shows() -> None:
-    """It sees the others' joins and records, and names their site."""
+    """A peer without the label sees the others' joins and records, and names their site."""
     theirs = site_pass("lab", BORIS)
     name = site_name("lab")
     assert theirs is not None and name is not None and "lab" not in theirs + name

@@ -1,4 +1,5 @@
-"""How far the last merges moved a fragment, which is the measure of the next upload."""
+"""The distance by which the last merges moved a fragment, which is the measure of the next
+upload."""
 
 from __future__ import annotations
 

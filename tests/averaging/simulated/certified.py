@@ -1,4 +1,5 @@
-"""When a simulated swarm stands on one version that is certified for each of its trainers."""
+"""The moment when a simulated swarm stands on one version that is certified for each of its
+trainers."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _merge_falsely(swarm: SwarmWithLiars, node: FragmentNode) -> None:
 
 
 def forge_sources(swarm: SwarmWithLiars) -> None:
-    """They put uploads of their own making in the place of others'."""
+    """The liars put uploads of their own making in the place of others'."""
 
     def lie(node: Node) -> None:
         audits = node.audits

@@ -138,9 +138,10 @@ class _Watched(SimulatedSwarm):
         super().__init__(experiment, seed)
         self.slow = self.slots[-1]
         self.contained: list[tuple[float, int]] = []
-        """When a version with its work was here, and of which fragment."""
+        """The times at which a version with its work was here, with the fragment."""
         self.decisions: list[tuple[float, int, int]] = []
-        """When it decided to take part in one version of so many, and for which fragment."""
+        """The times at which it decided to take part in one version of so many, with the fragment.
+        """
         self.stale = 0
 
     def noted(self, node: FragmentNode, note: Note) -> None:

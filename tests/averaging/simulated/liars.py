@@ -22,7 +22,7 @@ from averaging.history.state import FragmentState
 from averaging.messages import OWN, Head, Link, Message, decode_commit, digest
 from averaging.round.effects import Apply, Enter, Fold
 from averaging.round.phase import Phase
-from averaging.round.reducer import Length
+from averaging.round.reducer import UploadNorm
 from averaging.round.traffic import Route
 from averaging.simulated.exchange import Exchange
 from averaging.simulated.node import FragmentNode
@@ -108,7 +108,7 @@ Behaviour = Callable[[SwarmWithLiars, Chatterers], None]
 
 
 def forge_heads(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
-    """They show heads far ahead that grew out of true ones, signed by all of them."""
+    """The liars show heads far ahead that grew out of true ones, signed by all of them."""
 
     def show(liar: PeerId) -> None:
         swarm.heap.call_in(chatter.rng.expovariate(0.5), show, liar)
@@ -137,7 +137,7 @@ def forge_heads(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
 
 
 def say_void(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
-    """They tell everybody of each round that they are in that it is void, or forsworn."""
+    """The liars tell everybody of each round that they are in that it is void, or forsworn."""
     overhear = swarm.on_send
     assert overhear is not None
 
@@ -168,7 +168,7 @@ def withhold_votes(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
 
 
 def fall_silent_after_joining(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
-    """They join and upload, and say nothing more in any round."""
+    """The liars join and upload, and say nothing more in any round."""
     silent = (said.Accepted, said.Promise, said.Report, said.Propose, said.Prepare, said.Sealed)
     _lose((*silent, said.Finished, said.Forsworn, said.Declined), swarm, chatter)
 
@@ -195,7 +195,7 @@ def on_enter(node: FragmentNode, act: Callable[[Exchange], None]) -> None:
 
 
 def invent_marks(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
-    """What they bring into a mix or a meld says that work of others is merged, which is not."""
+    """The maps that the liars bring into a mix or a meld name work of others that is not merged."""
 
     def lie(node: Node) -> None:
         if node.name not in swarm.liars:
@@ -213,7 +213,8 @@ def invent_marks(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
 
 
 def join_on_inventions(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
-    """They stand on states of their own making, with maps that fit them, and take part from there.
+    """The liars stand on states of their own making, with maps that fit them, and take part from
+    there.
 
     Each signs its invention alone: of as many as can certify a version together nobody is safe. And
     it says nothing of it to peers that count nobody else: such a peer takes the word of one.
@@ -266,9 +267,9 @@ def _invented(
 
 
 def serve_forgeries(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
-    """They serve states and rounds with other bits, of lineages that all have signed, and their own
-    inventions in their place. Each forges alone: two that serve the same bits confirm each other,
-    and are believed where no more peers hold the true ones (``HOLDERS_MIN``).
+    """The liars serve states and rounds with other bits, of lineages that all have signed, and
+    their own inventions in their place. Each forges alone: two that serve the same bits confirm
+    each other, and are believed where no more peers hold the true ones (``HOLDERS_MIN``).
     """
 
     def state(node: FragmentNode, true: FragmentState) -> FragmentState:
@@ -296,7 +297,7 @@ def serve_forgeries(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
 
 
 def forge_slices(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
-    """What they upload, and what they answer as reducers, is cut short or not finite.
+    """The uploads of the liars, and their answers as reducers, are cut short or not finite.
 
     Other numbers are not lied about here. Those of a contribution are its author's, within the
     bound on its norm. Those of a reducer, whether wrong or different for each member, pass for a
@@ -354,13 +355,13 @@ def censor(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
             entry: int,
             problem: str | None,
             riders: tuple[int, ...],
-            length: Length | None = None,
+            norm: UploadNorm | None = None,
         ) -> None:
             if problem is None and exchange.commit.members[entry].peer == victim:
                 problem = "I do not like it"
                 exchange.traffic.left_out(index, entry, problem)
                 swarm.truth.coverage["refused an upload"] += 1
-            arrived(index, entry, problem, riders, length)
+            arrived(index, entry, problem, riders, norm)
 
         exchange._arrived = refuses
 
@@ -372,7 +373,7 @@ def censor(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
 
 
 def withhold_slices(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
-    """They merge and never answer."""
+    """The liars merge and never answer."""
 
     def answers(node: Node, round_id: bytes, index: int, to: PeerId) -> bool:
         withheld = node.name in swarm.liars
@@ -383,7 +384,7 @@ def withhold_slices(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
 
 
 def poison_slowly(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
-    """They train away from where the others want to go, by steps as large as theirs."""
+    """The liars train away from where the others want to go, by steps as large as theirs."""
 
     def lie(node: Node) -> None:
         if node.name in swarm.liars and node.learner is not None:

@@ -1,4 +1,4 @@
-"""How long a round takes with one member on a line ten times slower, before and after lines are
+"""The duration of a round with one member on a line ten times slower, before and after lines are
 measured: ``python -m tests.averaging.simulated.line_experiment``. Virtual time, a few seconds of
 work.
 """

@@ -22,7 +22,7 @@ from tests.averaging.simulated.swarm import POLICY, PeerPlan, Swarm
 
 MEMBERS = 3
 OLD_S = 120.0
-"""When the newcomers come: too late to do half of all work by the end."""
+"""Time at which the newcomers come: too late to do half of all work by the end."""
 END_S = 235.0
 
 Behaviour = Callable[["Newcomers"], None]
@@ -90,7 +90,7 @@ def old_swarm(
 
 
 def never_vote(made: Newcomers) -> None:
-    """They join and upload, and no vote of theirs arrives."""
+    """The newcomers join and upload, and no vote of theirs arrives."""
     overhear = made.swarm.on_send
     assert overhear is not None
 
@@ -102,12 +102,12 @@ def never_vote(made: Newcomers) -> None:
 
 
 def upload_nonsense(made: Newcomers) -> None:
-    """Whatever they upload is refused."""
+    """The uploads of the newcomers are all refused."""
     made.swarm.faulty.update(dict.fromkeys(made.names, "the norm is out of bound"))
 
 
 def claim_everything(made: Newcomers) -> None:
-    """They tell of each round that it is void, and that they have finished it."""
+    """The newcomers tell of each round that it is void, and that they have finished it."""
     overhear = made.swarm.on_send
     assert overhear is not None
 

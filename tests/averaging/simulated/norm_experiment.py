@@ -1,4 +1,4 @@
-"""How much longer than usual honest uploads are, and which poison is merged.
+"""The norms of honest uploads over the usual ones, and the poison that is merged.
 
 Learners of the quadratic problem on virtual time; ``python -m
 tests.averaging.simulated.norm_experiment``. *Own* is the rule before: an upload against another
@@ -46,15 +46,15 @@ def experiment(prepare: Callable[[Swarm], Any], *, poison: float = 1.0) -> tuple
 
     def judged(self: Reducer, index: int) -> dict[int, str]:
         found = judge(self, index)
-        lengths = self.slices[index].lengths
-        for who, length in lengths.items():
-            others = [other.norm for name, other in lengths.items() if name != who]
-            usual = max(median(others) if others else 0.0, length.usual or 0.0)
+        norms = self.slices[index].norms
+        for who, norm in norms.items():
+            others = [other.value for name, other in norms.items() if name != who]
+            usual = max(median(others) if others else 0.0, norm.usual or 0.0)
             key = id(self), index, who
-            if usual > 0 and length.norm > length.harmless:
-                seen.by_usual[key] = length.norm / usual
+            if usual > 0 and norm.value > norm.harmless:
+                seen.by_usual[key] = norm.value / usual
             if others and min(others) > 0:
-                seen.by_own[key] = length.norm / min(others)
+                seen.by_own[key] = norm.value / min(others)
             if who in found:
                 seen.refused.add(key)
         keep.append(self)

@@ -1,4 +1,4 @@
-"""How long newcomers should be on probation: what it costs honest ones, and what it asks of liars.
+"""A comparison of times on probation: their cost for honest newcomers, and the work asked of liars.
 
 Three old members merge one fragment every ten seconds. Five keys come at once when the run is two
 minutes old, and work honestly; as liars they would strike once they have a majority of the votes.

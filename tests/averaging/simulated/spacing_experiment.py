@@ -33,7 +33,7 @@ class ClosingsWatched(SimulatedSwarm):
         self.closings: dict[int, list[float]] = {}
         """Times by fragment."""
         self.latencies: list[tuple[float, float]] = []
-        """When a round was over at a member, and the time since its offer."""
+        """For each round at a member, the time when it was over and the time since its offer."""
         self._offered: dict[tuple[str, int], float] = {}
         super().__init__(experiment, seed)
 

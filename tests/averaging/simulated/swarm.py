@@ -561,7 +561,12 @@ class Swarm(Watch):
         """The invariants that can be seen at one peer, after each of its events."""
         machine = node.machine
         now = node.now()
-        if machine.phase is not Phase.IDLE or machine.rounds or machine.gathering or machine.doubt:
+        if (
+            machine.phase is not Phase.IDLE
+            or machine.rounds
+            or machine.open_roster
+            or machine.doubt
+        ):
             deadline = machine.deadline
             if deadline is None or deadline > now + 2 * self.policy.round_s:
                 raise Broken(f"{node} waits without a deadline")
@@ -623,13 +628,13 @@ class Swarm(Watch):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storm:
-    """How bad it gets."""
+    """The severity of a storm."""
 
     peers: tuple[int, int] = (2, 7)
     accidents: tuple[int, int] = (2, 7)
     rough_s: float = 110.0
     calm_s: float = 200.0
-    """Of 780 storms with and without probation and groups the slowest took 141 s."""
+    """The slowest of 780 storms with and without probation and groups took 141 s."""
     group_size: int = 16
     mixing: MixingPolicy = field(default_factory=MixingPolicy)
     tokens_end: int | None = None

@@ -43,7 +43,7 @@ def swarm_of(seed: int, how: Storm, lie: Lie) -> SwarmWithLiars:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a liar had done when the first peer convicted it, or when the storm was over."""
+    """The deeds of a liar up to its first conviction by a peer, or to the end of the storm."""
 
     convicted: bool
     lies: int

@@ -83,7 +83,7 @@ def test_the_others_of_a_meld_can_prove_its_version_though_one_died_before_it_ha
         part = node.machine.own_round
         if note.event != "learned_seal" or part is None or swarm.heap.now < 20.0 or crashed:
             return
-        if not part.leads and not part.reducer.slices and len(part.commit.members) > 3:
+        if not part.coordinates and not part.reducer.slices and len(part.commit.members) > 3:
             crashed.append((part.id, node))
             swarm.heap.call_in(0.0, swarm.crash, node.name)
 
@@ -97,7 +97,7 @@ def test_the_others_of_a_meld_can_prove_its_version_though_one_died_before_it_ha
         node
         for node in swarm.trainers()
         if node is not dead
-        and (head := node.machine.outcomes.get(round_id)) is not None
+        and (head := node.machine.outcomes.head(round_id)) is not None
         and node.state is not None
         and node.state.lineage == head.lineage
     ]

@@ -23,7 +23,7 @@ QUICK, CHUNK = 6, 3
 
 
 def refusals(swarm: Swarm) -> list[str]:
-    """What joins were refused, and commits declined, for the steps in them."""
+    """The reasons for which joins were refused, and commits declined, for the steps in them."""
     notes = [note for _, _, note in swarm.events if note.event in ("strange_join", "declined")]
     return [str(note.fields) for note in notes if "the most that I believe" in str(note.fields)]
 

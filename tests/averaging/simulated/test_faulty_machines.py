@@ -43,7 +43,7 @@ def rot(swarm: Swarm, rng: random.Random) -> None:
 
 
 def lose_clocks(swarm: Swarm, rng: random.Random) -> None:
-    """Who starts again has another idea of the time."""
+    """A peer that starts again has another idea of the time."""
 
     def started(node: Node) -> None:
         name = node.name
@@ -99,7 +99,7 @@ def test_no_machine_that_fails_convicts_its_owner(first: int) -> None:
 def test_a_rotten_upload_that_its_owner_signs_again_would_convict(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is kept is never signed a second time: the claim is the one that was uploaded."""
+    """A kept upload is never signed a second time: the claim is the one that was uploaded."""
     show = NodeAudits.show_upload
     resigned: list[PeerId] = []
 

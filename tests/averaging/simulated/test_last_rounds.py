@@ -1,4 +1,4 @@
-"""How a swarm of several groups ends in agreement: once more, all in one group."""
+"""A swarm of several groups ends in agreement: once more, all in one group."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_a_line_that_drops_for_three_minutes_costs_the_others_little_and_no_work
 
 
 def test_homes_whose_cycles_follow_their_lines_use_the_share_that_their_run_allows() -> None:
-    """Their first cycle has twice the bytes that the lines carry in it."""
+    """The first cycle has twice the bytes that the lines of these homes carry in it."""
     changes = {"outer__steps_per_cycle_max": 240, "step_time_s": 0.35}
     some = uplinks_in_use(0, outer__line_share=0.7, **changes)
     most = uplinks_in_use(0, outer__line_share=1.0, **changes)
@@ -61,8 +61,8 @@ def test_homes_whose_cycles_follow_their_lines_use_the_share_that_their_run_allo
 
 
 def test_homes_that_take_part_in_every_second_version_are_in_the_same_ones() -> None:
-    """Their fixed cycle has a third more bytes than their lines carry in it. Each round was of two
-    of three: they came one after the other, and the first of them closed the roster."""
+    """The fixed cycle has a third more bytes than the lines carry in it. Earlier, each round was of
+    two of three homes: they came one after the other, and the first of them closed the roster."""
     row = uplinks_in_use(0, step_time_s=0.42)
 
     assert row.missed < 0.05, row

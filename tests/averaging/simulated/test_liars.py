@@ -124,14 +124,14 @@ def test_a_peer_told_that_it_is_behind_catches_up_though_it_sees_several_groups(
 
 
 def test_a_peer_that_only_dials_out_finds_a_leader_when_its_group_has_none() -> None:
-    """Its version dealt it into a group in which nobody could be dialled any more. The others went
-    on to versions with other groups, of which it heard nothing."""
+    """The peer's version dealt it into a group in which nobody could be dialled any more. The
+    others went on to versions with other groups, of which it heard nothing."""
     besieged(1269)
 
 
 def test_an_honest_peer_alone_with_a_version_that_a_liar_has_made_with_it_goes_back() -> None:
-    """Its payload was lost in a restart, and the liar served another state: the others could fetch
-    nothing, and were too few for a quorum without it."""
+    """The payload of that version was lost in a restart, and the liar served another state: the
+    others could fetch nothing, and were too few for a quorum without it."""
     besieged(4282)
 
 
@@ -141,7 +141,7 @@ def test_an_honest_peer_alone_with_the_mix_that_a_liar_made_with_it_goes_back() 
 
 
 def test_a_member_of_a_meld_offers_nothing_of_it_again_though_it_counts_few_peers() -> None:
-    """It saw one group, so it took what it had melded for work that a rebase takes back."""
+    """The member saw one group, so it took what it had melded for work that a rebase takes back."""
     besieged(45524, (*BEHAVIOURS, *OF_VOTERS))
 
 
@@ -166,12 +166,13 @@ def test_a_word_that_is_repeated_to_its_author_makes_no_round_void_for_it() -> N
 
 
 def test_a_slice_that_is_handed_over_while_it_is_merged_is_not_taken() -> None:
-    """It was made falsely, and the lineage then had other bits than its digests say."""
+    """The slice was made falsely, and the lineage then had other bits than its digests say."""
     besieged(9476, (*BEHAVIOURS, *OF_VOTERS))
 
 
 def test_a_leader_that_tells_one_member_that_its_round_is_void_has_no_work_merged_twice() -> None:
-    """It had the others seal the round, and the member offered its work again in another group."""
+    """The leader had the others seal the round, and the member offered its work again in another
+    group."""
     happened = besieged(54359, (*BEHAVIOURS, *OF_VOTERS))
     assert happened["presumed"]
 
@@ -184,8 +185,8 @@ def test_work_of_an_unanswered_doubt_is_not_offered_to_several_groups() -> None:
 
 
 def test_work_of_a_fork_that_a_peer_has_left_is_not_offered_to_several_groups() -> None:
-    """It saw one group when it rebased. The other member of its side did not, and met it in one of
-    several groups soon after."""
+    """The peer saw one group when it rebased. The other member of its side did not, and met it in
+    one of several groups soon after."""
     happened = besieged(77874)
     assert happened["presumed"]
 
@@ -198,7 +199,8 @@ def test_a_voter_makes_no_round_void_by_a_ballot_of_its_own(seed: int) -> None:
 
 
 def test_a_voter_that_denies_its_vote_is_convicted_by_all() -> None:
-    """It had voted in ballot 0, whose seal was chosen, and denied it to the next coordinator."""
+    """The voter had voted in ballot 0, whose seal was chosen, and denied it to the next
+    coordinator."""
     happened = besieged(624, (usurpers.deny_votes,))
     assert happened["denied a vote"] == 1
     assert happened["convicted"] == 7

@@ -198,8 +198,8 @@ def ends_on_one_lineage(seed: int, how: Storm) -> None:
 
 @pytest.mark.parametrize("seed", [6, 35, 51])
 def test_the_sides_of_a_partition_that_end_at_a_version_end_on_one_lineage(seed: int) -> None:
-    """There were two final states for good; with seed 35 one side had no quorum to end, and with 51
-    too few peers for the others to believe them.
+    """Earlier, there were two final states for good; with seed 35 one side had no quorum to end,
+    and with 51 too few peers for the others to believe them.
     """
     ends_on_one_lineage(seed, Storm(peers=(4, 8), accidents=(2, 5)))
 

@@ -24,7 +24,7 @@ from tests.averaging.simulated.newcomers import (
 from tests.averaging.simulated.swarm import Storm, storm, weather_out
 
 LONG = ProbationPolicy(rounds=100, seconds=1000.0)
-"""Nobody that comes late counts in the time of these tests, unless it must."""
+"""No peer that comes late counts in the time of these tests, unless it must."""
 SHORT = ProbationPolicy(rounds=8, seconds=40.0)
 SYBILS = 5
 

@@ -21,14 +21,14 @@ from tests.averaging.simulated.swarm import Node, PeerPlan, Storm, Swarm, storm
 from tests.averaging.simulated.swarm import weather_out as survive
 
 BEFORE: Range = (1, 1)
-"""What the release before speaks, as peers of this one see it."""
+"""The numbers that the release before speaks, as peers of this one see it."""
 
 PEERS = 6
 EVERY_S = 30.0
 
 
 class Watch:
-    """What became of the rounds of a swarm, by protocol number."""
+    """The outcomes of the rounds of a swarm, by protocol number."""
 
     def __init__(self, swarm: Swarm) -> None:
         self.swarm = swarm

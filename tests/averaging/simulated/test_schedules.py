@@ -114,7 +114,7 @@ def test_rounds_do_not_care_about_the_codec(codec: str) -> None:
     assert min(swarm.versions()) >= 2
 
 
-def test_leader_dies_before_the_commit_and_the_next_in_rank_leads() -> None:
+def test_a_leader_dies_before_the_commit_and_the_next_in_rank_leads() -> None:
     swarm = swarm_of(5)
     crashed = crash_at(swarm, "gathering")
     swarm.run(40.0)
@@ -135,7 +135,7 @@ def test_a_leader_that_notes_joins_and_commits_nothing_does_not_stop_the_others(
 
 
 def test_a_leader_that_refuses_everybody_is_passed_over() -> None:
-    """It takes itself for a member of another run; nobody can tell before asking it."""
+    """The leader takes itself for a member of another run; nobody can tell before asking it."""
     swarm = swarm_of(5)
 
     strange = PeerId("p2")
@@ -158,7 +158,7 @@ def closed_without_it(swarm: Swarm, sender: PeerId, join: said.Join) -> None:
 
 
 def nothing(swarm: Swarm, sender: PeerId, join: said.Join) -> None:
-    """Its heartbeats go on."""
+    """The peer does nothing, but its heartbeats go on."""
 
 
 def says(swarm: Swarm, to: PeerId, message: said.Message, after_s: float) -> None:
@@ -177,7 +177,8 @@ def versions_of_three(duration_s: float) -> int:
 def test_a_leader_that_wastes_joins_costs_three_others_a_third_of_their_rounds_at_most(
     answer: Callable[[Swarm, PeerId, said.Join], None],
 ) -> None:
-    """It was asked as often again at each version that it ranked first for: three quarters."""
+    """Earlier, the leader was asked as often again at each version that it ranked first for: three
+    quarters."""
     wasteful = PeerId("p2")
 
     def reaches(sender: PeerId, to: PeerId, message: said.Message) -> bool:
@@ -220,7 +221,7 @@ def test_a_roster_that_has_mostly_left_is_void_at_once() -> None:
 
 
 def stay_of_a_leader_whose_partners(hurt: Callable[[Swarm, Node], None], count: int) -> float:
-    """How long a leader is in a round of which all others met with something as it closed."""
+    """The time that a leader is in a round of which all others met with something as it closed."""
     swarm = swarm_of(count)
     swarm.keep_events = True
     leader: list[PeerId] = []
@@ -280,7 +281,7 @@ def test_a_leader_whose_partners_all_left_at_the_commit_gives_up_at_once(
     assert stay_of_a_leader_whose_partners(hurt, 4) < 0.5
 
 
-def test_leader_dies_right_after_the_commit_and_a_successor_seals() -> None:
+def test_a_leader_dies_right_after_the_commit_and_a_successor_seals() -> None:
     swarm = swarm_of(5, slices=5)
     crashed: list[PeerId] = []
 
@@ -308,8 +309,9 @@ def test_leader_dies_right_after_the_commit_and_a_successor_seals() -> None:
         assert node.state is not None and crashed[0] not in node.state.merged
 
 
-def test_leader_dies_in_the_middle_of_sealing() -> None:
-    """It has proposed, its acceptors have accepted, and nobody has heard that it is sealed."""
+def test_a_seal_whose_leader_died_is_continued_by_the_next_in_rank() -> None:
+    """The leader has proposed, its acceptors have accepted, and nobody has heard that it is
+    sealed."""
     swarm = swarm_of(5)
     swarm.on_send = lambda sender, to, message: (
         not isinstance(message, said.Sealed) or swarm.heap.now > 12
@@ -322,7 +324,7 @@ def test_leader_dies_in_the_middle_of_sealing() -> None:
     assert min(swarm.versions()) >= 2
 
 
-def test_a_seal_that_reached_half_of_the_members() -> None:
+def test_a_seal_that_reached_two_members_is_continued_by_the_next_in_rank() -> None:
     swarm = swarm_of(6)
     reached: list[PeerId] = []
 
@@ -341,8 +343,9 @@ def test_a_seal_that_reached_half_of_the_members() -> None:
     seen(swarm, "took_over", "ballot_continues_seal")
 
 
-def test_a_seal_that_only_its_reducer_saw() -> None:
-    """It merges, finishes and is cut off; the majority cannot know, and must not seal otherwise."""
+def test_a_seal_that_only_its_reducer_saw_is_continued_and_then_forsworn() -> None:
+    """The reducer merges, finishes and is cut off; the majority cannot know, and must not seal
+    otherwise."""
     swarm = a_seal_that_only_its_reducer_saw()
     swarm.run(110.0)
     swarm.network.heal()
@@ -380,7 +383,7 @@ def crash_a_member_while_it_uploads(*, reduces: bool) -> tuple[Swarm, PeerId]:
 
     def watch(node: Node, note: Note) -> None:
         part = node.machine.own_round
-        if note.event != "entered" or part is None or part.leads or crashed:
+        if note.event != "entered" or part is None or part.coordinates or crashed:
             return
         if bool(part.reducer.slices) == reduces:
             crashed.append(node.name)
@@ -483,18 +486,18 @@ def test_a_leader_that_is_behind_its_joiners_fetches_before_it_counts_them() -> 
     assert min(swarm.versions()) >= version + 3
 
 
-def test_a_reducer_dies_after_answering_one_member() -> None:
+def test_the_work_of_a_reducer_that_dies_after_answering_one_member_is_merged_by_all() -> None:
     swarm = swarm_of(6)
     answered: list[tuple[PeerId, PeerId]] = []
 
     def only_one(node: Node, round_id: bytes, index: int, peer: PeerId) -> bool:
-        leads = any(part.lead is not None for part in node.machine.rounds.values())
+        leads = any(part.coordinator is not None for part in node.machine.rounds.values())
         if swarm.heap.now > 14.0 or leads:
             return True
         if answered and answered[0][0] != node.name:
             return True
         asker = swarm.nodes[peer].machine.rounds.get(round_id)
-        if answered or asker is None or asker.lead is not None:
+        if answered or asker is None or asker.coordinator is not None:
             return False  # a leader that finishes alone has no majority to certify its version
         answered.append((node.name, peer))
         swarm.heap.call_in(0.3, swarm.crash, node.name)
@@ -517,7 +520,7 @@ def test_a_reducer_dies_with_its_own_slice_and_a_majority_forswears() -> None:
     silent: list[PeerId] = []
 
     def nobody(node: Node, round_id: bytes, index: int, peer: PeerId) -> bool:
-        leads = any(part.lead is not None for part in node.machine.rounds.values())
+        leads = any(part.coordinator is not None for part in node.machine.rounds.values())
         if swarm.heap.now > 14.0 or leads or (silent and silent[0] != node.name):
             return True
         if not silent:
@@ -534,7 +537,7 @@ def test_a_reducer_dies_with_its_own_slice_and_a_majority_forswears() -> None:
 
 
 def a_reducer_sleeps_over_a_seal() -> Swarm:
-    """It wakes up, merges and answers when the others have forsworn the round long ago."""
+    """The reducer wakes up, merges and answers when the others have forsworn the round long ago."""
     swarm = swarm_of(5)
     asleep: list[PeerId] = []
 
@@ -542,7 +545,7 @@ def a_reducer_sleeps_over_a_seal() -> Swarm:
         part = node.machine.own_round
         if note.event != "learned_seal" or part is None or asleep:
             return
-        if part.lead is None and part.reducer.slices:
+        if part.coordinator is None and part.reducer.slices:
             asleep.append(node.name)
             swarm.pause(node.name)
             swarm.heap.call_in(32.0, swarm.resume, node.name)
@@ -638,7 +641,8 @@ def test_of_two_the_other_dies_after_both_accepted_and_the_doubt_ends_when_it_re
 
 
 def test_those_left_when_most_of_a_round_died_merge_on_once_the_dead_are_missed() -> None:
-    """They were in the round until its deadline, and in doubt after it for as long again."""
+    """Earlier, those left were in the round until its deadline, and in doubt after it for as long
+    again."""
     swarm = swarm_of(9)
     left = [PeerId(f"p{number}") for number in range(6, 9)]
     swarm.on_send = lambda sender, to, message: to in left or not isinstance(message, said.Sealed)

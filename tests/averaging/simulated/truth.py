@@ -64,7 +64,8 @@ class Truth:
         self.payloads: dict[tuple[bytes, int], bytes] = {}
         self.merged: dict[bytes, tuple[bytes, ParentMaps | None]] = {}
         self.checked: dict[bytes, tuple[Commit, tuple[float, ...]]] = {}
-        """What merged slices were found to be the sum of. Each member has the same, or it fails."""
+        """The contributions that merged slices were found to be the sum of. Each member has the
+        same, or it fails."""
         self.offers: dict[tuple[PeerId, int, int], Work] = {}
         self.vows: set[tuple[Life, bytes]] = set()
         self.finishers: dict[bytes, list[PeerId]] = {}

@@ -99,7 +99,8 @@ class _Forswear(_Lie):
 
 
 def void_in_later_ballots(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
-    """They tell all or some members, as coordinators of later ballots, that a round is void."""
+    """The voters tell all or some members, as coordinators of later ballots, that a round is
+    void."""
     _on_commit(swarm, chatter, _Void(swarm, chatter))
 
 
@@ -122,22 +123,23 @@ def void_rounds_of_their_own(swarm: SwarmWithLiars, chatter: Chatterers) -> None
 
 
 def usurp_rounds(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
-    """They propose seals of their own making in later ballots, with promises or without."""
+    """The voters propose seals of their own making in later ballots, with promises or without."""
     _on_commit(swarm, chatter, _Usurp(swarm, chatter))
 
 
 def reassign_in_later_ballots(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
-    """They give slices to other reducers, and tell only some members."""
+    """The voters give slices to other reducers, and tell only some members."""
     _on_commit(swarm, chatter, _Reassign(swarm, chatter))
 
 
 def have_rounds_forsworn(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
-    """They ask members to forswear rounds in which nothing is lost."""
+    """The voters ask members to forswear rounds in which nothing is lost."""
     _on_commit(swarm, chatter, _Forswear(swarm, chatter))
 
 
 def deny_votes(swarm: SwarmWithLiars, chatter: Chatterers) -> None:
-    """They promise later coordinators to have accepted nothing, whatever they have voted for."""
+    """The voters promise later coordinators to have accepted nothing, whatever they have voted
+    for."""
     overhear = swarm.on_send
     assert overhear is not None
 

@@ -100,7 +100,7 @@ class GatewayDevice(asyncio.DatagramProtocol):
         await asyncio.sleep(0)
 
     def answer(self, device: str = DEVICE) -> bytes:
-        """Its answer to a search."""
+        """The gateway's answer to a search."""
         location = self.location or f"http://{self.address}:{self.port}/root.xml"
         lines = (
             "HTTP/1.1 200 OK",

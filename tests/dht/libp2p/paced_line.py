@@ -32,10 +32,10 @@ class _Connection:
     """Since the last look."""
 
     unacknowledged: list[float] = field(default_factory=list)
-    """When the packets were sent that have arrived, and are not acknowledged yet."""
+    """Times at which the packets were sent that have arrived, and are not acknowledged yet."""
 
     def kernel_rate(self) -> float:
-        """What the kernel paces by: the window within a round trip, or the limit."""
+        """The rate at which the kernel paces: the window within a round trip, or the limit."""
         return min(self.rate, 2 * self.window * PACKET_BYTES / max(self.rtt_s, STEP_S))
 
     def take_acknowledgement(self, count: int, rtt_s: float, *, lost: bool) -> None:
@@ -76,15 +76,16 @@ class PacedLine:
         """Connection and time of sending of each packet in front of the line."""
 
         self._coming: deque[tuple[float, int, float]] = deque()
-        """When a packet arrives at the queue, its connection and its time of sending."""
+        """For each packet, when it arrives at the queue, its connection and its time of sending."""
 
         self._acknowledgements: deque[tuple[float, int, int, float, bool]] = deque()
-        """When they arrive, for which connection, how many packets, since when, and if lost."""
+        """For each acknowledgement, when it arrives, for which connection, how many packets, since
+        when, and if lost."""
 
         self._carried = 0
 
     def run(self, seconds: float, *, settled_s: float) -> Seen:
-        """What is seen from ``settled_s`` on."""
+        """The measurements from ``settled_s`` on."""
         queues: list[float] = []
         next_look_at = LOOK_S
         while self._now < seconds:

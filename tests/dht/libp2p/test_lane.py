@@ -553,7 +553,8 @@ def test_a_volume_counts_what_went_over_the_line(monkeypatch: pytest.MonkeyPatch
 def test_a_peer_of_the_release_before_is_sent_no_packed_frames(
     monkeypatch: pytest.MonkeyPatch, knows: bool
 ) -> None:
-    """It reads the first words of both sides without what they say of packing."""
+    """A peer of that release reads the first words of both sides without what they say of
+    packing."""
 
     class OldBegin(msgspec.Struct, frozen=True, array_like=True):
         protocol: str = ""

@@ -103,7 +103,8 @@ def test_an_idle_line_is_used_and_its_queue_stays_short(rtt_s: float, mbit: floa
 @pytest.mark.parametrize("rtt_s", [0.02, 0.05, 0.15])
 @pytest.mark.parametrize("connections", [1, 2, 4])
 def test_the_queue_does_not_swing(connections: int, rtt_s: float) -> None:
-    """It swung between nothing and three times the target: the measured queue is an old one."""
+    """Earlier, the queue swung between nothing and three times the target: the measured queue is an
+    old one."""
     line = PacedLine(10 * MBIT, connections=connections, rtt_s=rtt_s)
     seen = line.run(25.0, settled_s=5.0)
     assert seen.used > 0.97

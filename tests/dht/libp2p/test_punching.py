@@ -153,7 +153,7 @@ def test_peers_that_could_not_be_dialled_are_asked_last_for_the_outer_port() -> 
 def test_a_stranger_at_the_port_of_a_meeting_does_not_spoil_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It connects first, to both ports, and shows a ticket that does not exist."""
+    """The stranger connects first, to both ports, and shows a ticket that does not exist."""
     strangers: list[socket.socket] = []
 
     class Visited(Opening):

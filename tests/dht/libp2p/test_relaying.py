@@ -283,7 +283,7 @@ def test_streams_go_through_a_relay_where_no_meeting_succeeds() -> None:
 def test_the_relay_sees_only_ciphertext_and_cannot_change_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It passes the last byte of every chunk on changed, once it is told to."""
+    """The relay passes the last byte of every chunk on changed, once it is told to."""
     seen, spoil = bytearray(), False
     secret = b"the quick brown fox " * 500
 

@@ -1,4 +1,4 @@
-"""Whom a peer greets, connects with and looks for: decided without a network."""
+"""The peers that a peer greets, connects with and looks for: decided without a network."""
 
 from __future__ import annotations
 

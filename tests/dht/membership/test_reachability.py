@@ -57,7 +57,7 @@ def announcing(*addresses: str, scope: Scope | None = Scope.INTERNET) -> Reachab
         (f"{PUBLIC}/p2p/{RELAY}/p2p-circuit", Scope.INTERNET),
     ],
 )
-def test_the_scope_of_an_address(address: str, scope: Scope) -> None:
+def test_an_address_has_the_scope_of_its_range(address: str, scope: Scope) -> None:
     assert scope_of(parse(address)) is scope
 
 

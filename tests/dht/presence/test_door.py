@@ -321,7 +321,8 @@ async def banned_and_gone(swarm: Swarm, kept: Path) -> Peer:
 
 
 def test_a_peer_whose_ban_was_lifted_while_it_was_away_comes_back(tmp_path: Path) -> None:
-    """Its own file of directives refused it at its start, before it could hear a newer one."""
+    """Earlier, its own file of directives refused it at its start, before it could hear a newer
+    one."""
 
     async def story(swarm: Swarm) -> None:
         anna = await banned_and_gone(swarm, tmp_path / "boris")

@@ -697,7 +697,7 @@ def test_a_helper_dials_for_nobody_but_the_caller_and_not_into_its_own_network()
 
 
 def test_a_home_computer_with_private_addresses_alone_hears_that_it_is_not_reached() -> None:
-    """It used to hear "cannot help" for ever, and so never looked for a relay."""
+    """Earlier, such a computer heard "cannot help" for ever, and so never looked for a relay."""
 
     async def story(swarm: Swarm) -> None:
         await start_swarm(swarm, 3)
@@ -884,8 +884,8 @@ def test_a_peer_that_is_in_backoff_dials_again_before_it_is_taken_for_a_denial()
 
 
 def test_a_newcomer_is_tested_as_soon_as_it_is_connected(monkeypatch: MonkeyPatch) -> None:
-    """It asked before it had looked who could help, and again only five seconds later, while its
-    download of the run's state waited."""
+    """Earlier, the newcomer asked before it had looked who could help, and again only five seconds
+    later, while its download of the run's state waited."""
     connections = MemoryHost.connections
 
     async def asked_of_a_daemon(host: MemoryHost) -> tuple[Connection, ...]:

@@ -265,7 +265,7 @@ class Round:
     fragment: int
     contributors: frozenset[PeerId]
     received: list[tuple[float, float, int, int]] = field(default_factory=list)
-    """When each member began and ended, its received bytes, and those on the line."""
+    """For each member, when it began and ended, its received bytes, and those on the line."""
 
     def received_within(self, began: float, ended: float) -> tuple[float, float]:
         """Bytes that all members received in a period, as if at an even rate, and on the line."""
@@ -373,7 +373,7 @@ def row(
 
 
 def spent(phase: Phase, row: Row, sent_for: Mapping[str, int], audits: float) -> str:
-    """Where the bytes of a phase went, as shares of the packed payload, and the time of agents.
+    """The use of the bytes of a phase, as shares of the packed payload, and the time of agents.
 
     ``audits``: the share of the merged pieces that are audited. To audit a piece moves the uploads
     of it, half of what a round moves.

@@ -41,7 +41,7 @@ def test_the_doctor_names_the_router_and_whether_it_meets_the_peers_of_the_run(
         )
 
         def found_at(home: str) -> dict[str, tuple[str, str]]:
-            """What the doctor says there, by check: state and text."""
+            """The findings of the doctor there, by check: state and text."""
             command = Command(processes, ["doctor", anna.link(), "--json"], prefix=net.at(home))
             assert command.wait(timeout_s=150) == 0, command.output
             found = {

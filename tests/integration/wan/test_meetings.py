@@ -74,7 +74,7 @@ def test_homes_meet_through_every_pair_of_routers_that_can_be_met_through(
 def test_two_computers_behind_one_router_need_no_meeting_and_call_homes_elsewhere(
     processes: Processes,
 ) -> None:
-    """Their router has to give the same ports of both to one of them only."""
+    """The router has to give the same ports of both computers to one of them only."""
     sites = [
         Site("public", one_way_ms=5),
         Site("flat", Nat.PORT_RESTRICTED, computers=2, one_way_ms=20),

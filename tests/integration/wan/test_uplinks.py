@@ -1,4 +1,4 @@
-"""What counts as an upload, and how much of the line it used."""
+"""The times that count as an upload, and the share of the line that it used."""
 
 from __future__ import annotations
 

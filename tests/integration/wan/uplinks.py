@@ -1,4 +1,4 @@
-"""How well uplinks are used while something is uploaded, from the counters of the lines.
+"""The use of uplinks while something is uploaded, from the counters of the lines.
 
 Over a whole run an uplink cannot be used by more than what the rounds have to send. While an
 exchange is under way it can be full: a quarter of a second in which more than a tenth of the line

@@ -153,7 +153,8 @@ def test_nothing_counts_as_given_up_while_a_new_agent_is_behind_its_trainer() ->
 
 
 def test_work_that_an_agent_had_merged_before_it_died_is_not_counted_twice() -> None:
-    """Its successor knows neither how many tokens that was, nor that the rest is overwritten."""
+    """The agent's successor knows neither how many tokens that was, nor that the rest is
+    overwritten."""
     made = memory()
     kept = account(made)
     kept.update([state(0, MergedMap()), None])
@@ -339,7 +340,8 @@ def test_a_learner_that_does_not_train_yet_is_on_its_way_in() -> None:
 
 
 def test_a_learner_that_rests_after_training_is_not_on_its_way_in() -> None:
-    """Nobody could join a run whose only learner was paused: its signatures did not count."""
+    """Earlier, nobody could join a run whose only learner was paused: its signatures did not
+    count."""
     resting = peer_view(member(trains=False, step_time_s=0.5))
     assert not resting.arrives
     assert not resting.trains

@@ -294,7 +294,8 @@ def test_the_tokens_that_people_see_do_not_fall_when_a_fork_is_given_up(
 def test_the_held_out_loss_is_measured_and_told_anew_after_a_rollback(
     made: tuple[LocalPeer, Hearing],
 ) -> None:
-    """That of a version that was taken back stood until the run had come as far again."""
+    """Earlier, the loss of a version that was taken back stood until the run had come as far
+    again."""
     local, _ = made
     assert local.held_out.is_my_turn(60, [])
     local.take_held_out(HeldOut(60, 1.5, BORIS))

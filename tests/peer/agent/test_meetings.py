@@ -1,4 +1,4 @@
-"""Which peers behind routers open direct connections, and when that lets them serve."""
+"""The peers behind routers that open direct connections, and those that may serve by them."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ HASHED = f"#sha256={'0' * 64}"
     ],
 )
 def test_some_recipes_fix_every_byte_that_learners_read(data: str, fixed: bool) -> None:
-    """Nobody is blamed for reading something else where two machines may."""
+    """No learner is blamed for reading something else where two machines may."""
     assert fixes_its_data(parse(f"[data]\n{data}")) is fixed
 
 

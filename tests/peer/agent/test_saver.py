@@ -22,7 +22,7 @@ LAYOUT = Layout.build([TensorSpec("weight", (8,))], 1)
 
 
 class Peer:
-    """What a saver asks of the peer around it."""
+    """The methods that a saver needs of the peer around it."""
 
     def __init__(self, directory: Path) -> None:
         self.ledger: dict[str, Any] = {"pending": 3}

@@ -73,7 +73,7 @@ def test_stopping_ends_an_agent_that_does_not_listen(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_does_not_read_a_large_layout_is_ended_and_replaced(tmp_path: Path) -> None:
-    """It used to live on, beside the next one."""
+    """Earlier, such an agent lived on, beside the next one."""
     memory = SharedTensors.create([4], layout=bytes(32), incarnation=1, coarse=False)
     tensors = tuple(Tensor(f"layers.{i}.attention.weight", (2, 3), "float32") for i in range(20000))
     died: list[int] = []

@@ -221,7 +221,8 @@ def test_a_demo_that_could_not_draw_its_plot_does_not_start(
 def test_a_trial_writes_nothing_beside_somebodys_files(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It replaced a ``run.toml`` there, and joined its own peers to those of an earlier trial."""
+    """Earlier, a trial replaced a ``run.toml`` there, and joined its own peers to those of an
+    earlier trial."""
     (tmp_path / "run.toml").write_text("mine")
     code, said = complaint([*command.split(), "--directory", str(tmp_path)], capsys)
     assert code == 2 and "is not empty, 'run.toml' is in it" in said
@@ -319,7 +320,8 @@ def test_an_unwritable_disk_is_reported_in_one_line(
 def test_limits_are_written_into_a_peers_folder_or_an_empty_one_alone(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They were written into any folder that was named by mistake, such as a source tree."""
+    """Earlier, limits were written into any folder that was named by mistake, such as a source
+    tree."""
     assert cli.run([command, "--directory", str(tmp_path)]) == 0
     (tmp_path / "README.md").touch()
     before = sorted(tmp_path.iterdir())

@@ -240,7 +240,8 @@ def test_commands_with_the_file_ask_the_owners_own_peer_which_the_file_does_not_
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They said that the link has no seed to ask, while `shoal invite` found the peer."""
+    """Earlier, these commands said that the link has no seed to ask, while `shoal invite` found the
+    peer."""
     monkeypatch.chdir(tmp_path)
     asked: list[Link] = []
 

@@ -267,7 +267,8 @@ def test_damaged_checkpoints_are_told_before_anything_starts(
 
 
 def test_a_lost_key_is_told_of_since_it_makes_another_peer(tmp_path: Path) -> None:
-    """It was replaced without a word, and what was known of the peer was that of a stranger."""
+    """Earlier, the key was replaced without a word, and what was known of the peer was that of a
+    stranger."""
     assert look_at_files(tmp_path / "new").told == ()
     save_checkpoint(tmp_path, RunFile(name="new"))
     (told,) = look_at_files(tmp_path).told
@@ -403,7 +404,7 @@ def test_goodput_prints_the_cells_that_scripts_read(capsys: pytest.CaptureFixtur
 def test_an_experiment_needs_no_plots_to_show_what_it_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tables were thrown away after minutes of simulation."""
+    """Earlier, its tables were thrown away after minutes of simulation."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     code, output, errors = said(["simulate", "bandwidth"], capsys)
     assert (code, errors) == (0, "") and "Bandwidth" in output
@@ -604,7 +605,7 @@ def test_a_run_that_has_ended_says_so_to_those_who_join_and_those_who_ask(
 def test_a_run_of_which_no_peer_answers_was_not_reached(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ended with 0, and a script took that for a run that is well."""
+    """Earlier, the command ended with 0, and a script took that for a run that is well."""
     silent = {PEER: Silent("boris", "learner", 0.25, "connection refused")}
 
     class OfTheDead:
@@ -628,7 +629,7 @@ def test_the_model_of_a_run_that_has_ended_is_where_this_machine_has_it(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody may be on line any more, and then `shoal export LINK` cannot fetch it."""
+    """No peer may be on line any more, and then `shoal export LINK` cannot fetch it."""
     remember(tmp_path, ended_at=86_400.0)
     folder = default_directory(OLD.run_id)
     (folder / "outer" / "000000000001").mkdir(parents=True)
@@ -650,7 +651,7 @@ def test_a_run_that_has_ended_is_not_started_again_in_its_folder(
     began: list[tuple[FoundRun, JoinSettings]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It trained some steps more, which nobody merged."""
+    """Earlier, such a run trained some steps more, which nobody merged."""
     path, folder = remember(tmp_path, ended_at=86_400.0), tmp_path / "anna"
     (folder / "outer" / "000000000001").mkdir(parents=True)
     code, output, errors = said(["start", str(path), "--directory", str(folder)], capsys)
@@ -685,7 +686,8 @@ def test_a_second_start_on_a_machine_says_that_it_is_a_second_peer(
     began: list[tuple[FoundRun, JoinSettings]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It took part from a folder of its own, and wrote its log into that of the first one."""
+    """Earlier, the second start took part from a folder of its own, and wrote its log into that of
+    the first one."""
     path, folder = remember(tmp_path), default_directory(OLD.run_id)
     for command in (
         ["start", str(path), "--seed", SEED, "--anew"],

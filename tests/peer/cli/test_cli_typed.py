@@ -1,4 +1,4 @@
-"""What a person is asked at a terminal, and what becomes of the answers."""
+"""Questions to a person at a terminal, and the effect of the answers."""
 
 from __future__ import annotations
 

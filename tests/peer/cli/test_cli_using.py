@@ -200,7 +200,8 @@ def test_a_request_that_cannot_be_met_is_refused_in_one_line(
 def test_a_single_exported_file_is_told_from_a_run_file(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What `shoal export` writes by default was refused as too long a run file."""
+    """Earlier, the file that `shoal export` writes by default was refused as too long a run
+    file."""
     for name in ("model.safetensors", "model.gguf"):
         (tmp_path / name).write_bytes(bytes(100_000))
         code, _, errors = said([command, str(tmp_path / name)], capsys)

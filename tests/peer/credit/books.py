@@ -39,7 +39,7 @@ def named(tokens: Mapping[PeerId, int]) -> dict[str, int]:
 
 
 def a_tally(*, fragments: int, run: RunId = RUN) -> Tally:
-    """What anna knows of a run of two contributors."""
+    """Anna's tally of a run of two contributors."""
     made = Tally(run, ANNA.peer_id, fragments)
     made.follow(b"t" * 16)
     maps = tuple(

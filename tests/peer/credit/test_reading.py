@@ -1,4 +1,4 @@
-"""What a reader outside the run makes of the answers of a few peers."""
+"""A reader outside the run takes the answers of a few peers together."""
 
 from __future__ import annotations
 

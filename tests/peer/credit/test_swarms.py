@@ -69,7 +69,7 @@ class Books:
         return max(0, int((self.swarm.heap.now + self.rng.uniform(-SKEW_S, SKEW_S)) // DAY_S))
 
     def look(self, node: Node) -> None:
-        """What ``peer.agent.crediting`` takes from a peer's own states."""
+        """Take what ``peer.agent.crediting`` takes from a peer's own states."""
         standing = node.machine.standing
         if standing is None or not standing.merged.tokens:
             return
@@ -128,7 +128,7 @@ class Books:
 
 
 def ledger(swarm: Swarm) -> Totals:
-    """What the run's own states say."""
+    """The tokens of each peer by the run's own states."""
     return Totals.of_maps(n.state.merged for n in swarm.trainers() if n.state is not None)
 
 

@@ -57,7 +57,7 @@ def opened(run: RunFile, folder: Path, peer: PeerId = ANNA) -> Any:
 
 
 def spoken(tokens: Any) -> str:
-    """What is read, with what is predicted in brackets; a 0 ends an answer."""
+    """The text that is read, with what is predicted in brackets; a 0 ends an answer."""
     said, inside = "", False
     for token in tokens:
         if (token >= 0) != inside:

@@ -48,7 +48,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_hub")
 def test_a_hub_that_cannot_be_reached_is_told_in_one_line(tmp_path: Path) -> None:
-    """Its HTTP library has errors of its own, which ended `shoal run new` in a traceback."""
+    """The hub's HTTP library has errors of its own, which ended `shoal run new` in a traceback."""
     with pytest.raises(DataUnavailable, match="the commit of a/b is not known: "):
         commit_of("a/b")
     with pytest.raises(BaseUnavailable, match="refused"):

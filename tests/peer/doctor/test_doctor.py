@@ -279,7 +279,8 @@ def test_peers_behind_routers_to_which_no_direct_connection_opens_are_named() ->
 
 
 def test_a_peer_on_this_machine_proves_nothing_about_direct_connections() -> None:
-    """It can only dial out, and a neighbour of its machine connects to it without a router."""
+    """The peer can only dial out, and a neighbour of its machine connects to it without a
+    router."""
 
     async def opens(peer: PeerId) -> LanePath | str:
         tried.append(peer)

@@ -1,4 +1,4 @@
-"""What the machine says about its memory and its file systems."""
+"""The machine's report about its memory and its file systems."""
 
 from __future__ import annotations
 

@@ -289,7 +289,8 @@ def test_a_look_ends_at_once_where_all_that_are_counted_have_answered() -> None:
 
 
 def test_a_member_that_no_call_reaches_is_named() -> None:
-    """It was left out, like a peer that has left, once the visitor's own hello had failed."""
+    """Earlier, it was left out, like a peer that has left, once the visitor's own hello had
+    failed."""
 
     async def story(swarm: Swarm) -> RunStatus:
         await with_status(swarm, "anna")

@@ -60,7 +60,7 @@ def publish(what: Publishing, peer: Path) -> list[tuple[str, Mapping[str, Any]]]
 
 
 def publish_here(what: Publishing, peer: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """What a process of its own does, in this one."""
+    """Do in this process what a process of its own does."""
     news: list[tuple[str, Mapping[str, Any]]] = []
     job = msgspec.json.decode(what.job(peer), type=Job)
     exporting.publish(job, lambda name, fields: news.append((name, fields)), now=time.time())

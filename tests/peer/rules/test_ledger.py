@@ -107,7 +107,8 @@ def test_a_lost_progress_file_does_not_make_processed_less_than_merged() -> None
 
 
 def test_tokens_merged_after_the_checkpoint_of_a_lost_progress_file_are_recalled() -> None:
-    """It counted as merged twice: a peer had 42 k tokens trained, and 51 k of them merged."""
+    """Earlier, they counted as merged twice: a peer had 42 k tokens trained, and 51 k of them
+    merged."""
     ledger = begun()
     ledger.process(100)
     ledger.observe(0, merged_tokens=90, settled_tokens=90)

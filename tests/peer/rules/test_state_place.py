@@ -8,7 +8,7 @@ from peer.rules.state_place import check_wish, choose_place
 
 MEMORY = 32e9
 VALUES = 1_000_000_000
-"""Of a state of a quarter of that memory."""
+"""Values of a state of a quarter of that memory."""
 
 
 @pytest.mark.parametrize(

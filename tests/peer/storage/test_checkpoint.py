@@ -317,7 +317,8 @@ def test_a_writer_killed_at_any_moment_leaves_its_saved_checkpoints(tmp_path: Pa
 def test_a_save_waits_for_one_whose_task_has_been_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread goes on: what it writes may neither be cleared away nor become the newest."""
+    """The thread of the cancelled task goes on: what it writes may neither be cleared away nor
+    become the newest."""
     folder = CheckpointFolder(tmp_path)
     writing, go_on = threading.Event(), threading.Event()
     write = write_safetensors

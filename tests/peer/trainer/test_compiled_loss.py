@@ -74,7 +74,7 @@ def test_another_loss_is_compiled_as_a_whole() -> None:
 
 
 def test_gradients_of_a_block_are_there_before_the_pass_goes_on() -> None:
-    """So that ranks sum them meanwhile. Code of a whole model hands over all at its end."""
+    """Ranks sum them meanwhile. Code of a whole model hands over all at its end."""
     torch._dynamo.reset()
     seen: list[str] = []
 

@@ -69,7 +69,7 @@ def run(program: str, *arguments: str) -> list[str]:
 
 
 def test_a_recipe_is_built_and_trained_without_compiler_and_symbolic_algebra() -> None:
-    """They take as long to import as torch."""
+    """The two take as long to import as torch."""
     *_, modules = run(TRAIN + BUILD, "deferred")
     assert modules == "[]"
 

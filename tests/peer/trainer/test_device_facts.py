@@ -1,4 +1,4 @@
-"""What torch reports of this machine's device."""
+"""Facts that torch reports of this machine's device."""
 
 from __future__ import annotations
 

@@ -540,7 +540,7 @@ def test_a_fragment_takes_no_more_than_a_few_safe_points_however_slow_the_copies
 
 
 def test_while_parameters_must_stay_the_learner_offers_and_adopts_nothing() -> None:
-    """Its snapshot would miss the round that is gathering while the held-out loss is measured."""
+    """A snapshot would miss the round whose roster is open while the held-out loss is measured."""
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(2)))
     parameters = trained_parameters(model)
     layout = Layout.build(specs_of(parameters), 2)

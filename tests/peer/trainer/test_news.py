@@ -55,7 +55,8 @@ def test_tokens_fall_where_the_owner_of_the_run_takes_it_back() -> None:
 
 
 def test_a_trainer_beside_keepers_only_is_alone() -> None:
-    """It was told that it exchanges nothing, and that its next merge was due, for ten minutes."""
+    """Earlier, it was told that it exchanges nothing, and that its next merge was due, for ten
+    minutes."""
     news = News()
 
     def hear(peers: int, *, others_train: bool) -> bool:

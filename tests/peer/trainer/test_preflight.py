@@ -111,7 +111,8 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_built(huge: str, tmp_
 
 
 def counted_here(run: RunFile) -> Size:
-    """What a child would count (``tests/peer/model/test_counting.py``), without its imports."""
+    """The result of a child that counts (``tests/peer/model/test_counting.py``), without its
+    imports."""
     model = build_model(run, weights=False)
     buffer_bytes = sum(buffer.nbytes for buffer in model.buffers())
     return Size(sum(p.numel() for p in model.parameters()), buffer_bytes)

@@ -169,7 +169,8 @@ def test_the_shares_on_the_screen_sum_to_a_hundred() -> None:
 def test_a_request_to_leave_is_acknowledged_before_the_step_under_way_ends(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Who hears nothing for the minute of a long step presses Ctrl-C again, and loses work."""
+    """A person who hears nothing for the minute of a long step presses Ctrl-C again, and loses
+    work."""
     PlainReporter(lambda text: None).interrupted()
     assert capfd.readouterr().err == f"shoal: {LEAVING}\n"
 

@@ -39,7 +39,7 @@ class Life:
 
     began_s: float
     ready_s: float | None
-    """When it was first in the run."""
+    """Time at which it was first in the run."""
     ended_s: float
     killed: bool
     """True if the experiment killed it; otherwise it ended by itself."""
@@ -48,7 +48,7 @@ class Life:
     merged_after_steps: int | None
     """Steps of this life before its work was first in a round, to the second."""
     asked_s: float | None = None
-    """When it was asked to leave, if that was before the end."""
+    """Time at which it was asked to leave, if that was before the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,16 +142,16 @@ class PeerEvidence:
     fragments: tuple[FinalFragment, ...]
     """Empty when it never saved."""
     fates: tuple[Fate, ...]
-    """Its ledger: the fate of its tokens, for each fragment. Empty when it never saved."""
+    """The peer's ledger: the fate of its tokens, for each fragment. Empty when it never saved."""
     processed_tokens: int
     """Value of its own counter, which is written at every step and survives SIGKILL."""
     samples: tuple[Sample, ...] = ()
     agents_in_s: tuple[float, ...] = ()
-    """When each of its agents entered the run."""
+    """Times at which each of its agents entered the run."""
     blames: tuple[Blame, ...] = ()
     """Everything that it held against others, in the order of time."""
     counts_s: float | None = None
-    """When a round first counted a liar as established."""
+    """Time at which a round first counted a liar as established."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ class FaultDone:
     kind: FaultKind
     at_s: float
     until_s: float
-    """When it was over: healed, resumed, or started again."""
+    """Time at which it was over: healed, resumed, or started again."""
     victim: str | None
     """``None``: no learner in particular."""
     detail: str = ""
@@ -209,11 +209,11 @@ class Evidence:
     faults: tuple[FaultDone, ...]
     held_out: tuple[HeldOutPoint, ...]
     ready_s: float
-    """When every learner was in the run."""
+    """Time at which every learner was in the run."""
     quiet_s: float
     """No fault was active after this."""
     ended_s: float
-    """When the learners were asked to leave."""
+    """Time at which the learners were asked to leave."""
     cycle_steps: int
     step_tokens: int
     pace_s: float
@@ -224,7 +224,7 @@ class Evidence:
     of the experiment used."""
     hostile_uploads: tuple[HostileUpload, ...] = ()
     acts: tuple[Act, ...] = ()
-    """When the liars lied, and how; the times are the observer's."""
+    """The lies of the liars with their times, which are the observer's."""
     lies: tuple[LieTold, ...] = ()
     """All lies, in the order of time."""
     sizes: tuple[tuple[float, int], ...] = ()
@@ -250,7 +250,7 @@ class Evidence:
                     yield peer, report
 
     def round_times_s(self) -> list[float]:
-        """When any honest peer finished each round first, in the order of time."""
+        """Times at which any honest peer finished each round first, in order."""
         made: dict[str, float] = {}
         for _, report in self.finished_rounds():
             made[report.round] = min(report.at_s, made.get(report.round, math.inf))

@@ -96,7 +96,7 @@ class LieFound:
     versions_per_minute: float
     """While the liars lied in this way."""
     usual_versions_per_minute: float | None
-    """Those of the control."""
+    """Versions per minute of the control."""
 
 
 def judge_liars(evidence: Evidence) -> Verdict:
@@ -255,7 +255,7 @@ def _present(evidence: Evidence, since_s: float) -> list[PeerEvidence]:
 
 
 def _banned_s(peer: PeerEvidence, liar: PeerEvidence) -> float:
-    """When a peer banned a liar; infinite if it did not."""
+    """Time at which a peer banned a liar; infinite if it did not."""
     times = (
         blame.at_s
         for blame in peer.blames

@@ -61,7 +61,7 @@ class LevelChange:
     fragment: int
     level: str
     reason: str = ""
-    """Why the peer's line needs it; empty: it is the level of a round that has begun."""
+    """The reason why the peer's line needs it; empty: it is the level of a round that has begun."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ rounds, the fate of every token, and a digest of all events.
   and the end of a run that has a date.
 - ``peer``, ``learner``, ``membership``: one simulated peer, its parameters, and its view of others.
 - ``token_books``: which tokens were merged. ``outcome``: the types of the results.
+- ``poison``: peers that lie. ``spot_checking``: honest members that check contributions.
 - ``resizing``: a swarm that grows and shrinks by schedule.
 - ``report``: sweeps, tables and plots. ``plugins``: a user's own merge rules, codecs and groupings.
 

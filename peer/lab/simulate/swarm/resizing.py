@@ -23,7 +23,7 @@ from peer.lab.sizes import Sizes
 from peer.rules.ledger import Fate
 
 Ending: TypeAlias = Literal["crash", "leave"]
-"""How peers end: without a word, or in order."""
+"""The end of a peer: without a word, or in order."""
 
 TAIL_CYCLES = 4.0
 """The swarm goes on for so long at its last size."""

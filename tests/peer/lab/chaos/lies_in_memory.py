@@ -1,4 +1,4 @@
-"""What each way to lie does to a swarm of live averagers, on the virtual clock.
+"""The effect of each way to lie on a swarm of live averagers, on the virtual clock.
 
 ``python -m tests.peer.lab.chaos.lies_in_memory`` prints for each who found it, after how many
 rounds, and what it cost. Five honest peers and two liars, beside five honest peers alone.
@@ -67,7 +67,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a lie did."""
+    """The effects of a lie."""
 
     lies: int
     banned_by: dict[PeerId, int]
@@ -75,11 +75,11 @@ class Seen:
     rounds_until: int | None
     """Rounds from the first lie until all honest peers had banned all who told one."""
     blames: Counter[str]
-    """What honest peers held against liars."""
+    """The faults that honest peers held against liars."""
     struck: int
     """Pairs of an honest peer and a liar that counts for it no more, because of strikes."""
     wronged: list[str]
-    """What honest peers held against each other, other than once."""
+    """The faults that honest peers held against each other, other than once."""
     versions: int
     """Versions that were made while they lied."""
     victims: int

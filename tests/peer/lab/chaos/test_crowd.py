@@ -1,4 +1,4 @@
-"""What a crowd of strangers sends reaches the protocols that members serve."""
+"""The messages of a crowd of strangers reach the protocols that members serve."""
 
 from __future__ import annotations
 

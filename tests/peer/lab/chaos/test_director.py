@@ -13,7 +13,8 @@ from peer.lab.chaos.judging.lies import ACTS, acts
 def test_an_act_that_goes_on_when_the_swarm_ends_is_among_those_that_were_played(
     tmp_path: Path,
 ) -> None:
-    """It awaits a learner on a busy machine. Its lies were counted, and the versions were not."""
+    """The act awaits a learner on a busy machine. Earlier its lies were counted, and its versions
+    were not."""
     now = 0.0
     learner = SimpleNamespace(whole=True, peer_id="anna")
     orders = SimpleNamespace(orders_path=tmp_path / "liar.orders")

@@ -1,4 +1,4 @@
-"""What membership costs while a swarm changes its size."""
+"""The cost of membership while a swarm changes its size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ BEAT_S = 10.0
 
 
 def test_a_swarm_that_shrinks_politely_is_seen_right_nearly_all_the_time() -> None:
-    """For 3% of the time, mean of ten seeds. A goodbye reaches the connected peers alone."""
+    """Views are wrong for 3% of the time, mean of ten seeds. A goodbye reaches the connected peers
+    alone."""
     sizes, seeds = parse("2,8,2", over_s=120.0), range(10)
     costs = [
         cost

@@ -119,7 +119,7 @@ def test_a_model_that_llama_cpp_would_compute_otherwise_is_refused(
 
 
 def small_model() -> torch.nn.Module:
-    """What is refused is not built."""
+    """A small model in place of that of a run file: what is refused is not built."""
     return torch.nn.Linear(4, 4)
 
 

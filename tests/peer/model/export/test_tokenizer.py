@@ -38,7 +38,7 @@ def test_every_text_becomes_its_bytes_and_comes_back(tokenizer: Any, text: str) 
 
 
 def test_every_byte_is_a_token_and_there_are_no_others(tokenizer: Any) -> None:
-    """Of the bytes that occur in no UTF-8, such as 255, too."""
+    """The bytes that occur in no UTF-8, such as 255, are among them."""
     assert len(tokenizer) == 256
     assert tokenizer.decode([255, 65, 0]) == "\ufffdA\0"
     assert tokenizer.model_max_length == 64

@@ -126,7 +126,7 @@ def test_machines_that_vanish_one_by_one_are_out_of_rounds_when_they_are_missed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_forty_peers_that_become_four_at_once(seed: int) -> None:
+def test_forty_peers_that_become_four_at_once_soon_merge_again(seed: int) -> None:
     """Seed 2 stood still for 7.5 cycles: its last two were in a round with five dead."""
     found = followed("40,40/4,4", "crash", seed)
 
@@ -135,7 +135,7 @@ def test_forty_peers_that_become_four_at_once(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_twenty_peers_that_become_forty_at_once(seed: int) -> None:
+def test_twenty_peers_that_become_forty_at_once_hardly_pause(seed: int) -> None:
     found = followed("20,20/40,40", "crash", seed)
 
     assert found.fragment_pause < 1.25, f"seed {seed}"
