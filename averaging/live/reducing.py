@@ -25,6 +25,7 @@ from averaging.live.parts import Parts, end_of_arrived, receive_behind, send_gro
 from averaging.messages import Opening
 from averaging.numbers.arithmetic import Weighted
 from averaging.numbers.chunks import Chunk
+from averaging.numbers.rests import Rest
 from averaging.round.inputs import SliceMerged
 from averaging.round.seals import expected_of
 from averaging.round.traffic import NOTHING_TO_GIVE, Incoming, Payloads
@@ -68,6 +69,8 @@ class Making:
     """Number of contributors in each upload; ``None``: one in each."""
     made: Growing
     hasher: Any
+    rest: Rest | None
+    """What encoding loses of the slice; ``None``: it is not fed back."""
     task: asyncio.Task[None] | None = None
     working: asyncio.Future[None] | None = None
     """The thread's work on a few chunks: it writes whether or not anybody still waits."""
@@ -361,8 +364,9 @@ class Reducing:
         sources: tuple[Growing, ...],
         members: tuple[int, ...] | None,
     ) -> Making:
-        made = Growing(self.parts.merged[index].data)
-        making = Making(contributors, weights, sources, members, made, blake3.blake3())
+        made, rests = Growing(self.parts.merged[index].data), self.parts.rests
+        rest = None if rests is None else rests.room(index)
+        making = Making(contributors, weights, sources, members, made, blake3.blake3(), rest)
         self._makings[index] = making
         making.task = self.parts.start(self._carry_out(index, making), "merge chunks")
         return making
@@ -437,6 +441,8 @@ class Reducing:
         self._makings.pop(index, None)
         for entry in contributors:
             self._received[index, entry].data = self._received[index, entry].checked = None
+        if parts.rests is not None and making.rest is not None:
+            parts.rests.keep(index, making.rest)
         parts.tally.merged_at = asyncio.get_running_loop().time()
         making.hasher.update(maps)
         digest = making.hasher.digest()
@@ -459,7 +465,8 @@ class Reducing:
             out = making.made.data[place]
             payloads = [source.data[part] for source in making.sources]
             uploads = Weighted(payloads, making.weights, making.members)
-            self.parts.numbers.merge(chunk, uploads, out, scratch)
+            rest = None if making.rest is None else making.rest.of(chunk)
+            self.parts.numbers.merge(chunk, uploads, out, scratch, rest=rest)
             making.hasher.update(out)
             say(place.stop)
 

@@ -8,7 +8,8 @@ from averaging.history.parent_maps import ParentMap
 from averaging.history.state import FragmentState
 from averaging.numbers.arithmetic import Moved
 from averaging.numbers.arrays import Float32s
-from averaging.round.effects import Enter
+from averaging.numbers.rests import Rests
+from averaging.round.effects import Apply, Enter
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.weights import uploaded_share
 
@@ -21,6 +22,9 @@ class Contribution(Moved):
     """The own merged map, where states travel."""
     carried: tuple[Float32s, Float32s] | None = None
     """Theta and momentum, which a meld moves besides."""
+    keeps_rests: bool = False
+    """What encoding loses of the slices that this member merges is part of what it offers next
+    (``averaging.numbers.rests``)."""
 
 
 def contribution(
@@ -44,10 +48,12 @@ def contribution(
         return None
     base, values = offered
     assert enter.entry is not None
+    up, down = (names.partition("/")[0] in policy.feedback for names in commit.codecs)
     given = Contribution(
         base,
         values,
-        feedback=commit.displacement_codec in policy.feedback,
+        feedback=up,
+        keeps_rests=up or down,
         share=uploaded_share(policy.late_work, staleness=commit.members[enter.entry].staleness),
     )
     if commit.kind == "merge":
@@ -55,3 +61,14 @@ def contribution(
     assert state is not None
     own_map = ParentMap(state.merged, state.history)
     return replace(given, own_map=own_map, carried=(state.theta, state.momentum))
+
+
+def leave_rests(rests: Rests, apply: Apply, entry: int | None, offered: Float32s) -> None:
+    """Make what encoding lost of the slices merged here part of the next own contribution.
+
+    Only if the own one is in the version: otherwise the learner does not adopt it relative to
+    ``offered``, the values of its snapshot.
+    """
+    if apply.contained is not None and entry in apply.seal:
+        weight = apply.weights[apply.seal.index(entry)]
+        rests.leave(offered, weight=weight, contributors=len(apply.seal))

@@ -101,8 +101,9 @@ class Outer(Section, frozen=True, kw_only=True):
     feedback: Annotated[
         Literal["auto", "on", "off"],
         LATER,
-        "Error feedback: whether the loss of encoding an update is part of the peer's next "
-        "one. `auto`: where updates are sent in int2 and adopted by `carry`.",
+        "Error feedback: whether the loss of encoding an update, or a slice that the peer merges "
+        "for others, is part of its next update. `auto`: where int2 is one of the two encodings "
+        "and updates are adopted by `carry`.",
     ] = "auto"
     adoption: Annotated[
         Literal["carry", "replace", "blend"],
@@ -141,9 +142,9 @@ class Outer(Section, frozen=True, kw_only=True):
 
     @property
     def fed_back(self) -> frozenset[str]:
-        """Encodings of uploads whose loss is part of the peer's next update."""
+        """Encodings whose loss is part of the peer's next update."""
         pairs = (self.codecs, *self.smaller_pairs, self.embedding_pair or self.codecs)
-        used = {up for up, _ in pairs}
+        used = {codec for pair in pairs for codec in pair}
         if self.feedback == "auto":
             return frozenset(used & {"int2"} if self.adoption == "carry" else ())
         return frozenset(used if self.feedback == "on" else ())

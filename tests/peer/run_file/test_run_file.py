@@ -250,7 +250,9 @@ def test_the_loss_of_int2_is_fed_back_unless_the_file_says_otherwise() -> None:
     assert fed_back("codec_up = 'int2'") == {"int2"}
     assert fed_back("smaller_codecs = ['int2/int4']") == {"int2"}
     assert fed_back("codec = 'int2'\nfeedback = 'off'") == set()
+    assert fed_back("codec_down = 'int2'") == {"int2"}
     assert fed_back("feedback = 'on'\nsmaller_codecs = ['int2']") == {"int4", "int2"}
+    assert fed_back("feedback = 'on'\ncodec_down = 'int8'") == {"int4", "int8"}
     assert fed_back("codec = 'int2'\nadoption = 'replace'") == set()
     with pytest.raises(RunFileError, match="only 'carry' keeps it"):
         parse("[outer]\nfeedback = 'on'\nadoption = 'replace'")
