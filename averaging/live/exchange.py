@@ -30,9 +30,9 @@ from averaging.numbers.arithmetic import MeldNumbers
 from averaging.numbers.arrays import Float32s, Float64s
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.outer import Step
-from averaging.numbers.rests import Rests
-from averaging.round.contributing import Contribution, leave_rests
+from averaging.round.contributing import Contribution
 from averaging.round.effects import Apply, Enter
+from averaging.round.rests import Rests
 from averaging.rules.loss_gate import is_unusual
 from averaging.rules.sites import SITE_SHARE
 
@@ -95,7 +95,7 @@ class Exchange:
         own = self._room()
         parts.gives(own)
         if given.keeps_rests:
-            parts.rests = Rests(parts.cutting)
+            parts.rests = Rests(parts.commit, parts.entry, parts.cutting)
         if given.own_map is not None and parts.entry is not None:
             parts.own_maps = {self.commit.members[parts.entry].parent: given.own_map}
         into = own
@@ -218,10 +218,9 @@ class Exchange:
         return standing.state(state.fragment, theta, momentum)
 
     async def leave_rests(self, apply: Apply, offered: Float32s) -> None:
-        """Make what encoding lost of slices merged here part of the next contribution."""
-        rests, entry = self.parts.rests, self.parts.entry
-        if rests is not None:
-            await self.parts.threads.run(leave_rests, rests, apply, entry, offered)
+        """Make what encoding lost of what was merged here part of the next contribution."""
+        if self.parts.rests is not None:
+            await self.parts.threads.run(self.parts.rests.leave, apply, offered)
 
     def completed(self, standing: Standing, seal: Sequence[int]) -> Standing:
         """The standing after the round, with the merged map that follows from the parents' maps."""

@@ -40,10 +40,10 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.layout import Fragment
 from averaging.numbers.norm_bounds import norm_at_most
-from averaging.numbers.rests import Rests
 from averaging.round.effects import Enter
 from averaging.round.inputs import MergedArrived, Report, UploadArrived
 from averaging.round.reducer import Length, too_long
+from averaging.round.rests import Rests
 from averaging.round.traffic import Traffic
 from averaging.rules.usual_norms import UsualNorms
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken

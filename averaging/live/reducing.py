@@ -25,8 +25,8 @@ from averaging.live.parts import Parts, end_of_arrived, receive_behind, send_gro
 from averaging.messages import Opening
 from averaging.numbers.arithmetic import Weighted
 from averaging.numbers.chunks import Chunk
-from averaging.numbers.rests import Rest
 from averaging.round.inputs import SliceMerged
+from averaging.round.rests import Rest
 from averaging.round.seals import expected_of
 from averaging.round.traffic import NOTHING_TO_GIVE, Incoming, Payloads
 from averaging.rules.sites import riders_of
@@ -442,7 +442,7 @@ class Reducing:
         for entry in contributors:
             self._received[index, entry].data = self._received[index, entry].checked = None
         if parts.rests is not None and making.rest is not None:
-            parts.rests.keep(index, making.rest)
+            parts.rests.keep(making.rest, inside)
         parts.tally.merged_at = asyncio.get_running_loop().time()
         making.hasher.update(maps)
         digest = making.hasher.digest()

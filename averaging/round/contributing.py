@@ -8,8 +8,7 @@ from averaging.history.parent_maps import ParentMap
 from averaging.history.state import FragmentState
 from averaging.numbers.arithmetic import Moved
 from averaging.numbers.arrays import Float32s
-from averaging.numbers.rests import Rests
-from averaging.round.effects import Apply, Enter
+from averaging.round.effects import Enter
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.weights import uploaded_share
 
@@ -24,7 +23,7 @@ class Contribution(Moved):
     """Theta and momentum, which a meld moves besides."""
     keeps_rests: bool = False
     """What encoding loses of the slices that this member merges is part of what it offers next
-    (``averaging.numbers.rests``)."""
+    (``averaging.round.rests``)."""
 
 
 def contribution(
@@ -53,7 +52,7 @@ def contribution(
         base,
         values,
         feedback=up,
-        keeps_rests=up or down,
+        keeps_rests=policy.feeds_back_merged and (up or down),
         share=uploaded_share(policy.late_work, staleness=commit.members[enter.entry].staleness),
     )
     if commit.kind == "merge":
@@ -61,14 +60,3 @@ def contribution(
     assert state is not None
     own_map = ParentMap(state.merged, state.history)
     return replace(given, own_map=own_map, carried=(state.theta, state.momentum))
-
-
-def leave_rests(rests: Rests, apply: Apply, entry: int | None, offered: Float32s) -> None:
-    """Make what encoding lost of the slices merged here part of the next own contribution.
-
-    Only if the own one is in the version: otherwise the learner does not adopt it relative to
-    ``offered``, the values of its snapshot.
-    """
-    if apply.contained is not None and entry in apply.seal:
-        weight = apply.weights[apply.seal.index(entry)]
-        rests.leave(offered, weight=weight, contributors=len(apply.seal))

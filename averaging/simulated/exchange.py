@@ -19,11 +19,11 @@ from averaging.numbers.arithmetic import MeldNumbers, Weighted, numbers_of
 from averaging.numbers.arrays import Float64s
 from averaging.numbers.codec import Scratch
 from averaging.numbers.norm_bounds import norm_at_most
-from averaging.numbers.rests import Rests
 from averaging.round import inputs
 from averaging.round.contributing import Contribution
 from averaging.round.effects import Enter, Merge, Upload
 from averaging.round.reducer import Length, too_long
+from averaging.round.rests import Rests
 from averaging.round.traffic import NOTHING_TO_GIVE, BundleRoster, Incoming, Route, Traffic
 from averaging.rules.sites import SITE_SHARE, riders_of
 from averaging.rules.weights import weights_of
@@ -92,7 +92,7 @@ class Exchange:
         self.own_map = given.own_map
         self.payload = self._encoded(given)
         if given.keeps_rests:
-            self.rests = Rests(self.cutting)
+            self.rests = Rests(self.commit, self.traffic.entry, self.cutting)
 
     def _encoded(self, given: Contribution) -> bytes:
         numbers, cutting = self.numbers, self.cutting
@@ -354,14 +354,14 @@ class Exchange:
         given = self.cutting.pieces(index)
         made = given if again else self.cutting.pieces(index, merged=True)
         out = bytearray(made[-1][1].stop if made else 0)
-        rest = None if self.rests is None or again else self.rests.room(index)
+        rest = None if self.rests is None else self.rests.room(index)
         for (chunk, piece), (_, place) in zip(given, made, strict=True):
             payloads = [memoryview(part.data)[piece] for part in parts]
             taken = Weighted(payloads, weights, members, again)
             lost = None if rest is None else rest.of(chunk)
             self.numbers.merge(chunk, taken, memoryview(out)[place], _scratch, rest=lost)
         if self.rests is not None and rest is not None:
-            self.rests.keep(index, rest)
+            self.rests.keep(rest, inside)
         if not self.traffic.has_maps(index):
             return Part(bytes(out), None)
         there = {parent: each for part in parts for parent, each in (part.maps or {}).items()}

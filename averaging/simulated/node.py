@@ -26,7 +26,7 @@ from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Fragment
 from averaging.numbers.outer import Step
 from averaging.round import effects, inputs, taking_over
-from averaging.round.contributing import contribution, leave_rests
+from averaging.round.contributing import contribution
 from averaging.round.effects import Apply, CatchUp, Effect, Fold, Note, Rebase, refusal
 from averaging.round.inputs import Offer
 from averaging.round.machine import FragmentRounds
@@ -474,7 +474,7 @@ class FragmentNode:
                 self.replay.append(ReplayEntry(head, data), after.lineage)
         contained = self._life.contained_by(apply, after.merged, state.merged)
         if exchange.rests is not None and learner.snapshot is not None:
-            leave_rests(exchange.rests, apply, exchange.traffic.entry, learner.snapshot)
+            exchange.rests.leave(apply, learner.snapshot)
         learner.adopt(after, contained=contained)
         self.take(inputs.Applied(apply.round, merged, dispersion, left))
         if self.audits is not None:

@@ -27,7 +27,7 @@ from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.outer import Step
-from averaging.numbers.rests import Rests
+from averaging.round.rests import Rest
 from averaging.rules.due import DuePolicy
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
@@ -171,8 +171,8 @@ class ShoalParticipant(Participant):
         weights = [1.0 / peers] * peers
         given = Moved(base, values, feedback=port.feeds_back)
         made = Step(base, np.empty_like(base), np.zeros_like(base))
-        rests = Rests(cutting)
-        rest = rests.room(self.setup.index) if port.feeds_back else None
+        slot = cutting.slices[self.setup.index]
+        rest = Rest(slot.values, np.empty(slot.size, np.float32)) if port.feeds_back else None
         # The other slices would come from other peers: this peer's displacement stands for them.
         for chunk in cutting.all_chunks:
             moved = base[chunk.values] - values[chunk.values]
@@ -187,8 +187,7 @@ class ShoalParticipant(Participant):
                 lost = None if rest is None else rest.of(chunk)
                 numbers.merge(chunk, payloads, merged[chunk.merged], scratch, rest=lost)
             if rest is not None:
-                rests.keep(self.setup.index, rest)
-                rests.leave(values, weight=1.0 / peers, contributors=peers)
+                rest.leave(values, factor=peers)
             step_began = time.perf_counter()
             for chunks in cutting.chunks:
                 for chunk in chunks:

@@ -8,14 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from averaging.history.standing import Standing
 from averaging.history.state import FragmentState
 from averaging.messages import encode_commit
-from averaging.numbers.arithmetic import cutting_of, numbers_of
-from averaging.numbers.layout import Layout, TensorSpec
-from averaging.numbers.rests import Rests
-from averaging.round.contributing import Contribution, contribution, leave_rests
-from averaging.round.effects import Apply, Enter
+from averaging.round.contributing import Contribution, contribution
+from averaging.round.effects import Enter
 from averaging.rules.policy import RoundPolicy
 from tests.averaging.message_examples import COMMIT
 
@@ -67,27 +63,5 @@ def test_the_loss_of_merged_slices_is_fed_back_if_a_codec_of_either_way_is(kind:
     assert given(up).feedback and given(up).keeps_rests
     assert not given("int2").feedback and given("int2").keeps_rests
     assert not given().keeps_rests
-
-
-@pytest.mark.parametrize(("weight", "factor"), [(0.75, 4 / 3), (0.5, 2), (0.25, 2), (0.0, 2)])
-def test_rests_are_left_in_the_parameters_by_the_weight_of_the_own_work(
-    weight: float, factor: float
-) -> None:
-    fragment = Layout.build([TensorSpec(f"block.{i}", (3,)) for i in range(2)], 1).fragments[0]
-    commit = msgspec.structs.replace(COMMIT, shares=(1, 1))
-    cutting = cutting_of(commit, fragment, numbers_of(commit))
-    standing = Standing.of(FragmentState.founded(bytes(32), 0, BASE))
-    apply = Apply(bytes(32), commit, (0, 1), (), (1 - weight, weight), standing, 7, "")
-
-    def left(apply: Apply) -> list[float]:
-        rests, offered = Rests(cutting), np.zeros(fragment.size, np.float32)
-        rest = rests.room(1)
-        rest.values.fill(1)
-        rests.keep(1, rest)
-        leave_rests(rests, apply, 1, offered)
-        return offered.tolist()
-
-    assert left(apply) == pytest.approx([0, 0, 0, factor, factor, factor])
-    # The learner does not adopt relative to what it offered.
-    assert left(msgspec.structs.replace(apply, contained=None)) == [0.0] * 6
-    assert left(msgspec.structs.replace(apply, seal=(0,), weights=(1.0,))) == [0.0] * 6
+    uploads = RoundPolicy(feedback=frozenset({up}), feeds_back_merged=False)
+    assert not given_by(FRESH, uploads, kind=kind).keeps_rests
