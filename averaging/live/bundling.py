@@ -17,6 +17,7 @@ from averaging.history.parent_maps import ParentMap
 from averaging.live.buffers import GrowingBytes
 from averaging.live.parts import Parts
 from averaging.numbers.arithmetic import Numbers, Weighted
+from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.codec import Scratch
 from averaging.round.reducer import UploadNorm
@@ -105,6 +106,9 @@ class Bundling:
         for index, growing in enumerate(own):
             places = parts.cutting.audited_places(index)
             count = sum(map(len, places.values()))
+            rest = None
+            if parts.rests is not None and inside[1:]:
+                rest = parts.rests.room(index)
             for chunk, part in parts.cutting.pieces(index):
                 while growing.filled < part.stop:
                     await growing.beyond(growing.filled)
@@ -115,12 +119,16 @@ class Bundling:
                     for member in inside
                 ]
                 out = bundle[index].data[part]
-                merge = partial(_merge, parts.numbers, chunk, pieces, weights, out, threads.scratch)
+                lost = None if rest is None else rest.of(chunk)
+                given = Weighted(pieces, weights, again=True)
+                merge = partial(_merge, parts.numbers, chunk, given, out, lost, threads.scratch)
                 leaves = evidence.own_leaves.setdefault(index, [])
                 leaves += await threads.run(merge, places[chunk.first_unit])
                 if len(leaves) == count:
                     self._claim(index, inside)
                 bundle[index].grow(part.stop)
+            if parts.rests is not None and rest is not None:
+                parts.rests.keep(rest, inside)
         self._data.clear()
 
     def _claim(self, index: int, inside: Sequence[int]) -> None:
@@ -139,15 +147,15 @@ class Bundling:
 def _merge(
     numbers: Numbers,
     chunk: Chunk,
-    pieces: Sequence[memoryview],
-    weights: Sequence[float],
+    given: Weighted,
     out: memoryview,
+    rest: Float32s | None,
     scratch: Callable[[], Scratch],
     places: Sequence[slice],
 ) -> list[bytes]:
     """Fill a chunk of the bundle. Returns the digests of its parts at these places."""
-    if len(pieces) == 1:
-        out[:] = pieces[0]  # nobody else came: it is not encoded a second time
+    if len(given.payloads) == 1:
+        out[:] = given.payloads[0]  # nobody else came: it is not encoded a second time
     else:
-        numbers.merge(chunk, Weighted(pieces, weights, again=True), out, scratch())
+        numbers.merge(chunk, given, out, scratch(), rest=rest)
     return digests_of(out, places)

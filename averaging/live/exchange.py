@@ -31,7 +31,8 @@ from averaging.numbers.arrays import Float32s, Float64s
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.outer import Step
 from averaging.round.contributing import Contribution
-from averaging.round.effects import Enter
+from averaging.round.effects import Apply, Enter
+from averaging.round.rests import Rests
 from averaging.rules.loss_gate import is_unusual
 from averaging.rules.sites import SITE_SHARE
 
@@ -93,6 +94,8 @@ class Exchange:
             parts.numbers.carry(*given.carried)
         own = self._room()
         parts.gives(own)
+        if given.keeps_rests:
+            parts.rests = Rests(parts.commit, parts.entry, parts.cutting)
         if given.own_map is not None and parts.entry is not None:
             parts.own_maps = {self.commit.members[parts.entry].parent: given.own_map}
         into = own
@@ -215,6 +218,11 @@ class Exchange:
             self._usual.merged(squares)
         standing = self.completed(standing, seal)
         return standing.state(state.fragment, theta, momentum)
+
+    async def leave_rests(self, apply: Apply, offered: Float32s) -> None:
+        """Make what encoding lost of what was merged here part of the next contribution."""
+        if self.parts.rests is not None:
+            await self.parts.threads.run(self.parts.rests.leave, apply, offered)
 
     def completed(self, standing: Standing, seal: Sequence[int]) -> Standing:
         """The standing after the round, with the merged map that follows from the parents' maps."""

@@ -547,6 +547,8 @@ class FragmentWork:
         try:
             in_place = not jumps and averager.may_step_in_place(state)
             state = await exchange.step(state, effect.standing, effect.seal, in_place=in_place)
+            if self.snapshot is not None:
+                await exchange.leave_rests(effect, self.snapshot.values)
         finally:
             self.changing = False
             averager.changed()

@@ -43,6 +43,7 @@ from averaging.numbers.norm_bounds import norm_at_most
 from averaging.round.effects import Enter
 from averaging.round.inputs import MergedArrived, Report, UploadArrived
 from averaging.round.reducer import UploadNorm, norm_objection
+from averaging.round.rests import Rests
 from averaging.round.traffic import Traffic
 from averaging.rules.usual_norms import UsualNorms
 from dht.errors import HostClosed, PeerUnreachable, StreamBroken
@@ -171,6 +172,8 @@ class Parts:
         """The encoded contribution, or the bundle of a site, by slice."""
         self.unfit: str | None = None
         """The reason why the own contribution cannot be sent, if so."""
+        self.rests: Rests | None = None
+        """What encoding loses of slices that are merged here, with error feedback."""
         self.own_maps: dict[int, ParentMap] = {}
         """The merged maps that go with the own contribution, or the bundle, where states travel."""
         self.merged_bytes = self.arena.uninitialised(self.cutting.merged_size)

@@ -26,6 +26,7 @@ from averaging.messages import Opening
 from averaging.numbers.arithmetic import Weighted
 from averaging.numbers.chunks import Chunk
 from averaging.round.inputs import SliceMerged
+from averaging.round.rests import Rest
 from averaging.round.seals import expected_of
 from averaging.round.traffic import NOTHING_TO_GIVE, Incoming, Payloads
 from averaging.rules.sites import riders_of
@@ -68,6 +69,8 @@ class OngoingMerge:
     """Number of contributors in each upload; ``None``: one in each."""
     merged: GrowingBytes
     hasher: Any
+    rest: Rest | None
+    """What encoding loses of the slice; ``None``: it is not fed back."""
     task: asyncio.Task[None] | None = None
     working: asyncio.Future[None] | None = None
     """The thread's work on a few chunks: it writes whether or not anybody still waits."""
@@ -363,8 +366,11 @@ class Reducing:
         sources: tuple[GrowingBytes, ...],
         members: tuple[int, ...] | None,
     ) -> OngoingMerge:
-        merged = GrowingBytes(self.parts.merged[index].data)
-        ongoing = OngoingMerge(contributors, weights, sources, members, merged, blake3.blake3())
+        merged, rests = GrowingBytes(self.parts.merged[index].data), self.parts.rests
+        rest = None if rests is None else rests.room(index)
+        ongoing = OngoingMerge(
+            contributors, weights, sources, members, merged, blake3.blake3(), rest
+        )
         self._ongoing[index] = ongoing
         ongoing.task = self.parts.start(self._merge_behind(index, ongoing), "merge chunks")
         return ongoing
@@ -439,6 +445,8 @@ class Reducing:
         self._ongoing.pop(index, None)
         for entry in contributors:
             self._received[index, entry].data = self._received[index, entry].checked = None
+        if parts.rests is not None and ongoing.rest is not None:
+            parts.rests.keep(ongoing.rest, inside)
         parts.tally.merged_at = asyncio.get_running_loop().time()
         ongoing.hasher.update(maps)
         digest = ongoing.hasher.digest()
@@ -461,7 +469,8 @@ class Reducing:
             out = ongoing.merged.data[place]
             payloads = [source.data[part] for source in ongoing.sources]
             uploads = Weighted(payloads, ongoing.weights, ongoing.members)
-            self.parts.numbers.merge(chunk, uploads, out, scratch)
+            rest = None if ongoing.rest is None else ongoing.rest.of(chunk)
+            self.parts.numbers.merge(chunk, uploads, out, scratch, rest=rest)
             ongoing.hasher.update(out)
             say(place.stop)
 

@@ -113,8 +113,20 @@ class Numbers(Protocol):
         """Change the values into those that the encoded contribution stands for."""
         ...
 
-    def merge(self, chunk: Chunk, given: Weighted, out: memoryview, scratch: Scratch) -> None:
-        """Merge the members' bytes into ``out``."""
+    def merge(
+        self,
+        chunk: Chunk,
+        given: Weighted,
+        out: memoryview,
+        scratch: Scratch,
+        *,
+        rest: Float32s | None = None,
+    ) -> None:
+        """Merge the members' bytes into ``out``.
+
+        ``rest``, a vector of the chunk's size, is set to the part of the merged displacement that
+        encoding it loses.
+        """
         ...
 
     def step(self, chunk: Chunk, data: memoryview, made: Step, scratch: Scratch) -> None:
@@ -149,9 +161,18 @@ class MergeNumbers:
         self.up.subtract(chunk, data, given.base, given.values, scratch)
         given.lengthen(chunk.values)
 
-    def merge(self, chunk: Chunk, given: Weighted, out: memoryview, scratch: Scratch) -> None:
+    def merge(
+        self,
+        chunk: Chunk,
+        given: Weighted,
+        out: memoryview,
+        scratch: Scratch,
+        *,
+        rest: Float32s | None = None,
+    ) -> None:
         units, into = Units(chunk.sizes, chunk.kinds), self.up if given.again else self.down
-        merge_encoded(self._rule, self.up.codec, given, units, out, scratch, into=into.codec)
+        codec = self.up.codec
+        merge_encoded(self._rule, codec, given, units, out, scratch, into=into.codec, rest=rest)
 
     def is_like(self, chunk: Chunk, given: Weighted, merged: memoryview, scratch: Scratch) -> bool:
         """Return whether ``merged`` is about what ``merge`` gives. ``False`` says nothing."""
@@ -177,7 +198,16 @@ class MixNumbers:
     def leave_rest(self, chunk: Chunk, given: Moved, data: memoryview, scratch: Scratch) -> None:
         return  # states travel, and f32 loses nothing of theta
 
-    def merge(self, chunk: Chunk, given: Weighted, out: memoryview, scratch: Scratch) -> None:
+    def merge(
+        self,
+        chunk: Chunk,
+        given: Weighted,
+        out: memoryview,
+        scratch: Scratch,
+        *,
+        rest: Float32s | None = None,
+    ) -> None:
+        assert rest is None, "a mix moves no displacement"
         mean = rule_named("mean"), given.weights
         self.up.merge(chunk, given.payloads, (mean, mean), out, scratch, into=self.down)
 
@@ -248,11 +278,19 @@ class MeldNumbers:
         self.up.subtract(chunk, data, given.base, given.values, scratch)
         given.lengthen(chunk.values)
 
-    def merge(self, chunk: Chunk, given: Weighted, out: memoryview, scratch: Scratch) -> None:
+    def merge(
+        self,
+        chunk: Chunk,
+        given: Weighted,
+        out: memoryview,
+        scratch: Scratch,
+        *,
+        rest: Float32s | None = None,
+    ) -> None:
         equal = rule_named("mean"), shares_by_heads(given.payloads, given.members)
         ways = (self._rule, given.weights), equal, equal
         into = self.up if given.again else self.down
-        self.up.merge(chunk, given.payloads, ways, out, scratch, into=into)
+        self.up.merge(chunk, given.payloads, ways, out, scratch, into=into, rest=rest)
 
     def step(self, chunk: Chunk, data: memoryview, made: Step, scratch: Scratch) -> None:
         self.decode(chunk, data, made.theta, made.momentum, scratch)

@@ -123,15 +123,24 @@ class Columns:
         scratch: Scratch,
         *,
         into: Columns,
+        rest: Float32s | None = None,
     ) -> None:
-        """Merge each column by a rule and weights of its own (``ways``), into ``into``'s codecs."""
+        """Merge each column by a rule and weights of its own (``ways``), into ``into``'s codecs.
+
+        ``rest``: set to what encoding loses of the first column.
+        """
         given = [self.units(chunk, payload) for payload in payloads]
-        for index, (_, targets) in enumerate(into.units(chunk, out)):
+        for index, (values, targets) in enumerate(into.units(chunk, out)):
             unit = Units((chunk.sizes[index],), (chunk.kinds[index],))
             for column, (rule, weights) in enumerate(ways):
                 parts = Addends([units[index][1][column] for units in given], weights)
                 codec, to = self._codecs[column], into._codecs[column]
-                merge_encoded(rule, codec, parts, unit, targets[column], scratch, into=to)
+                lost = None
+                if rest is not None and column == 0:
+                    start = values.start - chunk.values.start
+                    lost = rest[start : start + chunk.sizes[index]]
+                target = targets[column]
+                merge_encoded(rule, codec, parts, unit, target, scratch, into=to, rest=lost)
 
 
 def shares_by_heads(payloads: Sequence[memoryview], members: Sequence[int] | None) -> list[float]:

@@ -186,12 +186,14 @@ def merge_encoded(
     scratch: Scratch,
     *,
     into: Codec | None = None,
+    rest: Float32s | None = None,
 ) -> None:
     """Merge a range of units into ``out``, encoded with the codec ``into`` (``None``: the same).
 
+    ``rest`` is set to what encoding loses: the merged values less those that ``out`` decodes to.
     The payloads have been checked. The range may be divided among threads, each with its part of
-    the payloads and of ``out``: the bytes are the same. Raises ``NotFinite`` only if absurdly large
-    contributions add up to infinity.
+    the payloads and of ``out``, and the rest may be asked for or not: the bytes are the same.
+    Raises ``NotFinite`` only if absurdly large contributions add up to infinity.
     """
     payloads, weights = given.payloads, given.weights
     if not payloads or len(payloads) != len(weights):
@@ -200,24 +202,28 @@ def merge_encoded(
     views = [memoryview(payload).cast("B") for payload in payloads]
     target = memoryview(out).cast("B")
     coder = into or codec
-    at = start = 0
+    at = start = values = 0
     for first, last in _batches(rule, sizes, kinds):
         batch = tuple(sizes[first:last])
         end, stop = at + codec.encoded_size(batch), start + coder.encoded_size(batch)
         encoded = tuple(view[at:end] for view in views)
         try:
-            if rule.only_adds(kinds[first]):
+            if rule.only_adds(kinds[first]) and rest is None:
                 added = Addends(encoded, weights)
                 coder.encode_sum(codec, added, batch, target[start:stop], scratch)
             else:
                 unit = Contributions(kinds[first], batch, tuple(weights), codec, encoded, scratch)
-                accumulator = scratch.vector(1, unit.size)
+                merged = scratch.vector(1, unit.size)
+                if rest is not None:
+                    merged = rest[values : values + unit.size]
                 with arithmetic():
-                    rule.merge(unit, accumulator)
-                coder.encode(accumulator, batch, target[start:stop], scratch)
+                    rule.merge(unit, merged)
+                coder.encode(merged, batch, target[start:stop], scratch)
+                if rest is not None:
+                    coder.decode_add(target[start:stop], batch, -1.0, merged, scratch)
         except NotFinite as error:
             raise NotFinite(first + error.unit) from None
-        at, start = end, stop
+        at, start, values = end, stop, values + sum(batch)
 
 
 def _batches(

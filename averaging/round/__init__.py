@@ -25,12 +25,13 @@ own state only and returns effects and ``transitions``. The parts that others as
 given to them; apart from that no part imports another one, except that ``leading`` shares one rule
 with ``catching_up``. None imports the machine.
 
-``contributing``, ``traffic`` and ``taking_over`` are for the owners of a machine: what it gives to
-a round, which slice goes to whom, and which states of others it takes. ``turns`` and ``silence``
-are for owners of several machines: which fragment goes first, and which peer is silent about all of
-them.
+``contributing``, ``rests``, ``traffic`` and ``taking_over`` are for the owners of a machine: what
+it gives to a round, what it gives again because encoding lost it, which slice goes to whom, and
+which states of others it takes. ``turns`` and ``silence`` are for owners of several machines: which
+fragment goes first, and which peer is silent about all of them.
 
-Not allowed here: clocks, randomness, sockets, threads, files, numbers of the model. The time is an
-argument; values from a set or a dict are sorted before their order can matter. A rule that needs no
-state of the machine belongs to ``averaging.rules``.
+Not allowed here: clocks, randomness, sockets, threads, files, and, but for ``contributing`` and
+``rests``, numbers of the model. The time is an argument; values from a set or a dict are sorted
+before their order can matter. A rule that needs no state of the machine belongs to
+``averaging.rules``.
 """

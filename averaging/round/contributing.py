@@ -21,6 +21,9 @@ class Contribution(Moved):
     """The own merged map, where states travel."""
     carried: tuple[Float32s, Float32s] | None = None
     """Theta and momentum, which a meld moves besides."""
+    keeps_rests: bool = False
+    """What encoding loses of the slices that this member merges is part of what it offers next
+    (``averaging.round.rests``)."""
 
 
 def contribution(
@@ -44,10 +47,12 @@ def contribution(
         return None
     base, values = offered
     assert enter.entry is not None
+    up, down = (names.partition("/")[0] in policy.feedback for names in commit.codecs)
     given = Contribution(
         base,
         values,
-        feedback=commit.displacement_codec in policy.feedback,
+        feedback=up,
+        keeps_rests=policy.feeds_back_merged and (up or down),
         share=uploaded_share(policy.late_work, staleness=commit.members[enter.entry].staleness),
     )
     if commit.kind == "merge":

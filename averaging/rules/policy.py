@@ -53,8 +53,11 @@ class RoundPolicy:
     line_share: float = 0.7
     """Share of a line that rounds may take before a smaller level is chosen."""
     feedback: frozenset[str] = frozenset()
-    """Codecs of uploads whose loss is left in the learner's parameters, as part of the next
-    contribution. Only where ``carry`` adopts; each peer does it for itself."""
+    """Codecs whose loss is left in the learner's parameters, as part of the next contribution. Only
+    where ``carry`` adopts; each peer does it for itself."""
+    feeds_back_merged: bool = True
+    """Of that, also what encoding loses of slices that the peer merges, where one of the two codecs
+    of a round is among them (``averaging.round.rests``)."""
     merge: str = "mean"
     late_work: LateWork = "whole"
     """Length of the displacement of work that missed its round; each peer shortens its own."""

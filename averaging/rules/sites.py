@@ -9,8 +9,7 @@ come back the same way. Only delegates reduce. So the slow link carries what one
 Peers of a site are dealt into one group, as long as it then has room for as many others.
 
 A bundle counts with the sum of its members' weights, in a meld with their number. Where no share is
-capped the result is the merge of all members, except that it is encoded twice. The loss of the
-second encoding is fed back to nobody, so a site does better with int4 than with int2 uploads.
+capped the result is the merge of all members, except that it is encoded twice.
 
 Nothing is merged twice or in parts: the delegate decides once who is in its bundle, before it sends
 any of it, and says so with each slice, and a reducer counts all of them as complete or none. A

@@ -23,6 +23,7 @@ from averaging.round import inputs
 from averaging.round.contributing import Contribution
 from averaging.round.effects import Enter, Merge, Upload
 from averaging.round.reducer import UploadNorm, norm_objection
+from averaging.round.rests import Rests
 from averaging.round.traffic import NOTHING_TO_GIVE, BundleRoster, Incoming, Route, Traffic
 from averaging.rules.sites import SITE_SHARE, riders_of
 from averaging.rules.weights import weights_of
@@ -45,6 +46,8 @@ class Exchange:
         self.payload: bytes | None = None
         """The own contribution."""
         self.own_map: ParentMap | None = None
+        self.rests: Rests | None = None
+        """What encoding loses of slices that are merged here, with error feedback."""
         self.uploads: dict[tuple[int, int], Part] = {}
         """Uploads by slice and roster index; at a delegate also those of its riders."""
         self.merged: dict[int, Part] = {}
@@ -88,6 +91,8 @@ class Exchange:
         self.traffic.gives = True
         self.own_map = given.own_map
         self.payload = self._encoded(given)
+        if given.keeps_rests:
+            self.rests = Rests(self.commit, self.traffic.entry, self.cutting)
 
     def _encoded(self, given: Contribution) -> bytes:
         numbers, cutting = self.numbers, self.cutting
@@ -349,10 +354,14 @@ class Exchange:
         given = self.cutting.pieces(index)
         made = given if again else self.cutting.pieces(index, merged=True)
         out = bytearray(made[-1][1].stop if made else 0)
+        rest = None if self.rests is None else self.rests.room(index)
         for (chunk, piece), (_, place) in zip(given, made, strict=True):
             payloads = [memoryview(part.data)[piece] for part in parts]
             taken = Weighted(payloads, weights, members, again)
-            self.numbers.merge(chunk, taken, memoryview(out)[place], _scratch)
+            lost = None if rest is None else rest.of(chunk)
+            self.numbers.merge(chunk, taken, memoryview(out)[place], _scratch, rest=lost)
+        if self.rests is not None and rest is not None:
+            self.rests.keep(rest, inside)
         if not self.traffic.has_maps(index):
             return Part(bytes(out), None)
         there = {parent: each for part in parts for parent, each in (part.maps or {}).items()}

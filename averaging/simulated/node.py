@@ -473,6 +473,8 @@ class FragmentNode:
                 head = ReplayHead(exchange.traffic.enter.encoded, apply.seal, apply.digests)
                 self.replay.append(ReplayEntry(head, data), after.lineage)
         contained = self._life.contained_by(apply, after.merged, state.merged)
+        if exchange.rests is not None and learner.snapshot is not None:
+            exchange.rests.leave(apply, learner.snapshot)
         learner.adopt(after, contained=contained)
         self.take(inputs.Applied(apply.round, merged, dispersion, left))
         if self.audits is not None:

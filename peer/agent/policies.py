@@ -29,7 +29,7 @@ from dht.presence.settings import PresenceSettings
 from peer.rules.amendments import effective
 from peer.run_file.merging import Mixing, Outer, Quorum, Rounds
 from peer.run_file.places import place_of
-from peer.run_file.sections import FilesData, HfData, Policy, RunFile
+from peer.run_file.sections import FilesData, HfData, MuonInner, Policy, RunFile
 
 
 def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
@@ -43,7 +43,9 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
         due = replace(due, scale_by_speed=False, called_share=1 / outer.steps_per_cycle)
     upload_s = min(RoundPolicy().upload_s, rounds.round_deadline_s / 3)
     return replace(
-        merging_policy(outer, rounds, run.mixing, upload_s=upload_s),
+        merging_policy(
+            outer, rounds, run.mixing, upload_s=upload_s, muon=isinstance(run.inner, MuonInner)
+        ),
         due=due,
         probation=_probation_policy(run.policy),
         audit_rate=run.policy.audit_rate,
@@ -53,8 +55,13 @@ def round_policy(run: RunFile, *, fragments: int) -> RoundPolicy:
     )
 
 
-def merging_policy(outer: Outer, rounds: Rounds, mixing: Mixing, *, upload_s: float) -> RoundPolicy:
-    """The rules that follow from ``[outer]``, ``[rounds]`` and ``[mixing]``, but for due times."""
+def merging_policy(
+    outer: Outer, rounds: Rounds, mixing: Mixing, *, upload_s: float, muon: bool
+) -> RoundPolicy:
+    """The rules that follow from ``[outer]``, ``[rounds]`` and ``[mixing]``, but for due times.
+
+    ``muon``: it is the inner optimizer.
+    """
     up, down = outer.codecs
     return RoundPolicy(
         quorum=QuorumPolicy(
@@ -71,6 +78,7 @@ def merging_policy(outer: Outer, rounds: Rounds, mixing: Mixing, *, upload_s: fl
         embedding_codecs=outer.embedding_pair,
         line_share=outer.line_share,
         feedback=outer.fed_back,
+        feeds_back_merged=outer.feeds_back_merged(muon=muon),
         merge=outer.merge,
         late_work=outer.late_work,
         eta=outer.learning_rate,

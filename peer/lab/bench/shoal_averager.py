@@ -27,6 +27,7 @@ from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Scratch
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.numbers.outer import Step
+from averaging.round.rests import Rest
 from averaging.rules.due import DuePolicy
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
@@ -158,7 +159,7 @@ class ShoalParticipant(Participant):
         return {"seconds": self._wait(self._peer.move_bytes(bulk=bulk))}
 
     def do_codec_time(self) -> Reply:
-        """Encode one contribution and leave the rest, merge one slice, step: in one thread.
+        """Encode one contribution, merge one slice, leave what both lose, step: in one thread.
 
         The second pass counts, as in a round: by then all memory has been touched.
         """
@@ -170,6 +171,8 @@ class ShoalParticipant(Participant):
         weights = [1.0 / peers] * peers
         given = Moved(base, values, feedback=port.feeds_back)
         made = Step(base, np.empty_like(base), np.zeros_like(base))
+        slot = cutting.slices[self.setup.index]
+        rest = Rest(slot.values, np.empty(slot.size, np.float32)) if port.feeds_back else None
         # The other slices would come from other peers: this peer's displacement stands for them.
         for chunk in cutting.all_chunks:
             moved = base[chunk.values] - values[chunk.values]
@@ -180,8 +183,11 @@ class ShoalParticipant(Participant):
                 for chunk in chunks:
                     numbers.encode(chunk, given, mine[chunk.data], scratch)
             for chunk in cutting.chunks[self.setup.index]:
-                payloads = [mine[chunk.data]] * peers
-                numbers.merge(chunk, Weighted(payloads, weights), merged[chunk.merged], scratch)
+                payloads = Weighted([mine[chunk.data]] * peers, weights)
+                lost = None if rest is None else rest.of(chunk)
+                numbers.merge(chunk, payloads, merged[chunk.merged], scratch, rest=lost)
+            if rest is not None:
+                rest.leave(values, factor=peers)
             step_began = time.perf_counter()
             for chunks in cutting.chunks:
                 for chunk in chunks:
@@ -225,7 +231,9 @@ class _Peer:
             codec=up, codec_down=down, merge=policy.merge, eta=policy.eta, mu=policy.mu
         )
         state = FragmentState.founded(layout.hash, 0, np.zeros(setup.values, np.float32))
-        self.port = _ConstantPort(contribution(setup), state, feedback=up in policy.feedback)
+        self.port = _ConstantPort(
+            contribution(setup), state, feedback=not policy.feedback.isdisjoint(setup.codecs)
+        )
         self._averager = Averager(
             host,
             self.port,

@@ -129,6 +129,8 @@ class QuadraticLearner:
         self._stepped = asyncio.Event()
         self._rng = np.random.default_rng(seed)
         self._held: dict[int, _Held] = {}
+        self.walked = {f.index: np.zeros(f.size, np.float32) for f in layout.fragments}
+        """The sum of all steps made."""
         self._tokens_at = {(f.index, 0): 0 for f in layout.fragments}
         """Tokens up to the marks that were offered."""
         self._targets = [
@@ -159,12 +161,14 @@ class QuadraticLearner:
         self.step += 1
         self._stepped.set()
         self._stepped = asyncio.Event()
-        for held in self._held.values():
+        for fragment, held in self._held.items():
+            before = held.now.copy()
             if self.is_noisy:
                 noise = self._rng.standard_normal(held.now.size, dtype=np.float32)
                 held.now -= np.float32(self.rate) * (held.now - held.target + NOISE * noise)
             else:
                 held.now -= np.float32(self.rate) * (held.now - held.target)
+            self.walked[fragment] += held.now - before
 
     def distance(self, optimum: Sequence[Float32s]) -> float:
         """Root mean square distance of the parameters from ``optimum``."""

@@ -149,8 +149,9 @@ def test_bundles_of_a_site_are_audited_and_a_delegate_that_lies_is_banned(
     honestly = bundling._merge
 
     def lie(*args: Any) -> list[bytes]:
-        numbers, chunk, pieces, *rest = args
-        return honestly(numbers, chunk, [pieces[0]] * len(pieces), *rest)
+        numbers, chunk, given, *others = args
+        doubled = replace(given, payloads=[given.payloads[0]] * len(given.payloads))
+        return honestly(numbers, chunk, doubled, *others)
 
     monkeypatch.setattr(bundling, "_merge", lie)
     # Whoever is the delegate lies; riders and the other site find it.

@@ -66,6 +66,39 @@ def test_two_learners_end_up_near_their_common_minimum_with_equal_bits(codec: st
     run(main())
 
 
+@pytest.mark.parametrize("site", [None, "a lab"])
+@pytest.mark.parametrize(("up", "down"), [("int2", "int2"), ("int2", "int4"), ("int8", "int2")])
+def test_with_error_feedback_learners_keep_what_encoding_loses_on_both_ways(
+    up: str, down: str, site: str | None
+) -> None:
+    """Equal members all of whom take part: what one gains by a version, the others lose."""
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            policy = replace(
+                POLICY, codec=up, codec_down=down, feedback=frozenset({"int2"}), eta=1.0, mu=0.0
+            )
+            learners = []
+            for name in ("anna", "boris", "clara"):
+                at = None if name == "clara" else site
+                peer = await made.add(name, policy=policy, site=at)
+                assert peer.learner is not None
+                learners.append(peer.learner)
+            await made.live(85.0)
+            made.check()
+            assert min(version or 0 for version in peer.versions()) >= 5
+            rounds = peer.told("round")
+            assert all(len(told["contributors"]) == 3 for told in rounds)
+            assert any(told.get("delegates") for told in rounds) == (site is not None)
+            for index, state in enumerate(made.start):
+                moved = sum(learner.parameters(index) - state.theta for learner in learners)
+                walked = sum(learner.walked[index] for learner in learners)
+                off = np.linalg.norm(moved - walked) / np.linalg.norm(walked)
+                assert off < (1e-5 if up == "int2" else 0.02), "all steps are in the parameters"
+
+    run(main())
+
+
 def test_a_late_joiner_fetches_the_state_and_then_contributes() -> None:
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:

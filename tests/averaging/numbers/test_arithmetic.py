@@ -11,7 +11,13 @@ import pytest
 from averaging.errors import NotFinite
 from averaging.history.adoption import OwnWork, Parting
 from averaging.history.state import FragmentState
-from averaging.numbers.arithmetic import MeldNumbers, MergeNumbers, MixNumbers, Moved
+from averaging.numbers.arithmetic import (
+    MeldNumbers,
+    MergeNumbers,
+    MixNumbers,
+    Moved,
+    Weighted,
+)
 from averaging.numbers.arrays import Float32s
 from averaging.numbers.chunks import Cutting
 from averaging.numbers.codec import Addends, Scratch
@@ -58,6 +64,47 @@ def test_a_merge_into_another_codec_loses_only_what_that_codec_loses(
     again = bytearray(codec_named(down).encoded_size(SIZES))
     codec_named(down).encode(decoded("f32", merged("f32")), SIZES, again, scratch)
     assert merged(down) == again
+
+
+@pytest.mark.parametrize("rule", rule_names())
+@pytest.mark.parametrize("melds", [False, True])
+@pytest.mark.parametrize(("up", "down"), [("int2", "int2"), ("int2", "int4"), ("int4", "f16")])
+def test_the_rest_of_a_merge_is_what_its_encoding_loses(
+    rule: str, melds: bool, up: str, down: str
+) -> None:
+    scratch, zeros = Scratch(), np.zeros(SIZE, np.float32)
+
+    def numbers(down: str) -> MergeNumbers | MeldNumbers:
+        if not melds:
+            return MergeNumbers(codec=up, codec_down=down, merge=rule, eta=1.0, mu=0.0)
+        codec = f"{up}/f32/f16"
+        made = MeldNumbers(codec=codec, codec_down=down, merge=rule, eta=1.0, mu=0.0)
+        made.carry(zeros, zeros)
+        return made
+
+    payloads = []
+    (chunk,) = Cutting(FRAGMENT, numbers(down), (1,)).all_chunks
+    for seed in range(3):
+        payloads.append(memoryview(bytearray(numbers(down).up.encoded_size(SIZES))))
+        numbers(down).encode(chunk, Moved(zeros, draw(seed)), payloads[-1], scratch)
+
+    def merged(down: str, rest: Float32s | None) -> memoryview:
+        out = memoryview(bytearray(numbers(down).down.encoded_size(SIZES)))
+        given = Weighted(payloads, (0.5, 0.3, 0.2))
+        numbers(down).merge(chunk, given, out, scratch, rest=rest)
+        return out
+
+    def displacement(down: str, data: memoryview) -> Float32s:
+        theta = zeros.copy()
+        numbers(down).step(chunk, data, Step(zeros, theta, zeros.copy()), scratch)
+        return -theta
+
+    rest = np.full(SIZE, np.nan, np.float32)
+    data = merged(down, rest)
+    assert data == merged(down, None), "it does not change what is sent"
+    exact = displacement("f32", merged("f32", None))
+    assert np.linalg.norm(rest) > 1e-5 * np.linalg.norm(exact)
+    np.testing.assert_allclose(displacement(down, data) + rest, exact, rtol=0, atol=1e-8)
 
 
 def test_slices_of_both_ways_lie_where_their_codecs_put_them() -> None:

@@ -20,8 +20,10 @@ FRESH, LATE = 0, 1
 """Entries of the commit: the work of the second one began a version earlier."""
 
 
-def given_by(entry: int, policy: RoundPolicy, *, kind: str = "merge") -> Contribution:
-    commit = msgspec.structs.replace(COMMIT, kind=kind)
+def given_by(
+    entry: int, policy: RoundPolicy, *, kind: str = "merge", codec_down: str | None = None
+) -> Contribution:
+    commit = msgspec.structs.replace(COMMIT, kind=kind, codec_down=codec_down)
     enter = Enter(bytes(32), commit, encode_commit(commit), b"", entry, ())
     state = FragmentState.founded(bytes(32), 0, BASE)
     given = contribution(enter, state, (BASE, VALUES), policy)
@@ -48,3 +50,18 @@ def test_the_loss_of_the_commits_codec_is_fed_back() -> None:
 
     assert given_by(FRESH, fed_back).feedback
     assert not given_by(FRESH, RoundPolicy()).feedback
+
+
+@pytest.mark.parametrize("kind", ["merge", "meld"])
+def test_the_loss_of_merged_slices_is_fed_back_if_a_codec_of_either_way_is(kind: str) -> None:
+    def given(*fed_back: str) -> Contribution:
+        policy = RoundPolicy(feedback=frozenset(fed_back))
+        return given_by(FRESH, policy, kind=kind, codec_down="int2")
+
+    up = COMMIT.displacement_codec
+    assert up != "int2"
+    assert given(up).feedback and given(up).keeps_rests
+    assert not given("int2").feedback and given("int2").keeps_rests
+    assert not given().keeps_rests
+    uploads = RoundPolicy(feedback=frozenset({up}), feeds_back_merged=False)
+    assert not given_by(FRESH, uploads, kind=kind).keeps_rests

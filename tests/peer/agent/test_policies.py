@@ -53,6 +53,9 @@ def test_newcomers_are_on_probation_in_open_runs_alone() -> None:
 def test_each_way_has_its_codec_and_statistics_are_exact_both_ways() -> None:
     policy = round_policy(parse("[outer]\ncodec_up = 'int2'"), fragments=8)
     assert (policy.codecs, policy.feedback) == (("int2", "int4"), {"int2"})
+    assert policy.feeds_back_merged
+    muon = parse("[outer]\ncodec_up = 'int2'\n[inner]\noptimizer = 'muon'")
+    assert not round_policy(muon, fragments=8).feeds_back_merged
 
     exact = policy.of_statistics()
     assert (exact.codecs, exact.feedback) == (("f32", "f32"), frozenset())

@@ -250,10 +250,22 @@ def test_the_loss_of_int2_is_fed_back_unless_the_file_says_otherwise() -> None:
     assert fed_back("codec_up = 'int2'") == {"int2"}
     assert fed_back("smaller_codecs = ['int2/int4']") == {"int2"}
     assert fed_back("codec = 'int2'\nfeedback = 'off'") == set()
+    assert fed_back("codec_down = 'int2'") == {"int2"}
     assert fed_back("feedback = 'on'\nsmaller_codecs = ['int2']") == {"int4", "int2"}
+    assert fed_back("feedback = 'on'\ncodec_down = 'int8'") == {"int4", "int8"}
+    assert fed_back("feedback = 'uploads'") == {"int4"}
     assert fed_back("codec = 'int2'\nadoption = 'replace'") == set()
     with pytest.raises(RunFileError, match="only 'carry' keeps it"):
         parse("[outer]\nfeedback = 'on'\nadoption = 'replace'")
+
+
+def test_the_loss_of_merged_slices_is_fed_back_unless_the_optimizer_is_muon() -> None:
+    def fed_back(feedback: str, *, muon: bool) -> bool:
+        return parse(f"[outer]\nfeedback = '{feedback}'").outer.feeds_back_merged(muon=muon)
+
+    assert fed_back("auto", muon=False) and not fed_back("auto", muon=True)
+    assert fed_back("on", muon=True)
+    assert not fed_back("uploads", muon=False)
 
 
 def test_smaller_rounds_are_refused_that_are_not_smaller() -> None:

@@ -73,6 +73,7 @@ CODECS: Sequence[tuple[str, Mapping[str, Any]]] = (
     (PAIR, {"outer.codec_up": "int2", "outer.codec_down": "int4"}),
     (f"{PAIR}, no feedback", {"outer.codec_up": "int2", "outer.feedback": "off"}),
     ("int2", {"outer.codec": "int2"}),
+    ("int2, feedback of uploads alone", {"outer.codec": "int2", "outer.feedback": "uploads"}),
 )
 
 

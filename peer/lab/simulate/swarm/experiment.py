@@ -258,7 +258,13 @@ class Experiment(_Table, frozen=True, kw_only=True):
         """The policy of the round machines."""
         outer, rounds = self.outer, self.rounds
         return replace(
-            merging_policy(outer, rounds, self.mixing, upload_s=rounds.upload_s),
+            merging_policy(
+                outer,
+                rounds,
+                self.mixing,
+                upload_s=rounds.upload_s,
+                muon=self.problem.optimizer == "muon",
+            ),
             due=DuePolicy(
                 cycle_steps=outer.steps_per_cycle,
                 fragments=outer.fragments,

@@ -1,0 +1,82 @@
+"""Error feedback for what a peer encodes for others: merged slices, and the bundle of its site.
+
+Nobody else knows what these were before they were encoded, so the peer that merged them passes the
+loss on: it becomes part of the displacement that this peer offers next, divided by its weight in
+the merge. No message and no other peer's arithmetic depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from averaging.messages import Commit
+from averaging.numbers.arrays import Float32s, arithmetic
+from averaging.numbers.chunks import Chunk, Cutting
+from averaging.round.effects import Apply
+from averaging.rules.weights import weights_of
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What encoding loses of one slice."""
+
+    place: slice
+    """The slice's values in the fragment."""
+    values: Float32s
+
+    def of(self, chunk: Chunk) -> Float32s:
+        """Return the part of a chunk of the slice."""
+        start = self.place.start
+        return self.values[chunk.values.start - start : chunk.values.stop - start]
+
+    def leave(self, offered: Float32s, *, factor: float) -> None:
+        """Make it part of what the learner offers next.
+
+        ``offered``: the values of the fragment relative to which the learner adopts the version.
+        """
+        part = offered[self.place]
+        with arithmetic():
+            np.multiply(self.values, np.float32(factor), out=self.values)
+            np.add(part, self.values, out=part)
+
+
+class Rests:
+    """What encoding lost of the slices that a member merged in one round."""
+
+    def __init__(self, commit: Commit, entry: int | None, cutting: Cutting) -> None:
+        """``entry``: the member's own in the roster."""
+        self._commit = commit
+        self._entry = entry
+        self._cutting = cutting
+        self._kept: list[tuple[Rest, float]] = []
+
+    def __repr__(self) -> str:
+        return f"Rests({len(self._kept)} slices)"
+
+    def room(self, index: int) -> Rest:
+        """Return uninitialised memory for the rest of a slice."""
+        piece = self._cutting.slices[index]
+        return Rest(piece.values, np.empty(piece.size, np.float32))
+
+    def keep(self, rest: Rest, inside: Sequence[int]) -> None:
+        """The slice has been merged of the work of these members, and this is its rest.
+
+        A member of less weight than the mean may have more the next time, and would then bring too
+        much, so it counts as one of the mean weight.
+        """
+        if self._entry in inside:
+            weight = weights_of(self._commit, inside)[inside.index(self._entry)]
+            self._kept.append((rest, 1 / max(weight, 1 / len(inside))))
+
+    def leave(self, apply: Apply, offered: Float32s) -> None:
+        """Leave the rests in the learner's parameters when it adopts the version.
+
+        Only if its own work is in it: otherwise it does not adopt relative to what it ``offered``.
+        """
+        if apply.contained is not None and self._entry in apply.seal:
+            for rest, factor in self._kept:
+                rest.leave(offered, factor=factor)
+        self._kept.clear()
