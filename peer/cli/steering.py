@@ -52,7 +52,7 @@ def show_status(
     Example: shoal status 'shoal://RUN_ID?seed=...' --watch
     """
     from peer.event_loop import run_unless_stopped
-    from peer.joining.visit import status_lines, visit
+    from peer.joining.visit import RunStatus, status_lines, visit
     from peer.storage.credentials import owners_invite
     from peer.storage.last_seen import date_text, recall
 
@@ -63,9 +63,17 @@ def show_status(
 
     async def look() -> None:
         async with visit(wanted, own_invite=owners_invite) as visitor:
+            met = False
             while True:
-                with report_if_slow("still searching for peers of the run (Ctrl-C to stop)"):
-                    seen = await visitor.look(timeout_s=timeout)
+                try:
+                    with report_if_slow("still searching for peers of the run (Ctrl-C to stop)"):
+                        seen = await visitor.look(timeout_s=timeout)
+                    met = True
+                except NobodyMet as error:
+                    if not met:
+                        raise
+                    seen = RunStatus(wanted.run_id, (), {})
+                    complain(f"{error}; looking again")
                 if seen.ended_at is not None and not as_json:
                     print(RunOver("", date_text(seen.ended_at), seen.global_tokens, f"'{link}'"))
                 if as_json:
@@ -399,10 +407,10 @@ def explain(
         file = path / "events.jsonl" if path.is_dir() else path
         if not file.is_file():
             raise typer.BadParameter(f"there is no event log at {file}")
-        log = event_logs.read_log(read_events(file), place=file.parent.name or str(file))
-        if not log.events:
+        found = event_logs.read_logs(read_events(file), place=file.parent.name or str(file))
+        if not found:
             raise typer.BadParameter(f"there is no event in {file}; an event log is events.jsonl")
-        read.append(log)
+        read += found
     known = event_logs.aligned(read)
     if round_ is not None:
         story = stories.round_story(known, round_)
