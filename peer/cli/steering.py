@@ -202,10 +202,12 @@ def show_link(
 
     Example: shoal link
     """
+    from peer.events.names import printable
     from peer.joining.link import only_from
     from peer.storage.address import kept_link
 
-    folders = sorted(running_peers()) if folder is None else [folder]
+    running = running_peers()
+    folders = sorted(running) if folder is None else [folder]
     found: dict[Path, str] = {}
     for each in folders:
         link = kept_link(each)
@@ -222,7 +224,9 @@ def show_link(
         print(json.dumps({"links": {str(each): link for each, link in found.items()}}))
         return
     for each, link in found.items():
-        print(link)
+        if len(found) > 1:
+            complain(printable(f"{running[each].run_name}, {each}:"))
+        print(link, flush=True)
         if not is_in_use(each):
             complain(f"the peer of {each} does not run now; others find it when it does")
         elif (limit := only_from(link)) is not None:
@@ -362,6 +366,8 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
         shown[str(folder)] = {**msgspec.structs.asdict(allowed), **used}
         if not as_json:
             words = allowed.words(**used)
+            if changes.get("paused") is False:
+                words.append("not paused")
             if "leave_at" in changes:
                 words.append("asked to leave" if is_in_use(folder) else "no peer is running there")
             print(f"{folder}: {', '.join(words) or 'no limits'}")
