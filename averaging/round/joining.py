@@ -59,6 +59,11 @@ UNUSUAL_FAILURE = 3
 """Weight of a failure that an honest leader hardly causes, such as a redirect in a circle."""
 NO_ANSWER = "it does not answer"
 LEADERS_REMEMBERED_MAX = 64
+LEAVERS_WAIT_S = 0.25
+"""Time between two attempts of a peer that leaves, after the first that failed, twice as long after
+each further one, ..."""
+LEAVERS_WAIT_MAX_S = 2.0
+"""... but no longer than this: nobody tells it of the end of a round that comes to nothing."""
 
 _ANSWERED_IN = (Phase.JOINING, Phase.PROMISED)
 
@@ -85,6 +90,9 @@ class Joining:
         self._met_others = False
         self.leaves = False
         """The peer is about to leave: work that cannot be merged now is lost."""
+        self._leavers_wait_s = 0.0
+        self._due_at = -math.inf
+        """When a fragment of a peer that leaves was last due."""
         self._left_out_of = 0
         """The newest version whose roster closed without this peer."""
         self._joins = identity.first_number
@@ -100,6 +108,10 @@ class Joining:
         """Ask the learner, unless something is under way; the fragment stays due."""
         if not self._may_join(situation) or self._sits_out(situation, now):
             return []
+        if self.leaves:
+            if now < self._due_at + self._leavers_wait_s:
+                return []
+            self._due_at = now
         self._folds = False
         if self._peers.others_train(now):
             self._alone_since = None
@@ -197,7 +209,21 @@ class Joining:
         if self.leaves:
             return []
         self.leaves = True
+        self.stands()
         return self.leave("about to leave", situation, retry=False)
+
+    def attempt_failed(self) -> None:
+        """An attempt led to no version. A peer that leaves is asked to try again all the time.
+
+        While the others make a round without it, each further attempt would be as vain. It comes
+        at once when it stands on their version, or when a leader calls.
+        """
+        wait_s = max(LEAVERS_WAIT_S, 2 * self._leavers_wait_s)
+        self._leavers_wait_s = min(LEAVERS_WAIT_MAX_S, wait_s)
+
+    def stands(self) -> None:
+        """This peer stands elsewhere now: an attempt that failed may succeed."""
+        self._leavers_wait_s = 0.0
 
     def _offered(
         self,

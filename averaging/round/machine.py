@@ -908,6 +908,7 @@ class FragmentRounds:
             self.fresh_version, self.fresh_at = standing.version, now
         if before is None or standing.lineage != before.lineage:
             self.peers.count_version()
+            self.joining.stands()
             self.catching_up.stands()
         self.standing = self.certificates.standing = standing
         self._amend()
@@ -923,6 +924,7 @@ class FragmentRounds:
 
     def _attempt_failed(self, now: float) -> None:
         self.pace.retry_later(now)
+        self.joining.attempt_failed()
         self.catching_up.attempt_failed()
         if self.catching_up.attempts_failed >= ATTEMPTS_IN_VAIN:
             # Dealt by a closing that is too old, it would look for a group of its own for ever. And

@@ -196,7 +196,7 @@ class ActivePeer:
                 if is_over and local.last_rounds is not None:
                     self._made_last_rounds = True
                     await self._make_last_rounds(local.last_rounds)
-                    local.finish("the run has reached its date")
+                    local.finish_by_date()
             if local.ended_at is not None and local.settings.stays:
                 await self._keep_the_end()
             await asyncio.sleep(LOOK_AT_END_EVERY_S)

@@ -63,6 +63,8 @@ OBEY_EVERY_S = 0.25
 LAST_ROUND_S = 30.0
 """Time limit for a last round, and for leaving a run that has ended."""
 
+ENDED_BY_OWNER = "the run's owner has ended it"
+
 LAST_OFFERS_MAX = 1024
 """Number of peers whose last offer is remembered."""
 
@@ -347,7 +349,12 @@ class LocalPeer:
         self.closed |= self.averaging.final_fragments
         if self.last_rounds is None and len(self.closed) == len(self.layout.fragments):
             ordered = self.orders.end is not None and self.orders.end.version is not None
-            self.finish("its owner has ended it" if ordered else "the run has used its tokens")
+            self.finish(ENDED_BY_OWNER if ordered else "the run has used its tokens")
+
+    def finish_by_date(self) -> None:
+        """End at the date of the run file, or at the moment at which the run's owner ends it."""
+        ordered = self.orders.end is not None and self.orders.end.at is not None
+        self.finish(ENDED_BY_OWNER if ordered else "the run has reached its date")
 
     def finish(self, reason: str) -> None:
         """The run is over: leave it, or stay and serve what it ended with."""

@@ -12,8 +12,9 @@ import typer
 from typer import Argument, Option
 
 from dht.identity import Identity, PeerId, parse_peer_id
-from peer.cli.application import Json, start_logging
+from peer.cli.application import Json, complain, start_logging
 from peer.cli.finding import link_of, seen_by_peers
+from peer.quantities import plural
 from peer.storage.home import run_of, running_peers
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ def credit(
         folders = _folders(where)
         if name is not None or also_mine:
             _state(folders, name, also_mine or ())
+            changed = plural(len(folders), "peer")
+            complain(f"changed {changed}; the others know it within a minute of training")
         rows = {str(folder): _in_folder(folder) for folder in folders}
         own = {str(folder): _peer_of(folder) for folder in folders}
     if as_json:

@@ -60,6 +60,9 @@ def export(
             metavar="FOLDER",
         ),
     ] = None,
+    force: Annotated[
+        bool, Option("--force", help="Replace OUT if it is a file; a folder is never replaced.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Write the newest parameters of a run, as a file of them or as a model that others load.
@@ -75,7 +78,7 @@ def export(
         Export,
         check_exportable,
         check_free,
-        check_replaceable,
+        check_place,
         write_folder,
     )
     from peer.model.export.gguf import check_gguf, write_gguf
@@ -87,7 +90,7 @@ def export(
     if to in (Form.HF, Form.PEFT):
         check_free(out)
     else:
-        check_replaceable(out)
+        check_place(out, replaces=force)
     found = find_model(
         where,
         out,

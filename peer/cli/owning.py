@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -69,7 +70,8 @@ def invite(
         return
     print(f"shoal {'join' if role == 'learner' else 'keep'} '{link}'")
     name = signed.invite.id
-    complain(f"invite {name} for a {role}, until {ends}; to take it back: shoal run ban RUN {name}")
+    back = f"shoal run ban {shlex.quote(where)} {name}"
+    complain(f"invite {name} for a {role}, until {ends}; to take it back: {back}")
     if not seeds:
         complain("the link names no peer to ask; pass --seed, or the link that a peer shows")
     elif (limit := only_from(link)) is not None:

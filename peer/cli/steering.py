@@ -52,7 +52,7 @@ def show_status(
     Example: shoal status 'shoal://RUN_ID?seed=...' --watch
     """
     from peer.event_loop import run_unless_stopped
-    from peer.joining.visit import status_lines, visit
+    from peer.joining.visit import RunStatus, status_lines, visit
     from peer.storage.credentials import owners_invite
     from peer.storage.last_seen import date_text, recall
 
@@ -63,9 +63,17 @@ def show_status(
 
     async def look() -> None:
         async with visit(wanted, own_invite=owners_invite) as visitor:
+            met = False
             while True:
-                with report_if_slow("still searching for peers of the run (Ctrl-C to stop)"):
-                    seen = await visitor.look(timeout_s=timeout)
+                try:
+                    with report_if_slow("still searching for peers of the run (Ctrl-C to stop)"):
+                        seen = await visitor.look(timeout_s=timeout)
+                    met = True
+                except NobodyMet as error:
+                    if not met:
+                        raise
+                    seen = RunStatus(wanted.run_id, (), {})
+                    complain(f"{error}; looking again")
                 if seen.ended_at is not None and not as_json:
                     print(RunOver("", date_text(seen.ended_at), seen.global_tokens, f"'{link}'"))
                 if as_json:
@@ -194,10 +202,12 @@ def show_link(
 
     Example: shoal link
     """
+    from peer.events.names import printable
     from peer.joining.link import only_from
     from peer.storage.address import kept_link
 
-    folders = sorted(running_peers()) if folder is None else [folder]
+    running = running_peers()
+    folders = sorted(running) if folder is None else [folder]
     found: dict[Path, str] = {}
     for each in folders:
         link = kept_link(each)
@@ -214,7 +224,9 @@ def show_link(
         print(json.dumps({"links": {str(each): link for each, link in found.items()}}))
         return
     for each, link in found.items():
-        print(link)
+        if len(found) > 1:
+            complain(printable(f"{running[each].run_name}, {each}:"))
+        print(link, flush=True)
         if not is_in_use(each):
             complain(f"the peer of {each} does not run now; others find it when it does")
         elif (limit := only_from(link)) is not None:
@@ -354,6 +366,8 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
         shown[str(folder)] = {**msgspec.structs.asdict(allowed), **used}
         if not as_json:
             words = allowed.words(**used)
+            if changes.get("paused") is False:
+                words.append("not paused")
             if "leave_at" in changes:
                 words.append("asked to leave" if is_in_use(folder) else "no peer is running there")
             print(f"{folder}: {', '.join(words) or 'no limits'}")
@@ -399,10 +413,10 @@ def explain(
         file = path / "events.jsonl" if path.is_dir() else path
         if not file.is_file():
             raise typer.BadParameter(f"there is no event log at {file}")
-        log = event_logs.read_log(read_events(file), place=file.parent.name or str(file))
-        if not log.events:
+        found = event_logs.read_logs(read_events(file), place=file.parent.name or str(file))
+        if not found:
             raise typer.BadParameter(f"there is no event in {file}; an event log is events.jsonl")
-        read.append(log)
+        read += found
     known = event_logs.aligned(read)
     if round_ is not None:
         story = stories.round_story(known, round_)

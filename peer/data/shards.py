@@ -70,14 +70,17 @@ def write_shards(
     lines: list[str] = []
     total = 0
     try:
-        out.mkdir(parents=True, exist_ok=True)
         tokens = _tokens(list(_texts(inputs)), tokenizer, text_field)
         for number, shard in enumerate(_shards(tokens, shard_tokens)):
+            # Most that can be wrong with the text is known when the first shard is.
+            out.mkdir(parents=True, exist_ok=True)
             content = shard.astype(dtype).tobytes()
             files.append(out / f"tokens-{number:05}.bin")
             write_whole(files[-1], content)
             lines.append(f"{hashlib.sha256(content).hexdigest()}  {files[-1].name}\n")
             total += shard.size
+        if not files:
+            raise DataUnavailable("files", "there is no text in the files")
         index = "".join(lines).encode()
         write_whole(list_file, index)
     except OSError as error:

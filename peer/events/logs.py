@@ -33,12 +33,24 @@ class Log:
     """Seconds added to the times of this log, to agree with the first one."""
 
 
-def read_log(events: Iterable[Event], *, place: str) -> Log:
-    """One peer's log. ``place`` is its name if its first line has none."""
-    kept = tuple(event for event in events if _is_whole(event))
-    opened = next((event for event in kept if event["event"] == OPENED), {})
-    peer = str(opened.get("peer") or place)
-    return Log(peer, str(opened.get("name") or place), kept)
+def read_logs(events: Iterable[Event], *, place: str) -> list[Log]:
+    """The logs in one file: one for each peer that has written it, as the key of a folder changes
+    with its key file. ``place`` is the name of one that does not say who it is."""
+    owners: dict[str, str] = {}
+    written: dict[str, list[Event]] = {}
+    early: list[Event] = []
+    mine = early
+    for event in filter(_is_whole, events):
+        if event["event"] == OPENED:
+            peer = str(event.get("peer") or place)
+            owners[peer] = str(event.get("name") or place)
+            mine = written.setdefault(peer, [])
+        mine.append(event)
+    if early:
+        # Files are deleted whole, so this is one whose first line was damaged.
+        first = next(iter(owners), place)
+        written[first] = [*early, *written.get(first, ())]
+    return [Log(peer, owners.get(peer, place), tuple(own)) for peer, own in written.items()]
 
 
 def aligned(logs: Sequence[Log]) -> list[Log]:

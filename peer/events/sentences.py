@@ -112,8 +112,23 @@ def resumed(event: Event) -> str:
 
 def state_adopted(event: Event) -> str:
     """Fragment and version, and whether merges were replayed or a state downloaded."""
+    fragment, version = event["fragment"], event["version"]
+    if event.get("rebased"):
+        return (
+            f"fragment {fragment}: took version {version} of the others in place of its own "
+            f"version {event['from_version']}, from which they do not go on"
+        )
     how = "replaying merges" if event.get("how") == "replay" else "downloading the state"
-    return f"fragment {event['fragment']}: caught up with version {event['version']} by {how}"
+    return f"fragment {fragment}: caught up with version {version} by {how}"
+
+
+def given_up(event: Event) -> str:
+    """The number of tokens that this peer lost by changing sides, and why it did."""
+    return (
+        f"lost {count_text(float(event['tokens']))} tokens of its work (discarded: apart): they "
+        "were merged in versions from which the others do not go on; see 'Work that is given up' "
+        "in GUIDE.md"
+    )
 
 
 def reachability(event: Event) -> str:

@@ -604,6 +604,7 @@ _THIS_PEER = (
         {
             "paused": ("reason", "resting: {reason}; no work is lost"),
             "trainer_rests": ("silent_s", "its trainer makes no steps"),
+            "given_up": ("tokens", sentences.given_up),
             "checkpoint_failed": ("text", "could not save a checkpoint: {text}"),
             "disk_full": ("text, needed_bytes", "{text}"),
             "state_in_memory": ("reason", "the run's state has to be in memory: {reason}"),

@@ -2,6 +2,7 @@
 
     limits      what the owner of a machine allows, and whether the peer may train now
     ledger      the fate of every token that this peer processed: merged, pending or discarded
+    given_up    when to tell that merged work was lost with a side of a fork
     amendments  the settings of the run after its owner's orders
     ending      when a run is over, when a peer may leave, and how long it stays for its work
     held_out    which peer measures the held-out loss

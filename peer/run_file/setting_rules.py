@@ -193,6 +193,10 @@ def rule_of(annotation: Any) -> str:
             if part.max_length is not None
         ]
         return f"a list{''.join(sizes)}, each {rule_of(arguments[0])}"
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return f"a list of {' and '.join(map(rule_of, arguments))}"
+    if origin is tuple:
+        return f"a list, each {rule_of(arguments[0])}"
     if origin is dict or section_in_list(list[annotation]):
         return "a table"
     nouns = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

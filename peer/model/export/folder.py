@@ -127,13 +127,15 @@ def check_free(out: Path) -> None:
         raise NotWritten(str(out), why)
 
 
-def check_replaceable(out: Path) -> None:
-    """Raise ``NotWritten`` where no file can be written, or another thing than a file is."""
+def check_place(out: Path, *, replaces: bool) -> None:
+    """Raise ``NotWritten`` where no file can be written, or something is that is not replaced."""
     why = None
     if out.is_dir():
         why = "it is a folder"
     elif out.exists() and not out.is_file():
         why = NO_FILE
+    elif out.exists() and not replaces:
+        why = "it exists, and --force replaces it"
     elif not out.absolute().parent.is_dir():
         why = "its folder does not exist"
     if why is not None:

@@ -11,7 +11,7 @@ import pytest
 from averaging import messages as said
 from averaging.history.standing import Standing
 from averaging.messages import Join
-from averaging.round.effects import Effect, GiveUp, TakeSnapshot
+from averaging.round.effects import Effect, GiveUp, Send, TakeSnapshot
 from averaging.round.inputs import (
     CaughtUp,
     Due,
@@ -35,6 +35,7 @@ from tests.averaging.round.machines import (
     ME,
     POLICY,
     asks,
+    behind,
     certified,
     joined,
     leading,
@@ -263,6 +264,47 @@ def test_a_closing_is_counted_once_and_not_of_any_version() -> None:
         rounds.handle(StepsCounted(9), 3.0)
 
     assert rounds.due_time.due_step == 5 + POLICY.due.cycle_steps
+
+
+# Peers that leave
+
+
+def joins_within(rounds: FragmentRounds, begins: float, seconds: float) -> list[float]:
+    """The times at which a peer that leaves joins, if every roster has closed without it."""
+    times = []
+    for turn in range(int(4 * seconds)):
+        now = begins + turn / 4
+        if not wanted(rounds.handle(Due(), now)):
+            continue
+        assert rounds.standing is not None
+        effects = rounds.handle(Offered(offer(rounds.standing)), now)
+        (leader,) = [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Join)]
+        times.append(now - begins)
+        rounds.handle(Received(leader, said.Closed(0, 1, bytes(32))), now)
+    return times
+
+
+def test_a_peer_that_leaves_does_not_join_again_and_again_while_the_others_make_a_round() -> None:
+    rounds = machine(reachable=False)
+    rounds.handle(MergeBeforeLeaving(), 1.0)
+    assert joins_within(rounds, 1.0, 9.0) == [0.0, 0.25, 0.75, 1.75, 3.75, 5.75, 7.75]
+
+
+def test_a_peer_that_leaves_joins_at_once_from_the_version_that_the_others_made() -> None:
+    rounds = machine(reachable=False)
+    rounds.handle(MergeBeforeLeaving(), 1.0)
+    joins_within(rounds, 1.0, 4.0)
+    made = standing("start", "made")
+    rounds.handle(Received(ANNA, behind(made, ANNA)), 5.0)
+    rounds.handle(CaughtUp(made), 5.0)
+    assert joins_within(rounds, 5.0, 0.5) == [0.0, 0.25]
+
+
+def test_a_peer_that_leaves_comes_at_once_when_it_is_called() -> None:
+    rounds = machine(reachable=False)
+    rounds.handle(MergeBeforeLeaving(), 1.0)
+    joins_within(rounds, 1.0, 4.0)
+    assert wanted(called(rounds, step=1, now=5.0))
 
 
 # Leaders that are behind

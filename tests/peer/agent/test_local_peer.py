@@ -18,6 +18,8 @@ from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.rules.peer_view import PeerView
 from dht.identity import Identity, PeerId
+from dht.membership.credentials import Directive
+from dht.membership.orders import NONE, End, Orders
 from dht.memory.virtual_loop import run as virtual_run
 from peer.agent import local_peer
 from peer.agent.idleness import OwnersRest
@@ -289,6 +291,24 @@ def test_the_tokens_that_people_see_do_not_fall_when_a_fork_is_given_up(
         local.averaging = averaging
         shown.append(local.merged_tokens())
     assert shown == [100, 100, 130]
+
+
+@pytest.mark.parametrize(
+    ("orders", "reason"),
+    [(NONE, "the run has reached its date"), (Orders(end=End(at=1)), "the run's owner has ended")],
+)
+def test_a_run_that_its_owner_has_ended_says_so(
+    orders: Orders, reason: str, made: tuple[LocalPeer, Hearing]
+) -> None:
+    """An end at once is one by date, and was told as if the run file had named the date."""
+
+    async def live() -> None:
+        local, _ = made
+        local.directive = Directive(number=1, bans=(), orders=orders)
+        local.finish_by_date()
+        assert local.ending.result().reason.startswith(reason)
+
+    virtual_run(live())
 
 
 def test_the_held_out_loss_is_measured_and_told_anew_after_a_rollback(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from peer.storage.address import keep_link
 from peer.storage.home import occupied
 
 SEED = "/ip4/203.0.113.7/tcp/7700/p2p/12D3KooWC5mVdyoGeyBP9WU6nAFGbDLfFfsYbZwbZJRmLYeNSJwB"
+OWNER = Identity.from_seed(bytes(32)).peer_id
 INVITED = f'schema = 1\nname = "ours"\nseeds = ["{SEED}"]\n\n[policy]\nadmission = "invited"\n'
 
 
@@ -154,7 +156,7 @@ def test_an_invite_is_a_link_that_the_run_believes(
     code, output, errors = said(capsys, "invite", str(file))
     assert code == 0
     assert output.startswith("shoal join 'shoal://")
-    assert "to take it back: shoal run ban RUN 12D3KooW" in errors
+    assert f"to take it back: shoal run ban {file} 12D3KooW" in errors
 
 
 def test_a_delegate_invites_with_its_own_key_and_never_for_longer(
@@ -229,6 +231,24 @@ def test_an_invite_names_the_owners_own_peer_which_no_file_can_name(
         link = told(capsys, "invite", str(file))["link"]
     assert [str(seed) for seed in parse_link(link).seeds] == [own, SEED]
     assert parse_link(told(capsys, "invite", str(file))["link"]).seeds == (), "it has left"
+
+
+def test_the_links_of_two_runs_on_one_machine_are_told_apart(
+    home: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two lines of 150 characters said nothing of their runs."""
+    links = {}
+    with ExitStack() as stack:
+        for name in ("ours", "theirs"):
+            run = parse(INVITED.replace('"ours"', f'"{name}"') + f'owner = "{OWNER}"\n')
+            folder = home / "runs" / name
+            stack.enter_context(occupied(folder, run, "learner"))
+            links[name] = str(Link(run.run_id, (Multiaddr(SEED),)))
+            keep_link(folder, links[name])
+        code, output, errors = said(capsys, "link")
+    assert (code, output.split()) == (0, list(links.values()))
+    told_of = [line for line in errors.splitlines() if line.endswith(":")]
+    assert told_of == [f"shoal: {name}, {home / 'runs' / name}:" for name in links]
 
 
 @pytest.mark.parametrize(

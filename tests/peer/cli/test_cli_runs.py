@@ -623,6 +623,39 @@ def test_a_run_of_which_no_peer_answers_was_not_reached(
     assert command == "credit" or "boris: no answer: connection refused" in output
 
 
+def test_a_watch_goes_on_when_nobody_is_found_any_more(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended with 3, although the peers were back at the next look."""
+    found = RunStatus(OLD.run_id, (), {PEER: Silent("boris", "learner", 0.25, "busy")})
+    closed = RunStatus(OLD.run_id, (), {PEER: Silent("boris", "learner", 0.25, "no", refuses=True)})
+    nobody = NobodyMet("run", "no peer of it was found")
+    looks: list[RunStatus | NobodyMet] = []
+
+    class OnAndOff:
+        async def look(self, *, timeout_s: float) -> RunStatus:
+            seen = looks.pop(0)
+            if isinstance(seen, NobodyMet):
+                raise seen
+            return seen
+
+    @asynccontextmanager
+    async def visit(*arguments: object, **settings: object) -> AsyncIterator[OnAndOff]:
+        yield OnAndOff()
+
+    monkeypatch.setattr("peer.joining.visit.visit", visit)
+    monkeypatch.setattr("peer.cli.steering.WATCH_EVERY_S", 0.0)
+    looks[:] = [found, nobody, found, closed]
+    code, output, errors = said(["status", LINK, "--watch", "--json"], capsys)
+    assert (code, looks) == (4, [])
+    assert [len(json.loads(line)["silent"]) for line in output.splitlines()] == [1, 0, 1, 1]
+    assert "run: no peer of it was found; looking again\n" in errors
+
+    looks[:] = [nobody, found]
+    code, _, errors = said(["status", LINK, "--watch"], capsys)
+    assert (code, looks) == (3, [found])
+
+
 def test_the_model_of_a_run_that_has_ended_is_where_this_machine_has_it(
     tmp_path: Path,
     began: list[tuple[FoundRun, JoinSettings]],

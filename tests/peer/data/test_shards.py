@@ -95,3 +95,13 @@ def test_a_tokenizer_file_needs_the_end_of_documents(
     ]
     assert cli.run(arguments) == 2
     assert "name the token with --end-token" in capsys.readouterr().err
+
+
+def test_a_preparation_that_fails_leaves_no_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "broken.jsonl").write_text("no object\n")
+    (tmp_path / "empty.jsonl").write_text("")
+    for wrong in ("texts", "broken.jsonl", "empty.jsonl", "missing.txt"):
+        with pytest.raises(DataUnavailable):
+            write_shards([tmp_path / wrong], ByteTokenizer(), tmp_path / "out")
+        assert not (tmp_path / "out").exists()

@@ -11,7 +11,7 @@ import pytest
 
 from peer import cli
 from peer.events.explain import overview, peer_story, round_story
-from peer.events.logs import Log, aligned, read_log, timeline
+from peer.events.logs import Log, aligned, read_logs, timeline
 from peer.events.names import NothingFound
 from peer.views.event_log import EventLog, read_events
 from tests.peer.events.written_events import ANNA, BORIS, CLARA, ROUND, a_round
@@ -41,7 +41,11 @@ def tell(tmp_path: Path) -> Tell:
 
 def logs_of(*folders: Path) -> list[Log]:
     return aligned(
-        [read_log(read_events(f / "events.jsonl"), place=f.name) for f in folders],
+        [
+            log
+            for folder in folders
+            for log in read_logs(read_events(folder / "events.jsonl"), place=folder.name)
+        ],
     )
 
 
@@ -190,6 +194,26 @@ def test_the_summary_has_the_directives_in_force_once(tell: Tell) -> None:
 def test_an_unknown_event_of_a_later_version_is_told_by_its_fields(tell: Tell) -> None:
     anna = tell(ANNA, "anna", (1.0, "sang", {"song": "la"}), (2.0, "closed", {"fragment": 1}))
     assert "sang, song la" in texts(peer_story(logs_of(anna), "anna"))
+
+
+def test_a_folder_that_had_two_keys_tells_of_two_peers(tell: Tell) -> None:
+    """All that the folder's log had was told of the peer of the first key."""
+    first = tell(ANNA, "anna", (100.0, "not_finite", {"fragment": 0, "reason": "a"}))
+    kept = (first / "events.jsonl").read_bytes()
+    second = tell(BORIS, "anna", (200.0, "not_finite", {"fragment": 0, "reason": "b"}))
+    again = tell(ANNA, "anna", (300.0, "not_finite", {"fragment": 0, "reason": "c"}))
+    assert first == second == again
+    path = first / "events.jsonl"
+    later = [path.read_bytes()]
+    tell(BORIS, "anna", (200.0, "not_finite", {"fragment": 0, "reason": "b"}))
+    path.write_bytes(kept + path.read_bytes() + later[0])
+
+    logs = logs_of(first)
+    assert [log.peer for log in logs] == [ANNA, BORIS]
+    story = texts(peer_story(logs, ANNA))
+    assert "(a)" in story and "(b)" not in story and "(c)" in story
+    assert "(b)" in texts(peer_story(logs, BORIS))
+    assert "1 round" not in texts(overview(logs)) and "2 logs of" in texts(overview(logs))
 
 
 def test_the_command_reads_files_and_folders(

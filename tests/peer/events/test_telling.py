@@ -35,6 +35,18 @@ ROUND: Event = {
         ({"event": "phase", "name": "leaving", "text": "enough"}, "leaving (enough)"),
         ({"event": "fetch_failed", "reason": "nobody to ask"}, "nobody to ask; trying again"),
         ({"event": "state_adopted", "fragment": 1, "version": 9, "how": "replay"}, "version 9"),
+        (
+            {
+                "event": "state_adopted",
+                "fragment": 1,
+                "version": 9,
+                "how": "state",
+                "rebased": True,
+                "from_version": 27,
+            },
+            "fragment 1: took version 9 of the others in place of its own version 27",
+        ),
+        ({"event": "given_up", "tokens": 155_000}, "lost 155 k tokens of its work"),
         ({"event": "last_offers", "merged": True, "alone": False}, "handed over"),
         ({"event": "last_offers", "merged": True, "alone": True}, "this peer's own state"),
         ({"event": "optimizer_restored", "step": 12}, "at step 12"),

@@ -378,6 +378,7 @@ def test_the_commands_write_what_the_peer_reads(
         paused=True, up_bytes_s=2e6, hours=(1320, 420), cpu_share=0.5
     )
     assert cli.run(["resume", *folder]) == 0
+    assert "50% of the time, not paused" in capsys.readouterr().out
     assert cli.run(["limits", *folder, "--up", "off", "--hours", "off", "--cpu", "off"]) == 0
     assert read_limits(tmp_path) == Limits()
     capsys.readouterr()

@@ -188,6 +188,22 @@ def test_an_export_that_cannot_be_written_says_where(
     assert "no/x: its folder does not exist; choose another place" in errors
 
 
+def test_an_export_replaces_a_file_only_when_it_is_told_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(CheckpointFolder(tmp_path / "outer"))
+    out = tmp_path / "thesis.txt"
+    out.write_text("mine")
+    assert cli.run(["export", str(tmp_path), str(out)]) == 2
+    errors = capsys.readouterr().err
+    assert "thesis.txt: it exists, and --force replaces it" in errors
+    assert out.read_text() == "mine"
+
+    assert cli.run(["export", str(tmp_path), str(out), "--force"]) == 0
+    with safetensors.safe_open(out, framework="np"):
+        pass
+
+
 def test_an_export_notes_the_side_of_a_fork(tmp_path: Path) -> None:
     def exported(lineage: bytes, **how: str) -> dict[str, str]:
         one, *others = STATES

@@ -25,6 +25,7 @@ from averaging.rules.probation import ProbationPolicy
 from peer.agent.policies import merging_policy
 from peer.errors import PeerError
 from peer.run_file import merging
+from peer.run_file.setting_rules import Findings, check_table
 
 Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Positive: TypeAlias = Annotated[float, Meta(gt=0.0)]
@@ -344,14 +345,18 @@ def _value(text: str) -> Any:
         return text
 
 
-def _converted(table: Mapping[str, Any]) -> Experiment:
+def _converted(table: dict[str, Any]) -> Experiment:
     unknown = [name for name in settings_of(table) if name not in KNOWN]
     if unknown:
         raise BadExperiment(_unknown(unknown[0]))
+    found = Findings(lines=None)
+    check_table(table, Experiment, (), found)
+    if found.faults:
+        raise BadExperiment("; ".join(str(fault) for fault in found.faults))
     try:
         return msgspec.convert(table, Experiment)
-    except msgspec.ValidationError as error:
-        raise BadExperiment(f"the experiment breaks a rule: {error}") from error
+    except msgspec.ValidationError as error:  # a rule of several settings, in words of its table
+        raise BadExperiment(str(error).partition(" - at `$")[0]) from error
 
 
 def settings_of(table: Mapping[str, Any], path: str = "") -> Iterator[str]:

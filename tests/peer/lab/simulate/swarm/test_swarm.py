@@ -133,14 +133,40 @@ def test_embeddings_and_head_travel_in_codecs_of_their_own() -> None:
 def test_settings_are_checked_and_an_unknown_one_names_its_neighbours() -> None:
     with pytest.raises(BadExperiment, match=r"rounds\.qorum is no setting.*rounds\.quorum"):
         parse("[rounds]\nqorum = 3")
-    with pytest.raises(BadExperiment, match="breaks a rule"):
-        parse("[peers]\ncount = 0")
     with pytest.raises(BadExperiment, match="not valid TOML"):
         parse("[peers")
     with pytest.raises(BadExperiment, match="problem is 'chess'"):
         run(parse("[problem]\nname = 'chess'"))
     with pytest.raises(BadExperiment, match="names peer 9"):
         run(parse("event = [{kind = 'crash', at_s = 1.0, peers = [9]}]"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("peers.count=0", "peers.count is 0; it must be a whole number from 1 to 20000"),
+        ("peers.count=many", "peers.count is 'many'; it must be a whole number from 1 to 20000"),
+        ("peers.speeds=fast", "peers.speeds is 'fast'; it must be a list, each a number above 0"),
+        (
+            "peers.snapshot_s=[1]",
+            "peers.snapshot_s is [1]; it must be a list of a number and a number",
+        ),
+        (
+            "network.lines=[[1]]",
+            "network.lines is [[1]]; it must be a list, each a list of a number above 0 and a "
+            "number above 0",
+        ),
+        ("peers.poison=sing", "did you mean 'sign'?"),
+        ("event=[{at_s = 1}]", "event.0.kind is missing; it must be 'crash', "),
+        ("outer.buffers=mean", "outer.buffers is 'mean'; simulated models have no buffers"),
+    ],
+)
+def test_a_setting_that_breaks_a_rule_is_refused_with_the_rule(setting: str, says: str) -> None:
+    (changes,) = sweep([setting])
+    with pytest.raises(BadExperiment) as refused:
+        Experiment().with_settings(changes)
+    text = str(refused.value)
+    assert says in text and "$" not in text and "Expected" not in text
 
 
 def test_a_sweep_is_all_combinations_of_its_values() -> None:
