@@ -488,7 +488,8 @@ class Auditing:
         self._around.event("struck", peer=peer, reason=reason, fragment=fragment, strikes=strikes)
 
     def strike(self, peer: PeerId, reason: str, parts: Parts) -> None:
-        strikes = self.strikes.add(peer, self._around.now())
+        """An audit came to nothing because of this peer, which answers."""
+        strikes = self.strikes.add_missing(peer, self._around.now())
         fragment = parts.commit.fragment
         self._around.event(
             "audit_refused", peer=peer, reason=reason, fragment=fragment, strikes=strikes

@@ -15,7 +15,7 @@ import msgspec
 
 from averaging import messages
 from averaging.history.standing import Standing, after_folding
-from averaging.messages import Commit, Entry, Join
+from averaging.messages import Commit, Entry, Head, Join
 from averaging.round.effects import Discard, Fold, GiveUp, Note, Send, Silent, TakeSnapshot
 from averaging.round.identity import Identity
 from averaging.round.inputs import Offer
@@ -503,9 +503,11 @@ class Joining:
         if not self._peers.may_lead(leader, now):
             return [Count("call_of_no_leader"), self._pass(leader, "you may not lead")]
         self._caller = leader
-        if leader in self._peers.passed_over:
-            return [self._pass(leader, "I have joined you in vain")]
         head = situation.standing.head() if situation.standing is not None else None
+        if leader in self._peers.passed_over:
+            if not self._has_caught_up(leader, answer.head, head):
+                return [self._pass(leader, "I have joined you in vain")]
+            self._peers.ask_again(leader)
         if situation.phase is Phase.CATCHING:
             self.call = called
             # Near the end of the run the leader waits until this peer has caught up.
@@ -531,6 +533,16 @@ class Joining:
                 *self.change_leader(leader, now),
             ]
         return [self._pass(leader, "promised to another leader")]
+
+    def _has_caught_up(self, leader: PeerId, theirs: Head | None, mine: Head | None) -> bool:
+        """True if a leader that was passed over for being behind stands where this peer does.
+
+        Of a swarm of two the other one had opened a roster of its own by then, and each waited
+        in vain for the other until the quorum's deadline.
+        """
+        has_wasted_joins = self._failed_joins.get(leader, 0) >= FAILED_JOINS_MAX
+        stands_here = mine is not None and theirs is not None and theirs.lineage == mine.lineage
+        return stands_here and not has_wasted_joins
 
     def join_caller(self, called: JoinCaller, situation: Situation, now: float) -> Changes:
         """Join the leader that called at once if there are enough steps, else pass."""

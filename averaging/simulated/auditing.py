@@ -307,7 +307,7 @@ class NodeAudits:
 
     def _unproved(self, peer: PeerId) -> None:
         self.inconclusive += 1
-        self.strikes.add(peer, self._means.now())
+        self.strikes.add_missing(peer, self._means.now())
 
     # Showing
 

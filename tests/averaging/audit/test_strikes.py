@@ -9,6 +9,7 @@ from averaging.audit.strikes import (
     DOUBTFUL_EVERY_S,
     HALF_LIFE_S,
     LIMIT,
+    MISSING_EVERY_S,
     PEERS_MAX,
     Strikes,
 )
@@ -33,6 +34,20 @@ def test_a_strike_that_a_slow_line_may_explain_counts_half_and_once_in_a_while()
     assert strikes.add_doubtful(ANNA, DOUBTFUL_EVERY_S) == pytest.approx(1.0, rel=0.01)
 
 
+def test_one_restart_counts_once_however_many_audits_find_nothing_of_it() -> None:
+    strikes = Strikes()
+    assert [strikes.add_missing(ANNA, 0.0) for _ in range(4)] == [1.0] * 4
+    assert strikes.add_missing(ANNA, MISSING_EVERY_S - 0.1) < 1.0
+    assert strikes.add_missing(BORIS, 1.0) == 1.0
+    assert strikes.add_missing(ANNA, MISSING_EVERY_S) == pytest.approx(2.0, rel=0.01)
+
+
+def test_a_peer_that_never_shows_anything_is_out_after_a_minute() -> None:
+    strikes = Strikes()
+    out_s = next(s for s in range(600) if strikes.add_missing(ANNA, float(s)) >= LIMIT)
+    assert out_s == 3 * MISSING_EVERY_S == 60.0
+
+
 def test_one_sleep_puts_nobody_out_and_silence_for_two_minutes_does() -> None:
     strikes = Strikes()
     for at_s in range(10):  # four fragments notice the same sleep, one after the other
@@ -53,4 +68,6 @@ def test_the_peers_remembered_are_bounded() -> None:
     strikes = Strikes()
     for number in range(PEERS_MAX + 10):
         strikes.add_doubtful(PeerId(f"p{number}"), 0.0)
-    assert len(strikes._counted) == len(strikes._doubted_at) == PEERS_MAX
+        strikes.add_missing(PeerId(f"p{number}"), 0.0)
+    assert len(strikes._counted) == PEERS_MAX
+    assert len(strikes._doubted_at) == len(strikes._missing_at) == PEERS_MAX

@@ -219,7 +219,7 @@ def test_a_peer_that_shows_auditors_nothing_is_not_banned_and_counts_for_less(
         async with swarm(MemoryNetwork()) as made:
             peers = await honest(made, EVERYTHING)
             await made.add("mallory", policy=EVERYTHING)
-            await made.live(40.0)
+            await made.live(90.0)
             assert convicts(peers) == [set()] * 3
             now = asyncio.get_running_loop().time()
             assert any(peer.averager.audits.strikes.is_out(MALLORY, now) for peer in peers)

@@ -322,6 +322,37 @@ def test_a_leader_that_is_behind_is_passed_over_at_once_with_the_same_offer() ->
     assert not [effect for effect in effects if isinstance(effect, GiveUp)]
 
 
+@pytest.mark.parametrize("where", ["start", "elsewhere"])
+def test_a_leader_that_was_behind_is_followed_again_when_it_calls_from_where_the_others_stand(
+    where: str,
+) -> None:
+    """The last two of a swarm gathered apart until the deadline, each called by the other."""
+    head = standing("start").head()
+    first = next(peer for peer in (ANNA, BORIS) if ranked((ME, peer), head)[0] == peer)
+    rounds = machine(others=(first,))
+    assert joined(rounds) == first
+    rounds.handle(Received(first, said.Refused(0, 1, "I am behind", behind=True)), 2.0)
+    assert rounds.gathering is not None
+
+    answer = sent(rounds.handle(Received(first, said.Call(0, standing(where).head(), 10.0)), 9.0))
+
+    follows = where == "start"
+    assert (rounds.gathering is None) is follows
+    assert [type(message) for message in answer if not isinstance(message, said.Compare)] == (
+        [Join] if follows else [said.Pass]
+    )
+
+
+def test_a_leader_that_has_wasted_joins_is_not_followed_again_for_a_call() -> None:
+    rounds = machine(reachable=False)
+    for _ in range(FAILED_JOINS_MAX):
+        rounds.joining.join_failed(FIRST, "nothing came of it")
+
+    (answer,) = sent(called(rounds), FIRST)
+
+    assert answer == said.Pass(0, "I have joined you in vain")
+
+
 def test_a_peer_sent_to_a_leader_on_probation_asks_another_with_the_same_offer() -> None:
     dora = PeerId("dora")
     policy = replace(POLICY, probation=ProbationPolicy(rounds=8, seconds=40.0))

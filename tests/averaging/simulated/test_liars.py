@@ -58,6 +58,15 @@ def assert_certifiable(swarm: SwarmWithLiars) -> None:
     assert not list(filter(lacks, swarm.trainers()))
 
 
+def assert_the_honest_count(swarm: SwarmWithLiars) -> None:
+    """None of them is out of favour with another one."""
+    honest = [(node.name, node.audits) for node in swarm.trainers() if node.audits is not None]
+    for name, audits in honest:
+        now = swarm.nodes[name].now()
+        out = [other for other, _ in honest if audits.strikes.is_out(other, now)]
+        assert not out, f"{out} have too many strikes at {name}"
+
+
 def besieged(
     seed: int, behaviours: Sequence[Behaviour] = BEHAVIOURS, how: Storm | None = None
 ) -> Counter[str]:
@@ -78,6 +87,7 @@ def besieged(
         standing = node.machine.standing
         assert standing is not None
         assert standing.lineage in swarm.truth.covered, "a version that nobody made"
+    assert_the_honest_count(swarm)
     if how.group_size == SHORT.group_size:
         assert_certifiable(swarm)
     return swarm.truth.coverage
@@ -189,6 +199,14 @@ def test_work_of_a_fork_that_a_peer_has_left_is_not_offered_to_several_groups() 
     one of several groups soon after."""
     happened = besieged(77874)
     assert happened["presumed"]
+
+
+@pytest.mark.parametrize("seed", [73445, 73604])
+def test_an_honest_peer_that_is_restarted_before_its_round_is_audited_still_counts(
+    seed: int,
+) -> None:
+    """Several pieces were audited at once, and it had none of them: it was out of favour."""
+    besieged(seed, (*BEHAVIOURS, *OF_VOTERS))
 
 
 @pytest.mark.parametrize("seed", [84, 239, 1224])
