@@ -507,7 +507,7 @@ class Joining:
         if leader in self._peers.passed_over:
             if not self._has_caught_up(leader, answer.head, head):
                 return [self._pass(leader, "I have joined you in vain")]
-            self._peers.ask_again(leader)
+            self._peers.stop_passing_over(leader)
         if situation.phase is Phase.CATCHING:
             self.call = called
             # Near the end of the run the leader waits until this peer has caught up.

@@ -44,7 +44,11 @@ class Account:
     def open(
         self, saved: Mapping[str, Any] | None, *, earlier_tokens: int, ended_cleanly: bool
     ) -> None:
-        """Continue from a checkpoint, with a new incarnation if an earlier trainer saved it."""
+        """Continue from a checkpoint, with a new incarnation if an earlier trainer saved it.
+
+        Until then it may have been asked for, and has counted a running trainer's tokens.
+        """
+        self.ledger = Ledger(self.sizes)
         if saved is not None:
             self.ledger = Ledger.from_plain(saved, self.sizes)
             if saved.get("incarnation") == self.memory.incarnation:

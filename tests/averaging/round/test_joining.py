@@ -332,12 +332,12 @@ def test_a_leader_that_was_behind_is_followed_again_when_it_calls_from_where_the
     rounds = machine(others=(first,))
     assert joined(rounds) == first
     rounds.handle(Received(first, said.Refused(0, 1, "I am behind", behind=True)), 2.0)
-    assert rounds.gathering is not None
+    assert rounds.open_roster is not None
 
     answer = sent(rounds.handle(Received(first, said.Call(0, standing(where).head(), 10.0)), 9.0))
 
     follows = where == "start"
-    assert (rounds.gathering is None) is follows
+    assert (rounds.open_roster is None) is follows
     assert [type(message) for message in answer if not isinstance(message, said.Compare)] == (
         [Join] if follows else [said.Pass]
     )

@@ -206,6 +206,19 @@ def test_a_new_trainer_inherits_what_the_one_before_it_lost() -> None:
     assert after.ledger.total().processed == 90
 
 
+def test_work_of_this_trainer_is_not_that_of_an_earlier_one_too() -> None:
+    """Of an agent that was started anew before the first checkpoint, while the trainer goes on."""
+    made = memory()
+    processed(made, 90)
+    kept = Account(ME, made, [3, 6], lambda fragment, step: None)
+    kept.update([None, None])  # somebody asks for the account before it is open
+    kept.open(None, earlier_tokens=0, ended_cleanly=True)
+
+    kept.update([None, None])
+    assert kept.ledger.total().processed == 90
+    assert kept.ledger.fate(0).discarded == {}
+
+
 def test_global_tokens_count_every_peer_once() -> None:
     first = MergedMap().with_work(ME, 1, 4, 40).with_work(BORIS, 1, 2, 20)
     second = MergedMap().with_work(ME, 1, 6, 60)
