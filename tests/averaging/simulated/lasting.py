@@ -17,6 +17,7 @@ from averaging.rules.due import DuePolicy
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.quorum import QuorumPolicy
+from averaging.simulated.auditing import ROUNDS_KEPT
 from dht.identity import PeerId
 from dht.memory.network import Weather
 from tests import growth
@@ -41,12 +42,14 @@ FULL_H = 6
 
 NOT_FULL = {
     ".chain._blocks": CHAIN_MAX_LINKS,
+    "audits._kept": ROUNDS_KEPT,
     "audits.witness._claims": KEPT_MAX,
     "audits.witness._votes": KEPT_MAX,
     "audits.witness._commits": ROUNDS_KEPT_MAX,
     "audits.witness._rounds": ROUNDS_KEPT_MAX,
 }
-"""Containers with a bound that a day does not reach."""
+"""Containers with a bound that a day does not reach, and one whose elements share what they have
+with each other: now more of it, now less."""
 
 
 class LastingSwarm(Swarm):
