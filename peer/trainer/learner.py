@@ -144,6 +144,11 @@ class Learner:
         self._exchange(adopts=adopts)
         self._count_blocked(self._clock() - began, time.thread_time() - cpu)
 
+    def merged_steps(self, fragment: int) -> int:
+        """Own steps up to the last one that is in the version held, or was given up."""
+        base = self._memory.base(fragment)
+        return 0 if base is None else base.mark
+
     def wait_for_round(
         self,
         fragment: int,

@@ -34,6 +34,8 @@ class SynchronousRounds:
         self._cycle = cycle
         self._deadline_s = run.rounds.round_deadline_s
         self._due = [max(1, cycle - (index * cycle) // fragments) for index in range(fragments)]
+        self._merged = [0] * fragments
+        """The own steps that the last versions had."""
         self._learner = learner
         self._agent = agent
         self._news = news
@@ -43,12 +45,24 @@ class SynchronousRounds:
         """Wait until every fragment that is due has been through a round."""
         has_company = self._has_company()
         self._agent.ring()
-        for fragment, due in enumerate(self._due):
-            if self._learner.steps < due:
+        for fragment in range(len(self._due)):
+            self._count_from_merged(fragment)
+            if self._learner.steps < self._due[fragment]:
                 continue
             if has_company:
                 self._settle(fragment)
             self._due[fragment] = self._learner.steps + self._cycle
+
+    def _count_from_merged(self, fragment: int) -> None:
+        """Count from the last round, wherever it came: another peer may have been due first.
+
+        Two that counted from their own waits alone would each come to the other's rounds too, after
+        a few steps, and make twice as many as they should.
+        """
+        merged = self._learner.merged_steps(fragment)
+        if merged != self._merged[fragment]:
+            self._merged[fragment] = merged
+            self._due[fragment] = merged + self._cycle
 
     def _has_company(self) -> bool:
         """True if a round with another peer is possible."""
