@@ -35,6 +35,8 @@ class Account:
     ledger: Ledger = field(init=False)
     roots: Callable[[], Sequence[Root]] = lambda: ()
     """The states that the run goes on from after a rollback, one for each fragment."""
+    opened_with: Fate | None = None
+    """The fate of all earlier work, as of ``open``."""
     _came_back: dict[int, Root] = field(default_factory=dict)
     """The root that each fragment was last accounted for with."""
 
@@ -49,11 +51,13 @@ class Account:
         Until then it may have been asked for, and has counted a running trainer's tokens.
         """
         self.ledger = Ledger(self.sizes)
+        only_agent_is_new = False
         if saved is not None:
             self.ledger = Ledger.from_plain(saved, self.sizes)
-            if saved.get("incarnation") == self.memory.incarnation:
-                return  # only the agent is new
-        self.ledger.begin(earlier_tokens=earlier_tokens, clean=ended_cleanly)
+            only_agent_is_new = saved.get("incarnation") == self.memory.incarnation
+        if not only_agent_is_new:
+            self.ledger.begin(earlier_tokens=earlier_tokens, clean=ended_cleanly)
+        self.opened_with = self.ledger.total()
 
     def plain(self) -> dict[str, Any]:
         """Plain values for ``open``."""

@@ -288,7 +288,7 @@ class Agent(Delegate):
     async def _tell_facts(self, online: OnlinePeer) -> None:
         """Every second tell the trainer the facts, every other second the other peers."""
         local, turn = self.local, 0
-        given_up = GivenUpWork(given_up_tokens(self.trainer_status()))
+        given_up: GivenUpWork | None = None
         while True:
             self.port.rang()
             self._restore()
@@ -300,10 +300,13 @@ class Agent(Delegate):
                 self._facts_wanted.clear()
                 status = self.trainer_status()
                 self._line.say(facts_of(online, status))
-                now = asyncio.get_running_loop().time()
-                lost = given_up.look(given_up_tokens(status), now=now)
-                if lost is not None:
-                    local.event("given_up", tokens=lost)
+                if given_up is None and (opened := self._account.opened_with) is not None:
+                    given_up = GivenUpWork(opened.discarded.get(APART, 0.0))
+                if given_up is not None:
+                    tokens = status.fates.get(f"discarded.{APART}", 0.0)
+                    lost = given_up.look(tokens, now=asyncio.get_running_loop().time())
+                    if lost is not None:
+                        local.event("given_up", tokens=lost)
                 if turn % 8 == 0:
                     online.update_record(
                         trains=local.is_leaving
@@ -411,11 +414,6 @@ class Agent(Delegate):
             version = fields["version"]
             if local.held_out.is_my_turn(version, local.others_who_train()):
                 self._line.say(Measure(version))
-
-
-def given_up_tokens(status: TrainerStatus) -> float:
-    """Tokens that were merged on a side of a fork that was given up."""
-    return status.fates.get(f"discarded.{APART}", 0.0)
 
 
 def _quit_at_the_latest(seconds: float) -> None:

@@ -194,8 +194,10 @@ def test_a_new_trainer_inherits_what_the_one_before_it_lost() -> None:
     saved = json.loads(json.dumps(kept.plain()))
 
     same = Account(ME, made, [3, 6], lambda fragment, step: None)
+    assert same.opened_with is None
     same.open(saved, earlier_tokens=0, ended_cleanly=True)
     assert same.ledger.fate(0).pending == 90  # only the agent was started anew
+    assert same.opened_with == same.ledger.total()
 
     later = SharedTensors.create(
         [3, 6], layout=bytes(32), incarnation=INCARNATION + 1, coarse=False
@@ -203,6 +205,7 @@ def test_a_new_trainer_inherits_what_the_one_before_it_lost() -> None:
     after = Account(ME, later, [3, 6], lambda fragment, step: None)
     after.open(saved, earlier_tokens=90, ended_cleanly=False)
     assert after.ledger.fate(0).discarded == {"crash": 90}
+    assert after.opened_with is not None and after.opened_with.discarded == {"crash": 90.0}
     assert after.ledger.total().processed == 90
 
 
