@@ -95,7 +95,8 @@ class Exchange:
         own = self._room()
         parts.gives(own)
         if given.keeps_rests:
-            parts.rests = Rests(parts.commit, parts.entry, parts.cutting)
+            floats = parts.arena.floats
+            parts.rests = Rests(parts.commit, parts.entry, parts.cutting, floats=floats)
         if given.own_map is not None and parts.entry is not None:
             parts.own_maps = {self.commit.members[parts.entry].parent: given.own_map}
         into = own

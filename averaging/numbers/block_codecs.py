@@ -88,7 +88,14 @@ class ScaledCodec(Codec):
         self._encode(sizes, out, scratch, difference, values.size)
 
     def encode_sum(
-        self, source: Codec, given: Addends, sizes: Sequence[int], out: Buffer, scratch: Scratch
+        self,
+        source: Codec,
+        given: Addends,
+        sizes: Sequence[int],
+        out: Buffer,
+        scratch: Scratch,
+        *,
+        rest: Float32s | None = None,
     ) -> None:
         first, *others = [
             source.tile_reader(payload, sizes, weight, scratch)
@@ -103,9 +110,13 @@ class ScaledCodec(Codec):
             for read in others:
                 read(number, tile.values, more)
                 np.add(total, more, out=total)
+            if rest is not None:
+                np.add(total, _ZERO, out=rest[tile.values])
             return total.reshape(tile.rows, tile.columns)
 
         self._encode(sizes, out, scratch, added, sum(sizes))
+        if rest is not None:
+            self.decode_subtract(out, sizes, rest, scratch)
 
     def tile_reader(
         self, data: Buffer, sizes: Sequence[int], weight: float, scratch: Scratch

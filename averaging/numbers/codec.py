@@ -107,9 +107,19 @@ class Codec(ABC):
 
     @abstractmethod
     def encode_sum(
-        self, source: Codec, given: Addends, sizes: Sequence[int], out: Buffer, scratch: Scratch
+        self,
+        source: Codec,
+        given: Addends,
+        sizes: Sequence[int],
+        out: Buffer,
+        scratch: Scratch,
+        *,
+        rest: Float32s | None = None,
     ) -> None:
-        """Encode the sum that ``decode_add`` of ``source`` makes from zero, tile by tile."""
+        """Encode the sum that ``decode_add`` of ``source`` makes from zero, tile by tile.
+
+        ``rest`` is set to what encoding loses of it.
+        """
 
     @abstractmethod
     def tile_reader(
@@ -152,6 +162,15 @@ class Codec(ABC):
         with arithmetic():
             for part, values in self.pieces(data, sizes, weight, scratch):
                 np.add(accumulator[part], values, out=accumulator[part])
+
+    def decode_subtract(
+        self, data: Buffer, sizes: Sequence[int], minuend: Float32s, scratch: Scratch
+    ) -> None:
+        """Subtract the values from ``minuend``."""
+        require_size(minuend, sizes)
+        with arithmetic():
+            for part, values in self.pieces(data, sizes, 1.0, scratch):
+                np.subtract(minuend[part], values, out=minuend[part])
 
 
 class LeavesRest(ABC):

@@ -73,11 +73,21 @@ class _Compiled(ScaledCodec, StepsFused, LeavesRest):
         _refuse(kernels.encode(self.number, tiles, base, values, target, rest))
 
     def encode_sum(
-        self, source: Codec, given: Addends, sizes: Sequence[int], out: Buffer, scratch: Scratch
+        self,
+        source: Codec,
+        given: Addends,
+        sizes: Sequence[int],
+        out: Buffer,
+        scratch: Scratch,
+        *,
+        rest: Float32s | None = None,
     ) -> None:
         if not isinstance(source, _Compiled):
-            super().encode_sum(source, given, sizes, out, scratch)
+            super().encode_sum(source, given, sizes, out, scratch, rest=rest)
             return
+        if rest is not None:
+            require_size(rest, sizes)
+        left = _NOTHING if rest is None else rest
         target = self._target(out, sizes, sum(sizes))
         length = source.encoded_size(sizes)
         payloads = [checked_bytes(source.name, payload, length) for payload in given.payloads]
@@ -88,7 +98,7 @@ class _Compiled(ScaledCodec, StepsFused, LeavesRest):
         tiles, made = _tiles_of(source, tuple(sizes)), _tiles_of(self, tuple(sizes))
         _refuse(
             kernels.merge(
-                source.number, self.number, tiles, made, addresses, length, factors, target
+                source.number, self.number, tiles, made, addresses, length, factors, target, left
             )
         )
 
@@ -221,7 +231,9 @@ def compare(
         codec.encode_difference(first, second, sizes, encoded, scratch)
         codec.encode(second, sizes, other, scratch)
         codec.encode_sum(codec, Addends([encoded, other], weights), sizes, merged, scratch)
-        decoded, theta, momentum, plain, left = (second.copy() for _ in range(5))
+        decoded, theta, momentum, plain, left, lost = (second.copy() for _ in range(6))
+        both, into = Addends([encoded, other], weights), bytearray(len(merged))
+        codec.encode_sum(codec, both, sizes, into, scratch, rest=lost)
         codec.decode(other, sizes, decoded, scratch)
         spread = np.linspace(*weights, len(sizes))
         codec.decode_add(encoded, sizes, spread, decoded, scratch)
@@ -234,11 +246,12 @@ def compare(
         else:
             codec.encode_difference(first, left, sizes, again, scratch)
             step_encoded(Step(first, left, momentum), codec, again, sizes, plainly, scratch)
-        vectors = (each.tobytes() for each in (decoded, theta, momentum, plain, left))
-        results.append((*map(bytes, (encoded, other, merged, again)), *vectors))
+        vectors = (each.tobytes() for each in (decoded, theta, momentum, plain, left, lost))
+        results.append((*map(bytes, (encoded, other, merged, again, into)), *vectors))
     names = (
-        *("a difference", "values", "a sum", "a difference with its rest"),
+        *("a difference", "values", "a sum", "a difference with its rest", "a sum with its rest"),
         *("decoding", "theta", "momentum", "subtraction", "the rest of a difference"),
+        "the rest of a sum",
     )
     for name, expected, found in zip(names, *results, strict=True):
         if found != expected:

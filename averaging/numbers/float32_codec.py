@@ -47,7 +47,14 @@ class Float32(Codec):
                 self._refuse_not_finite(target[part], part.start, sizes)
 
     def encode_sum(
-        self, source: Codec, given: Addends, sizes: Sequence[int], out: Buffer, scratch: Scratch
+        self,
+        source: Codec,
+        given: Addends,
+        sizes: Sequence[int],
+        out: Buffer,
+        scratch: Scratch,
+        *,
+        rest: Float32s | None = None,
     ) -> None:
         target = self._target(out, sizes, sum(sizes))
         target.fill(0)
@@ -55,6 +62,8 @@ class Float32(Codec):
             source.decode_add(payload, sizes, weight, target, scratch)
         for part in _parts(target.size):
             self._refuse_not_finite(target[part], part.start, sizes)
+        if rest is not None:
+            rest.fill(0)
 
     def tile_reader(
         self, data: Buffer, sizes: Sequence[int], weight: float, scratch: Scratch

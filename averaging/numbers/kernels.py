@@ -343,12 +343,12 @@ def encode(codec, tiles, base, values, out, rest):
     return -1
 
 
-@_kernel(types.int64, types.int64, _tiles, _tiles, _addresses, types.int64, _given, _bytes)
-def merge(source, target, given, made, addresses, length, weights, out):
+@_kernel(types.int64, types.int64, _tiles, _tiles, _addresses, types.int64, _given, _bytes, _vector)
+def merge(source, target, given, made, addresses, length, weights, out, rest):
     """Encode the weighted sum of payloads of ``length`` bytes each, which lie at ``addresses``.
 
-    ``given`` and ``made`` are the tiles of ``source`` and of ``target``, the codecs. Returns what
-    ``encode`` returns.
+    ``given`` and ``made`` are the tiles of ``source`` and of ``target``, the codecs. Unless it is
+    empty, set ``rest`` to the sum less what is decoded. Returns what ``encode`` returns.
     """
     work, more = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     bits = work.view(np.int32)
@@ -372,8 +372,20 @@ def merge(source, target, given, made, addresses, length, weights, out):
                         work[i] = work[i] + _F32(0)  # a sum from zero has no negative zero
             scale = _at(out, tile[SCALES_AT] + row * tile[SCALE_STEP], 4)
             codes = _at(out, tile[CODES_AT] + row * tile[CODE_STEP], tile[CODE_BYTES])
+            if rest.size:
+                left = _at(rest, tile[START] + row * size, size)
+                for i in range(size):
+                    left[i] = work[i]
             if not _write(target, work, bits, spare, size, scale, codes):
                 return tile[UNIT] + row * tile[UNIT_STEP]
+            if rest.size:
+                factor = _scale_of(scale)
+                if target == INT2:
+                    _read_flags(spare[2], spare[0], factor, factor, size, more)
+                else:
+                    _read(target, codes, factor, factor, size, spare, more)
+                for i in range(size):
+                    left[i] = left[i] - more[i]
     return -1
 
 

@@ -208,19 +208,18 @@ def merge_encoded(
         end, stop = at + codec.encoded_size(batch), start + coder.encoded_size(batch)
         encoded = tuple(view[at:end] for view in views)
         try:
-            if rule.only_adds(kinds[first]) and rest is None:
+            left = None if rest is None else rest[values : values + sum(batch)]
+            if rule.only_adds(kinds[first]):
                 added = Addends(encoded, weights)
-                coder.encode_sum(codec, added, batch, target[start:stop], scratch)
+                coder.encode_sum(codec, added, batch, target[start:stop], scratch, rest=left)
             else:
                 unit = Contributions(kinds[first], batch, tuple(weights), codec, encoded, scratch)
-                merged = scratch.vector(1, unit.size)
-                if rest is not None:
-                    merged = rest[values : values + unit.size]
+                merged = scratch.vector(1, unit.size) if left is None else left
                 with arithmetic():
                     rule.merge(unit, merged)
                 coder.encode(merged, batch, target[start:stop], scratch)
-                if rest is not None:
-                    coder.decode_add(target[start:stop], batch, -1.0, merged, scratch)
+                if left is not None:
+                    coder.decode_subtract(target[start:stop], batch, left, scratch)
         except NotFinite as error:
             raise NotFinite(first + error.unit) from None
         at, start, values = end, stop, values + sum(batch)

@@ -7,13 +7,13 @@ the merge. No message and no other peer's arithmetic depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from averaging.messages import Commit
-from averaging.numbers.arrays import Float32s, arithmetic
+from averaging.numbers.arrays import SUM_TILE, Float32s, arithmetic, uninitialised_floats
 from averaging.numbers.chunks import Chunk, Cutting
 from averaging.round.effects import Apply
 from averaging.rules.weights import weights_of
@@ -37,17 +37,27 @@ class Rest:
 
         ``offered``: the values of the fragment relative to which the learner adopts the version.
         """
-        part = offered[self.place]
+        part, rounded = offered[self.place], np.float32(factor)
         with arithmetic():
-            np.multiply(self.values, np.float32(factor), out=self.values)
-            np.add(part, self.values, out=part)
+            for start in range(0, part.size, SUM_TILE):  # of each, both passes in the cache
+                tile = slice(start, start + SUM_TILE)
+                np.multiply(self.values[tile], rounded, out=self.values[tile])
+                np.add(part[tile], self.values[tile], out=part[tile])
 
 
 class Rests:
     """What encoding lost of the slices that a member merged in one round."""
 
-    def __init__(self, commit: Commit, entry: int | None, cutting: Cutting) -> None:
-        """``entry``: the member's own in the roster."""
+    def __init__(
+        self,
+        commit: Commit,
+        entry: int | None,
+        cutting: Cutting,
+        *,
+        floats: Callable[[int], Float32s] = uninitialised_floats,
+    ) -> None:
+        """``entry``: the member's own in the roster. ``floats(count)``: memory for values."""
+        self._floats = floats
         self._commit = commit
         self._entry = entry
         self._cutting = cutting
@@ -59,7 +69,7 @@ class Rests:
     def room(self, index: int) -> Rest:
         """Return uninitialised memory for the rest of a slice."""
         piece = self._cutting.slices[index]
-        return Rest(piece.values, np.empty(piece.size, np.float32))
+        return Rest(piece.values, self._floats(piece.size))
 
     def keep(self, rest: Rest, inside: Sequence[int]) -> None:
         """The slice has been merged of the work of these members, and this is its rest.
