@@ -98,7 +98,7 @@ class _Compiled(ScaledCodec, StepsFused, LeavesRest):
         tiles, made = _tiles_of(source, tuple(sizes)), _tiles_of(self, tuple(sizes))
         _refuse(
             kernels.merge(
-                source.number, self.number, tiles, made, addresses, length, factors, target, left
+                (source.number, self.number), tiles, made, addresses, length, factors, target, left
             )
         )
 

@@ -69,6 +69,7 @@ _tiles = types.Array(types.int64, 2, "C", readonly=True)
 _given = types.Array(types.float32, 1, "C", readonly=True)
 _payload = types.Array(types.uint8, 1, "C", readonly=True)
 _addresses = types.Array(types.uint64, 1, "C", readonly=True)
+_two_codecs = types.UniTuple(types.int64, 2)
 _vector, _bytes, _work = types.float32[::1], types.uint8[::1], types.float64[::1]
 
 _part = njit(nogil=True, error_model="numpy")
@@ -343,13 +344,15 @@ def encode(codec, tiles, base, values, out, rest):
     return -1
 
 
-@_kernel(types.int64, types.int64, _tiles, _tiles, _addresses, types.int64, _given, _bytes, _vector)
-def merge(source, target, given, made, addresses, length, weights, out, rest):
+@_kernel(_two_codecs, _tiles, _tiles, _addresses, types.int64, _given, _bytes, _vector)
+def merge(codecs, given, made, addresses, length, weights, out, rest):
     """Encode the weighted sum of payloads of ``length`` bytes each, which lie at ``addresses``.
 
-    ``given`` and ``made`` are the tiles of ``source`` and of ``target``, the codecs. Unless it is
-    empty, set ``rest`` to the sum less what is decoded. Returns what ``encode`` returns.
+    ``given`` and ``made`` are the tiles of the two ``codecs``, that of the payloads and that of
+    ``out``. Unless it is empty, set ``rest`` to the sum less what is decoded. Returns what
+    ``encode`` returns.
     """
+    source, target = codecs
     work, more = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     bits = work.view(np.int32)
     spare = np.empty((3, BLOCK), np.uint8)
