@@ -173,7 +173,7 @@ class Parts:
         self.unfit: str | None = None
         """The reason why the own contribution cannot be sent, if so."""
         self.rests: Rests | None = None
-        """What encoding loses of slices that are merged here, with error feedback."""
+        """The loss of encoding slices that are merged here, with error feedback."""
         self.own_maps: dict[int, ParentMap] = {}
         """The merged maps that go with the own contribution, or the bundle, where states travel."""
         self.merged_bytes = self.arena.uninitialised(self.cutting.merged_size)

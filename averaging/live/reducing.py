@@ -70,7 +70,7 @@ class OngoingMerge:
     merged: GrowingBytes
     hasher: Any
     rest: Rest | None
-    """What encoding loses of the slice; ``None``: it is not fed back."""
+    """The loss of encoding the slice; ``None``: it is not fed back."""
     task: asyncio.Task[None] | None = None
     working: asyncio.Future[None] | None = None
     """The thread's work on a few chunks: it writes whether or not anybody still waits."""

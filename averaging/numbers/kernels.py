@@ -298,6 +298,19 @@ def _read(codec, codes, scale, factor, size, spare, out):
             out[i] = out[i] * _UNBIAS * factor
 
 
+@_part
+def _read_back(codec, scale, codes, spare, size, out):
+    """Set ``out`` to the values of the bytes that ``_write`` has just written.
+
+    Its flags of int2 are still in ``spare``.
+    """
+    factor = _scale_of(scale)
+    if codec == INT2:
+        _read_flags(spare[2], spare[0], factor, factor, size, out)
+    else:
+        _read(codec, codes, factor, factor, size, spare, out)
+
+
 # The kernels. All take the tiles of a range of units.
 
 
@@ -332,11 +345,7 @@ def encode(codec, tiles, base, values, out, rest):
             if not _write(codec, work, bits, spare, size, scale, codes):
                 return tile[UNIT] + row * tile[UNIT_STEP]
             if rest.size:
-                factor = _scale_of(scale)
-                if codec == INT2:
-                    _read_flags(spare[2], spare[0], factor, factor, size, work)
-                else:
-                    _read(codec, codes, factor, factor, size, spare, work)
+                _read_back(codec, scale, codes, spare, size, work)
                 before = _at(base, tile[START] + row * size, size)
                 after = _at(rest, tile[START] + row * size, size)
                 for i in range(size):
@@ -382,11 +391,7 @@ def merge(codecs, given, made, addresses, length, weights, out, rest):
             if not _write(target, work, bits, spare, size, scale, codes):
                 return tile[UNIT] + row * tile[UNIT_STEP]
             if rest.size:
-                factor = _scale_of(scale)
-                if target == INT2:
-                    _read_flags(spare[2], spare[0], factor, factor, size, more)
-                else:
-                    _read(target, codes, factor, factor, size, spare, more)
+                _read_back(target, scale, codes, spare, size, more)
                 for i in range(size):
                     left[i] = left[i] - more[i]
     return -1

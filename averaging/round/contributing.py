@@ -22,7 +22,7 @@ class Contribution(Moved):
     carried: tuple[Float32s, Float32s] | None = None
     """Theta and momentum, which a meld moves besides."""
     keeps_rests: bool = False
-    """What encoding loses of the slices that this member merges is part of what it offers next
+    """The loss of encoding the slices that this member merges is part of what it offers next
     (``averaging.round.rests``)."""
 
 

@@ -21,7 +21,7 @@ from averaging.rules.weights import weights_of
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What encoding loses of one slice."""
+    """The loss of encoding one slice."""
 
     place: slice
     """The slice's values in the fragment."""
@@ -46,7 +46,7 @@ class Rest:
 
 
 class Rests:
-    """What encoding lost of the slices that a member merged in one round."""
+    """The losses of encoding the slices that a member merged in one round."""
 
     def __init__(
         self,

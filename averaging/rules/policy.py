@@ -56,8 +56,8 @@ class RoundPolicy:
     """Codecs whose loss is left in the learner's parameters, as part of the next contribution. Only
     where ``carry`` adopts; each peer does it for itself."""
     feeds_back_merged: bool = True
-    """Of that, also what encoding loses of slices that the peer merges, where one of the two codecs
-    of a round is among them (``averaging.round.rests``)."""
+    """True if the loss of encoding slices that the peer merges is left there, too, where one of the
+    two codecs of a round is among these (``averaging.round.rests``)."""
     merge: str = "mean"
     late_work: LateWork = "whole"
     """Length of the displacement of work that missed its round; each peer shortens its own."""

@@ -47,7 +47,7 @@ class Exchange:
         """The own contribution."""
         self.own_map: ParentMap | None = None
         self.rests: Rests | None = None
-        """What encoding loses of slices that are merged here, with error feedback."""
+        """The loss of encoding slices that are merged here, with error feedback."""
         self.uploads: dict[tuple[int, int], Part] = {}
         """Uploads by slice and roster index; at a delegate also those of its riders."""
         self.merged: dict[int, Part] = {}
