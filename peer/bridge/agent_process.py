@@ -270,9 +270,7 @@ class AgentProcess:
     def _talk(self, running: _Running) -> bool:
         """Exchange messages once. Returns ``False`` when this agent is to end."""
         settings = self._settings
-        readable, _, _ = select.select(
-            [running.socket.fileno(), self._wake_read], [], [], settings.beat_s / 2
-        )
+        readable = _readable(running.socket.fileno(), self._wake_read, within_s=settings.beat_s / 2)
         if self._wake_read in readable:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
@@ -301,6 +299,17 @@ class AgentProcess:
     def _sleep(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while self._leaving_until is None and (left := until - time.monotonic()) > 0:
-            select.select([self._wake_read], [], [], left)
+            _readable(self._wake_read, within_s=left)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
+
+
+def _readable(*descriptors: int, within_s: float) -> set[int]:
+    """Those of the descriptors that have something to read, or are at their end.
+
+    A trainer may have thousands of files open, and ``select`` takes no descriptor above 1023.
+    """
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(max(0.0, 1000 * within_s))}

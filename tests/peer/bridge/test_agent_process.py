@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -50,6 +51,35 @@ def test_an_agent_that_keeps_dying_is_restarted_ever_less_often(tmp_path: Path) 
     assert [pause for _, pause in died[:4]] == [0.01, 0.02, 0.04, 0.04]
     assert not heard
     assert not descendants(os.getpid())
+
+
+def test_a_trainer_with_thousands_of_open_files_keeps_its_agent(tmp_path: Path) -> None:
+    """``select`` takes no descriptor above 1023: the thread died, and no agent followed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(4096, hard)), hard))
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    died: list[int] = []
+    try:
+        line = AgentProcess(
+            BEGIN,
+            SharedTensors.create([4], layout=bytes(32), incarnation=1, coarse=False),
+            log_path=tmp_path / "agent.log",
+            hear=lambda message: None,
+            died=lambda code, pause_s: died.append(code),
+            settings=LineSettings(beat_s=0.05, restart_first_s=0.01, restart_max_s=0.04),
+            command=(sys.executable, "-S", "-c", "raise SystemExit(7)"),
+        )
+        line.start()
+        deadline = time.monotonic() + 60
+        while len(died) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        line.stop()
+        assert line.join(60)
+    finally:
+        for each in others:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert died[:2] == [7, 7]
 
 
 def test_stopping_ends_an_agent_that_does_not_listen(tmp_path: Path) -> None:
