@@ -41,6 +41,7 @@ from peer.bridge.messages import (
     pack,
 )
 from peer.bridge.shared_memory import SharedTensors
+from peer.descriptors import keep_from_children, release
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ class _Running:
         finally:
             theirs.close()
             os.close(bell_read)
+        keep_from_children(ours.fileno())
         self.socket = ours
         # It imports for seconds before it reads a large layout; an agent that never reads it hangs.
         self.socket.settimeout(silence_max_s)
@@ -126,6 +128,7 @@ class _Running:
 
     def end(self, *, patience_s: float) -> int:
         """Close the line, which ends the agent, or kill it. Returns its exit code."""
+        release(self.socket.fileno())
         self.socket.close()
         with contextlib.suppress(OSError):
             os.close(self.bell)

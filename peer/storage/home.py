@@ -21,6 +21,7 @@ import msgspec
 
 from dht.identity import RunId
 from dht.whole_files import read_json
+from peer.descriptors import keep_from_children, release
 from peer.errors import FolderInUse, FolderNotEmpty, FolderOfAnotherRun, FolderUnusable
 from peer.run_file.sections import RunFile
 
@@ -155,7 +156,7 @@ def occupied(folder: Path, run: RunFile, role: Literal["learner", "keeper"]) -> 
         with _registered(folder):
             yield
     finally:
-        os.close(descriptor)
+        _unlock(descriptor)
 
 
 @contextmanager
@@ -168,7 +169,7 @@ def only_process(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(descriptor)
+        _unlock(descriptor)
 
 
 def is_in_use(folder: Path) -> bool:
@@ -220,7 +221,13 @@ def _locked(folder: Path) -> int:
     except BlockingIOError as error:
         os.close(descriptor)
         raise FolderInUse(str(folder)) from error
+    keep_from_children(descriptor)
     return descriptor
+
+
+def _unlock(descriptor: int) -> None:
+    release(descriptor)
+    os.close(descriptor)
 
 
 def _read_occupant(folder: Path) -> Occupant | None:

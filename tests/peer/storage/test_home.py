@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from peer.storage.home import (
     check_folder,
     default_directory,
     free_directory,
+    is_in_use,
     occupied,
     only_process,
     peer_folder,
@@ -55,6 +59,33 @@ def test_a_second_peer_in_one_folder_is_refused_until_the_first_has_ended(tmp_pa
         pass
     with only_process(tmp_path):
         pass
+
+
+FORKS = """
+import multiprocessing, os, signal, sys, time
+from pathlib import Path
+from peer.storage.home import only_process
+with only_process(Path(sys.argv[1])):
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    child.start()
+    print(child.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_folder_is_free_when_its_peer_was_killed_and_a_forked_child_lives_on(
+    tmp_path: Path,
+) -> None:
+    """Workers of torch's ``DataLoader`` are such children. They had copies of the lock."""
+    command = [sys.executable, "-c", FORKS, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as killed:
+        assert killed.stdout is not None
+        child = int(killed.stdout.readline())
+        killed.wait(60)
+        try:
+            assert not is_in_use(tmp_path)
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("name", [".git", "pyproject.toml", "notes.txt"])
