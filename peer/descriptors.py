@@ -8,23 +8,25 @@ was killed; with a copy of the lock on a folder the folder would stay in use.
 from __future__ import annotations
 
 import os
+from functools import cache
 
 _own: set[int] = set()
-_is_registered = False
 
 
 def keep_from_children(descriptor: int) -> None:
     """Let no child that is forked from now on share an open descriptor, until ``release``."""
-    global _is_registered
-    if not _is_registered:
-        _is_registered = True
-        os.register_at_fork(after_in_child=_let_go)
+    _watch_forks()
     _own.add(descriptor)
 
 
 def release(descriptor: int) -> None:
     """To be called before the descriptor is closed: its number may then be another file's."""
     _own.discard(descriptor)
+
+
+@cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_let_go)
 
 
 def _let_go() -> None:
