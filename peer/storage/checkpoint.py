@@ -28,6 +28,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from dht.whole_files import sync_folder
 from peer.errors import CheckpointDamaged, DiskFull, OfLaterRelease, QuotaFull
 from peer.storage.tensor_file import NUMPY_TYPES, Tensor, digest_of, read_header, write_safetensors
 
@@ -180,10 +181,10 @@ class CheckpointFolder:
             digest, size = _write_tensors(temporary / _TENSORS, tensors)
             envelope = {"format": FORMAT, "tensors_digest": digest, "tensors_bytes": size}
             _write_meta(temporary / _META, {**envelope, "meta": dict(meta)})
-            _sync_folder(temporary)
+            sync_folder(temporary)
             final = self.path_of(self._next_number())
             temporary.rename(final)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFull(str(self.folder), needed, _free_bytes(self.folder)) from error
@@ -243,7 +244,7 @@ class CheckpointFolder:
         with self._saving:
             self.folder.mkdir(parents=True, exist_ok=True)
             path.rename(self.path_of(self._next_number()))
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
             for number in self.numbers()[: -self.keep]:
                 _remove(self.path_of(number))
 
@@ -336,14 +337,6 @@ def _free_bytes(folder: Path) -> int:
         path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()
     )
     return shutil.disk_usage(existing).free
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove(path: Path) -> None:
