@@ -7,7 +7,6 @@ change at any time.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -36,6 +35,7 @@ from peer.rules.limits import (
 from peer.rules.monthly_volume import MonthlyVolume
 from peer.rules.monthly_volume import decode as decode_volume
 from peer.rules.monthly_volume import encode as encode_volume
+from peer.storage.home import folder_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -255,13 +255,3 @@ def trim_log(path: Path, allowed_bytes: float | None) -> None:
         return
     except OSError as error:
         logger.warning("log_not_trimmed path=%s reason=%s", path, error)
-
-
-def folder_bytes(folder: Path) -> int:
-    """Size of all files in a folder; files renamed or removed meanwhile may be missed."""
-    total = 0
-    for where, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += (Path(where) / name).lstat().st_size
-    return total

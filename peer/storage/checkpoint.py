@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from dht.whole_files import sync_folder
 from peer.errors import CheckpointDamaged, DiskFull, OfLaterRelease, QuotaFull
+from peer.storage.home import folder_bytes
 from peer.storage.tensor_file import NUMPY_TYPES, Tensor, digest_of, read_header, write_safetensors
 
 logger = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """The last few checkpoints of one kind. One process writes; any process may read."""
+    """The last few checkpoints of one kind. One process writes; any may read, and ``prune``."""
 
     def __init__(
         self,
@@ -228,10 +229,7 @@ class CheckpointFolder:
         allowed = self._allowed_bytes()
         if allowed is None:
             return None
-        for path in self.folder.glob("*/*"):
-            with contextlib.suppress(FileNotFoundError):  # another process may remove it
-                allowed -= path.stat().st_size
-        return allowed
+        return allowed - folder_bytes(self.folder)
 
     def clear(self) -> None:
         """Remove all checkpoints."""
@@ -341,7 +339,9 @@ def _free_bytes(folder: Path) -> int:
 
 def _remove(path: Path) -> None:
     """Remove a folder, after renaming it so that no part of it looks like a checkpoint."""
-    if path.exists():
-        doomed = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+    doomed = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+    with contextlib.suppress(
+        FileNotFoundError
+    ):  # the agent removes checkpoints of its trainer, too
         path.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)

@@ -229,6 +229,16 @@ def peer_folder(folder: Path) -> Iterator[None]:
         raise FolderUnusable(str(folder), error.strerror or str(error)) from error
 
 
+def folder_bytes(folder: Path) -> int:
+    """Size of all files in a folder; files renamed or removed meanwhile may be missed."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += (Path(where) / name).lstat().st_size
+    return total
+
+
 def _locked(folder: Path) -> int:
     """The descriptor of a folder's lock, which it holds until it is closed."""
     descriptor = os.open(folder / "in_use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

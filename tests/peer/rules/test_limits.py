@@ -14,7 +14,6 @@ from peer import cli
 from peer.guest import enforcement
 from peer.guest.enforcement import (
     Guest,
-    folder_bytes,
     read_limits,
     trim_log,
     used_this_month,
@@ -44,7 +43,7 @@ from peer.rules.limits import (
     pause_after_step_s,
 )
 from peer.run_file.sections import RunFile
-from peer.storage.home import occupied
+from peer.storage.home import folder_bytes, occupied
 
 
 def at(hour: int, minute: int = 0) -> datetime:
