@@ -21,6 +21,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,11 @@ _NAME = re.compile(r"\d{12}")
 _TEMPORARY = ".writing-"
 _DAMAGED = ".damaged"
 _META_MAX_BYTES = 64 << 20
+_UNREADABLE = frozenset(
+    getattr(errno, name) for name in ("EIO", "EBADMSG", "EUCLEAN") if hasattr(errno, name)
+)
+"""Errors of a disk that is failing, or of a file system that finds its own damage."""
+
 _SLACK_BYTES = 1 << 20
 """Space for folders and metadata in addition to the tensors."""
 
@@ -279,7 +285,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Open a checkpoint's folder and verify its content. Raises ``CheckpointDamaged``."""
     meta = _read_meta(path)
     try:
-        with (path / _TENSORS).open("rb") as file:
+        with _readable(path), (path / _TENSORS).open("rb") as file:
             if os.fstat(file.fileno()).st_size != meta["tensors_bytes"]:
                 raise CheckpointDamaged(str(path), f"{_TENSORS} has the wrong size")
             if digest_of(file) != meta["tensors_digest"]:
@@ -291,6 +297,17 @@ def open_checkpoint(path: Path) -> Checkpoint:
             raise
         raise CheckpointDamaged(str(path), f"{_TENSORS} is missing") from error
     return Checkpoint(path, meta["meta"], entries, begin)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Take what the disk cannot read for damage: an older checkpoint may be on better parts."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _UNREADABLE:
+            raise CheckpointDamaged(str(path), error.strerror or str(error)) from error
+        raise
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
@@ -311,7 +328,7 @@ def _write_meta(path: Path, envelope: Mapping[str, Any]) -> None:
 
 def _read_meta(path: Path) -> dict[str, Any]:
     try:
-        with (path / _META).open("rb") as file:
+        with _readable(path), (path / _META).open("rb") as file:
             content = file.read(_META_MAX_BYTES + 1)
     except FileNotFoundError as error:
         if not path.exists():
