@@ -166,9 +166,9 @@ class AgentProcess:
         self._command = tuple(command)
         self._running: _Running | None = None
         self._outbox: deque[FromTrainer] = deque(maxlen=1024)
-        self._wake_read, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)
-        os.set_blocking(self._wake_read, False)
+        self._wake_read, self._wake = socket.socketpair()
+        self._wake.setblocking(False)
+        self._wake_read.setblocking(False)
         self._leaving_until: float | None = None
         self._thread = threading.Thread(target=self._live, name="agent line", daemon=True)
         self.restarts = 0
@@ -223,8 +223,8 @@ class AgentProcess:
         return not self._thread.is_alive()
 
     def _poke(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            os.write(self._wake, b"\1")
+        with contextlib.suppress(OSError):  # it is full, or the thread has ended
+            self._wake.send(b"\1")
 
     def _live(self) -> None:
         pause_s = self._settings.restart_first_s
@@ -245,6 +245,8 @@ class AgentProcess:
             running, self._running = self._running, None
             if running is not None:
                 running.end(patience_s=0.0)
+            self._wake_read.close()
+            self._wake.close()
 
     def _run_once(self) -> int:
         begin = msgspec.structs.replace(self._begin, restarts=self.restarts)
@@ -273,10 +275,10 @@ class AgentProcess:
     def _talk(self, running: _Running) -> bool:
         """Exchange messages once. Returns ``False`` when this agent is to end."""
         settings = self._settings
-        readable = _readable(running.socket.fileno(), self._wake_read, within_s=settings.beat_s / 2)
-        if self._wake_read in readable:
+        readable = _readable(running.socket, self._wake_read, within_s=settings.beat_s / 2)
+        if self._wake_read.fileno() in readable:
             with contextlib.suppress(BlockingIOError):
-                os.read(self._wake_read, 4096)
+                self._wake_read.recv(4096)
         now = time.monotonic()
         if running.socket.fileno() in readable:
             data = running.socket.recv(1 << 16)
@@ -304,15 +306,15 @@ class AgentProcess:
         while self._leaving_until is None and (left := until - time.monotonic()) > 0:
             _readable(self._wake_read, within_s=left)
             with contextlib.suppress(BlockingIOError):
-                os.read(self._wake_read, 4096)
+                self._wake_read.recv(4096)
 
 
-def _readable(*descriptors: int, within_s: float) -> set[int]:
-    """Those of the descriptors that have something to read, or are at their end.
+def _readable(*sockets: socket.socket, within_s: float) -> set[int]:
+    """The descriptors of those sockets that have something to read, or are at their end.
 
     A trainer may have thousands of files open, and ``select`` takes no descriptor above 1023.
     """
     poll = select.poll()
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
+    for each in sockets:
+        poll.register(each, select.POLLIN)
     return {descriptor for descriptor, _ in poll.poll(max(0.0, 1000 * within_s))}

@@ -127,6 +127,30 @@ def test_an_agent_hears_that_its_trainer_was_killed_though_a_forked_child_lives_
             os.kill(child, signal.SIGKILL)
 
 
+def test_of_an_agent_that_has_ended_no_open_file_is_left(tmp_path: Path) -> None:
+    """Each run of a program left two."""
+
+    def start_and_stop() -> AgentProcess:
+        line = AgentProcess(
+            BEGIN,
+            memory,
+            log_path=tmp_path / "agent.log",
+            hear=lambda message: None,
+            command=(sys.executable, "-S", "-c", "raise SystemExit(7)"),
+        )
+        line.start()
+        line.stop()
+        assert line.join(60)
+        line.send(Beat())  # nobody hears it
+        return line
+
+    memory = SharedTensors.create([4], layout=bytes(32), incarnation=1, coarse=False)
+    ended = [start_and_stop()]
+    before = len(list(Path("/dev/fd").iterdir()))
+    ended += [start_and_stop() for _ in range(3)]
+    assert len(list(Path("/dev/fd").iterdir())) == before
+
+
 def test_stopping_ends_an_agent_that_does_not_listen(tmp_path: Path) -> None:
     memory = SharedTensors.create([4], layout=bytes(32), incarnation=1, coarse=False)
     line = AgentProcess(
