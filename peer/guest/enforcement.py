@@ -84,7 +84,6 @@ class Guest:
         self._last_offers_bytes = last_offers_bytes
         self._folder = folder
         self._trains = trains
-        self._started_at = time.time() if started_at is None else started_at
         self._others = OthersBusy()
         self._disk_used: int | None = None
         self._own_use = OwnUse(os.getppid() if trains else os.getpid())
@@ -100,6 +99,12 @@ class Guest:
         """Bytes that passed the gates and are in ``_volume``."""
         self._saved_at = time.monotonic()
         self.verdict: Go | Rest = Go()
+        self._read()
+        since = time.time() if started_at is None else started_at
+        is_void = not must_leave(self.limits, started_at=since)
+        self._void_leave = self.limits.leave_at if is_void else None
+        """The time of an earlier ``shoal leave``. Any other one is for this peer: since it started
+        the clock may have been set back."""
 
     @property
     def month_bytes(self) -> int:
@@ -125,7 +130,7 @@ class Guest:
 
     @property
     def must_leave(self) -> bool:
-        return must_leave(self.limits, started_at=self._started_at)
+        return self.limits.leave_at not in (None, self._void_leave)
 
     def look(self) -> Go | Rest:
         """Read changed limits and decide. Cheap enough to call several times a second."""

@@ -367,6 +367,20 @@ def test_leave_concerns_only_peers_that_were_running(tmp_path: Path) -> None:
     assert not leaves(1000.0)
 
 
+def test_leave_is_followed_when_the_clock_was_set_back_since_the_start(tmp_path: Path) -> None:
+    """As where a clock shows local time until it is set: it was ignored for hours."""
+    write_limits(tmp_path, Limits(leave_at=1000.0))
+    guest = Guest(tmp_path, started_at=30_000.0)
+
+    async def leaves() -> bool:
+        guest.look()
+        return guest.must_leave
+
+    assert not asyncio.run(leaves())
+    write_limits(tmp_path, Limits(leave_at=1200.0))
+    assert asyncio.run(leaves())
+
+
 def test_the_commands_write_what_the_peer_reads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
