@@ -6,6 +6,7 @@ does resuming in the middle of one.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,9 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from peer.data.token_cache import TokenCache
+from peer.errors import DataUnavailable
+
+logger = logging.getLogger(__name__)
 
 BLOCK_DOCUMENTS = 256
 """Documents of a block: consecutive ones of a file. The last block of a file has fewer, or none."""
@@ -27,6 +31,7 @@ class KeptDocuments:
         """``source``: everything that the tokens depend on."""
         self._cache = cache
         self._source = source
+        self._told = False
 
     def read(self, file: int, block: int) -> list[NDArray[np.int64]] | None:
         """The tokens of each document, none for one that is held out; ``None`` if not kept."""
@@ -41,7 +46,13 @@ class KeptDocuments:
         tokens = np.concatenate([np.empty(0, np.int64), *documents]).astype(np.int32)
         tokens = tokens.view(np.uint32)
         lengths = np.array([each.size for each in documents], np.uint32)
-        self._cache.write(self._key(file, block), tokens, lengths)
+        try:
+            self._cache.write(self._key(file, block), tokens, lengths)
+        except DataUnavailable as error:
+            # The tokens are here: a full disk costs reading them again, and not this training.
+            if not self._told:
+                logger.warning("tokens_not_kept reason=%s", error.reason)
+            self._told = True
 
     def _key(self, file: int, block: int) -> str:
         parts = ("documents", VERSION, BLOCK_DOCUMENTS, *self._source, file, block)

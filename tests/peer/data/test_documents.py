@@ -214,6 +214,15 @@ def test_a_second_pass_reads_and_tokenizes_nothing(each: int, tmp_path: Path) ->
     assert again.state() == plain.state()
 
 
+def test_tokens_that_the_disk_has_no_room_for_are_read_all_the_same(tmp_path: Path) -> None:
+    """Earlier, a full disk ended training."""
+    (tmp_path / "full").touch()  # no folder can be made there
+    kept = KeptDocuments(TokenCache(tmp_path / "full"), "a/b", "c0ffee")
+    source = documents(16, 300)
+    expected = stream(source).next(1000)
+    assert np.array_equal(stream(source, kept=kept).next(1000), expected)
+
+
 def test_resuming_between_kept_and_new_blocks_gives_the_same_tokens(tmp_path: Path) -> None:
     source = documents(16, 600)
     kept = KeptDocuments(TokenCache(tmp_path), "a/b")
