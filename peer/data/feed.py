@@ -116,6 +116,9 @@ class Feed:
                 self._position += 1
                 yield items[item]
             return
+        if isinstance(dataset, Iterator):  # such as a generator: there is no second time
+            yield from takewhile(lambda _: not self._over(), dataset)
+            return
         while not self._over():
             empty = True
             for batch in takewhile(lambda _: not self._over(), dataset):

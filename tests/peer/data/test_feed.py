@@ -46,6 +46,14 @@ def test_reading_continues_at_the_position_of_a_checkpoint() -> None:
     assert sorted(seen + list(islice(again.batches(ITEMS, None), 30))) == ITEMS
 
 
+def test_the_batches_end_with_an_iterator_which_has_no_second_time() -> None:
+    """It was an error, with which the block was left in a hurry and pending work was lost."""
+    assert list(feed().batches(iter(ITEMS), None)) == ITEMS
+    assert list(feed().batches((each for each in ITEMS), None)) == ITEMS
+    with pytest.raises(ValueError, match="yields nothing"):
+        next(feed().batches(set(), None))
+
+
 def test_the_positions_in_a_dataset_and_in_the_recipe_are_both_saved() -> None:
     first = feed()
     list(islice(first.batches(ITEMS, None), 20))
