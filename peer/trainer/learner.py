@@ -270,8 +270,9 @@ class Learner:
                     piece.put(state[piece.where])
                 found.append(measure())
         finally:
-            for piece, values in zip(local, kept, strict=True):
-                piece.put(values)
+            with held_back():
+                for piece, values in zip(local, kept, strict=True):
+                    piece.put(values)
         return found
 
     def take_adopted(self) -> list[tuple[int, int]]:

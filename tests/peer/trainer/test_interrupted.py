@@ -21,32 +21,32 @@ EMPTY = "aten::empty.memory_format"
 
 
 class AtCall(TorchDispatchMode):
-    """Runs ``happens`` after the first call of an operation of torch."""
+    """Runs ``happens`` after the ``number``-th call of an operation of torch."""
 
-    def __init__(self, operation: str, happens: Callable[[], None]) -> None:
+    def __init__(self, operation: str, happens: Callable[[], None], *, number: int = 1) -> None:
         super().__init__()
         self._operation = operation
         self._happens = happens
-        self.calls = 0
+        self._left = number
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.name() == self._operation:
-            self.calls += 1
-            if self.calls == 1:
+            self._left -= 1
+            if self._left == 0:
                 self._happens()
         return result
 
 
 @contextmanager
-def ctrl_c_after(operation: str) -> Iterator[None]:
-    """Press Ctrl-C after the first call of an operation, and expect what Python makes of it."""
+def ctrl_c_after(operation: str, number: int = 1) -> Iterator[None]:
+    """Press Ctrl-C after a call of an operation, and expect what Python makes of it."""
     # ``asyncio.run`` has put a handler of its own in its place.
     earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with (
             pytest.raises(KeyboardInterrupt),
-            AtCall(operation, lambda: signal.raise_signal(signal.SIGINT)),
+            AtCall(operation, lambda: signal.raise_signal(signal.SIGINT), number=number),
         ):
             yield
     finally:
@@ -85,6 +85,21 @@ def test_ctrl_c_in_the_middle_of_an_offer_offers_whole_parameters() -> None:
         snapshot = await waiting
         assert snapshot is not None
         assert np.array_equal(snapshot.values, pair.now(fragment))
+
+    asyncio.run(story())
+
+
+def test_ctrl_c_at_any_moment_of_a_trial_leaves_the_own_parameters() -> None:
+    async def story() -> None:
+        pair = Pair()
+        await pair.found()
+        fragment = max(range(2), key=lambda i: len(pair.layout.fragments[i].units))
+        before, units = pair.now(fragment), len(pair.layout.fragments[fragment].units)
+        other = torch.zeros(before.size)
+        for number in range(1, 2 * units + 1):  # each is put once, and put back
+            with ctrl_c_after("aten::copy_", number):
+                pair.learner.measured_with(fragment, [other], lambda: 0.0)
+            assert np.array_equal(pair.now(fragment), before), number
 
     asyncio.run(story())
 
