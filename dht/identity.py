@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from dht.errors import KeyFileError
+from dht.whole_files import sync_folder
 
 PeerId = NewType("PeerId", str)
 """A libp2p peer id in base58, such as ``12D3KooW...``. It embeds the peer's public key."""
@@ -144,7 +145,7 @@ class Identity:
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     temporary.unlink()
-            _sync_directory(path.parent)
+            sync_folder(path.parent)
         except OSError as error:
             raise KeyFileError(str(path), error.strerror or str(error), "unwritable") from error
         return identity
@@ -214,17 +215,6 @@ def _check(peer_id: PeerId, message: bytes, signature: bytes) -> None:
 @lru_cache(maxsize=4096)
 def _key_of(peer_id: PeerId) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(public_key_of(peer_id))
-
-
-def _sync_directory(path: Path) -> None:
-    """Make a new name in this directory survive a power failure, where the system can."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def base58_encode(data: bytes) -> str:

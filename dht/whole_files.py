@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ from typing import TypeVar
 import msgspec
 
 T = TypeVar("T")
+
+_RANDOM_BYTES = 8
+_UNFINISHED = re.compile(rf"\..+\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}")
 
 NO_FILE = "it is a device, a pipe or a socket"
 
@@ -27,13 +31,24 @@ def new_file(path: Path) -> Iterator[Path]:
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, NO_FILE, str(path))
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(_RANDOM_BYTES)}")
     try:
         yield temporary
         temporary.replace(path)
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the files of a folder that were not finished when their process was killed.
+
+    The folder must be one in which no other process writes.
+    """
+    for path in folder.iterdir():
+        if _UNFINISHED.fullmatch(path.name) and path.is_file():
+            with suppress(OSError):  # it costs space, and no start
+                path.unlink()
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from dht.identity import RunId
-from dht.whole_files import read_json
+from dht.whole_files import read_json, remove_unfinished
 from peer.descriptors import keep_from_children, release
 from peer.errors import FolderInUse, FolderNotEmpty, FolderOfAnotherRun, FolderUnusable
 from peer.run_file.sections import RunFile
@@ -175,6 +175,7 @@ def occupied(folder: Path, run: RunFile, role: Literal["learner", "keeper"]) -> 
             )
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, msgspec.json.encode(occupant), 0)
+        remove_unfinished(folder)
         with _registered(folder):
             yield
     finally:

@@ -111,6 +111,30 @@ def test_a_folder_that_holds_data_or_a_key_is_taken(tmp_path: Path) -> None:
             assert (tmp_path / each / "in_use").exists()
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from dht.whole_files import new_file
+with new_file(Path(sys.argv[1])) as temporary:
+    temporary.write_text("half of a model")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_peer_had_not_finished_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    """An export that was cut off kept the space of a model for ever."""
+    run = run_named("one")
+    with occupied(tmp_path, run, "learner"):
+        pass
+    mine = tmp_path / ".mine.txt"
+    mine.touch()
+    before = set(tmp_path.iterdir())
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path / "model.safetensors"], check=False)
+    assert len(set(tmp_path.iterdir()) - before) == 1
+    with occupied(tmp_path, run, "learner"):
+        assert set(tmp_path.iterdir()) == before
+
+
 def test_a_folder_belongs_to_one_run(tmp_path: Path) -> None:
     folder = tmp_path / "peer"
     for _ in range(2):
