@@ -98,23 +98,28 @@ class Downloads:
         assert place.sha256 is not None
         path = self._folder / place.sha256
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with path.with_suffix(PART).open("a+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # another process may be downloading it
-                partial = Path(file.name)
-                if path.exists():
-                    partial.unlink(missing_ok=True)
-                else:
-                    if self._folder_bytes_max is not None:
-                        keep_below(self._folder, self._folder_bytes_max)
-                    self._complete(place, partial, tell or partial_of(self._tell, place))
-                    os.fsync(file.fileno())  # before a power cut could leave the name alone
-                    partial.rename(path)
-            stat = path.stat()
-            os.utime(path, ns=(time.time_ns(), stat.st_mtime_ns))  # KnownHashes go by the change
+            if not path.exists():
+                self._fetch_to(path, place, tell or partial_of(self._tell, place))
         except OSError as error:
             raise self._failed(place, error) from error
+        with suppress(OSError):  # another user may own it
+            stat = path.stat()
+            os.utime(path, ns=(time.time_ns(), stat.st_mtime_ns))  # KnownHashes go by the change
         return path
+
+    def _fetch_to(self, path: Path, place: Place, tell: Tell) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(PART).open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # another process may be downloading it
+            partial = Path(file.name)
+            if path.exists():
+                partial.unlink(missing_ok=True)
+                return
+            if self._folder_bytes_max is not None:
+                keep_below(self._folder, self._folder_bytes_max)
+            self._complete(place, partial, tell)
+            os.fsync(file.fileno())  # before a power cut could leave the name alone
+            partial.rename(path)
 
     def fetch_new(self, url: str, *, tell: Tell = lambda done, whole: None) -> tuple[Path, Place]:
         """Download a file whose hash is not known yet, for the author of a run.

@@ -66,7 +66,7 @@ class TokenCache:
         except ValueError:  # an empty file
             content = np.empty(0, np.uint8)
         tokens = _decoded(content)
-        with suppress(FileNotFoundError):  # another process may remove it
+        with suppress(OSError):  # another process may remove it, or another user owns it
             if tokens is None:
                 logger.warning("token_cache_damaged file=%s; it is made again", path)
                 path.unlink()
