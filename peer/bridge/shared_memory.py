@@ -337,10 +337,12 @@ class SharedTensors:
         block = self.control[fragment]
         if not block["has_base"]:
             return None
+        mark = int(block["base_mark"])
+        _fence()  # the tokens may be those of a later mark, and never of an earlier one
         return Base(
             version=int(block["base_version"]),
             lineage=bytes(block["base_lineage"]),
-            mark=int(block["base_mark"]),
+            mark=mark,
             tokens=int(block["base_tokens"]),
         )
 
@@ -387,12 +389,19 @@ class SharedTensors:
         block["base_lineage"] = np.frombuffer(order.lineage, np.uint8)
         if order.operation is Adoption.SET:
             # Own work that was not in that version has just been overwritten.
-            block["base_mark"], block["base_tokens"] = step, tokens
+            self._note_base(fragment, mark=step, tokens=tokens)
         elif order.mark is not None:
-            block["base_mark"], block["base_tokens"] = order.mark, order.tokens
+            self._note_base(fragment, mark=order.mark, tokens=order.tokens)
         block["has_base"] = 1
         block["adopted_step"], block["adopted_tokens"] = step, tokens
         self.pass_on(fragment, SlotState.BASE if self.coarse else SlotState.FREE)
+
+    def _note_base(self, fragment: int, *, mark: int, tokens: int) -> None:
+        """Tokens first: the agent may look in between."""
+        block = self.control[fragment]
+        block["base_tokens"] = tokens
+        _fence()
+        block["base_mark"] = mark
 
     def adopted_at(self, fragment: int) -> tuple[int, int]:
         """Own step and tokens at the last adoption."""
