@@ -306,10 +306,10 @@ def test_an_unwritable_disk_is_reported_in_one_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(path: Path, *args: object) -> int:
-        raise OSError(number, os.strerror(number), str(path))
+    def refuse(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(os, "fsync", refuse)
     code, errors = complaint(["pause", "--directory", str(tmp_path)], capsys)
     assert code == 2
     assert os.strerror(number) in errors
