@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from dht import addresses
-from peer.cli.application import Json, RelayBulk, RunPageAt, complain, start_logging
+from peer.cli.application import HOST, SEE, Json, RelayBulk, RunPageAt, complain, start_logging
 from peer.storage.home import data_home
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 
-@commands.command()
+@commands.command(rich_help_panel=HOST)
 def bootstrap(
     port: Annotated[int, Option(help="TCP port to listen on.")] = 7700,
     announce: Annotated[
@@ -133,7 +133,7 @@ def _install_service(settings: BootstrapSettings, path: Path | None) -> None:
     print(f"wrote {path}; next: systemctl daemon-reload && systemctl enable --now {path.stem}")
 
 
-@commands.command()
+@commands.command(rich_help_panel=SEE)
 def doctor(
     targets: Annotated[
         list[str] | None,
