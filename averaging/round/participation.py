@@ -656,7 +656,7 @@ class Participation:
             return False
         if self.stage in (Stage.UPLOADING, Stage.SEALED, Stage.FORSWORN):
             self._voided = message
-        elsewhere = may_be_finished(self.commit, message, sender) and not self.coordinates
+        elsewhere = may_be_finished(message) and not self.coordinates
         self._void(message.reason, may_be_finished=elsewhere)
         return True
 
