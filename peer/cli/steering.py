@@ -31,7 +31,13 @@ from peer.cli.application import (
 from peer.cli.finding import link_of
 from peer.errors import NobodyMet, RunOver
 from peer.quantities import count_text, duration_text, plural
-from peer.storage.home import check_no_other_files, data_home, is_in_use, running_peers
+from peer.storage.home import (
+    check_no_other_files,
+    data_home,
+    folder_bytes,
+    is_in_use,
+    running_peers,
+)
 
 commands = typer.Typer()
 
@@ -339,7 +345,7 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
 
     A wish such as ``paused`` is for peers that run; a limit is also for those that start later.
     """
-    from peer.guest.enforcement import folder_bytes, read_limits, used_this_month, write_limits
+    from peer.guest.enforcement import read_limits, used_this_month, write_limits
 
     home = data_home(os.environ)
     wish = bool(changes.keys() & {"paused", "leave_at"})

@@ -14,7 +14,6 @@ from peer import cli
 from peer.guest import enforcement
 from peer.guest.enforcement import (
     Guest,
-    folder_bytes,
     read_limits,
     trim_log,
     used_this_month,
@@ -43,7 +42,8 @@ from peer.rules.limits import (
     parse_threads,
     pause_after_step_s,
 )
-from peer.storage.home import only_process
+from peer.run_file.sections import RunFile
+from peer.storage.home import folder_bytes, occupied
 
 
 def at(hour: int, minute: int = 0) -> datetime:
@@ -397,7 +397,7 @@ def test_the_commands_write_what_the_peer_reads(
     assert read_limits(tmp_path) == Limits()
     assert cli.run(["leave", *folder]) == 0
     assert "no peer is running there" in capsys.readouterr().out
-    with only_process(tmp_path):
+    with occupied(tmp_path, RunFile(), "learner"):
         assert cli.run(["leave", *folder]) == 0
     assert "asked to leave" in capsys.readouterr().out
     assert read_limits(tmp_path).leave_at is not None
