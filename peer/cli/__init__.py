@@ -121,7 +121,9 @@ def _tolerant(stream: TextIO) -> TextIO:
 
 def _message(error: Exception) -> str:
     text: str = error.format_message()  # type: ignore[attr-defined]
-    return text.strip().rstrip(".").replace(": Value error, ", ": ")  # the library's own words
+    # Words of the library that say nothing: our own sentences need no title.
+    text = text.strip().removeprefix("Invalid value: ").rstrip(".")
+    return text.replace(": Value error, ", ": ")
 
 
 def _command(error: Exception) -> str:
