@@ -208,6 +208,8 @@ class Guest:
         except FileNotFoundError:
             self.limits, self._stamp = Limits(), None
             return
+        except OSError:  # of a network's file system, for a while: the previous ones stay
+            return
         stamp = (found.st_mtime_ns, found.st_ino)
         if stamp == self._stamp:
             return

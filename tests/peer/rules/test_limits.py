@@ -367,6 +367,21 @@ def test_leave_concerns_only_peers_that_were_running(tmp_path: Path) -> None:
     assert not leaves(1000.0)
 
 
+def test_limits_that_cannot_be_looked_at_stay_as_they_were(tmp_path: Path) -> None:
+    """The error ended the agent, and each one after it."""
+    write_limits(tmp_path, Limits(up_bytes_s=1e6))
+    guest = Guest(tmp_path)
+    (tmp_path / "limits.json").unlink()
+    (tmp_path / "limits.json").symlink_to("limits.json")
+
+    async def look() -> None:
+        guest.look()
+
+    asyncio.run(look())
+    assert guest.limits == Limits(up_bytes_s=1e6)
+    assert Guest(tmp_path).limits == Limits()
+
+
 def test_leave_is_followed_when_the_clock_was_set_back_since_the_start(tmp_path: Path) -> None:
     """As where a clock shows local time until it is set: it was ignored for hours."""
     write_limits(tmp_path, Limits(leave_at=1000.0))
