@@ -27,6 +27,8 @@ from averaging.live.uploading import Uploading
 from averaging.numbers.chunks import Chunk
 from averaging.numbers.layout import Layout, TensorSpec
 from averaging.round.contributing import Contribution
+from averaging.round.traffic import Route, Traffic
+from averaging.rules.mixing import MixingPolicy
 from dht.errors import StreamBroken
 from dht.guarded_host import GuardedHost
 from dht.identity import PeerId
@@ -361,6 +363,55 @@ def test_a_reducer_without_a_model_leaves_an_absurd_upload_out_by_the_others(
     run(main())
 
 
+@pytest.mark.parametrize("named", ["all others", "one other", "nobody there", "later"])
+def test_a_member_that_carries_others_in_its_upload_harms_nobody(
+    monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """Reducers believed it. Their merge left out whom it named, so an audit convicted them of a
+    false one; without any other upload, or where no member has that place, it ended the averager.
+    """
+    opening = Traffic.opening
+    honest_part = Uploading.send_part
+
+    def lie(self: Traffic, route: Route) -> said.Opening:
+        told = opening(self, route)
+        if self._me != MALLORY or route.what != said.OWN or named == "later":
+            return told
+        others = tuple(i for i in range(len(self.commit.members)) if i != self.entry)
+        riders = {"all others": others, "one other": others[:1], "nobody there": (60_000,)}[named]
+        if named == "nobody there":
+            self.inside = riders  # it signs that they are in it
+        return msgspec.structs.replace(told, riders=riders)
+
+    async def lie_later(self: Uploading, bulk: Bulk, index: int, what: str) -> None:
+        await honest_part(self, bulk, index, what)
+        traffic = self.parts.traffic
+        if self.parts.me == MALLORY and what == said.OWN and named == "later":
+            others = tuple(i for i in range(len(traffic.commit.members)) if i != traffic.entry)
+            route = Route(index, bulk.remote, said.OWN)
+            again = msgspec.structs.replace(opening(traffic, route), riders=others)
+            await self._transport.open_bulk(bulk.remote, said.encode_opening(again))
+
+    monkeypatch.setattr(Traffic, "opening", lie)
+    monkeypatch.setattr(Uploading, "send_part", lie_later)
+    policy = replace(POLICY, audit_rate=1.0)
+    if named == "nobody there":
+        policy = replace(policy, group_size=2, mixing=MixingPolicy(every=1))
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
+            await made.add("mallory", policy=policy)
+            await made.live(60.0)
+            assert progress(peers) >= 1
+            reason = "it carries members of other sites"
+            found = refusals(peers, "opening_refused")
+            assert any(fields["reason"] == reason for fields in found), found
+            assert not any(peer.averager.audits.convicted for peer in peers)
+
+    run(main())
+
+
 def test_garbage_other_versions_and_unknown_fragments_are_counted_and_change_nothing() -> None:
     async def main() -> None:
         async with swarm(MemoryNetwork()) as made:
@@ -665,14 +716,14 @@ def test_one_upload_on_many_streams_takes_the_memory_of_two(
     most = 0
     receive = Reducing._receive_own
 
-    async def watched(self: Reducing, bulk: Bulk, index: int, entry: int) -> None:
+    async def watched(self: Reducing, bulk: Bulk, index: int, entry: int, *rest: Any) -> None:
         def look() -> None:
             nonlocal most
             received = self._received.get((index, entry))
             most = max(most, received.streams if received is not None else 0)
 
         asyncio.get_running_loop().call_later(0.5, look)
-        await receive(self, bulk, index, entry)
+        await receive(self, bulk, index, entry, *rest)
 
     monkeypatch.setattr(Reducing, "_receive_own", watched)
 

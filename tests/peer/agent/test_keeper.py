@@ -27,15 +27,17 @@ from dht.record_keeper import RecordKeeper
 from dht.records import RUN_FILE_MAX_BYTES, Rejected, RunRecord, file_key, seal
 from peer.agent.active_peer import ActivePeer, lacks, make_averager
 from peer.agent.keeper import Keeper, behind
-from peer.agent.local_peer import PeerSettings
+from peer.agent.local_peer import LAST_ROUND_S, PeerSettings
 from peer.agent.online_peer import GREETED_MAX, OnlinePeer, go_online
 from peer.guest.enforcement import Guest
-from peer.rules.ending import Ending
+from peer.rules.ending import Ending, LastRounds
 from peer.run_file.reading import parse
+from peer.status import Status
 from peer.storage.progress import ProgressFile, read_progress
 from tests.dht.presence.presence_swarm import until
 from tests.integration import learner_process
 from tests.peer.agent.example_peers import member
+from tests.peer.statuses import a_status
 
 LAYOUT = Layout.build([TensorSpec("w", (4, 4), "float32")], 1)
 
@@ -143,6 +145,39 @@ def test_a_leaving_peer_greets_the_keepers_at_once_and_only_so_many_of_them(
     ]
     run(main())
     assert greeted == [each.peer for each in members[1 : 1 + GREETED_MAX]]
+
+
+def test_a_keeper_stays_open_after_the_date_until_all_learners_have_left_it_their_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It closed at the date, and refused the last round of a learner that can only dial out."""
+    boris = a_status(name="boris", phase="ready")
+
+    async def statuses(online: OnlinePeer, peers: Sequence[PeerId]) -> list[Status]:
+        return [boris] if peers else []
+
+    async def main() -> None:
+        nonlocal boris
+        async with keeper_online(tmp_path, monkeypatch) as (online, averager):
+            local, loop = online.local, asyncio.get_running_loop()
+            monkeypatch.setattr(OnlinePeer, "statuses", statuses)
+            monkeypatch.setattr(local, "others_who_train", lambda: [PeerId("boris")])
+            last = asyncio.create_task(
+                ActivePeer(online, averager)._make_last_rounds(LastRounds(()))
+            )
+            await asyncio.sleep(10.0)
+            assert not local.closed
+            boris = a_status(name="boris", phase="leaving", ended_at=2.0)
+            await asyncio.sleep(1.0)
+            assert last.done() and local.closed == {0}
+
+            boris = a_status(name="boris", phase="ready")  # and never ends
+            began = loop.time()
+            await ActivePeer(online, averager)._make_last_rounds(LastRounds(()))
+            rules = local.run_file.rounds
+            assert loop.time() - began <= rules.quorum_deadline_s + LAST_ROUND_S + 1.0
+
+    run(main())
 
 
 def incarnation_of_a_life(directory: Path) -> int:
