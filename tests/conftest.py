@@ -7,12 +7,15 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from inspect import iscoroutinefunction, signature
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 
+from dht.memory import virtual_loop
 from tests.processes import Processes, descendants, described, still_running
 
 # A shell that starts pytest in the background makes it and its children ignore Ctrl-C.
@@ -62,6 +65,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(200_000, 20, 50)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Give a test that is a coroutine to its ``runner``."""
+    test = pyfuncitem.function
+    if not iscoroutinefunction(test):
+        return None
+    values: dict[str, Any] = pyfuncitem.funcargs
+    values["runner"](test(**{name: values[name] for name in signature(test).parameters}))
+    return True
+
+
+@pytest.fixture(autouse=True)
+def runner() -> Callable[[Coroutine[Any, Any, None]], object]:
+    """Runs the coroutines of tests: on virtual time, where a module or folder has no other."""
+    return virtual_loop.run
 
 
 @pytest.fixture

@@ -6,9 +6,17 @@ On real daemons they are ``slow``, but for those that ``essential`` marks; with 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
+from typing import Any
+
 import pytest
 
-from tests.contract.worlds import HivemindWorld, LaneWorld, MemoryWorld
+from tests.contract.worlds import HivemindWorld, LaneWorld, MemoryWorld, World
+
+
+@pytest.fixture
+def runner(world: World) -> Callable[[Coroutine[Any, Any, None]], object]:
+    return world.run
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

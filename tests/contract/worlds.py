@@ -35,7 +35,7 @@ class World(Protocol):
 
     name: str
 
-    def run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def run(self, test: Coroutine[Any, Any, T]) -> T:
         """Run a test. Raises an ``ExceptionGroup`` when a bug was reported to the loop."""
         ...
 
@@ -54,14 +54,14 @@ class MemoryWorld:
     def __init__(self) -> None:
         self.network: MemoryNetwork
 
-    def run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def run(self, test: Coroutine[Any, Any, T]) -> T:
         hosts: list[Host] = []
         self._hosts = hosts
 
         async def whole() -> T:
             self.network = MemoryNetwork(NEAR)
             try:
-                return await main()
+                return await test
             finally:
                 for host in hosts:
                     await host.close()
@@ -84,7 +84,7 @@ class HivemindWorld:
     def __init__(self) -> None:
         self._worlds = itertools.count()
 
-    def run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def run(self, test: Coroutine[Any, Any, T]) -> T:
         self._hosts: list[Host] = []
         reported: list[Exception] = []
 
@@ -97,7 +97,7 @@ class HivemindWorld:
         async def whole() -> T:
             asyncio.get_running_loop().set_exception_handler(note)
             try:
-                return await main()
+                return await test
             finally:
                 await asyncio.gather(*(host.close() for host in self._hosts))
 

@@ -13,7 +13,6 @@ from dht.errors import PeerUnreachable, StreamBroken
 from dht.host import Host, Stream
 from dht.memory.host import MemoryNetwork
 from dht.memory.network import Weather
-from dht.memory.virtual_loop import run
 from dht.throttled_host import FREE_FRAME_BYTES, Gate, ThrottledHost, TokenBucket
 
 FAST = Weather(latency_s=(0.001, 0.001))
@@ -64,53 +63,44 @@ async def carry(sender: Stream, receiver: Stream, frames: int) -> float:
 
 
 @pytest.mark.parametrize("rate", [150_000.0, 1e6, 20e6])
-def test_a_rate_is_held_within_a_tenth_in_both_directions(rate: float) -> None:
-    async def work() -> None:
-        async with pair() as (host, ours, theirs):
-            host.up.set_rate(rate)
-            host.down.set_rate(rate)
-            frames = 60
-            for sender, receiver in ((ours, theirs), (theirs, ours)):
-                took_s = await carry(sender, receiver, frames)
-                held = frames * len(FRAME) / took_s
-                assert held == pytest.approx(rate, rel=0.1), held
-
-    run(work())
+async def test_a_rate_is_held_within_a_tenth_in_both_directions(rate: float) -> None:
+    async with pair() as (host, ours, theirs):
+        host.up.set_rate(rate)
+        host.down.set_rate(rate)
+        frames = 60
+        for sender, receiver in ((ours, theirs), (theirs, ours)):
+            took_s = await carry(sender, receiver, frames)
+            held = frames * len(FRAME) / took_s
+            assert held == pytest.approx(rate, rel=0.1), held
 
 
-def test_a_rate_that_is_changed_counts_at_once() -> None:
-    async def work() -> None:
-        async with pair() as (host, ours, theirs):
-            host.up.set_rate(100.0)  # a frame would take an hour and a half
-            await ours.send(FRAME, timeout_s=60)
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            waiting = asyncio.create_task(carry(ours, theirs, 10))
-            await asyncio.sleep(5.0)
-            assert not waiting.done()
-            host.up.set_rate(None)
-            await waiting
-            assert loop.time() - began < 6.0
-            assert await carry(ours, theirs, 40) < 1.0, "no limit any more"
-
-    run(work())
+async def test_a_rate_that_is_changed_counts_at_once() -> None:
+    async with pair() as (host, ours, theirs):
+        host.up.set_rate(100.0)  # a frame would take an hour and a half
+        await ours.send(FRAME, timeout_s=60)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        waiting = asyncio.create_task(carry(ours, theirs, 10))
+        await asyncio.sleep(5.0)
+        assert not waiting.done()
+        host.up.set_rate(None)
+        await waiting
+        assert loop.time() - began < 6.0
+        assert await carry(ours, theirs, 40) < 1.0, "no limit any more"
 
 
-def test_a_small_frame_never_waits_but_counts() -> None:
-    async def work() -> None:
-        async with pair() as (host, ours, _):
-            loop = asyncio.get_running_loop()
-            host.up.set_rate(1000.0)
-            passed = host.up.bucket.passed
-            await ours.send(FRAME, timeout_s=60)
-            began = loop.time()
-            for _ in range(10):
-                await ours.send(bytes(FREE_FRAME_BYTES), timeout_s=60)
-            assert loop.time() - began < 1.0
-            assert host.up.bucket.passed - passed == len(FRAME) + 10 * FREE_FRAME_BYTES
-            assert host.up.bucket.wait_s(loop.time()) > 500
-
-    run(work())
+async def test_a_small_frame_never_waits_but_counts() -> None:
+    async with pair() as (host, ours, _):
+        loop = asyncio.get_running_loop()
+        host.up.set_rate(1000.0)
+        passed = host.up.bucket.passed
+        await ours.send(FRAME, timeout_s=60)
+        began = loop.time()
+        for _ in range(10):
+            await ours.send(bytes(FREE_FRAME_BYTES), timeout_s=60)
+        assert loop.time() - began < 1.0
+        assert host.up.bucket.passed - passed == len(FRAME) + 10 * FREE_FRAME_BYTES
+        assert host.up.bucket.wait_s(loop.time()) > 500
 
 
 def test_an_hour_of_unused_rate_is_worth_a_moment() -> None:
@@ -122,46 +112,43 @@ def test_an_hour_of_unused_rate_is_worth_a_moment() -> None:
     assert bucket.wait_s(3600.0) == pytest.approx(0.5)
 
 
-def test_a_closed_protocol_begins_no_stream_in_either_direction_and_the_rest_goes_on() -> None:
-    async def work() -> None:
-        network = MemoryNetwork(FAST)
-        anna, boris = network.host("anna"), network.host("boris")
-        closed = {"/bulk"}
-        limited = ThrottledHost(
-            anna,
-            up=Gate(),
-            down=Gate(),
-            closed=lambda protocol: "used up" if protocol in closed else None,
-        )
-        heard: list[str] = []
+async def test_a_closed_protocol_begins_no_stream_either_way_and_the_rest_goes_on() -> None:
+    network = MemoryNetwork(FAST)
+    anna, boris = network.host("anna"), network.host("boris")
+    closed = {"/bulk"}
+    limited = ThrottledHost(
+        anna,
+        up=Gate(),
+        down=Gate(),
+        closed=lambda protocol: "used up" if protocol in closed else None,
+    )
+    heard: list[str] = []
 
-        def hear(host: Host, protocol: str) -> Coroutine[Any, Any, None]:
-            async def serve(stream: Stream) -> None:
-                heard.append(f"{host.peer_id} {protocol}")
-                await stream.receive(timeout_s=5)
+    def hear(host: Host, protocol: str) -> Coroutine[Any, Any, None]:
+        async def serve(stream: Stream) -> None:
+            heard.append(f"{host.peer_id} {protocol}")
+            await stream.receive(timeout_s=5)
 
-            return host.serve_streams(protocol, serve)
+        return host.serve_streams(protocol, serve)
 
-        for protocol in ("/bulk", "/control"):
-            await hear(limited, protocol)
-            await hear(boris, protocol)
-        await limited.connect(boris.peer_id, await boris.addresses(), timeout_s=5)
-        ours = await limited.open_stream(boris.peer_id, "/control", timeout_s=5)
-        with pytest.raises(PeerUnreachable, match="used up"):
-            await limited.open_stream(boris.peer_id, "/bulk", timeout_s=5)
-        theirs = await boris.open_stream(anna.peer_id, "/bulk", timeout_s=5)
-        with pytest.raises(StreamBroken):
-            await theirs.receive(timeout_s=5)
-        await ours.send(b"small", timeout_s=5)
-        await asyncio.sleep(1.0)
-        assert heard == [f"{boris.peer_id} /control"]
-        closed.clear()
-        again = await boris.open_stream(anna.peer_id, "/bulk", timeout_s=5)
-        await again.send(b"x", timeout_s=5)
-        await asyncio.sleep(1.0)
-        assert heard[1:] == [f"{anna.peer_id} /bulk"]
-        for stream in (ours, theirs, again):
-            stream.abort()
-        await asyncio.sleep(1.0)
-
-    run(work())
+    for protocol in ("/bulk", "/control"):
+        await hear(limited, protocol)
+        await hear(boris, protocol)
+    await limited.connect(boris.peer_id, await boris.addresses(), timeout_s=5)
+    ours = await limited.open_stream(boris.peer_id, "/control", timeout_s=5)
+    with pytest.raises(PeerUnreachable, match="used up"):
+        await limited.open_stream(boris.peer_id, "/bulk", timeout_s=5)
+    theirs = await boris.open_stream(anna.peer_id, "/bulk", timeout_s=5)
+    with pytest.raises(StreamBroken):
+        await theirs.receive(timeout_s=5)
+    await ours.send(b"small", timeout_s=5)
+    await asyncio.sleep(1.0)
+    assert heard == [f"{boris.peer_id} /control"]
+    closed.clear()
+    again = await boris.open_stream(anna.peer_id, "/bulk", timeout_s=5)
+    await again.send(b"x", timeout_s=5)
+    await asyncio.sleep(1.0)
+    assert heard[1:] == [f"{anna.peer_id} /bulk"]
+    for stream in (ours, theirs, again):
+        stream.abort()
+    await asyncio.sleep(1.0)

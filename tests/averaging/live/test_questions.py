@@ -10,7 +10,6 @@ from averaging.live.questions import DATA, STALL_MAX_S, answer_requests, ask, ne
 from dht.errors import StreamBroken
 from dht.host import Stream
 from dht.memory.host import MemoryNetwork
-from dht.memory.virtual_loop import run
 from tests.averaging.live.links import introduce
 
 PROTOCOL = "questions/1"
@@ -23,7 +22,7 @@ class AskNumber(msgspec.Struct, array_like=True):
 NUMBERS = msgspec.msgpack.Decoder(AskNumber)
 
 
-def test_a_stream_ends_when_its_questions_are_answered_so_that_its_connection_is_kept() -> None:
+async def test_a_stream_ends_when_its_questions_are_answered_and_its_connection_is_kept() -> None:
     """A stream that is dropped takes the connection with it, and the next one has to dial."""
     ends: list[str] = []
 
@@ -38,16 +37,13 @@ def test_a_stream_ends_when_its_questions_are_answered_so_that_its_connection_is
         else:
             ends.append("whole")
 
-    async def main() -> None:
-        network = MemoryNetwork()
-        anna, boris = network.host("anna"), network.host("boris")
-        await introduce(anna, boris)
-        await boris.serve_streams(PROTOCOL, serve)
-        async with stream_to(anna, boris.peer_id, PROTOCOL) as stream:
-            for number in (3, 5):
-                await ask(stream, AskNumber(number))
-                assert bytes(await next_data(stream)) == bytes([number])
-        await asyncio.sleep(1.0)
-        assert ends == ["whole"]
-
-    run(main())
+    network = MemoryNetwork()
+    anna, boris = network.host("anna"), network.host("boris")
+    await introduce(anna, boris)
+    await boris.serve_streams(PROTOCOL, serve)
+    async with stream_to(anna, boris.peer_id, PROTOCOL) as stream:
+        for number in (3, 5):
+            await ask(stream, AskNumber(number))
+            assert bytes(await next_data(stream)) == bytes([number])
+    await asyncio.sleep(1.0)
+    assert ends == ["whole"]

@@ -32,7 +32,7 @@ from dht.libp2p.hivemind_patches import (
 )
 from dht.record_keeper import KeeperLimits, RecordKeeper
 from dht.records import PeerRecord, seal
-from tests.integration.loopback import LOOPBACK, WAIT_S, Pair, hosts, identity, run, until
+from tests.integration.loopback import LOOPBACK, WAIT_S, Pair, hosts, identity, until
 
 RECORD = PeerRecord(protocol=(1, 1), role="learner", incarnation=1)
 KEY = "run/peers/0"
@@ -72,55 +72,49 @@ async def store_by_force(
     return bool(answer[0])
 
 
-def test_records_are_found_by_everybody_under_their_peers() -> None:
-    async def scenario() -> None:
-        async with hosts(6) as opened:
-            stored = await asyncio.gather(
-                *(
-                    host.directory.publish(KEY, sealed(1 + i), ttl_s=30, timeout_s=WAIT_S)
-                    for i, host in enumerate(opened)
-                )
+async def test_records_are_found_by_everybody_under_their_peers() -> None:
+    async with hosts(6) as opened:
+        stored = await asyncio.gather(
+            *(
+                host.directory.publish(KEY, sealed(1 + i), ttl_s=30, timeout_s=WAIT_S)
+                for i, host in enumerate(opened)
             )
-            assert all(REPLICAS - 1 <= count <= REPLICAS for count in stored)
-            for host in opened:
-                found = await host.directory.look_up(KEY, timeout_s=WAIT_S)
-                assert found == {other.peer_id: sealed(1 + i) for i, other in enumerate(opened)}
-            assert await opened[0].directory.look_up("run/peers/1", timeout_s=WAIT_S) == {}
+        )
+        assert all(REPLICAS - 1 <= count <= REPLICAS for count in stored)
+        for host in opened:
+            found = await host.directory.look_up(KEY, timeout_s=WAIT_S)
+            assert found == {other.peer_id: sealed(1 + i) for i, other in enumerate(opened)}
+        assert await opened[0].directory.look_up("run/peers/1", timeout_s=WAIT_S) == {}
 
-    run(scenario())
 
+async def test_a_record_is_renewed_without_a_search_until_a_place_is_gone_or_new() -> None:
+    async with hosts(3) as (writer, boris, clara), hosts(1, first=4) as (late,):
+        for host in (boris, clara):
+            await writer.connect(host.peer_id, await host.addresses(), timeout_s=WAIT_S)
+        node = writer.records._node
+        asked: list[Any] = []
+        ask = node._call_find_with_blacklist
 
-def test_a_record_is_renewed_without_a_search_until_a_place_is_gone_or_new() -> None:
-    async def scenario() -> None:
-        async with hosts(3) as (writer, boris, clara), hosts(1, first=4) as (late,):
-            for host in (boris, clara):
-                await writer.connect(host.peer_id, await host.addresses(), timeout_s=WAIT_S)
-            node = writer.records._node
-            asked: list[Any] = []
-            ask = node._call_find_with_blacklist
+        async def find(peer: Any, keys: Any) -> Any:
+            asked.append(peer)
+            return await ask(peer, keys)
 
-            async def find(peer: Any, keys: Any) -> Any:
-                asked.append(peer)
-                return await ask(peer, keys)
+        node._call_find_with_blacklist = find
 
-            node._call_find_with_blacklist = find
+        async def renew(sequence: int) -> int:
+            asked.clear()
+            record = sealed(1, sequence=sequence)
+            return await writer.directory.publish(KEY, record, ttl_s=30, timeout_s=WAIT_S)
 
-            async def renew(sequence: int) -> int:
-                asked.clear()
-                record = sealed(1, sequence=sequence)
-                return await writer.directory.publish(KEY, record, ttl_s=30, timeout_s=WAIT_S)
-
-            assert (await renew(1), len(asked)) == (2, 2)
-            assert (await renew(2), len(asked)) == (2, 0)
-            assert boris.records.stored_bytes and clara.records.stored_bytes
-            await writer.connect(late.peer_id, await late.addresses(), timeout_s=WAIT_S)
-            assert (await renew(3), len(asked)) == (3, 3), "there is one place more"
-            await clara.close()
-            assert (await renew(4), len(asked)) == (2, 0)
-            await renew(5)
-            assert asked, "it searches again after a place has failed"
-
-    run(scenario())
+        assert (await renew(1), len(asked)) == (2, 2)
+        assert (await renew(2), len(asked)) == (2, 0)
+        assert boris.records.stored_bytes and clara.records.stored_bytes
+        await writer.connect(late.peer_id, await late.addresses(), timeout_s=WAIT_S)
+        assert (await renew(3), len(asked)) == (3, 3), "there is one place more"
+        await clara.close()
+        assert (await renew(4), len(asked)) == (2, 0)
+        await renew(5)
+        assert asked, "it searches again after a place has failed"
 
 
 def test_a_newer_record_replaces_the_older_one_even_if_it_holds_for_a_shorter_time(
@@ -162,15 +156,12 @@ def test_a_value_that_is_not_the_callers_own_record_for_that_key_is_rejected_and
     pair.run(scenario)
 
 
-def test_a_record_of_another_run_is_refused_by_a_member_of_one_run() -> None:
+async def test_a_record_of_another_run_is_refused_by_a_member_of_one_run() -> None:
     judge = Judge(RecordKeeper(run=RunId("mine")))
 
-    async def scenario() -> None:
-        key = id_of(KEY).to_bytes()
-        assert judge.admit(key, identity(1).peer_id, sealed(1)) is None
-        assert judge.keeper.rejected == {"foreign": 1}
-
-    run(scenario())
+    key = id_of(KEY).to_bytes()
+    assert judge.admit(key, identity(1).peer_id, sealed(1)) is None
+    assert judge.keeper.rejected == {"foreign": 1}
 
 
 def test_one_bad_entry_in_an_answer_does_not_hide_the_good_ones(pair: Pair, key: str) -> None:
@@ -233,58 +224,45 @@ def test_a_record_is_forgotten_when_its_own_time_is_over(pair: Pair, key: str) -
     pair.run(scenario)
 
 
-def test_the_storage_is_bounded_per_key_and_takes_no_plain_values() -> None:
-    async def scenario() -> None:
-        size = len(sealed(1))
-        keeper = RecordKeeper(limits=KeeperLimits(key_max_bytes=8 * size, bytes_max=12 * size))
-        storage = RecordStorage(Judge(keeper))
-        key, elsewhere = id_of(KEY), id_of("run/peers/1")
-        for number in range(1, 40):
-            storage.store_subkey(key, identity(number).peer_id, sealed(number), 0)
-            storage.store_subkey(
-                elsewhere, identity(number).peer_id, sealed(number, key="run/peers/1"), 0
-            )
-        stored = dict(storage.get(key).value.items())
-        assert len(stored) <= 8 and storage.size_bytes() == 12 * size
-        assert {identity(n).peer_id for n in (1, 2, 3)} <= set(stored), (
-            "the first keep their places"
+async def test_the_storage_is_bounded_per_key_and_takes_no_plain_values() -> None:
+    size = len(sealed(1))
+    keeper = RecordKeeper(limits=KeeperLimits(key_max_bytes=8 * size, bytes_max=12 * size))
+    storage = RecordStorage(Judge(keeper))
+    key, elsewhere = id_of(KEY), id_of("run/peers/1")
+    for number in range(1, 40):
+        storage.store_subkey(key, identity(number).peer_id, sealed(number), 0)
+        storage.store_subkey(
+            elsewhere, identity(number).peer_id, sealed(number, key="run/peers/1"), 0
         )
-        assert keeper.rejected["full"]
-        first = identity(1).peer_id
-        assert storage.store_subkey(key, first, sealed(1, sequence=2), 0)  # in its own place
-        assert not storage.store(id_of("run/peers/2"), sealed(1), time.time() + 10)
-        assert list(storage.items()) == []  # hivemind would send it all to each new node
+    stored = dict(storage.get(key).value.items())
+    assert len(stored) <= 8 and storage.size_bytes() == 12 * size
+    assert {identity(n).peer_id for n in (1, 2, 3)} <= set(stored), "the first keep their places"
+    assert keeper.rejected["full"]
+    first = identity(1).peer_id
+    assert storage.store_subkey(key, first, sealed(1, sequence=2), 0)  # in its own place
+    assert not storage.store(id_of("run/peers/2"), sealed(1), time.time() + 10)
+    assert list(storage.items()) == []  # hivemind would send it all to each new node
 
-        cache = NoStorage()
-        assert not cache.store(key, sealed(1), time.time() + 10)
-        assert not cache.store_subkey(key, "x", sealed(1), time.time() + 10)
-        assert cache.get(key) is None
-
-    run(scenario())
-
-
-def test_a_record_that_is_renewed_without_end_takes_no_more_memory() -> None:
-    async def scenario() -> None:
-        storage = RecordStorage(Judge(RecordKeeper()))
-        key, peer = id_of(KEY), identity(1).peer_id
-        for sequence in range(1, 1000):
-            assert storage.store_subkey(key, peer, sealed(1, sequence=sequence, ttl_s=600), 0)
-        assert len(storage.expiration_heap) + len(storage.get(key).value.expiration_heap) < 300
-        assert dict(storage.get(key).value.items())[peer].value == sealed(
-            1, sequence=999, ttl_s=600
-        )
-
-    run(scenario())
+    cache = NoStorage()
+    assert not cache.store(key, sealed(1), time.time() + 10)
+    assert not cache.store_subkey(key, "x", sealed(1), time.time() + 10)
+    assert cache.get(key) is None
 
 
-def test_a_judge_survives_any_subkey() -> None:
-    async def scenario() -> None:
-        judge = Judge(RecordKeeper())
-        for subkey in (b"", b"\xc1", b"\xff" * 100, MSGPackSerializer.dumps([1, 2])):
-            assert not judge.validate(DHTRecord(id_of(KEY).to_bytes(), subkey, sealed(1), 0.0))
-        assert judge.keeper.rejected == {"malformed": 4}
+async def test_a_record_that_is_renewed_without_end_takes_no_more_memory() -> None:
+    storage = RecordStorage(Judge(RecordKeeper()))
+    key, peer = id_of(KEY), identity(1).peer_id
+    for sequence in range(1, 1000):
+        assert storage.store_subkey(key, peer, sealed(1, sequence=sequence, ttl_s=600), 0)
+    assert len(storage.expiration_heap) + len(storage.get(key).value.expiration_heap) < 300
+    assert dict(storage.get(key).value.items())[peer].value == sealed(1, sequence=999, ttl_s=600)
 
-    run(scenario())
+
+async def test_a_judge_survives_any_subkey() -> None:
+    judge = Judge(RecordKeeper())
+    for subkey in (b"", b"\xc1", b"\xff" * 100, MSGPackSerializer.dumps([1, 2])):
+        assert not judge.validate(DHTRecord(id_of(KEY).to_bytes(), subkey, sealed(1), 0.0))
+    assert judge.keeper.rejected == {"malformed": 4}
 
 
 def test_a_peer_that_becomes_dial_out_only_ceases_to_store_for_others(pair: Pair, key: str) -> None:
@@ -310,24 +288,21 @@ def test_a_peer_that_becomes_dial_out_only_ceases_to_store_for_others(pair: Pair
     pair.run(scenario)
 
 
-def test_a_look_up_ends_in_time_although_peers_are_silent() -> None:
-    async def scenario() -> None:
-        async with hosts(3) as (first, second, silent):
-            await first.connect(second.peer_id, await second.addresses(), timeout_s=WAIT_S)
-            assert await second.directory.publish(KEY, sealed(2), ttl_s=30, timeout_s=WAIT_S) >= 1
-            assert silent.daemon_pid is not None
-            os.kill(silent.daemon_pid, signal.SIGSTOP)
-            try:
-                began = asyncio.get_running_loop().time()
-                # That a request is not answered is known to hivemind itself only after this.
-                first.records._node.protocol.wait_timeout = 2 * WAIT_S
-                found = await first.directory.look_up(KEY, timeout_s=3)
-                assert asyncio.get_running_loop().time() - began < WAIT_S
-                assert list(found) == [second.peer_id]
-            finally:
-                os.kill(silent.daemon_pid, signal.SIGCONT)
-
-    run(scenario())
+async def test_a_look_up_ends_in_time_although_peers_are_silent() -> None:
+    async with hosts(3) as (first, second, silent):
+        await first.connect(second.peer_id, await second.addresses(), timeout_s=WAIT_S)
+        assert await second.directory.publish(KEY, sealed(2), ttl_s=30, timeout_s=WAIT_S) >= 1
+        assert silent.daemon_pid is not None
+        os.kill(silent.daemon_pid, signal.SIGSTOP)
+        try:
+            began = asyncio.get_running_loop().time()
+            # That a request is not answered is known to hivemind itself only after this.
+            first.records._node.protocol.wait_timeout = 2 * WAIT_S
+            found = await first.directory.look_up(KEY, timeout_s=3)
+            assert asyncio.get_running_loop().time() - began < WAIT_S
+            assert list(found) == [second.peer_id]
+        finally:
+            os.kill(silent.daemon_pid, signal.SIGCONT)
 
 
 A_HOST = """
@@ -354,75 +329,68 @@ def nested(depth: int) -> bytes:
     return data
 
 
-def test_a_process_outlives_a_subkey_that_is_nested_250_deep() -> None:
+async def test_a_process_outlives_a_subkey_that_is_nested_250_deep() -> None:
     """The host is a process of its own: this request ended it with a segmentation fault."""
-
-    async def scenario() -> None:
-        victim = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            A_HOST,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert victim.stdin is not None and victim.stdout is not None
-        try:
-            async with asyncio.timeout(WAIT_S):
-                address = Multiaddr((await victim.stdout.readline()).decode().strip())
-            async with hosts(1, first=2) as (attacker,):
-                peer = identity(1).peer_id
-                await attacker.connect(peer, [address], timeout_s=WAIT_S)
-                protocol = attacker.records._node.protocol
-                target = PeerID.from_base58(peer)
-                request = dht_pb2.StoreRequest(
-                    keys=[id_of(KEY).to_bytes()],
-                    subkeys=[nested(250)],
-                    values=[b"x"],
-                    expiration_time=[time.time() + 30],
-                    in_cache=[False],
-                    peer=protocol.node_info,
-                )
-                with pytest.raises(P2PHandlerError, match="malformed"):
-                    await protocol.get_stub(target).rpc_store(request, timeout=WAIT_S)
-                # Nested in a dictionary, which is decoded elsewhere.
-                row = b"\x93" + nested(250) + b"\xc4\x01x" + b"\xcb" + struct.pack(">d", 4e9)
-                packed = b"\x93\xcb" + struct.pack(">d", math.inf) + b"\x00\x91" + row
-                request.subkeys[0] = b""
-                request.values[0] = b"\xc9" + len(packed).to_bytes(4, "big") + b"\x50" + packed
-                with pytest.raises(P2PHandlerError, match="malformed"):
-                    await protocol.get_stub(target).rpc_store(request, timeout=WAIT_S)
-                assert victim.returncode is None
-                assert await attacker.directory.publish(KEY, sealed(2), ttl_s=30, timeout_s=WAIT_S)
-            victim.stdin.write(b"\n")
-            async with asyncio.timeout(WAIT_S):
-                assert await victim.stdout.readline() == b"{'malformed': 2}\n"
-                assert await victim.wait() == 0
-        finally:
-            if victim.returncode is None:
-                victim.kill()
-                await victim.wait()
-
-    run(scenario())
+    victim = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        A_HOST,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert victim.stdin is not None and victim.stdout is not None
+    try:
+        async with asyncio.timeout(WAIT_S):
+            address = Multiaddr((await victim.stdout.readline()).decode().strip())
+        async with hosts(1, first=2) as (attacker,):
+            peer = identity(1).peer_id
+            await attacker.connect(peer, [address], timeout_s=WAIT_S)
+            protocol = attacker.records._node.protocol
+            target = PeerID.from_base58(peer)
+            request = dht_pb2.StoreRequest(
+                keys=[id_of(KEY).to_bytes()],
+                subkeys=[nested(250)],
+                values=[b"x"],
+                expiration_time=[time.time() + 30],
+                in_cache=[False],
+                peer=protocol.node_info,
+            )
+            with pytest.raises(P2PHandlerError, match="malformed"):
+                await protocol.get_stub(target).rpc_store(request, timeout=WAIT_S)
+            # Nested in a dictionary, which is decoded elsewhere.
+            row = b"\x93" + nested(250) + b"\xc4\x01x" + b"\xcb" + struct.pack(">d", 4e9)
+            packed = b"\x93\xcb" + struct.pack(">d", math.inf) + b"\x00\x91" + row
+            request.subkeys[0] = b""
+            request.values[0] = b"\xc9" + len(packed).to_bytes(4, "big") + b"\x50" + packed
+            with pytest.raises(P2PHandlerError, match="malformed"):
+                await protocol.get_stub(target).rpc_store(request, timeout=WAIT_S)
+            assert victim.returncode is None
+            assert await attacker.directory.publish(KEY, sealed(2), ttl_s=30, timeout_s=WAIT_S)
+        victim.stdin.write(b"\n")
+        async with asyncio.timeout(WAIT_S):
+            assert await victim.stdout.readline() == b"{'malformed': 2}\n"
+            assert await victim.wait() == 0
+    finally:
+        if victim.returncode is None:
+            victim.kill()
+            await victim.wait()
 
 
-def test_a_reader_outlives_a_reply_with_nested_subkeys() -> None:
-    async def scenario() -> None:
-        async with hosts(3) as (liar, reader, honest):
-            assert await honest.directory.publish(KEY, sealed(3), ttl_s=30, timeout_s=WAIT_S)
+async def test_a_reader_outlives_a_reply_with_nested_subkeys() -> None:
+    async with hosts(3) as (liar, reader, honest):
+        assert await honest.directory.publish(KEY, sealed(3), ttl_s=30, timeout_s=WAIT_S)
 
-            async def answer(data: bytes, peer: PeerID) -> bytes:
-                value = b"\xc9" + len(nested(250)).to_bytes(4, "big") + b"\x50" + nested(250)
-                result = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=value)
-                reply: bytes = dht_pb2.FindResponse(results=[result]).SerializeToString()
-                return reply
+        async def answer(data: bytes, peer: PeerID) -> bytes:
+            value = b"\xc9" + len(nested(250)).to_bytes(4, "big") + b"\x50" + nested(250)
+            result = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=value)
+            reply: bytes = dht_pb2.FindResponse(results=[result]).SerializeToString()
+            return reply
 
-            liar.records._node.p2p._client.control.unary_handlers["DHTProtocol.rpc_find"] = answer
-            await reader.connect(honest.peer_id, await honest.addresses(), timeout_s=WAIT_S)
-            found = await reader.directory.look_up(KEY, timeout_s=WAIT_S)
-            assert list(found) == [honest.peer_id]
-            assert reader.keeper.rejected["malformed"] >= 1
-
-    run(scenario())
+        liar.records._node.p2p._client.control.unary_handlers["DHTProtocol.rpc_find"] = answer
+        await reader.connect(honest.peer_id, await honest.addresses(), timeout_s=WAIT_S)
+        found = await reader.directory.look_up(KEY, timeout_s=WAIT_S)
+        assert list(found) == [honest.peer_id]
+        assert reader.keeper.rejected["malformed"] >= 1
 
 
 def test_settings_of_hosts_are_checked() -> None:
@@ -483,22 +451,16 @@ async def is_found(honest: list[HivemindHost]) -> bool:
 
 
 @pytest.mark.slow
-def test_a_record_is_found_although_eight_keys_were_made_for_the_places_near_it() -> None:
-    async def scenario() -> None:
-        async with squatted(*range(10, 10 + SQUATTERS)) as honest:
-            assert not await is_found(honest)
-            for host in honest[1:]:
-                host.records.set_seeds([honest[0].peer_id])
-            await until(lambda: all(honest[0].peer_id in h.records._connected for h in honest[1:]))
-            assert await is_found(honest)
-
-    run(scenario())
+async def test_a_record_is_found_although_eight_keys_were_made_for_the_places_near_it() -> None:
+    async with squatted(*range(10, 10 + SQUATTERS)) as honest:
+        assert not await is_found(honest)
+        for host in honest[1:]:
+            host.records.set_seeds([honest[0].peer_id])
+        await until(lambda: all(honest[0].peer_id in h.records._connected for h in honest[1:]))
+        assert await is_found(honest)
 
 
 @pytest.mark.slow
-def test_eight_keys_of_one_network_do_not_hold_all_replicas_without_any_seed() -> None:
-    async def scenario() -> None:
-        async with squatted(9) as honest:
-            assert await is_found(honest)
-
-    run(scenario())
+async def test_eight_keys_of_one_network_do_not_hold_all_replicas_without_any_seed() -> None:
+    async with squatted(9) as honest:
+        assert await is_found(honest)

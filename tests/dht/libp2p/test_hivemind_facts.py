@@ -28,7 +28,6 @@ from tests.integration.loopback import (
     dial_out_only,
     hosts,
     identity,
-    run,
     until,
 )
 
@@ -106,32 +105,29 @@ def test_the_last_acknowledgement_arrives_although_its_sender_lets_go_at_once(pa
     pair.run(scenario)
 
 
-def test_a_stream_that_merely_stops_is_broken() -> None:
-    async def scenario() -> None:
-        async with hosts(2) as (server, client):
+async def test_a_stream_that_merely_stops_is_broken() -> None:
+    async with hosts(2) as (server, client):
 
-            async def stop_half_way(end: str, stream: Stream) -> None:
-                await stream.receive(timeout_s=WAIT_S)  # by now the other side knows of the stream
-                await stream.send(b"half", timeout_s=WAIT_S)
-                if end == "abort":
-                    stream.abort()
-                elif end == "raise":
-                    raise StreamBroken(stream.remote, "as if")
-                elif end == "daemon":
-                    assert server.daemon_pid is not None
-                    os.kill(server.daemon_pid, signal.SIGKILL)
-
-            for end in ("abort", "raise", "return", "daemon"):
-                protocol = f"/test/half/{end}"
-                await server.serve_streams(protocol, partial(stop_half_way, end))
-                stream = await client.open_stream(server.peer_id, protocol, timeout_s=WAIT_S)
-                await stream.send(b"go", timeout_s=WAIT_S)
-                with pytest.raises(StreamBroken):  # the frame itself may or may not arrive before
-                    for _ in range(2):
-                        assert await stream.receive(timeout_s=WAIT_S) == b"half", end
+        async def stop_half_way(end: str, stream: Stream) -> None:
+            await stream.receive(timeout_s=WAIT_S)  # by now the other side knows of the stream
+            await stream.send(b"half", timeout_s=WAIT_S)
+            if end == "abort":
                 stream.abort()
+            elif end == "raise":
+                raise StreamBroken(stream.remote, "as if")
+            elif end == "daemon":
+                assert server.daemon_pid is not None
+                os.kill(server.daemon_pid, signal.SIGKILL)
 
-    run(scenario())
+        for end in ("abort", "raise", "return", "daemon"):
+            protocol = f"/test/half/{end}"
+            await server.serve_streams(protocol, partial(stop_half_way, end))
+            stream = await client.open_stream(server.peer_id, protocol, timeout_s=WAIT_S)
+            await stream.send(b"go", timeout_s=WAIT_S)
+            with pytest.raises(StreamBroken):  # the frame itself may or may not arrive before
+                for _ in range(2):
+                    assert await stream.receive(timeout_s=WAIT_S) == b"half", end
+            stream.abort()
 
 
 def test_an_answer_can_be_received_after_saying_end(pair: Pair) -> None:
@@ -182,41 +178,35 @@ assert not loaded, loaded
 
 
 @OF_HIVEMIND
-def test_the_routing_table_is_filled_again_after_it_was_emptied() -> None:
-    async def scenario() -> None:
-        async with hosts(3) as opened:
-            client = opened[2]
-            await client.connect(opened[1].peer_id, await opened[1].addresses(), timeout_s=WAIT_S)
-            await until(lambda: client.records.neighbours == 2, timeout_s=WAIT_S)
-            protocol = client.records._node.protocol
-            for host in opened[:2]:  # what hivemind does after one reply that was late
-                other = PeerID.from_base58(host.peer_id)
-                await protocol.update_routing_table(None, other, responded=False)
-            assert client.records.neighbours == 0
-            await until(lambda: client.records.neighbours == 2, timeout_s=WAIT_S)
-            assert await publish(client, 3) == 2
-
-    run(scenario())
+async def test_the_routing_table_is_filled_again_after_it_was_emptied() -> None:
+    async with hosts(3) as opened:
+        client = opened[2]
+        await client.connect(opened[1].peer_id, await opened[1].addresses(), timeout_s=WAIT_S)
+        await until(lambda: client.records.neighbours == 2, timeout_s=WAIT_S)
+        protocol = client.records._node.protocol
+        for host in opened[:2]:  # what hivemind does after one reply that was late
+            other = PeerID.from_base58(host.peer_id)
+            await protocol.update_routing_table(None, other, responded=False)
+        assert client.records.neighbours == 0
+        await until(lambda: client.records.neighbours == 2, timeout_s=WAIT_S)
+        assert await publish(client, 3) == 2
 
 
 @OF_HIVEMIND
-def test_a_silent_peer_costs_one_time_out_and_comes_back() -> None:
-    async def scenario() -> None:
-        async with hosts(2) as (stalled, client):
-            assert stalled.daemon_pid is not None
-            os.kill(stalled.daemon_pid, signal.SIGSTOP)
-            try:
-                assert await publish(client, 2, timeout_s=0.3) == 0
-                await client.records._node.protocol.update_routing_table(
-                    None, PeerID.from_base58(stalled.peer_id), responded=False
-                )
-                assert client.records.neighbours == 0
-            finally:
-                os.kill(stalled.daemon_pid, signal.SIGCONT)
-            await until(lambda: client.records.neighbours == 1, timeout_s=2 * WAIT_S)
-            assert await publish(client, 2, sequence=2) == 1
-
-    run(scenario())
+async def test_a_silent_peer_costs_one_time_out_and_comes_back() -> None:
+    async with hosts(2) as (stalled, client):
+        assert stalled.daemon_pid is not None
+        os.kill(stalled.daemon_pid, signal.SIGSTOP)
+        try:
+            assert await publish(client, 2, timeout_s=0.3) == 0
+            await client.records._node.protocol.update_routing_table(
+                None, PeerID.from_base58(stalled.peer_id), responded=False
+            )
+            assert client.records.neighbours == 0
+        finally:
+            os.kill(stalled.daemon_pid, signal.SIGCONT)
+        await until(lambda: client.records.neighbours == 1, timeout_s=2 * WAIT_S)
+        assert await publish(client, 2, sequence=2) == 1
 
 
 async def publish(
@@ -227,19 +217,16 @@ async def publish(
 
 
 @OF_HIVEMIND
-def test_a_record_that_nobody_else_stored_counts_as_stored_on_nobody() -> None:
-    async def scenario() -> None:
-        async with hosts(1) as (alone,):
-            assert await publish(alone, 1) == 0, "its own copy does not count"
-            assert list(await alone.directory.look_up(KEY, timeout_s=WAIT_S)) == [alone.peer_id]
-        async with hosts(dial_out_only()) as (client,):
-            assert await publish(client, 1) == 0
-            assert await client.directory.look_up(KEY, timeout_s=WAIT_S) == {}
-        async with hosts(1, dial_out_only()) as (server, client):
-            assert await publish(client, 2) == 1
-            assert list(await server.directory.look_up(KEY, timeout_s=WAIT_S)) == [client.peer_id]
-
-    run(scenario())
+async def test_a_record_that_nobody_else_stored_counts_as_stored_on_nobody() -> None:
+    async with hosts(1) as (alone,):
+        assert await publish(alone, 1) == 0, "its own copy does not count"
+        assert list(await alone.directory.look_up(KEY, timeout_s=WAIT_S)) == [alone.peer_id]
+    async with hosts(dial_out_only()) as (client,):
+        assert await publish(client, 1) == 0
+        assert await client.directory.look_up(KEY, timeout_s=WAIT_S) == {}
+    async with hosts(1, dial_out_only()) as (server, client):
+        assert await publish(client, 2) == 1
+        assert list(await server.directory.look_up(KEY, timeout_s=WAIT_S)) == [client.peer_id]
 
 
 def test_a_refused_older_write_does_not_evict_the_newer_one(
@@ -260,120 +247,108 @@ def test_a_refused_older_write_does_not_evict_the_newer_one(
 
 
 @OF_HIVEMIND
-def test_an_oversized_reply_is_refused_at_once() -> None:
-    async def scenario() -> None:
-        reported: list[object] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, c: reported.append(c["message"]))
+async def test_an_oversized_reply_is_refused_at_once() -> None:
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, c: reported.append(c["message"]))
 
-        async def flood(peer: PeerId, request: bytes) -> bytes:
-            return bytes(int(request))
+    async def flood(peer: PeerId, request: bytes) -> bytes:
+        return bytes(int(request))
 
-        async with hosts(2) as (server, client):
-            await server.serve_calls("/test/flood", flood, request_max_bytes=10)
-            for size in (UNARY_MAX_BYTES + 1, 5 << 20):
-                with pytest.raises(CallRefused, match="larger than a message may be"):
-                    await client.call(server.peer_id, "/test/flood", b"%d" % size, timeout_s=WAIT_S)
-        assert reported == ["the handler of /test/flood failed"] * 2
-
-    run(scenario())
+    async with hosts(2) as (server, client):
+        await server.serve_calls("/test/flood", flood, request_max_bytes=10)
+        for size in (UNARY_MAX_BYTES + 1, 5 << 20):
+            with pytest.raises(CallRefused, match="larger than a message may be"):
+                await client.call(server.peer_id, "/test/flood", b"%d" % size, timeout_s=WAIT_S)
+    assert reported == ["the handler of /test/flood failed"] * 2
 
 
 @OF_HIVEMIND
-def test_the_daemons_own_wall_answers_too() -> None:
+async def test_the_daemons_own_wall_answers_too() -> None:
     """Below our limit of 1 MiB lies hivemind's of 4 MiB, which its own DHT calls can reach."""
 
-    async def scenario() -> None:
-        async def flood(request: bytes, peer: PeerID) -> bytes:
-            return bytes(5 << 20)
+    async def flood(request: bytes, peer: PeerID) -> bytes:
+        return bytes(5 << 20)
 
-        async with hosts(2) as (server, client):
-            assert server._daemon is not None and client._daemon is not None
-            await server._daemon._client.add_unary_handler("/test/raw", flood)
-            async with asyncio.timeout(2):
-                with pytest.raises(P2PHandlerError, match="larger than a message may be"):
-                    await client._daemon._client.call_unary_handler(
-                        PeerID.from_base58(server.peer_id), "/test/raw", b""
-                    )
-
-    run(scenario())
+    async with hosts(2) as (server, client):
+        assert server._daemon is not None and client._daemon is not None
+        await server._daemon._client.add_unary_handler("/test/raw", flood)
+        async with asyncio.timeout(2):
+            with pytest.raises(P2PHandlerError, match="larger than a message may be"):
+                await client._daemon._client.call_unary_handler(
+                    PeerID.from_base58(server.peer_id), "/test/raw", b""
+                )
 
 
-def test_the_daemons_death_is_noticed_at_once_and_repaired() -> None:
-    async def scenario() -> None:
-        async with hosts(2) as (server, client):
-            loop = asyncio.get_running_loop()
-            asked = asyncio.Event()
+async def test_the_daemons_death_is_noticed_at_once_and_repaired() -> None:
+    async with hosts(2) as (server, client):
+        loop = asyncio.get_running_loop()
+        asked = asyncio.Event()
 
-            async def never(peer: PeerId, request: bytes) -> bytes:
-                asked.set()
-                await asyncio.sleep(60)
-                return b""
+        async def never(peer: PeerId, request: bytes) -> bytes:
+            asked.set()
+            await asyncio.sleep(60)
+            return b""
 
-            async def hold(stream: Stream) -> None:
-                await stream.receive(timeout_s=60)
+        async def hold(stream: Stream) -> None:
+            await stream.receive(timeout_s=60)
 
-            await server.serve_calls("/test/never", never, request_max_bytes=10)
-            await server.serve_calls("/test/echo", echo, request_max_bytes=10)
-            await server.serve_streams("/test/hold", hold)
-            restarted = asyncio.Event()
-            client.on_restart.append(restarted.set)
-            before = await client.addresses()
-            stream = await client.open_stream(server.peer_id, "/test/hold", timeout_s=WAIT_S)
-            reading = asyncio.ensure_future(stream.receive(timeout_s=60))
-            calling = asyncio.ensure_future(
-                client.call(server.peer_id, "/test/never", b"", timeout_s=60)
-            )
-            await asked.wait()
+        await server.serve_calls("/test/never", never, request_max_bytes=10)
+        await server.serve_calls("/test/echo", echo, request_max_bytes=10)
+        await server.serve_streams("/test/hold", hold)
+        restarted = asyncio.Event()
+        client.on_restart.append(restarted.set)
+        before = await client.addresses()
+        stream = await client.open_stream(server.peer_id, "/test/hold", timeout_s=WAIT_S)
+        reading = asyncio.ensure_future(stream.receive(timeout_s=60))
+        calling = asyncio.ensure_future(
+            client.call(server.peer_id, "/test/never", b"", timeout_s=60)
+        )
+        await asked.wait()
 
-            assert client.daemon_pid is not None
-            os.kill(client.daemon_pid, signal.SIGKILL)
-            killed_at = loop.time()
-            with pytest.raises(StreamBroken):
-                await reading
-            with pytest.raises(HostClosed):
-                await calling
-            assert loop.time() - killed_at < WAIT_S  # not the 60 s that they would have waited
-            with pytest.raises(HostClosed):
-                await client.call(server.peer_id, "/test/echo", b"", timeout_s=WAIT_S)
+        assert client.daemon_pid is not None
+        os.kill(client.daemon_pid, signal.SIGKILL)
+        killed_at = loop.time()
+        with pytest.raises(StreamBroken):
+            await reading
+        with pytest.raises(HostClosed):
+            await calling
+        assert loop.time() - killed_at < WAIT_S  # not the 60 s that they would have waited
+        with pytest.raises(HostClosed):
+            await client.call(server.peer_id, "/test/echo", b"", timeout_s=WAIT_S)
 
-            async with asyncio.timeout(2 * WAIT_S):
-                await restarted.wait()
-            assert client.restarts == 1
-            assert await client.addresses() == before  # same key, same port
-            # It dials again whom it knew, and finds its place in the directory again.
-            await until(lambda: client.records.neighbours == 1, timeout_s=2 * WAIT_S)
-            assert await client.call(server.peer_id, "/test/echo", b"hi", timeout_s=WAIT_S) == b"hi"
-            stream.abort()
-
-    run(scenario())
+        async with asyncio.timeout(2 * WAIT_S):
+            await restarted.wait()
+        assert client.restarts == 1
+        assert await client.addresses() == before  # same key, same port
+        # It dials again whom it knew, and finds its place in the directory again.
+        await until(lambda: client.records.neighbours == 1, timeout_s=2 * WAIT_S)
+        assert await client.call(server.peer_id, "/test/echo", b"hi", timeout_s=WAIT_S) == b"hi"
+        stream.abort()
 
 
-def test_protocols_are_served_again_after_a_restart() -> None:
-    async def scenario() -> None:
-        async with hosts(2) as (server, client):
+async def test_protocols_are_served_again_after_a_restart() -> None:
+    async with hosts(2) as (server, client):
 
-            async def greet(stream: Stream) -> None:
-                await stream.send(b"hello", timeout_s=WAIT_S)
-                await stream.finish(timeout_s=WAIT_S)
+        async def greet(stream: Stream) -> None:
+            await stream.send(b"hello", timeout_s=WAIT_S)
+            await stream.finish(timeout_s=WAIT_S)
 
-            await server.serve_calls("/test/echo", echo, request_max_bytes=10)
-            await server.serve_streams("/test/greet", greet)
-            assert await publish(client, 2) == 1
-            assert server.daemon_pid is not None
-            os.kill(server.daemon_pid, signal.SIGKILL)
-            await until(lambda: server.restarts == 1, timeout_s=2 * WAIT_S)
+        await server.serve_calls("/test/echo", echo, request_max_bytes=10)
+        await server.serve_streams("/test/greet", greet)
+        assert await publish(client, 2) == 1
+        assert server.daemon_pid is not None
+        os.kill(server.daemon_pid, signal.SIGKILL)
+        await until(lambda: server.restarts == 1, timeout_s=2 * WAIT_S)
 
-            await client.connect(server.peer_id, await server.addresses(), timeout_s=WAIT_S)
-            assert await client.call(server.peer_id, "/test/echo", b"hi", timeout_s=WAIT_S) == b"hi"
-            stream = await client.open_stream(server.peer_id, "/test/greet", timeout_s=WAIT_S)
-            assert await stream.receive(timeout_s=WAIT_S) == b"hello"
-            assert await stream.receive(timeout_s=WAIT_S) is None
-            stream.abort()
-            # The records that it kept for others outlive the daemon.
-            found = await server.directory.look_up(KEY, timeout_s=WAIT_S)
-            assert list(found) == [client.peer_id]
-
-    run(scenario())
+        await client.connect(server.peer_id, await server.addresses(), timeout_s=WAIT_S)
+        assert await client.call(server.peer_id, "/test/echo", b"hi", timeout_s=WAIT_S) == b"hi"
+        stream = await client.open_stream(server.peer_id, "/test/greet", timeout_s=WAIT_S)
+        assert await stream.receive(timeout_s=WAIT_S) == b"hello"
+        assert await stream.receive(timeout_s=WAIT_S) is None
+        stream.abort()
+        # The records that it kept for others outlive the daemon.
+        found = await server.directory.look_up(KEY, timeout_s=WAIT_S)
+        assert list(found) == [client.peer_id]
 
 
 RELAY = HostSettings(
@@ -388,71 +363,62 @@ RELAY = HostSettings(
 
 
 @OF_HIVEMIND
-def test_a_static_relay_carries_messages_to_a_peer_nobody_can_dial() -> None:
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        outcomes: list[int | StreamBroken] = []
+async def test_a_static_relay_carries_messages_to_a_peer_nobody_can_dial() -> None:
+    loop = asyncio.get_running_loop()
+    outcomes: list[int | StreamBroken] = []
 
-        async def swallow(stream: Stream) -> None:
-            size = 0
-            try:
-                while (frame := await stream.receive(timeout_s=0.5)) is not None:
-                    size += len(frame)
-            except StreamBroken as error:
-                outcomes.append(error)
-            else:
-                outcomes.append(size)
+    async def swallow(stream: Stream) -> None:
+        size = 0
+        try:
+            while (frame := await stream.receive(timeout_s=0.5)) is not None:
+                size += len(frame)
+        except StreamBroken as error:
+            outcomes.append(error)
+        else:
+            outcomes.append(size)
 
-        async with hosts(RELAY) as (relay,):
-            relays = await relay.addresses()
-            async with hosts(dial_out_only(relays=relays[:1]), first=8) as (hidden,):
-                await hidden.serve_calls("/test/echo", echo, request_max_bytes=10)
-                await hidden.serve_streams("/test/swallow", swallow)
-                began = loop.time()
-                while not (circuits := await hidden.addresses()):
-                    assert loop.time() - began < 2 * WAIT_S, "not connected to its relay"
-                    await asyncio.sleep(0.05)
-                # A circuit's address holds the relay's Ed25519 id in its middle.
-                assert str(circuits[0]) == f"{relays[0]}/p2p-circuit/p2p/{hidden.peer_id}"
+    async with hosts(RELAY) as (relay,):
+        relays = await relay.addresses()
+        async with hosts(dial_out_only(relays=relays[:1]), first=8) as (hidden,):
+            await hidden.serve_calls("/test/echo", echo, request_max_bytes=10)
+            await hidden.serve_streams("/test/swallow", swallow)
+            began = loop.time()
+            while not (circuits := await hidden.addresses()):
+                assert loop.time() - began < 2 * WAIT_S, "not connected to its relay"
+                await asyncio.sleep(0.05)
+            # A circuit's address holds the relay's Ed25519 id in its middle.
+            assert str(circuits[0]) == f"{relays[0]}/p2p-circuit/p2p/{hidden.peer_id}"
 
-                # Opened late: the hidden peer would find it by itself, and dial it directly.
-                async with hosts(1, first=9) as (caller,):
-                    while True:  # it has a place at the relay within seconds, not minutes
-                        try:
-                            await caller.connect(hidden.peer_id, circuits, timeout_s=WAIT_S)
-                            break
-                        except PeerUnreachable:
-                            assert loop.time() - began < 2 * WAIT_S, "no place at the relay"
-                            await asyncio.sleep(0.1)
-                    (connection,) = (
-                        c for c in await caller.connections() if c.peer == hidden.peer_id
-                    )
-                    assert connection.relayed and addresses.is_relayed(connection.address)
-                    answer = await caller.call(
-                        hidden.peer_id, "/test/echo", b"hi", timeout_s=WAIT_S
-                    )
-                    assert answer == b"hi"
-
-                    # A circuit is cut after 128 KiB, or not: the daemon runs two relay
-                    # services and either may win. Whole on both sides, or on neither: cut early,
-                    # the hidden peer may never have heard of the stream at all.
-                    stream = await caller.open_stream(
-                        hidden.peer_id, "/test/swallow", timeout_s=WAIT_S
-                    )
-                    assert stream.relayed
+            # Opened late: the hidden peer would find it by itself, and dial it directly.
+            async with hosts(1, first=9) as (caller,):
+                while True:  # it has a place at the relay within seconds, not minutes
                     try:
-                        for _ in range(64):
-                            await stream.send(bytes(16_384), timeout_s=WAIT_S)
-                        await stream.finish(timeout_s=WAIT_S)
-                        arrived = True
-                    except StreamBroken:
-                        arrived = False
-                    stream.abort()
-                    if arrived:
-                        await until(lambda: len(outcomes) == 1, timeout_s=WAIT_S)
-                    assert (64 * 16_384 in outcomes) is arrived
+                        await caller.connect(hidden.peer_id, circuits, timeout_s=WAIT_S)
+                        break
+                    except PeerUnreachable:
+                        assert loop.time() - began < 2 * WAIT_S, "no place at the relay"
+                        await asyncio.sleep(0.1)
+                (connection,) = (c for c in await caller.connections() if c.peer == hidden.peer_id)
+                assert connection.relayed and addresses.is_relayed(connection.address)
+                answer = await caller.call(hidden.peer_id, "/test/echo", b"hi", timeout_s=WAIT_S)
+                assert answer == b"hi"
 
-    run(scenario())
+                # A circuit is cut after 128 KiB, or not: the daemon runs two relay
+                # services and either may win. Whole on both sides, or on neither: cut early,
+                # the hidden peer may never have heard of the stream at all.
+                stream = await caller.open_stream(hidden.peer_id, "/test/swallow", timeout_s=WAIT_S)
+                assert stream.relayed
+                try:
+                    for _ in range(64):
+                        await stream.send(bytes(16_384), timeout_s=WAIT_S)
+                    await stream.finish(timeout_s=WAIT_S)
+                    arrived = True
+                except StreamBroken:
+                    arrived = False
+                stream.abort()
+                if arrived:
+                    await until(lambda: len(outcomes) == 1, timeout_s=WAIT_S)
+                assert (64 * 16_384 in outcomes) is arrived
 
 
 def test_a_failed_dial_says_in_a_few_words_what_happened_at_the_address_that_was_asked_for(

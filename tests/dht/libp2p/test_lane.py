@@ -34,135 +34,111 @@ from tests.dht.libp2p.lane_ends import (
 from tests.integration.loopback import WAIT_S, run, until
 
 
-def test_streams_follow_one_another_on_one_connection() -> None:
-    async def scenario() -> None:
-        async with pair() as (anna, boris):
-            for size in (0, 1, 70_000, FRAME_MAX_BYTES):
-                await one_round(anna, boris, size)
-                await until(lambda: anna.lane.idle(BORIS) == 1, timeout_s=WAIT_S)
-            assert (anna.lane.counters["dialled"], boris.lane.counters["accepted"]) == (1, 1)
-            assert boris.lane.counters["streams_served"] == 4
-
-    run(scenario())
-
-
-def test_streams_at_once_have_a_connection_each() -> None:
-    async def scenario() -> None:
-        async with pair() as (anna, boris):
-            await asyncio.gather(*(opened(anna) for _ in range(3)))
-            assert boris.lane.connections == 3
-
-    run(scenario())
-
-
-def test_a_stream_that_breaks_takes_its_connection_with_it() -> None:
-    async def scenario() -> None:
-        async with pair() as (anna, boris):
-            ours = await opened(anna)
-            theirs = await boris.served.get()
-            await ours.send(b"half of it", timeout_s=WAIT_S)
-            ours.abort()
-            assert await theirs.receive(timeout_s=WAIT_S) == b"half of it"
-            with pytest.raises(StreamBroken):
-                await theirs.receive(timeout_s=WAIT_S)
-            await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
-            await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
-            await one_round(anna, boris, 1)
-
-    run(scenario())
-
-
-def test_a_frame_sent_after_the_end_of_a_stream_is_no_part_of_the_next() -> None:
-    async def scenario() -> None:
-        async with pair() as (anna, boris):
-            ours = await opened(anna)
-            theirs = await boris.served.get()
-            finishing = asyncio.ensure_future(theirs.finish(timeout_s=WAIT_S))
-            assert await ours.receive(timeout_s=WAIT_S) is None
-            await finishing
-            theirs.abort()  # its handler has heard enough
-            await ours.send(b"and another thing", timeout_s=WAIT_S)
-            ours.abort()
-            await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
-            assert boris.served.empty()
-            await one_round(anna, boris, 1)
-
-    run(scenario())
-
-
-def test_an_abort_is_noticed_at_once_and_the_connection_is_not_used_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("dht.libp2p.frame_stream.LINGER_S", 1000.0)
-
-    async def scenario() -> None:
-        async with pair() as (anna, boris):
-            ours = await opened(anna)
-            theirs = await boris.served.get()
-            ours.abort()  # nothing was said at all
-            with pytest.raises(StreamBroken):
-                await theirs.receive(timeout_s=WAIT_S)
-
-            ours = await opened(anna)
-            theirs = await boris.served.get()
-            finishing = asyncio.ensure_future(ours.finish(timeout_s=WAIT_S))
-            await asyncio.sleep(0)
-            finishing.cancel()  # before anybody has said that END was heard
-            await asyncio.wait((finishing,))
-            ours.abort()
-            await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
-
-    run(scenario())
-
-
-def test_a_side_that_goes_on_when_the_other_is_done_loses_the_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("dht.libp2p.frame_stream.LINGER_S", 1000.0)
-
-    async def scenario() -> None:
-        async with pair() as (anna, boris):
-            ours = await opened(anna)
-            theirs = await boris.served.get()
-            finishing = asyncio.ensure_future(ours.finish(timeout_s=WAIT_S))
-            assert await theirs.receive(timeout_s=WAIT_S) is None
-            await finishing
-            ours.abort()
-            await theirs.send(b"and another thing", timeout_s=WAIT_S)
-            await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
-
-    run(scenario())
-
-
-def test_a_receiver_that_waits_for_more_hears_that_there_is_none() -> None:
-    async def scenario() -> None:
-        async with pair() as (anna, boris):
-            ours = await opened(anna)
-            theirs = await boris.served.get()
-
-            async def serve() -> None:
-                assert await theirs.receive(timeout_s=WAIT_S) is None
-                theirs.abort()
-
-            serving = asyncio.ensure_future(serve())
-            await ours.finish(timeout_s=WAIT_S)
-            with pytest.raises(StreamBroken, match="without END"):
-                await ours.receive(timeout_s=WAIT_S)
-            await serving
-            ours.abort()
-            assert anna.lane.idle(BORIS) == 1
-
-    run(scenario())
-
-
-def test_nobody_waits_long_for_a_connection_and_the_next_stream_has_it() -> None:
-    async def scenario() -> None:
-        async with pair(LaneSettings(wait_s=0.0)) as (anna, boris):
-            assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
+async def test_streams_follow_one_another_on_one_connection() -> None:
+    async with pair() as (anna, boris):
+        for size in (0, 1, 70_000, FRAME_MAX_BYTES):
+            await one_round(anna, boris, size)
             await until(lambda: anna.lane.idle(BORIS) == 1, timeout_s=WAIT_S)
-            await one_round(anna, boris, 1)
+        assert (anna.lane.counters["dialled"], boris.lane.counters["accepted"]) == (1, 1)
+        assert boris.lane.counters["streams_served"] == 4
 
-    run(scenario())
+
+async def test_streams_at_once_have_a_connection_each() -> None:
+    async with pair() as (anna, boris):
+        await asyncio.gather(*(opened(anna) for _ in range(3)))
+        assert boris.lane.connections == 3
+
+
+async def test_a_stream_that_breaks_takes_its_connection_with_it() -> None:
+    async with pair() as (anna, boris):
+        ours = await opened(anna)
+        theirs = await boris.served.get()
+        await ours.send(b"half of it", timeout_s=WAIT_S)
+        ours.abort()
+        assert await theirs.receive(timeout_s=WAIT_S) == b"half of it"
+        with pytest.raises(StreamBroken):
+            await theirs.receive(timeout_s=WAIT_S)
+        await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
+        await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
+        await one_round(anna, boris, 1)
+
+
+async def test_a_frame_sent_after_the_end_of_a_stream_is_no_part_of_the_next() -> None:
+    async with pair() as (anna, boris):
+        ours = await opened(anna)
+        theirs = await boris.served.get()
+        finishing = asyncio.ensure_future(theirs.finish(timeout_s=WAIT_S))
+        assert await ours.receive(timeout_s=WAIT_S) is None
+        await finishing
+        theirs.abort()  # its handler has heard enough
+        await ours.send(b"and another thing", timeout_s=WAIT_S)
+        ours.abort()
+        await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
+        assert boris.served.empty()
+        await one_round(anna, boris, 1)
+
+
+async def test_an_abort_is_noticed_at_once_and_the_connection_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dht.libp2p.frame_stream.LINGER_S", 1000.0)
+
+    async with pair() as (anna, boris):
+        ours = await opened(anna)
+        theirs = await boris.served.get()
+        ours.abort()  # nothing was said at all
+        with pytest.raises(StreamBroken):
+            await theirs.receive(timeout_s=WAIT_S)
+
+        ours = await opened(anna)
+        theirs = await boris.served.get()
+        finishing = asyncio.ensure_future(ours.finish(timeout_s=WAIT_S))
+        await asyncio.sleep(0)
+        finishing.cancel()  # before anybody has said that END was heard
+        await asyncio.wait((finishing,))
+        ours.abort()
+        await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
+
+
+async def test_a_side_that_goes_on_when_the_other_is_done_loses_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dht.libp2p.frame_stream.LINGER_S", 1000.0)
+
+    async with pair() as (anna, boris):
+        ours = await opened(anna)
+        theirs = await boris.served.get()
+        finishing = asyncio.ensure_future(ours.finish(timeout_s=WAIT_S))
+        assert await theirs.receive(timeout_s=WAIT_S) is None
+        await finishing
+        ours.abort()
+        await theirs.send(b"and another thing", timeout_s=WAIT_S)
+        await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
+
+
+async def test_a_receiver_that_waits_for_more_hears_that_there_is_none() -> None:
+    async with pair() as (anna, boris):
+        ours = await opened(anna)
+        theirs = await boris.served.get()
+
+        async def serve() -> None:
+            assert await theirs.receive(timeout_s=WAIT_S) is None
+            theirs.abort()
+
+        serving = asyncio.ensure_future(serve())
+        await ours.finish(timeout_s=WAIT_S)
+        with pytest.raises(StreamBroken, match="without END"):
+            await ours.receive(timeout_s=WAIT_S)
+        await serving
+        ours.abort()
+        assert anna.lane.idle(BORIS) == 1
+
+
+async def test_nobody_waits_long_for_a_connection_and_the_next_stream_has_it() -> None:
+    async with pair(LaneSettings(wait_s=0.0)) as (anna, boris):
+        assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
+        await until(lambda: anna.lane.idle(BORIS) == 1, timeout_s=WAIT_S)
+        await one_round(anna, boris, 1)
 
 
 async def refused(anna: End) -> None:
@@ -174,36 +150,30 @@ async def refused(anna: End) -> None:
     await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
 
 
-def test_a_peer_without_a_lane_is_left_alone_for_a_while() -> None:
-    async def scenario() -> None:
-        async with pair() as (anna, boris):
-            boris_again = anna.others.pop(BORIS)
-            pauses = []
-            for _ in range(9):
-                await refused(anna)
-                known = anna.lane._peers[BORIS]
-                pauses.append(known.not_before - asyncio.get_running_loop().time())
-                known.not_before = 0.0  # as if so long had passed
-            expected = [30, 60, 120, 240, 480, 960, 1800, 1800, 1800]
-            assert pauses == pytest.approx(expected, abs=15)  # the machine may be busy
-            anna.others[BORIS] = boris_again
-            await one_round(anna, boris, 1)
-
-    run(scenario())
-
-
-def test_a_closed_port_and_a_peer_without_a_direct_connection_go_another_way() -> None:
-    async def scenario() -> None:
-        async with pair() as (anna, _):
-            with socket.create_server((HERE, 0)) as taken:
-                free = taken.getsockname()[1]
-            anna.change = lambda offer: replaced(offer, port=free)
+async def test_a_peer_without_a_lane_is_left_alone_for_a_while() -> None:
+    async with pair() as (anna, boris):
+        boris_again = anna.others.pop(BORIS)
+        pauses = []
+        for _ in range(9):
             await refused(anna)
-        async with pair() as (anna, _):
-            anna.at = ()
-            await refused(anna)
+            known = anna.lane._peers[BORIS]
+            pauses.append(known.not_before - asyncio.get_running_loop().time())
+            known.not_before = 0.0  # as if so long had passed
+        expected = [30, 60, 120, 240, 480, 960, 1800, 1800, 1800]
+        assert pauses == pytest.approx(expected, abs=15)  # the machine may be busy
+        anna.others[BORIS] = boris_again
+        await one_round(anna, boris, 1)
 
-    run(scenario())
+
+async def test_a_closed_port_and_a_peer_without_a_direct_connection_go_another_way() -> None:
+    async with pair() as (anna, _):
+        with socket.create_server((HERE, 0)) as taken:
+            free = taken.getsockname()[1]
+        anna.change = lambda offer: replaced(offer, port=free)
+        await refused(anna)
+    async with pair() as (anna, _):
+        anna.at = ()
+        await refused(anna)
 
 
 def replaced(offer: bytes, **changes: object) -> bytes:
@@ -219,36 +189,29 @@ def replaced(offer: bytes, **changes: object) -> bytes:
         {"listener_key": bytes(KEY_BYTES)},
     ],
 )
-def test_without_a_ticket_and_both_of_its_keys_there_is_no_lane(change: dict[str, object]) -> None:
-    async def scenario() -> None:
-        async with pair() as (anna, boris):
-            anna.change = lambda offer: replaced(offer, **change)
-            await refused(anna)
-            assert boris.served.empty()
-            await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
-
-    run(scenario())
-
-
-def test_behind_a_router_others_are_told_its_port() -> None:
-    async def scenario() -> None:
-        async with pair(there=LaneSettings(told_port=443)) as (_, boris):
-            told = msgspec.msgpack.decode(boris.lane.offer(ANNA), type=Offer)
-            assert told.port == 443 != boris.lane.port
-
-    run(scenario())
+async def test_without_a_ticket_and_both_of_its_keys_there_is_no_lane(
+    change: dict[str, object],
+) -> None:
+    async with pair() as (anna, boris):
+        anna.change = lambda offer: replaced(offer, **change)
+        await refused(anna)
+        assert boris.served.empty()
+        await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
 
 
-def test_a_port_that_is_taken_is_no_reason_not_to_take_part() -> None:
-    async def scenario() -> None:
-        with socket.create_server((HERE, 0)) as taken:
-            settings = LaneSettings(wait_s=5.0, port=taken.getsockname()[1])
-            async with pair(there=settings) as (_, boris):
-                assert boris.lane.port is None
-                with pytest.raises(ValueError, match="does not listen"):
-                    boris.lane.offer(ANNA)
+async def test_behind_a_router_others_are_told_its_port() -> None:
+    async with pair(there=LaneSettings(told_port=443)) as (_, boris):
+        told = msgspec.msgpack.decode(boris.lane.offer(ANNA), type=Offer)
+        assert told.port == 443 != boris.lane.port
 
-    run(scenario())
+
+async def test_a_port_that_is_taken_is_no_reason_not_to_take_part() -> None:
+    with socket.create_server((HERE, 0)) as taken:
+        settings = LaneSettings(wait_s=5.0, port=taken.getsockname()[1])
+        async with pair(there=settings) as (_, boris):
+            assert boris.lane.port is None
+            with pytest.raises(ValueError, match="does not listen"):
+                boris.lane.offer(ANNA)
 
 
 @pytest.mark.parametrize(
@@ -268,61 +231,49 @@ def test_a_text_that_is_no_port_is_refused_with_the_choices(text: str) -> None:
         parse_lane(text)
 
 
-def test_a_ticket_is_good_once() -> None:
-    async def scenario() -> None:
-        async with pair() as (anna, boris):
-            kept: list[bytes] = []
-            anna.change = lambda offer: kept.append(offer) or kept[0]  # type: ignore[func-returns-value]
-            await opened(anna)
-            assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
-            assert boris.lane.counters["turned_away"] == 1
-
-    run(scenario())
+async def test_a_ticket_is_good_once() -> None:
+    async with pair() as (anna, boris):
+        kept: list[bytes] = []
+        anna.change = lambda offer: kept.append(offer) or kept[0]  # type: ignore[func-returns-value]
+        await opened(anna)
+        assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
+        assert boris.lane.counters["turned_away"] == 1
 
 
-def test_a_protocol_that_is_refused_leaves_the_connection_for_others() -> None:
-    async def scenario() -> None:
-        async with pair() as (anna, boris):
-            boris.refuses = "not here"
-            assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
-            boris.refuses = None
-            await one_round(anna, boris, 1)
-            assert boris.lane.counters["accepted"] == 1
-
-    run(scenario())
+async def test_a_protocol_that_is_refused_leaves_the_connection_for_others() -> None:
+    async with pair() as (anna, boris):
+        boris.refuses = "not here"
+        assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
+        boris.refuses = None
+        await one_round(anna, boris, 1)
+        assert boris.lane.counters["accepted"] == 1
 
 
 @pytest.mark.parametrize("said", [b"", b"\x10", b"\x10half a num"])
-def test_a_stranger_is_turned_away_when_its_time_is_over(said: bytes) -> None:
-    async def scenario() -> None:
-        async with pair(there=LaneSettings(greet_timeout_s=0.2)) as (_, boris):
-            reader, writer = await asyncio.open_connection(HERE, boris.lane.port)
-            writer.write(said)
-            async with asyncio.timeout(WAIT_S):
-                assert await reader.read(1000) == b""
-            writer.transport.abort()
-            await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
-            assert boris.lane.counters["turned_away"] == 1
-
-    run(scenario())
+async def test_a_stranger_is_turned_away_when_its_time_is_over(said: bytes) -> None:
+    async with pair(there=LaneSettings(greet_timeout_s=0.2)) as (_, boris):
+        reader, writer = await asyncio.open_connection(HERE, boris.lane.port)
+        writer.write(said)
+        async with asyncio.timeout(WAIT_S):
+            assert await reader.read(1000) == b""
+        writer.transport.abort()
+        await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
+        assert boris.lane.counters["turned_away"] == 1
 
 
 @pytest.mark.parametrize(
     "said", [b"\xff" * 6, b"\xff\xff\x7f", b"\x03abc", b"GET / HTTP/1.1\r\n" + bytes(80)]
 )
-def test_bytes_that_are_no_ticket_are_turned_away_at_once(said: bytes) -> None:
-    async def scenario() -> None:
-        async with pair() as (_, boris):
-            reader, writer = await asyncio.open_connection(HERE, boris.lane.port)
-            writer.write(said)
-            async with asyncio.timeout(WAIT_S):
-                with contextlib.suppress(ConnectionResetError):
-                    assert await reader.read(100) == b""
-            writer.transport.abort()
-            await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
-            assert boris.lane.counters["turned_away"] == 1
-
-    run(scenario())
+async def test_bytes_that_are_no_ticket_are_turned_away_at_once(said: bytes) -> None:
+    async with pair() as (_, boris):
+        reader, writer = await asyncio.open_connection(HERE, boris.lane.port)
+        writer.write(said)
+        async with asyncio.timeout(WAIT_S):
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read(100) == b""
+        writer.transport.abort()
+        await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
+        assert boris.lane.counters["turned_away"] == 1
 
 
 @pytest.mark.parametrize("at", [4, 5, 300, 70_000 + 20])
@@ -382,175 +333,147 @@ def test_a_byte_that_was_changed_on_the_way_breaks_the_stream(at: int) -> None:
     run(scenario())
 
 
-def test_there_is_a_limit_to_strangers() -> None:
-    async def scenario() -> None:
-        async with pair(there=LaneSettings(strangers_max=2)) as (_, boris):
-            port = boris.lane.port
-            strangers = [await asyncio.open_connection(HERE, port) for _ in range(3)]
-            async with asyncio.timeout(WAIT_S):
-                assert await strangers[2][0].read(1) == b""
-            assert boris.lane.counters["refused"] == 1
-            for _, writer in strangers:
-                writer.transport.abort()
-
-    run(scenario())
+async def test_there_is_a_limit_to_strangers() -> None:
+    async with pair(there=LaneSettings(strangers_max=2)) as (_, boris):
+        port = boris.lane.port
+        strangers = [await asyncio.open_connection(HERE, port) for _ in range(3)]
+        async with asyncio.timeout(WAIT_S):
+            assert await strangers[2][0].read(1) == b""
+        assert boris.lane.counters["refused"] == 1
+        for _, writer in strangers:
+            writer.transport.abort()
 
 
-def test_there_is_a_limit_to_connections_with_one_peer() -> None:
-    async def scenario() -> None:
-        few = LaneSettings(wait_s=5.0, per_peer_max=2)
-        async with pair(few, few) as (anna, boris):
-            await asyncio.gather(opened(anna), opened(anna))
-            assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
-            assert anna.asked == 2  # one knows one's own limit
-        async with pair(PATIENT, few) as (anna, boris):
-            await asyncio.gather(opened(anna), opened(anna))
-            assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
-            assert boris.lane.counters["turned_away"] == 1
-
-    run(scenario())
+async def test_there_is_a_limit_to_connections_with_one_peer() -> None:
+    few = LaneSettings(wait_s=5.0, per_peer_max=2)
+    async with pair(few, few) as (anna, boris):
+        await asyncio.gather(opened(anna), opened(anna))
+        assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
+        assert anna.asked == 2  # one knows one's own limit
+    async with pair(PATIENT, few) as (anna, boris):
+        await asyncio.gather(opened(anna), opened(anna))
+        assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
+        assert boris.lane.counters["turned_away"] == 1
 
 
 @pytest.mark.parametrize("impatient", [ANNA, BORIS])
-def test_a_connection_that_nobody_uses_is_closed(impatient: PeerId) -> None:
+async def test_a_connection_that_nobody_uses_is_closed(impatient: PeerId) -> None:
     """The dialling side closes it, or the other side if the dialling side is gone."""
-
-    async def scenario() -> None:
-        async with pair() as (anna, boris):
-            ours = await opened(anna)
-            theirs = await boris.served.get()
-            end = anna if impatient == ANNA else boris
-            end.lane.settings = LaneSettings(idle_max_s=0.02)
-            await asyncio.gather(theirs.finish(timeout_s=WAIT_S), ours.receive(timeout_s=WAIT_S))
-            ours.abort()
-            theirs.abort()
-            await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
-            await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
-
-    run(scenario())
+    async with pair() as (anna, boris):
+        ours = await opened(anna)
+        theirs = await boris.served.get()
+        end = anna if impatient == ANNA else boris
+        end.lane.settings = LaneSettings(idle_max_s=0.02)
+        await asyncio.gather(theirs.finish(timeout_s=WAIT_S), ours.receive(timeout_s=WAIT_S))
+        ours.abort()
+        theirs.abort()
+        await until(lambda: not anna.lane.connections, timeout_s=WAIT_S)
+        await until(lambda: not boris.lane.connections, timeout_s=WAIT_S)
 
 
-def test_a_connection_in_use_is_not_idle() -> None:
-    async def scenario() -> None:
-        async with pair() as (anna, boris):
-            await opened(anna)
-            in_use = (*anna.lane._peers[BORIS].dialled, *boris.lane._served)
-            assert [connection.resting for connection in in_use] == [None, None]
-
-    run(scenario())
+async def test_a_connection_in_use_is_not_idle() -> None:
+    async with pair() as (anna, boris):
+        await opened(anna)
+        in_use = (*anna.lane._peers[BORIS].dialled, *boris.lane._served)
+        assert [connection.resting for connection in in_use] == [None, None]
 
 
-def test_a_kept_connection_whose_other_end_sleeps_holds_nobody_up_twice() -> None:
-    async def scenario() -> None:
-        async with pair() as (anna, boris):
-            ours = await asyncio.gather(opened(anna), opened(anna))
-            theirs = [await boris.served.get() for _ in ours]
-            ended = (stream.finish(timeout_s=WAIT_S) for stream in theirs)
-            heard = (stream.receive(timeout_s=WAIT_S) for stream in ours)
-            await asyncio.gather(*ended, *heard)
-            for stream in (*ours, *theirs):
-                stream.abort()
-            await until(lambda: anna.lane.idle(BORIS) == 2, timeout_s=WAIT_S)
-            anna.lane.settings = LaneSettings(answer_timeout_s=0.05)
-            boris.lane.heard = lambda connection, message: None
-            await refused(anna)
-
-    run(scenario())
+async def test_a_kept_connection_whose_other_end_sleeps_holds_nobody_up_twice() -> None:
+    async with pair() as (anna, boris):
+        ours = await asyncio.gather(opened(anna), opened(anna))
+        theirs = [await boris.served.get() for _ in ours]
+        ended = (stream.finish(timeout_s=WAIT_S) for stream in theirs)
+        heard = (stream.receive(timeout_s=WAIT_S) for stream in ours)
+        await asyncio.gather(*ended, *heard)
+        for stream in (*ours, *theirs):
+            stream.abort()
+        await until(lambda: anna.lane.idle(BORIS) == 2, timeout_s=WAIT_S)
+        anna.lane.settings = LaneSettings(answer_timeout_s=0.05)
+        boris.lane.heard = lambda connection, message: None
+        await refused(anna)
 
 
-def test_closing_breaks_what_is_open() -> None:
-    async def scenario() -> None:
-        async with pair() as (anna, boris):
-            ours = await opened(anna)
-            await boris.served.get()
-            receiving = asyncio.ensure_future(ours.receive(timeout_s=WAIT_S))
-            await asyncio.sleep(0)
-            await boris.lane.close()
-            with pytest.raises(StreamBroken):
-                await receiving
-            assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
-
-    run(scenario())
+async def test_closing_breaks_what_is_open() -> None:
+    async with pair() as (anna, boris):
+        ours = await opened(anna)
+        await boris.served.get()
+        receiving = asyncio.ensure_future(ours.receive(timeout_s=WAIT_S))
+        await asyncio.sleep(0)
+        await boris.lane.close()
+        with pytest.raises(StreamBroken):
+            await receiving
+        assert await anna.lane.open(BORIS, "/test", timeout_s=WAIT_S) is None
 
 
-def test_done_means_nothing_where_there_is_no_connection_of_our_own() -> None:
-    async def scenario() -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        loop = asyncio.get_running_loop()
-        _, stream = await loop.create_unix_connection(
-            lambda: FrameStream(lambda stream, message: None), sock=ours
-        )
-        theirs.send(b"\x00" + HEADER.pack(0, FrameType.DONE))
-        with pytest.raises(StreamBroken, match="type 3"):
-            await stream.receive(timeout_s=WAIT_S)
-        theirs.close()
-        await asyncio.sleep(0.01)
-
-    run(scenario())
+async def test_done_means_nothing_where_there_is_no_connection_of_our_own() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    loop = asyncio.get_running_loop()
+    _, stream = await loop.create_unix_connection(
+        lambda: FrameStream(lambda stream, message: None), sock=ours
+    )
+    theirs.send(b"\x00" + HEADER.pack(0, FrameType.DONE))
+    with pytest.raises(StreamBroken, match="type 3"):
+        await stream.receive(timeout_s=WAIT_S)
+    theirs.close()
+    await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("reads", [(True, True), (True, False), (False, True)])
-def test_large_frames_are_packed_on_a_far_line_if_the_other_side_reads_that(
+async def test_large_frames_are_packed_on_a_far_line_if_the_other_side_reads_that(
     monkeypatch: pytest.MonkeyPatch, reads: tuple[bool, bool]
 ) -> None:
     content = bytes(i % 7 for i in range(300_000))
 
-    async def exchange() -> None:
-        monkeypatch.setattr(Connection, "is_far", True)
-        async with pair() as (anna, boris):
-            ours = await opened(anna)
-            theirs = await boris.served.get()
-            ours.packs, theirs.packs = ours.packs and reads[1], theirs.packs and reads[0]
-            target = memoryview(bytearray(len(content)))
-            for one, other, lane, is_packed in (
-                (ours, theirs, anna.lane, reads[1]),
-                (theirs, ours, boris.lane, reads[0]),
-            ):
-                before = lane.sent_bytes
-                _, size = await asyncio.gather(
-                    one.send(content, timeout_s=WAIT_S),
-                    other.receive_into(target, timeout_s=WAIT_S),
-                )
-                assert size == len(content) and target == content
-                assert (lane.sent_bytes - before < len(content) / 2) == is_packed
-                _, whole = await asyncio.gather(
-                    one.send(content, timeout_s=WAIT_S), other.receive(timeout_s=WAIT_S)
-                )
-                assert whole == content
-            theirs.cut()
-
-    run(exchange())
+    monkeypatch.setattr(Connection, "is_far", True)
+    async with pair() as (anna, boris):
+        ours = await opened(anna)
+        theirs = await boris.served.get()
+        ours.packs, theirs.packs = ours.packs and reads[1], theirs.packs and reads[0]
+        target = memoryview(bytearray(len(content)))
+        for one, other, lane, is_packed in (
+            (ours, theirs, anna.lane, reads[1]),
+            (theirs, ours, boris.lane, reads[0]),
+        ):
+            before = lane.sent_bytes
+            _, size = await asyncio.gather(
+                one.send(content, timeout_s=WAIT_S),
+                other.receive_into(target, timeout_s=WAIT_S),
+            )
+            assert size == len(content) and target == content
+            assert (lane.sent_bytes - before < len(content) / 2) == is_packed
+            _, whole = await asyncio.gather(
+                one.send(content, timeout_s=WAIT_S), other.receive(timeout_s=WAIT_S)
+            )
+            assert whole == content
+        theirs.cut()
 
 
-def test_a_volume_counts_what_went_over_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_volume_counts_what_went_over_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames are counted before they are packed, and the rest is given back."""
     content = bytes(i % 7 for i in range(300_000))
 
-    async def exchange() -> None:
-        monkeypatch.setattr(Connection, "is_far", True)
-        async with pair() as (anna, boris):
-            up, down = Gate(), Gate()
-            ours = ThrottledStream(await opened(anna), up, down, "bulk/1")
-            theirs = ThrottledStream(await boris.served.get(), Gate(), here := Gate(), "bulk/1")
-            before = anna.lane.sent_bytes
-            for _ in range(2):
-                _, whole = await asyncio.gather(
-                    ours.send(content, timeout_s=WAIT_S), theirs.receive(timeout_s=WAIT_S)
-                )
-                assert whole == content
-            sent = anna.lane.sent_bytes - before
-            assert sent < len(content)
-            assert sent * 0.99 < up.bucket.passed == here.bucket.passed <= sent
-            assert up.sent_for == {"bulk": up.bucket.passed}
-            assert down.bucket.passed == 0
-            ours.abort()
-
-    run(exchange())
+    monkeypatch.setattr(Connection, "is_far", True)
+    async with pair() as (anna, boris):
+        up, down = Gate(), Gate()
+        ours = ThrottledStream(await opened(anna), up, down, "bulk/1")
+        theirs = ThrottledStream(await boris.served.get(), Gate(), here := Gate(), "bulk/1")
+        before = anna.lane.sent_bytes
+        for _ in range(2):
+            _, whole = await asyncio.gather(
+                ours.send(content, timeout_s=WAIT_S), theirs.receive(timeout_s=WAIT_S)
+            )
+            assert whole == content
+        sent = anna.lane.sent_bytes - before
+        assert sent < len(content)
+        assert sent * 0.99 < up.bucket.passed == here.bucket.passed <= sent
+        assert up.sent_for == {"bulk": up.bucket.passed}
+        assert down.bucket.passed == 0
+        ours.abort()
 
 
 @pytest.mark.parametrize("knows", [True, False])
-def test_a_peer_of_the_release_before_is_sent_no_packed_frames(
+async def test_a_peer_of_the_release_before_is_sent_no_packed_frames(
     monkeypatch: pytest.MonkeyPatch, knows: bool
 ) -> None:
     """A peer of that release reads the first words of both sides without what they say of
@@ -559,30 +482,24 @@ def test_a_peer_of_the_release_before_is_sent_no_packed_frames(
     class OldBegin(msgspec.Struct, frozen=True, array_like=True):
         protocol: str = ""
 
-    async def scenario() -> None:
-        monkeypatch.setattr(Connection, "is_far", True)
-        if not knows:
-            monkeypatch.setattr(lane_connection, "Begin", lambda **said: OldBegin())
-        async with pair() as (anna, boris):
-            ours = await opened(anna)
-            theirs = await boris.served.get()
-            assert ours.packs and theirs.packs == knows
-            ours.cut()
-        new = encode(Begin("/x", reads_packed=True))
-        assert decode(OldBegin, new).protocol == "/x"  # type: ignore[type-var]
-
-    run(scenario())
+    monkeypatch.setattr(Connection, "is_far", True)
+    if not knows:
+        monkeypatch.setattr(lane_connection, "Begin", lambda **said: OldBegin())
+    async with pair() as (anna, boris):
+        ours = await opened(anna)
+        theirs = await boris.served.get()
+        assert ours.packs and theirs.packs == knows
+        ours.cut()
+    new = encode(Begin("/x", reads_packed=True))
+    assert decode(OldBegin, new).protocol == "/x"  # type: ignore[type-var]
 
 
-def test_nothing_is_packed_on_a_near_or_a_fast_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        for far, rate, packs in ((False, 1e6, False), (True, 1e6, True), (True, 1e8, False)):
-            if far:
-                monkeypatch.setattr(Connection, "is_far", True)
-            async with pair() as (anna, _):
-                anna.lane.pace._best.append((0.0, rate))
-                stream = await opened(anna)
-                assert stream.packs == packs
-                stream.cut()
-
-    run(scenario())
+async def test_nothing_is_packed_on_a_near_or_a_fast_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for far, rate, packs in ((False, 1e6, False), (True, 1e6, True), (True, 1e8, False)):
+        if far:
+            monkeypatch.setattr(Connection, "is_far", True)
+        async with pair() as (anna, _):
+            anna.lane.pace._best.append((0.0, rate))
+            stream = await opened(anna)
+            assert stream.packs == packs
+            stream.cut()

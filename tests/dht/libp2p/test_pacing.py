@@ -24,7 +24,6 @@ from dht.libp2p.pacing import (
 )
 from tests.dht.libp2p.lane_ends import HERE
 from tests.dht.libp2p.paced_line import PacedLine
-from tests.integration.loopback import run
 
 MBIT = 125_000.0
 BUFFER_S = 0.5
@@ -217,33 +216,29 @@ def test_a_connection_gets_what_the_others_leave() -> None:
     assert shares(90.0, [100.0, 100.0]) == [45.0, 45.0]
 
 
-def test_the_kernel_tells_about_connections_and_takes_their_rate(
+async def test_the_kernel_tells_about_connections_and_takes_their_rate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On loopback, which counts as near and is not paced unless the bound is lifted."""
-
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        with (
-            socket.create_server((HERE, 0)) as server,
-            socket.create_connection(server.getsockname()) as one,
-            server.accept()[0] as other,
-        ):
-            one.setblocking(False)
-            other.setblocking(False)
-            pacer = Pacer(lambda: [("one", one)])
-            for near_s in (pacing.NEAR_S, 0.0):
-                monkeypatch.setattr(pacing, "NEAR_S", near_s)
-                assert not pacer._look(LOOK_S)
-                await loop.sock_sendall(one, bytes(100_000))
-                got = 0
-                while got < 100_000:
-                    got += len(await loop.sock_recv(other, 1 << 16))
-                assert pacer._look(LOOK_S) is (near_s == 0.0)
-            told = one.getsockopt(socket.SOL_SOCKET, pacing.SO_MAX_PACING_RATE, 8)
-            assert int.from_bytes(told, "little") == pytest.approx(pacer.pace.rate, abs=1.0)
-
-    run(scenario())
+    loop = asyncio.get_running_loop()
+    with (
+        socket.create_server((HERE, 0)) as server,
+        socket.create_connection(server.getsockname()) as one,
+        server.accept()[0] as other,
+    ):
+        one.setblocking(False)
+        other.setblocking(False)
+        pacer = Pacer(lambda: [("one", one)])
+        for near_s in (pacing.NEAR_S, 0.0):
+            monkeypatch.setattr(pacing, "NEAR_S", near_s)
+            assert not pacer._look(LOOK_S)
+            await loop.sock_sendall(one, bytes(100_000))
+            got = 0
+            while got < 100_000:
+                got += len(await loop.sock_recv(other, 1 << 16))
+            assert pacer._look(LOOK_S) is (near_s == 0.0)
+        told = one.getsockopt(socket.SOL_SOCKET, pacing.SO_MAX_PACING_RATE, 8)
+        assert int.from_bytes(told, "little") == pytest.approx(pacer.pace.rate, abs=1.0)
 
 
 @pytest.mark.parametrize(("rate", "takes_all"), [(100e3, False), (100e6, True)])

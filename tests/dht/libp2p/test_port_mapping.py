@@ -16,7 +16,7 @@ from dht.libp2p.nat_pmp import read_reply, request
 from dht.libp2p.port_lease import LIFE_MIN_S, LIFE_S, Mapped, NotMapped
 from dht.libp2p.port_mapping import gateway, keep_mapped
 from tests.dht.libp2p.lane_ends import HERE
-from tests.integration.loopback import WAIT_S, run
+from tests.integration.loopback import WAIT_S
 
 PORT = 7710
 ROUTES = """\
@@ -121,21 +121,18 @@ async def mapping(
         transport.close()
 
 
-def test_a_port_is_mapped_although_requests_are_lost_and_the_mapping_is_removed_at_the_end(
+async def test_a_port_is_mapped_although_requests_are_lost_and_the_mapping_is_removed_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        router = Router(forgets=2)
-        async with mapping(monkeypatch, router) as told:
-            assert await asyncio.wait_for(told.get(), WAIT_S) == 40000
-            asked = [router.asked.get_nowait() for _ in range(3)]
-            assert asked == [(PORT, PORT, LIFE_S)] * 3
-        assert await asyncio.wait_for(router.asked.get(), WAIT_S) == (PORT, 0, 0)
-
-    run(main())
+    router = Router(forgets=2)
+    async with mapping(monkeypatch, router) as told:
+        assert await asyncio.wait_for(told.get(), WAIT_S) == 40000
+        asked = [router.asked.get_nowait() for _ in range(3)]
+        assert asked == [(PORT, PORT, LIFE_S)] * 3
+    assert await asyncio.wait_for(router.asked.get(), WAIT_S) == (PORT, 0, 0)
 
 
-def test_a_mapping_is_renewed_before_it_ends_and_another_port_is_told(
+async def test_a_mapping_is_renewed_before_it_ends_and_another_port_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nat_pmp, "LIFE_S", 0.4)
@@ -148,35 +145,29 @@ def test_a_mapping_is_renewed_before_it_ends_and_another_port_is_told(
         ),
     )
 
-    async def main() -> None:
-        router = Router()
-        async with mapping(monkeypatch, router) as told:
-            assert await asyncio.wait_for(told.get(), WAIT_S) == 40000
-            router.outer = 40001
-            assert await asyncio.wait_for(told.get(), WAIT_S) == 40001
-            assert router.asked.get_nowait()[1] == PORT
-            assert router.asked.get_nowait()[1] == 40000, "it asks for the port that it has"
-
-    run(main())
+    router = Router()
+    async with mapping(monkeypatch, router) as told:
+        assert await asyncio.wait_for(told.get(), WAIT_S) == 40000
+        router.outer = 40001
+        assert await asyncio.wait_for(told.get(), WAIT_S) == 40001
+        assert router.asked.get_nowait()[1] == PORT
+        assert router.asked.get_nowait()[1] == 40000, "it asks for the port that it has"
 
 
 @pytest.mark.parametrize("router", [Router(result=2), Router(forgets=100)])
-def test_a_router_that_refuses_or_is_silent_is_left_alone(
+async def test_a_router_that_refuses_or_is_silent_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, router: Router
 ) -> None:
-    async def main() -> None:
-        router.asked = asyncio.Queue()
-        async with mapping(monkeypatch, router) as told:
-            await asyncio.sleep(1.0)
-            assert told.empty()
-            assert 1 <= router.asked.qsize() <= nat_pmp.TRIES
-            before = router.asked.qsize()
-        assert router.asked.qsize() == before, "there is nothing to remove"
-
-    run(main())
+    router.asked = asyncio.Queue()
+    async with mapping(monkeypatch, router) as told:
+        await asyncio.sleep(1.0)
+        assert told.empty()
+        assert 1 <= router.asked.qsize() <= nat_pmp.TRIES
+        before = router.asked.qsize()
+    assert router.asked.qsize() == before, "there is nothing to remove"
 
 
-def test_a_router_where_nothing_listens_is_given_up_at_once(
+async def test_a_router_where_nothing_listens_is_given_up_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
@@ -184,9 +175,6 @@ def test_a_router_where_nothing_listens_is_given_up_at_once(
         monkeypatch.setattr(nat_pmp, "ROUTER_PORT", free.getsockname()[1])
     monkeypatch.setattr(nat_pmp, "ANSWER_FIRST_S", WAIT_S)
 
-    async def main() -> None:
-        with pytest.raises(NotMapped, match="does not speak NAT-PMP"):
-            async with asyncio.timeout(WAIT_S / 2):
-                await nat_pmp.NatPmp(HERE).map(PORT, outer_port=PORT)
-
-    run(main())
+    with pytest.raises(NotMapped, match="does not speak NAT-PMP"):
+        async with asyncio.timeout(WAIT_S / 2):
+            await nat_pmp.NatPmp(HERE).map(PORT, outer_port=PORT)

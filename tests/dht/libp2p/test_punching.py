@@ -33,7 +33,7 @@ from tests.dht.libp2p.lane_ends import (
     one_round,
     with_loopback,
 )
-from tests.integration.loopback import WAIT_S, run
+from tests.integration.loopback import WAIT_S
 
 OFFER = PunchOffer("203.0.113.7", 7700, bytes(NUMBER_BYTES), bytes(KEY_BYTES), bytes(KEY_BYTES))
 
@@ -57,100 +57,84 @@ def hidden(settings: LaneSettings = PATIENT) -> tuple[End, End, OnLoopback]:
     return anna, boris, outsides[0]
 
 
-def test_two_ports_that_dial_each_other_make_one_connection() -> None:
-    async def scenario() -> None:
-        one, other = Opening(), Opening()
-        async with (
-            asyncio.timeout(WAIT_S),
-            one.meeting(HERE, other.port) as found,
-            other.meeting(HERE, one.port) as there,
-        ):
-            here, end = await found.get(), await there.get()
-            assert here.getpeername() == end.getsockname()
-            here.close()
-            end.close()
-        one.close()
-        other.close()
-
-    run(scenario())
+async def test_two_ports_that_dial_each_other_make_one_connection() -> None:
+    one, other = Opening(), Opening()
+    async with (
+        asyncio.timeout(WAIT_S),
+        one.meeting(HERE, other.port) as found,
+        other.meeting(HERE, one.port) as there,
+    ):
+        here, end = await found.get(), await there.get()
+        assert here.getpeername() == end.getsockname()
+        here.close()
+        end.close()
+    one.close()
+    other.close()
 
 
-def test_a_stream_waits_for_a_meeting_and_the_next_one_has_its_connection() -> None:
-    async def scenario() -> None:
-        anna, boris, outside = hidden(LaneSettings(wait_s=0.0))
-        assert await anna.lane.reach(BORIS) is None
-        for size in (0, 100_000):
-            await one_round(anna, boris, size)
-        assert outside.called == 1 and anna.lane.counters["met"] == 1
-        assert anna.lane.has_connection(BORIS)
-        anna.lane.forget(BORIS)
-        await one_round(anna, boris, 10)
-        assert outside.called == 2
-        await closed(anna, boris)
-
-    run(scenario())
+async def test_a_stream_waits_for_a_meeting_and_the_next_one_has_its_connection() -> None:
+    anna, boris, outside = hidden(LaneSettings(wait_s=0.0))
+    assert await anna.lane.reach(BORIS) is None
+    for size in (0, 100_000):
+        await one_round(anna, boris, size)
+    assert outside.called == 1 and anna.lane.counters["met"] == 1
+    assert anna.lane.has_connection(BORIS)
+    anna.lane.forget(BORIS)
+    await one_round(anna, boris, 10)
+    assert outside.called == 2
+    await closed(anna, boris)
 
 
-def test_a_peer_that_dialled_out_and_lets_nobody_in_is_met_instead() -> None:
+async def test_a_peer_that_dialled_out_and_lets_nobody_in_is_met_instead() -> None:
     """As a home that the daemon is connected with. Its uploads went through the daemon."""
+    anna, boris, outside = hidden()
+    boris.lane.start([HERE])
+    anna.at = (HERE,)  # the daemon is connected with it
+    with socket.create_server((HERE, 0)) as gone:
+        port = gone.getsockname()[1]
 
-    async def scenario() -> None:
-        anna, boris, outside = hidden()
-        boris.lane.start([HERE])
-        anna.at = (HERE,)  # the daemon is connected with it
-        with socket.create_server((HERE, 0)) as gone:
-            port = gone.getsockname()[1]
+    def elsewhere(offer: bytes) -> bytes:
+        return encode(msgspec.structs.replace(decode(Offer, offer), port=port))
 
-        def elsewhere(offer: bytes) -> bytes:
-            return encode(msgspec.structs.replace(decode(Offer, offer), port=port))
+    anna.change = elsewhere
+    for size in (0, 100_000):
+        await one_round(anna, boris, size)
+    assert outside.called == 1 and anna.lane.counters["met"] == 1
+    assert anna.asked == 2, "it, and a peer outside for the own outer address"
+    assert anna.lane.paths()[BORIS] is Path.PUNCHED
 
-        anna.change = elsewhere
-        for size in (0, 100_000):
-            await one_round(anna, boris, size)
-        assert outside.called == 1 and anna.lane.counters["met"] == 1
-        assert anna.asked == 2, "it, and a peer outside for the own outer address"
-        assert anna.lane.paths()[BORIS] is Path.PUNCHED
-
-        anna.lane.forget(BORIS)
-        anna.change = bytes
-        await one_round(anna, boris, 10)
-        assert anna.lane.paths()[BORIS] is Path.DIRECT
-        await closed(anna, boris)
-
-    run(scenario())
+    anna.lane.forget(BORIS)
+    anna.change = bytes
+    await one_round(anna, boris, 10)
+    assert anna.lane.paths()[BORIS] is Path.DIRECT
+    await closed(anna, boris)
 
 
-def test_a_peer_outside_tells_the_outer_port() -> None:
-    async def scenario() -> None:
-        anna, boris, outside = hidden()
-        clara = End(CLARA, PATIENT)
-        clara.lane.start([HERE])
-        outside.seen = "203.0.113.9"  # would lead nowhere
-        anna.others[CLARA] = clara
-        assert await anna.lane.reach(BORIS) is None
-        assert clara.lane.counters["accepted"] == 1
-        await closed(anna, boris, clara)
-
-    run(scenario())
+async def test_a_peer_outside_tells_the_outer_port() -> None:
+    anna, boris, outside = hidden()
+    clara = End(CLARA, PATIENT)
+    clara.lane.start([HERE])
+    outside.seen = "203.0.113.9"  # would lead nowhere
+    anna.others[CLARA] = clara
+    assert await anna.lane.reach(BORIS) is None
+    assert clara.lane.counters["accepted"] == 1
+    await closed(anna, boris, clara)
 
 
-def test_peers_that_could_not_be_dialled_are_asked_last_for_the_outer_port() -> None:
-    async def scenario() -> None:
-        anna, boris, outside = hidden()
-        clara = End(CLARA, PATIENT)
-        clara.lane.start([HERE])
-        outside.seen = "203.0.113.9"  # would lead nowhere
-        anna.others[CLARA] = clara
-        outside.outside = shut = (PeerId("dora"), PeerId("emil"))
-        for peer in shut:
-            assert await anna.lane.reach(peer) is not None
-        assert await anna.lane.reach(BORIS) is None
-        await closed(anna, boris, clara)
-
-    run(scenario())
+async def test_peers_that_could_not_be_dialled_are_asked_last_for_the_outer_port() -> None:
+    anna, boris, outside = hidden()
+    clara = End(CLARA, PATIENT)
+    clara.lane.start([HERE])
+    outside.seen = "203.0.113.9"  # would lead nowhere
+    anna.others[CLARA] = clara
+    outside.outside = shut = (PeerId("dora"), PeerId("emil"))
+    for peer in shut:
+        assert await anna.lane.reach(peer) is not None
+    assert await anna.lane.reach(BORIS) is None
+    await closed(anna, boris, clara)
 
 
-def test_a_stranger_at_the_port_of_a_meeting_does_not_spoil_it(
+async def test_a_stranger_at_the_port_of_a_meeting_does_not_spoil_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The stranger connects first, to both ports, and shows a ticket that does not exist."""
@@ -162,61 +146,49 @@ def test_a_stranger_at_the_port_of_a_meeting_does_not_spoil_it(
             strangers.append(socket.create_connection((HERE, self.port)))
             strangers[-1].sendall(b"\x10" + bytes(16))
 
-    async def scenario() -> None:
-        monkeypatch.setattr(meetings, "Opening", Visited)
-        anna, boris, _ = hidden(LaneSettings(answer_timeout_s=0.5))
-        assert await anna.lane.reach(BORIS) is None
-        assert boris.lane.counters["turned_away"] == 1
-        await closed(anna, boris)
-        for stranger in strangers:
-            stranger.close()
-
-    run(scenario())
+    monkeypatch.setattr(meetings, "Opening", Visited)
+    anna, boris, _ = hidden(LaneSettings(answer_timeout_s=0.5))
+    assert await anna.lane.reach(BORIS) is None
+    assert boris.lane.counters["turned_away"] == 1
+    await closed(anna, boris)
+    for stranger in strangers:
+        stranger.close()
 
 
-def test_a_meeting_that_fails_says_so_and_is_not_tried_again_at_once() -> None:
-    async def scenario() -> None:
-        anna, boris, outside = hidden(LaneSettings(meeting_s=0.3))
-        outside.seen = ""
-        assert "outer address" in str(await anna.lane.reach(BORIS))
-        assert anna.lane.is_doubted(BORIS)
-        await closed(anna, boris)
-
-    run(scenario())
+async def test_a_meeting_that_fails_says_so_and_is_not_tried_again_at_once() -> None:
+    anna, boris, outside = hidden(LaneSettings(meeting_s=0.3))
+    outside.seen = ""
+    assert "outer address" in str(await anna.lane.reach(BORIS))
+    assert anna.lane.is_doubted(BORIS)
+    await closed(anna, boris)
 
 
-def test_a_daemon_that_is_being_restarted_is_no_fault_of_the_other_peer() -> None:
-    async def scenario() -> None:
-        anna, boris, _ = hidden()
+async def test_a_daemon_that_is_being_restarted_is_no_fault_of_the_other_peer() -> None:
+    anna, boris, _ = hidden()
 
-        async def closed_host(peer: PeerId) -> Sequence[str]:
-            raise HostClosed("the daemon is being restarted")
+    async def closed_host(peer: PeerId) -> Sequence[str]:
+        raise HostClosed("the daemon is being restarted")
 
-        where, anna.lane._where = anna.lane._where, closed_host
-        assert "restarted" in str(await anna.lane.reach(BORIS))
-        assert not anna.lane.is_doubted(BORIS)
-        anna.lane._where = where
-        assert await anna.lane.reach(BORIS) is None
-        await closed(anna, boris)
-
-    run(scenario())
+    where, anna.lane._where = anna.lane._where, closed_host
+    assert "restarted" in str(await anna.lane.reach(BORIS))
+    assert not anna.lane.is_doubted(BORIS)
+    anna.lane._where = where
+    assert await anna.lane.reach(BORIS) is None
+    await closed(anna, boris)
 
 
-def test_nobody_is_sent_to_dial_a_private_address_or_into_too_many_meetings() -> None:
-    async def scenario() -> None:
-        anna, boris, _ = hidden(LaneSettings(meetings_max=1, dial_timeout_s=0.5))
-        for ip in ("192.168.1.1", "10.0.0.1", "0.0.0.0", "169.254.169.254"):
-            with pytest.raises(ValueError, match="no public address"):
-                await boris.lane.meet(ANNA, encode(Punch(ip, 80)))
-        with pytest.raises(ValueError, match="no Punch"):
-            await boris.lane.meet(ANNA, b"\xc1")
-        offer = decode(PunchOffer, await boris.lane.meet(ANNA, encode(Punch(HERE, 9))))
-        assert offer.ip == HERE
-        with pytest.raises(ValueError, match="more than 1 meetings"):
-            await boris.lane.meet(ANNA, encode(Punch(HERE, 9)))
-        await closed(anna, boris)
-
-    run(scenario())
+async def test_nobody_is_sent_to_dial_a_private_address_or_into_too_many_meetings() -> None:
+    anna, boris, _ = hidden(LaneSettings(meetings_max=1, dial_timeout_s=0.5))
+    for ip in ("192.168.1.1", "10.0.0.1", "0.0.0.0", "169.254.169.254"):
+        with pytest.raises(ValueError, match="no public address"):
+            await boris.lane.meet(ANNA, encode(Punch(ip, 80)))
+    with pytest.raises(ValueError, match="no Punch"):
+        await boris.lane.meet(ANNA, b"\xc1")
+    offer = decode(PunchOffer, await boris.lane.meet(ANNA, encode(Punch(HERE, 9))))
+    assert offer.ip == HERE
+    with pytest.raises(ValueError, match="more than 1 meetings"):
+        await boris.lane.meet(ANNA, encode(Punch(HERE, 9)))
+    await closed(anna, boris)
 
 
 def test_only_public_addresses_of_ipv4_are_outer() -> None:

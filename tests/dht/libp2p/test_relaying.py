@@ -30,7 +30,7 @@ from tests.dht.libp2p.lane_ends import (
     opened,
     with_loopback,
 )
-from tests.integration.loopback import WAIT_S, run, until
+from tests.integration.loopback import WAIT_S, until
 
 DORA = PeerId("dora")
 RATE = 1e9
@@ -77,23 +77,20 @@ def test_a_share_is_counted_in_bytes_and_a_pair_that_paused_saves_none_up() -> N
 # --- the relay ----------------------------------------------------------------------------------
 
 
-def test_a_relay_that_is_off_or_knows_no_such_members_refuses() -> None:
-    async def scenario() -> None:
-        relay = Relay()
-        with pytest.raises(ValueError, match="does not relay"):
-            await relay.admit(ANNA, BORIS, number())
-        relay.set_rate(RATE)
-        with pytest.raises(ValueError, match="members of one run"):
-            await relay.admit(ANNA, BORIS, number())
-        relay.judge = only_anna_and_boris
-        with pytest.raises(ValueError, match="members"):
-            await relay.admit(ANNA, DORA, number())
-        with pytest.raises(ValueError, match="different ends"):
-            await relay.admit(ANNA, ANNA, number())
-        assert relay.counters["refused"] == 4 and relay.circuits == 0
-        await relay.close()
-
-    run(scenario())
+async def test_a_relay_that_is_off_or_knows_no_such_members_refuses() -> None:
+    relay = Relay()
+    with pytest.raises(ValueError, match="does not relay"):
+        await relay.admit(ANNA, BORIS, number())
+    relay.set_rate(RATE)
+    with pytest.raises(ValueError, match="members of one run"):
+        await relay.admit(ANNA, BORIS, number())
+    relay.judge = only_anna_and_boris
+    with pytest.raises(ValueError, match="members"):
+        await relay.admit(ANNA, DORA, number())
+    with pytest.raises(ValueError, match="different ends"):
+        await relay.admit(ANNA, ANNA, number())
+    assert relay.counters["refused"] == 4 and relay.circuits == 0
+    await relay.close()
 
 
 async def only_anna_and_boris(peer: PeerId, other: PeerId) -> str | None:
@@ -104,28 +101,25 @@ async def everybody(peer: PeerId, other: PeerId) -> str | None:
     return None
 
 
-def test_a_third_peer_cannot_join_a_circuit_or_make_room_by_asking_again() -> None:
-    async def scenario() -> None:
-        relay = Relay(RelaySettings(circuits_max=3, per_peer_max=2, join_s=0.2))
-        relay.judge = everybody
-        relay.set_rate(RATE)
-        ours = number()
-        leg = await relay.admit(ANNA, BORIS, ours)
-        other = await relay.admit(DORA, ANNA, ours)
-        assert leg != other and relay.circuits == 2, "the same number names another circuit"
-        with pytest.raises(ValueError, match="asked for already"):
-            await relay.admit(ANNA, BORIS, ours)
-        with pytest.raises(ValueError, match=f"2 connections of {ANNA}"):
-            await relay.admit(ANNA, BORIS, number())
-        await relay.admit(DORA, CLARA, number())
-        with pytest.raises(ValueError, match="3 connections already"):
-            await relay.admit(PeerId("emma"), PeerId("fritz"), number())
-        await until(lambda: relay.circuits == 0, timeout_s=WAIT_S)
-        with socket.socket() as late:
-            assert not relay.arrive(leg, late), "nobody came in time"
-        await relay.close()
-
-    run(scenario())
+async def test_a_third_peer_cannot_join_a_circuit_or_make_room_by_asking_again() -> None:
+    relay = Relay(RelaySettings(circuits_max=3, per_peer_max=2, join_s=0.2))
+    relay.judge = everybody
+    relay.set_rate(RATE)
+    ours = number()
+    leg = await relay.admit(ANNA, BORIS, ours)
+    other = await relay.admit(DORA, ANNA, ours)
+    assert leg != other and relay.circuits == 2, "the same number names another circuit"
+    with pytest.raises(ValueError, match="asked for already"):
+        await relay.admit(ANNA, BORIS, ours)
+    with pytest.raises(ValueError, match=f"2 connections of {ANNA}"):
+        await relay.admit(ANNA, BORIS, number())
+    await relay.admit(DORA, CLARA, number())
+    with pytest.raises(ValueError, match="3 connections already"):
+        await relay.admit(PeerId("emma"), PeerId("fritz"), number())
+    await until(lambda: relay.circuits == 0, timeout_s=WAIT_S)
+    with socket.socket() as late:
+        assert not relay.arrive(leg, late), "nobody came in time"
+    await relay.close()
 
 
 async def joined(relay: Relay, one: PeerId, other: PeerId) -> tuple[socket.socket, socket.socket]:
@@ -160,56 +154,49 @@ async def carried_s(ends: tuple[socket.socket, socket.socket], size: int) -> flo
     return loop.time() - began
 
 
-def test_pairs_share_the_rate_and_the_owner_s_meter_counts_every_byte() -> None:
+async def test_pairs_share_the_rate_and_the_owner_s_meter_counts_every_byte() -> None:
     """One pair has three circuits, the other one; both send as much, and end together."""
+    metered = 0
 
-    async def scenario() -> None:
-        metered = 0
+    async def meter(count: int) -> None:
+        nonlocal metered
+        metered += count
 
-        async def meter(count: int) -> None:
-            nonlocal metered
-            metered += count
-
-        relay = Relay()
-        relay.judge, relay.meter = everybody, meter
-        relay.set_rate(4e6)
-        three = [await joined(relay, ANNA, BORIS) for _ in range(3)]
-        one = await joined(relay, CLARA, DORA)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        took_s = await asyncio.gather(
-            carried_s(one, 900_000), *(carried_s(each, 300_000) for each in three)
-        )
-        assert loop.time() - began >= 1.8e6 / 4e6 * 0.7, "the rate holds for all together"
-        assert took_s[0] < 1.3 * max(took_s[1:]), "one circuit has half the rate"
-        assert metered == relay.counters["bytes"] == 1_800_000
-        assert relay.circuits == relay.counters["circuits"] == 4
-        one[0].close()
-        await until(lambda: relay.circuits == 3, timeout_s=WAIT_S)
-        assert not await loop.sock_recv(one[1], 1), "the other end hears that this one has gone"
-        relay.set_rate(None)
-        await until(lambda: relay.circuits == 0, timeout_s=WAIT_S)
-        for end in (one[1], *(end for each in three for end in each)):
-            end.close()
-        await relay.close()
-
-    run(scenario())
+    relay = Relay()
+    relay.judge, relay.meter = everybody, meter
+    relay.set_rate(4e6)
+    three = [await joined(relay, ANNA, BORIS) for _ in range(3)]
+    one = await joined(relay, CLARA, DORA)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    took_s = await asyncio.gather(
+        carried_s(one, 900_000), *(carried_s(each, 300_000) for each in three)
+    )
+    assert loop.time() - began >= 1.8e6 / 4e6 * 0.7, "the rate holds for all together"
+    assert took_s[0] < 1.3 * max(took_s[1:]), "one circuit has half the rate"
+    assert metered == relay.counters["bytes"] == 1_800_000
+    assert relay.circuits == relay.counters["circuits"] == 4
+    one[0].close()
+    await until(lambda: relay.circuits == 3, timeout_s=WAIT_S)
+    assert not await loop.sock_recv(one[1], 1), "the other end hears that this one has gone"
+    relay.set_rate(None)
+    await until(lambda: relay.circuits == 0, timeout_s=WAIT_S)
+    for end in (one[1], *(end for each in three for end in each)):
+        end.close()
+    await relay.close()
 
 
-def test_a_circuit_without_a_byte_is_closed_after_a_while() -> None:
-    async def scenario() -> None:
-        relay = Relay(RelaySettings(idle_max_s=0.3))
-        relay.judge = everybody
-        relay.set_rate(RATE)
-        ends = await joined(relay, ANNA, BORIS)
-        await carried_s(ends, 1000)
-        assert relay.circuits == 1
-        await until(lambda: relay.circuits == 0, timeout_s=WAIT_S)
-        for end in ends:
-            end.close()
-        await relay.close()
-
-    run(scenario())
+async def test_a_circuit_without_a_byte_is_closed_after_a_while() -> None:
+    relay = Relay(RelaySettings(idle_max_s=0.3))
+    relay.judge = everybody
+    relay.set_rate(RATE)
+    ends = await joined(relay, ANNA, BORIS)
+    await carried_s(ends, 1000)
+    assert relay.circuits == 1
+    await until(lambda: relay.circuits == 0, timeout_s=WAIT_S)
+    for end in ends:
+        end.close()
+    await relay.close()
 
 
 # --- lanes --------------------------------------------------------------------------------------
@@ -265,163 +252,135 @@ class Homes:
         await closed(self.anna, self.boris, self.clara)
 
 
-def test_streams_go_through_a_relay_where_no_meeting_succeeds() -> None:
-    async def scenario() -> None:
-        homes = Homes()
-        for size in (0, FRAME_MAX_BYTES):
-            await one_round(homes.anna, homes.boris, size)
-            await until(lambda: homes.anna.lane.idle(BORIS) == 1, timeout_s=WAIT_S)
-        assert homes.anna.lane.paths()[BORIS] is Path.RELAYED
-        assert homes.boris.lane.paths()[ANNA] is Path.RELAYED
-        assert homes.relay.counters["circuits"] == 1
-        assert homes.relay.counters["bytes"] > FRAME_MAX_BYTES
-        await homes.close()
-
-    run(scenario())
+async def test_streams_go_through_a_relay_where_no_meeting_succeeds() -> None:
+    homes = Homes()
+    for size in (0, FRAME_MAX_BYTES):
+        await one_round(homes.anna, homes.boris, size)
+        await until(lambda: homes.anna.lane.idle(BORIS) == 1, timeout_s=WAIT_S)
+    assert homes.anna.lane.paths()[BORIS] is Path.RELAYED
+    assert homes.boris.lane.paths()[ANNA] is Path.RELAYED
+    assert homes.relay.counters["circuits"] == 1
+    assert homes.relay.counters["bytes"] > FRAME_MAX_BYTES
+    await homes.close()
 
 
-def test_the_relay_sees_only_ciphertext_and_cannot_change_it(
+async def test_the_relay_sees_only_ciphertext_and_cannot_change_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The relay passes the last byte of every chunk on changed, once it is told to."""
     seen, spoil = bytearray(), False
     secret = b"the quick brown fox " * 500
 
-    async def scenario() -> None:
-        nonlocal spoil
-        homes = Homes()
+    homes = Homes()
 
-        async def pump(circuit: object, source: socket.socket, target: socket.socket) -> None:
-            loop = asyncio.get_running_loop()
-            while data := bytearray(await loop.sock_recv(source, 1 << 16)):
-                seen.extend(data)
-                if spoil:
-                    data[-1] ^= 1
-                await loop.sock_sendall(target, data)
-
-        monkeypatch.setattr(homes.relay, "_pump", pump)
-        ours = await opened(homes.anna)
-        theirs = await homes.boris.served.get()
-        await ours.send(secret, timeout_s=WAIT_S)
-        assert await theirs.receive(timeout_s=WAIT_S) == secret
-        assert len(seen) > len(secret) and secret[:20] not in seen
-        spoil = True
-        await ours.send(secret, timeout_s=WAIT_S)
-        with pytest.raises(StreamBroken, match="not sealed by the other side"):
-            await theirs.receive(timeout_s=WAIT_S)
-        await homes.close()
-
-    run(scenario())
-
-
-def test_without_consent_the_reason_names_what_would_help() -> None:
-    async def scenario() -> None:
-        homes = Homes()
-        homes.relay.set_rate(None)
-        reason = await homes.anna.lane.reach(BORIS)
-        assert "its router lets nothing through" in str(reason)
-        assert "no connected peer relays bulk data" in str(reason), "not that it refused a call"
-        refused = homes.relay.counters["refused"]
-        assert "--relay-bulk" in str(await homes.anna.lane.reach(BORIS))
-        assert homes.relay.counters["refused"] == refused, "it is not asked again at once"
-        await homes.close()
-
-    run(scenario())
-
-
-def test_the_connection_that_was_not_used_for_longest_makes_room() -> None:
-    async def scenario() -> None:
-        homes = Homes(LaneSettings(meeting_s=0.2, wait_s=0.0, standing_max=2))
-        first, *others = [await opened(homes.anna) for _ in range(3)]
-        served = [await homes.boris.served.get() for _ in range(3)]
-        lane = homes.anna.lane
-        assert len(lane._peers[BORIS].dialled) == 3, "those in use do not count"
-        longest = next(c for c in lane._peers[BORIS].dialled if c.stream is first)
-        for stream, end in zip((first, *others), served, strict=True):
-            finishing = asyncio.ensure_future(end.finish(timeout_s=WAIT_S))
-            assert await stream.receive(timeout_s=WAIT_S) is None
-            await finishing
-            stream.abort()
-            end.abort()
-            await asyncio.sleep(0.02)
-        await until(lambda: len(lane._peers[BORIS].dialled) == 2, timeout_s=WAIT_S)
-        assert longest not in lane._peers[BORIS].dialled and lane.idle(BORIS) == 2
-        await homes.close()
-
-    run(scenario())
-
-
-def test_meetings_are_tried_each_time_as_long_as_there_is_no_other_path() -> None:
-    async def scenario() -> None:
-        homes = Homes(LaneSettings(meeting_s=1.0, wait_s=0.0))
-        homes.relay.set_rate(None)
-        assert "its router lets nothing through" in str(await homes.anna.lane.reach(BORIS))
-        homes.routers[0].closed = False
-        assert await homes.anna.lane.reach(BORIS) is None
-        assert homes.anna.lane.paths() == {BORIS: Path.PUNCHED}
-        await homes.close()
-
-    run(scenario())
-
-
-def test_a_relay_that_was_out_of_reach_or_refused_another_peer_is_asked_again() -> None:
-    async def scenario() -> None:
-        homes = Homes()
-        relays = homes.anna.others.pop(CLARA)
-        assert "nobody knows it" in str(await homes.anna.lane.reach(BORIS))
-        homes.anna.others[CLARA] = relays
-        assert "no relay" in str(await homes.anna.lane.reach(DORA))
-        assert await homes.anna.lane.reach(BORIS) is None
-        await homes.close()
-
-    run(scenario())
-
-
-def test_a_better_path_is_taken_again_when_it_opens_and_left_when_it_fails() -> None:
-    async def scenario() -> None:
-        homes = Homes(LaneSettings(meeting_s=1.0, wait_s=0.0, retry_first_s=0.2))
-        assert await homes.anna.lane.reach(BORIS) is None
-        assert homes.anna.lane.paths() == {BORIS: Path.RELAYED}
-        homes.routers[0].closed = False
-        homes.anna.lane._peers[BORIS].idle[0].cut()  # the relay went away
-        await until(lambda: not homes.anna.lane.has_connection(BORIS), timeout_s=WAIT_S)
-        await asyncio.sleep(0.25)
-        assert await homes.anna.lane.reach(BORIS) is None
-        assert homes.anna.lane.paths() == {BORIS: Path.PUNCHED}
-        homes.routers[0].closed = True
-        homes.anna.lane.forget(BORIS)
-        assert await homes.anna.lane.reach(BORIS) is None
-        assert homes.anna.lane.paths() == {BORIS: Path.RELAYED}
-        await homes.close()
-
-    run(scenario())
-
-
-def test_nobody_is_sent_to_a_relay_with_which_it_is_not_connected() -> None:
-    async def scenario() -> None:
-        homes = Homes()
-        with pytest.raises(ValueError, match="no direct connection with this relay"):
-            await homes.boris.lane.come(ANNA, encode(Via(DORA, number())))
-        with pytest.raises(ValueError, match="no Via"):
-            await homes.boris.lane.come(ANNA, b"\xc1")
-        await homes.close()
-
-    run(scenario())
-
-
-def test_a_stranger_gets_no_leg_and_a_number_from_nowhere_opens_nothing() -> None:
-    async def scenario() -> None:
-        homes = Homes()
-        with pytest.raises(ValueError, match="no members"):
-            await homes.clara.lane.grant(DORA, encode(Circuit(BORIS, number())))
-        granted = await homes.clara.lane.grant(ANNA, encode(Circuit(BORIS, number())))
-        leg = decode(Leg, granted)
+    async def pump(circuit: object, source: socket.socket, target: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        with socket.create_connection((HERE, leg.port)) as stranger:
-            stranger.setblocking(False)
-            await loop.sock_sendall(stranger, bytes((NUMBER_BYTES,)) + number())
-            assert not await loop.sock_recv(stranger, 1)
-        assert homes.clara.lane.counters["turned_away"] == 1
-        await homes.close()
+        while data := bytearray(await loop.sock_recv(source, 1 << 16)):
+            seen.extend(data)
+            if spoil:
+                data[-1] ^= 1
+            await loop.sock_sendall(target, data)
 
-    run(scenario())
+    monkeypatch.setattr(homes.relay, "_pump", pump)
+    ours = await opened(homes.anna)
+    theirs = await homes.boris.served.get()
+    await ours.send(secret, timeout_s=WAIT_S)
+    assert await theirs.receive(timeout_s=WAIT_S) == secret
+    assert len(seen) > len(secret) and secret[:20] not in seen
+    spoil = True
+    await ours.send(secret, timeout_s=WAIT_S)
+    with pytest.raises(StreamBroken, match="not sealed by the other side"):
+        await theirs.receive(timeout_s=WAIT_S)
+    await homes.close()
+
+
+async def test_without_consent_the_reason_names_what_would_help() -> None:
+    homes = Homes()
+    homes.relay.set_rate(None)
+    reason = await homes.anna.lane.reach(BORIS)
+    assert "its router lets nothing through" in str(reason)
+    assert "no connected peer relays bulk data" in str(reason), "not that it refused a call"
+    refused = homes.relay.counters["refused"]
+    assert "--relay-bulk" in str(await homes.anna.lane.reach(BORIS))
+    assert homes.relay.counters["refused"] == refused, "it is not asked again at once"
+    await homes.close()
+
+
+async def test_the_connection_that_was_not_used_for_longest_makes_room() -> None:
+    homes = Homes(LaneSettings(meeting_s=0.2, wait_s=0.0, standing_max=2))
+    first, *others = [await opened(homes.anna) for _ in range(3)]
+    served = [await homes.boris.served.get() for _ in range(3)]
+    lane = homes.anna.lane
+    assert len(lane._peers[BORIS].dialled) == 3, "those in use do not count"
+    longest = next(c for c in lane._peers[BORIS].dialled if c.stream is first)
+    for stream, end in zip((first, *others), served, strict=True):
+        finishing = asyncio.ensure_future(end.finish(timeout_s=WAIT_S))
+        assert await stream.receive(timeout_s=WAIT_S) is None
+        await finishing
+        stream.abort()
+        end.abort()
+        await asyncio.sleep(0.02)
+    await until(lambda: len(lane._peers[BORIS].dialled) == 2, timeout_s=WAIT_S)
+    assert longest not in lane._peers[BORIS].dialled and lane.idle(BORIS) == 2
+    await homes.close()
+
+
+async def test_meetings_are_tried_each_time_as_long_as_there_is_no_other_path() -> None:
+    homes = Homes(LaneSettings(meeting_s=1.0, wait_s=0.0))
+    homes.relay.set_rate(None)
+    assert "its router lets nothing through" in str(await homes.anna.lane.reach(BORIS))
+    homes.routers[0].closed = False
+    assert await homes.anna.lane.reach(BORIS) is None
+    assert homes.anna.lane.paths() == {BORIS: Path.PUNCHED}
+    await homes.close()
+
+
+async def test_a_relay_that_was_out_of_reach_or_refused_another_peer_is_asked_again() -> None:
+    homes = Homes()
+    relays = homes.anna.others.pop(CLARA)
+    assert "nobody knows it" in str(await homes.anna.lane.reach(BORIS))
+    homes.anna.others[CLARA] = relays
+    assert "no relay" in str(await homes.anna.lane.reach(DORA))
+    assert await homes.anna.lane.reach(BORIS) is None
+    await homes.close()
+
+
+async def test_a_better_path_is_taken_again_when_it_opens_and_left_when_it_fails() -> None:
+    homes = Homes(LaneSettings(meeting_s=1.0, wait_s=0.0, retry_first_s=0.2))
+    assert await homes.anna.lane.reach(BORIS) is None
+    assert homes.anna.lane.paths() == {BORIS: Path.RELAYED}
+    homes.routers[0].closed = False
+    homes.anna.lane._peers[BORIS].idle[0].cut()  # the relay went away
+    await until(lambda: not homes.anna.lane.has_connection(BORIS), timeout_s=WAIT_S)
+    await asyncio.sleep(0.25)
+    assert await homes.anna.lane.reach(BORIS) is None
+    assert homes.anna.lane.paths() == {BORIS: Path.PUNCHED}
+    homes.routers[0].closed = True
+    homes.anna.lane.forget(BORIS)
+    assert await homes.anna.lane.reach(BORIS) is None
+    assert homes.anna.lane.paths() == {BORIS: Path.RELAYED}
+    await homes.close()
+
+
+async def test_nobody_is_sent_to_a_relay_with_which_it_is_not_connected() -> None:
+    homes = Homes()
+    with pytest.raises(ValueError, match="no direct connection with this relay"):
+        await homes.boris.lane.come(ANNA, encode(Via(DORA, number())))
+    with pytest.raises(ValueError, match="no Via"):
+        await homes.boris.lane.come(ANNA, b"\xc1")
+    await homes.close()
+
+
+async def test_a_stranger_gets_no_leg_and_a_number_from_nowhere_opens_nothing() -> None:
+    homes = Homes()
+    with pytest.raises(ValueError, match="no members"):
+        await homes.clara.lane.grant(DORA, encode(Circuit(BORIS, number())))
+    granted = await homes.clara.lane.grant(ANNA, encode(Circuit(BORIS, number())))
+    leg = decode(Leg, granted)
+    loop = asyncio.get_running_loop()
+    with socket.create_connection((HERE, leg.port)) as stranger:
+        stranger.setblocking(False)
+        await loop.sock_sendall(stranger, bytes((NUMBER_BYTES,)) + number())
+        assert not await loop.sock_recv(stranger, 1)
+    assert homes.clara.lane.counters["turned_away"] == 1
+    await homes.close()

@@ -162,99 +162,85 @@ def test_a_port_is_mapped_with_a_lease_renewed_and_removed(
     run_in(main())
 
 
-def test_a_router_without_nat_pmp_is_asked_over_upnp_until_the_end(
+async def test_a_router_without_nat_pmp_is_asked_over_upnp_until_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        async with device(monkeypatch) as router:
-            told: asyncio.Queue[int | None] = asyncio.Queue()
-            keeping = asyncio.create_task(keep_mapped(HERE, PORT, told.put_nowait))
-            assert await asyncio.wait_for(told.get(), WAIT_S) == PORT
-            assert router.mapped == {PORT: (HERE, PORT, LIFE_S)}
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
-            assert router.mapped == {}
-
-    run(main())
+    async with device(monkeypatch) as router:
+        told: asyncio.Queue[int | None] = asyncio.Queue()
+        keeping = asyncio.create_task(keep_mapped(HERE, PORT, told.put_nowait))
+        assert await asyncio.wait_for(told.get(), WAIT_S) == PORT
+        assert router.mapped == {PORT: (HERE, PORT, LIFE_S)}
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        assert router.mapped == {}
 
 
-def test_a_port_that_leads_elsewhere_already_is_left_to_its_owner(
+async def test_a_port_that_leads_elsewhere_already_is_left_to_its_owner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        async with device(monkeypatch) as router:
-            router.mapped[PORT] = "192.168.1.9", PORT, 0
-            mapped = await Upnp(HERE).map(PORT, outer_port=PORT)
-            assert mapped.port in OTHER_PORTS
-            assert router.mapped[PORT][0] == "192.168.1.9"
-            assert router.mapped[mapped.port] == (HERE, PORT, LIFE_S)
-
-    run(main())
+    async with device(monkeypatch) as router:
+        router.mapped[PORT] = "192.168.1.9", PORT, 0
+        mapped = await Upnp(HERE).map(PORT, outer_port=PORT)
+        assert mapped.port in OTHER_PORTS
+        assert router.mapped[PORT][0] == "192.168.1.9"
+        assert router.mapped[mapped.port] == (HERE, PORT, LIFE_S)
 
 
 @pytest.mark.parametrize("code", [606, 718, 725])
-def test_a_refusal_is_told_after_a_few_requests(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    async def main() -> None:
-        async with device(monkeypatch) as router:
-            router.refuses = code
-            with pytest.raises(Refused, match=f"AddPortMapping: status 500, error {code}"):
-                await Upnp(HERE).map(PORT, outer_port=PORT)
-            asked = router.requests["AddPortMapping"]
-            assert asked == (upnp.PORTS_TRIED_MAX if code == upnp.TAKEN else 1)
-
-    run(main())
-
-
-def test_a_router_that_was_started_again_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with device(monkeypatch) as first:
-            way = Upnp(HERE)
-            await way.map(PORT, outer_port=PORT)
-            await first.close()
-            async with device(monkeypatch) as second:
-                assert second.port != first.port
-                assert await way.map(PORT, outer_port=PORT) == Mapped(PORT, LIFE_S)
-                assert second.mapped == {PORT: (HERE, PORT, LIFE_S)}
-
-    run(main())
+async def test_a_refusal_is_told_after_a_few_requests(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    async with device(monkeypatch) as router:
+        router.refuses = code
+        with pytest.raises(Refused, match=f"AddPortMapping: status 500, error {code}"):
+            await Upnp(HERE).map(PORT, outer_port=PORT)
+        asked = router.requests["AddPortMapping"]
+        assert asked == (upnp.PORTS_TRIED_MAX if code == upnp.TAKEN else 1)
 
 
-def test_an_answer_from_another_address_than_the_routers_is_not_believed(
+async def test_a_router_that_was_started_again_is_found_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        async with device(monkeypatch) as router:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forger:
-                forger.bind(("127.0.0.2", 0))
-                forged = 0
-
-                def forge(searcher: tuple[str, int]) -> bool:
-                    nonlocal forged
-                    forged += 1
-                    forger.sendto(router.answer(), searcher)
-                    return False
-
-                router.on_search = forge
-                with pytest.raises(NotMapped, match="does not answer"):
-                    await Upnp(HERE).map(PORT, outer_port=PORT)
-                assert forged
-                assert not router.requests
-
-    run(main())
+    async with device(monkeypatch) as first:
+        way = Upnp(HERE)
+        await way.map(PORT, outer_port=PORT)
+        await first.close()
+        async with device(monkeypatch) as second:
+            assert second.port != first.port
+            assert await way.map(PORT, outer_port=PORT) == Mapped(PORT, LIFE_S)
+            assert second.mapped == {PORT: (HERE, PORT, LIFE_S)}
 
 
-def test_a_description_elsewhere_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with device(monkeypatch) as router:
-            other = GatewayDevice("127.0.0.2")
-            await other.open()
-            router.location = f"http://127.0.0.2:{other.port}/root.xml"
-            with pytest.raises(NotMapped, match="not on the router"):
+async def test_an_answer_from_another_address_than_the_routers_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with device(monkeypatch) as router:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forger:
+            forger.bind(("127.0.0.2", 0))
+            forged = 0
+
+            def forge(searcher: tuple[str, int]) -> bool:
+                nonlocal forged
+                forged += 1
+                forger.sendto(router.answer(), searcher)
+                return False
+
+            router.on_search = forge
+            with pytest.raises(NotMapped, match="does not answer"):
                 await Upnp(HERE).map(PORT, outer_port=PORT)
-            assert not other.requests
-            await other.close()
+            assert forged
+            assert not router.requests
 
-    run(main())
+
+async def test_a_description_elsewhere_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with device(monkeypatch) as router:
+        other = GatewayDevice("127.0.0.2")
+        await other.open()
+        router.location = f"http://127.0.0.2:{other.port}/root.xml"
+        with pytest.raises(NotMapped, match="not on the router"):
+            await Upnp(HERE).map(PORT, outer_port=PORT)
+        assert not other.requests
+        await other.close()
 
 
 def chunked(content: bytes) -> bytes:
@@ -268,15 +254,12 @@ def unframed(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("frame", [chunked, unframed])
-def test_answers_are_read_in_each_framing_of_http(
+async def test_answers_are_read_in_each_framing_of_http(
     monkeypatch: pytest.MonkeyPatch, frame: Callable[[bytes], bytes]
 ) -> None:
-    async def main() -> None:
-        async with device(monkeypatch) as router:
-            router.frame = frame
-            assert await Upnp(HERE).map(PORT, outer_port=PORT) == Mapped(PORT, LIFE_S)
-
-    run(main())
+    async with device(monkeypatch) as router:
+        router.frame = frame
+        assert await Upnp(HERE).map(PORT, outer_port=PORT) == Mapped(PORT, LIFE_S)
 
 
 @pytest.mark.parametrize(
@@ -292,35 +275,29 @@ def test_answers_are_read_in_each_framing_of_http(
         b"X: " + b"y" * 10_000 + b"\r\n\r\n",
     ],
 )
-def test_an_answer_that_is_too_long_or_malformed_is_refused(
+async def test_an_answer_that_is_too_long_or_malformed_is_refused(
     monkeypatch: pytest.MonkeyPatch, message: bytes
 ) -> None:
-    async def main() -> None:
-        async with device(monkeypatch) as router:
-            router.frame = lambda _: message
-            with pytest.raises(NotMapped, match="answer cannot be read"):
-                await Upnp(HERE).map(PORT, outer_port=PORT)
-
-    run(main())
+    async with device(monkeypatch) as router:
+        router.frame = lambda _: message
+        with pytest.raises(NotMapped, match="answer cannot be read"):
+            await Upnp(HERE).map(PORT, outer_port=PORT)
 
 
-def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upnp, "REQUEST_S", 0.2)
 
-    async def main() -> None:
-        left = asyncio.Event()
+    left = asyncio.Event()
 
-        async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read()
-            writer.close()
-            left.set()
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        left.set()
 
-        server = await asyncio.start_server(hang, HERE, 0)
-        async with device(monkeypatch) as router:
-            router.location = f"http://{HERE}:{server.sockets[0].getsockname()[1]}/"
-            with pytest.raises(TimeoutError):
-                await Upnp(HERE).map(PORT, outer_port=PORT)
-            await asyncio.wait_for(left.wait(), WAIT_S)  # the connection is closed
-        server.close()
-
-    run(main())
+    server = await asyncio.start_server(hang, HERE, 0)
+    async with device(monkeypatch) as router:
+        router.location = f"http://{HERE}:{server.sockets[0].getsockname()[1]}/"
+        with pytest.raises(TimeoutError):
+            await Upnp(HERE).map(PORT, outer_port=PORT)
+        await asyncio.wait_for(left.wait(), WAIT_S)  # the connection is closed
+    server.close()

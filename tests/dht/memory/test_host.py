@@ -61,226 +61,187 @@ def record(name: str, sequence: int = 1, ttl_s: float = 60.0) -> bytes:
     return seal(content, identity_of(name), key=KEY, sequence=sequence, ttl_s=ttl_s)
 
 
-def test_a_partition_makes_calls_time_out_and_breaks_streams_after_a_while() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(STILL)
-        anna, boris = await connected(network, "anna", "boris")
-        stream = await anna.open_stream(boris.peer_id, "/frames", timeout_s=5)
-        network.partition([[anna.peer_id]])
+async def test_a_partition_makes_calls_time_out_and_breaks_streams_after_a_while() -> None:
+    network = MemoryNetwork(STILL)
+    anna, boris = await connected(network, "anna", "boris")
+    stream = await anna.open_stream(boris.peer_id, "/frames", timeout_s=5)
+    network.partition([[anna.peer_id]])
 
-        call = seconds(lambda: anna.call(boris.peer_id, "/echo", b"", timeout_s=2))
-        assert await call == pytest.approx(2)
-        # The connection is given up 10 s after the first message that nobody answers.
-        assert await seconds(lambda: stream.receive(timeout_s=60)) == pytest.approx(8)
-        assert await boris.connections() == ()
-        dial = seconds(lambda: anna.call(boris.peer_id, "/echo", b"", timeout_s=60))
-        assert await dial == pytest.approx(5)
+    call = seconds(lambda: anna.call(boris.peer_id, "/echo", b"", timeout_s=2))
+    assert await call == pytest.approx(2)
+    # The connection is given up 10 s after the first message that nobody answers.
+    assert await seconds(lambda: stream.receive(timeout_s=60)) == pytest.approx(8)
+    assert await boris.connections() == ()
+    dial = seconds(lambda: anna.call(boris.peer_id, "/echo", b"", timeout_s=60))
+    assert await dial == pytest.approx(5)
 
-        network.heal()
-        assert await anna.call(boris.peer_id, "/echo", b"again", timeout_s=5) == b"again"
-
-    run(main())
+    network.heal()
+    assert await anna.call(boris.peer_id, "/echo", b"again", timeout_s=5) == b"again"
 
 
-def test_a_short_partition_only_delays() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(STILL)
-        anna, boris = await connected(network, "anna", "boris")
-        stream = await anna.open_stream(boris.peer_id, "/frames", timeout_s=5)
-        network.partition([[anna.peer_id], [boris.peer_id]])
-        network.heap.call_in(8.0, network.heal)
-        await stream.send(b"late", timeout_s=5)
-        assert await stream.receive(timeout_s=9) == b"late"
-        stream.abort()
-        await asyncio.sleep(1)
-
-    run(main())
+async def test_a_short_partition_only_delays() -> None:
+    network = MemoryNetwork(STILL)
+    anna, boris = await connected(network, "anna", "boris")
+    stream = await anna.open_stream(boris.peer_id, "/frames", timeout_s=5)
+    network.partition([[anna.peer_id], [boris.peer_id]])
+    network.heap.call_in(8.0, network.heal)
+    await stream.send(b"late", timeout_s=5)
+    assert await stream.receive(timeout_s=9) == b"late"
+    stream.abort()
+    await asyncio.sleep(1)
 
 
-def test_an_idle_connection_across_a_partition_is_noticed_by_both_sides() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(STILL)
-        anna, boris = await connected(network, "anna", "boris")
-        network.partition([[anna.peer_id]])
-        await asyncio.sleep(9.9)
-        assert len(await anna.connections()) == len(await boris.connections()) == 1
-        await asyncio.sleep(0.2)
-        assert await anna.connections() == await boris.connections() == ()
-
-    run(main())
+async def test_an_idle_connection_across_a_partition_is_noticed_by_both_sides() -> None:
+    network = MemoryNetwork(STILL)
+    anna, boris = await connected(network, "anna", "boris")
+    network.partition([[anna.peer_id]])
+    await asyncio.sleep(9.9)
+    assert len(await anna.connections()) == len(await boris.connections()) == 1
+    await asyncio.sleep(0.2)
+    assert await anna.connections() == await boris.connections() == ()
 
 
-def test_a_paused_peer_answers_late() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(STILL)
-        anna, boris = await connected(network, "anna", "boris")
-        network.pause(boris.peer_id)
-        network.heap.call_in(30.0, network.resume, boris.peer_id)
-        started = asyncio.get_running_loop().time()
-        assert await anna.call(boris.peer_id, "/echo", b"zzz", timeout_s=60) == b"zzz"
-        assert asyncio.get_running_loop().time() - started == pytest.approx(30.05)
-
-    run(main())
+async def test_a_paused_peer_answers_late() -> None:
+    network = MemoryNetwork(STILL)
+    anna, boris = await connected(network, "anna", "boris")
+    network.pause(boris.peer_id)
+    network.heap.call_in(30.0, network.resume, boris.peer_id)
+    started = asyncio.get_running_loop().time()
+    assert await anna.call(boris.peer_id, "/echo", b"zzz", timeout_s=60) == b"zzz"
+    assert asyncio.get_running_loop().time() - started == pytest.approx(30.05)
 
 
-def test_a_crashed_host_is_gone_without_goodbye_and_comes_back_as_a_stranger() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(STILL)
-        anna, boris = await connected(network, "anna", "boris")
-        network.crash(boris.peer_id)
-        assert len(await anna.connections()) == 1  # nobody has told her
-        with pytest.raises(HostClosed, match="crashed"):
-            await boris.call(anna.peer_id, "/echo", b"", timeout_s=5)
-        call = seconds(lambda: anna.call(boris.peer_id, "/echo", b"", timeout_s=60))
-        assert await call == pytest.approx(10)
-        dial = seconds(lambda: anna.call(boris.peer_id, "/echo", b"", timeout_s=60))
-        assert await dial == pytest.approx(5)
+async def test_a_crashed_host_is_gone_without_goodbye_and_comes_back_as_a_stranger() -> None:
+    network = MemoryNetwork(STILL)
+    anna, boris = await connected(network, "anna", "boris")
+    network.crash(boris.peer_id)
+    assert len(await anna.connections()) == 1  # nobody has told her
+    with pytest.raises(HostClosed, match="crashed"):
+        await boris.call(anna.peer_id, "/echo", b"", timeout_s=5)
+    call = seconds(lambda: anna.call(boris.peer_id, "/echo", b"", timeout_s=60))
+    assert await call == pytest.approx(10)
+    dial = seconds(lambda: anna.call(boris.peer_id, "/echo", b"", timeout_s=60))
+    assert await dial == pytest.approx(5)
 
-        again = network.host("boris")
-        await again.serve_calls("/echo", echo, request_max_bytes=10)
-        assert await again.connections() == ()
-        assert await anna.call(boris.peer_id, "/echo", b"hello", timeout_s=5) == b"hello"
-
-    run(main())
+    again = network.host("boris")
+    await again.serve_calls("/echo", echo, request_max_bytes=10)
+    assert await again.connections() == ()
+    assert await anna.call(boris.peer_id, "/echo", b"hello", timeout_s=5) == b"hello"
 
 
-def test_a_host_restarted_at_once_resets_the_connections_of_its_former_self() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(STILL)
-        anna, boris = await connected(network, "anna", "boris")
-        network.crash(boris.peer_id)
-        network.host("boris")
-        call = seconds(lambda: anna.call(boris.peer_id, "/echo", b"", timeout_s=60))
-        assert await call == pytest.approx(0.1, rel=1e-3)
-
-    run(main())
+async def test_a_host_restarted_at_once_resets_the_connections_of_its_former_self() -> None:
+    network = MemoryNetwork(STILL)
+    anna, boris = await connected(network, "anna", "boris")
+    network.crash(boris.peer_id)
+    network.host("boris")
+    call = seconds(lambda: anna.call(boris.peer_id, "/echo", b"", timeout_s=60))
+    assert await call == pytest.approx(0.1, rel=1e-3)
 
 
-def test_a_closed_host_refuses_at_once() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(STILL)
-        anna, boris = await connected(network, "anna", "boris")
-        at = await boris.addresses()
-        await boris.close()
-        await asyncio.sleep(1)
-        assert await anna.connections() == ()
-        dial = seconds(lambda: anna.connect(boris.peer_id, at, timeout_s=60))
-        assert await dial == pytest.approx(0.1, rel=1e-3)
-
-    run(main())
+async def test_a_closed_host_refuses_at_once() -> None:
+    network = MemoryNetwork(STILL)
+    anna, boris = await connected(network, "anna", "boris")
+    at = await boris.addresses()
+    await boris.close()
+    await asyncio.sleep(1)
+    assert await anna.connections() == ()
+    dial = seconds(lambda: anna.connect(boris.peer_id, at, timeout_s=60))
+    assert await dial == pytest.approx(0.1, rel=1e-3)
 
 
-def test_nobody_can_dial_a_dial_out_only_host_but_it_is_reached_over_its_own_connection() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(STILL)
-        anna, boris = await connected(network, "anna", "boris")
-        clara = network.host("clara")
-        await clara.serve_calls("/echo", echo, request_max_bytes=10)
-        network.dial_out_only(clara.peer_id)
-        at = await clara.addresses()
-        dial = seconds(lambda: boris.connect(clara.peer_id, at, timeout_s=60))
-        assert await dial == pytest.approx(5)
+async def test_a_dial_out_only_host_is_reached_over_its_own_connection_and_no_other() -> None:
+    network = MemoryNetwork(STILL)
+    anna, boris = await connected(network, "anna", "boris")
+    clara = network.host("clara")
+    await clara.serve_calls("/echo", echo, request_max_bytes=10)
+    network.dial_out_only(clara.peer_id)
+    at = await clara.addresses()
+    dial = seconds(lambda: boris.connect(clara.peer_id, at, timeout_s=60))
+    assert await dial == pytest.approx(5)
 
-        await clara.connect(anna.peer_id, await anna.addresses(), timeout_s=5)
-        assert await anna.call(clara.peer_id, "/echo", b"hi", timeout_s=5) == b"hi"
-        stream = await clara.open_stream(anna.peer_id, "/frames", timeout_s=5)
-        await stream.send(b"bulk", timeout_s=5)
-        assert await stream.receive(timeout_s=5) == b"bulk"
-        with pytest.raises(PeerUnreachable):
-            await boris.call(clara.peer_id, "/echo", b"hi", timeout_s=60)
-        stream.abort()
-        await asyncio.sleep(1)
-
-    run(main())
+    await clara.connect(anna.peer_id, await anna.addresses(), timeout_s=5)
+    assert await anna.call(clara.peer_id, "/echo", b"hi", timeout_s=5) == b"hi"
+    stream = await clara.open_stream(anna.peer_id, "/frames", timeout_s=5)
+    await stream.send(b"bulk", timeout_s=5)
+    assert await stream.receive(timeout_s=5) == b"bulk"
+    with pytest.raises(PeerUnreachable):
+        await boris.call(clara.peer_id, "/echo", b"hi", timeout_s=60)
+    stream.abort()
+    await asyncio.sleep(1)
 
 
-def test_a_moved_host_is_found_at_its_new_address_only() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(STILL)
-        anna, boris = network.host("anna"), network.host("boris")
-        old = await boris.addresses()
-        network.move(boris.peer_id)
-        assert await boris.addresses() != old
-        with pytest.raises(PeerUnreachable, match="belongs to no peer"):
-            await anna.connect(boris.peer_id, old, timeout_s=5)
-        await anna.connect(boris.peer_id, [*old, *await boris.addresses()], timeout_s=5)
-
-    run(main())
+async def test_a_moved_host_is_found_at_its_new_address_only() -> None:
+    network = MemoryNetwork(STILL)
+    anna, boris = network.host("anna"), network.host("boris")
+    old = await boris.addresses()
+    network.move(boris.peer_id)
+    assert await boris.addresses() != old
+    with pytest.raises(PeerUnreachable, match="belongs to no peer"):
+        await anna.connect(boris.peer_id, old, timeout_s=5)
+    await anna.connect(boris.peer_id, [*old, *await boris.addresses()], timeout_s=5)
 
 
-def test_two_who_dial_each_other_at_once_have_one_connection() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(STILL)
-        anna, boris = network.host("anna"), network.host("boris")
-        async with asyncio.TaskGroup() as tasks:
-            for one, other in ((anna, boris), (boris, anna)):
-                at = await other.addresses()
-                tasks.create_task(one.connect(other.peer_id, at, timeout_s=5))
-        assert len(network._wires) == 1
-
-    run(main())
+async def test_two_who_dial_each_other_at_once_have_one_connection() -> None:
+    network = MemoryNetwork(STILL)
+    anna, boris = network.host("anna"), network.host("boris")
+    async with asyncio.TaskGroup() as tasks:
+        for one, other in ((anna, boris), (boris, anna)):
+            at = await other.addresses()
+            tasks.create_task(one.connect(other.peer_id, at, timeout_s=5))
+    assert len(network._wires) == 1
 
 
-def test_clocks_are_as_wrong_as_they_were_made() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        right, wrong = network.host("anna"), network.host("boris", wall_offset_s=-90.0)
-        await asyncio.sleep(5)
-        assert right.wall_time() - wrong.wall_time() == 90.0
-
-    run(main())
+async def test_clocks_are_as_wrong_as_they_were_made() -> None:
+    network = MemoryNetwork()
+    right, wrong = network.host("anna"), network.host("boris", wall_offset_s=-90.0)
+    await asyncio.sleep(5)
+    assert right.wall_time() - wrong.wall_time() == 90.0
 
 
-def test_a_stream_is_as_fast_as_the_slower_line_and_held_up_by_its_window() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(Weather(latency_s=(0.01, 0.01), bandwidth_bytes_s=100e6))
-        anna, boris = await connected(network, "anna", "boris")
-        network.simulated.set_link(boris.peer_id, down_bytes_s=10e6)
-        received = 0
+async def test_a_stream_is_as_fast_as_the_slower_line_and_held_up_by_its_window() -> None:
+    network = MemoryNetwork(Weather(latency_s=(0.01, 0.01), bandwidth_bytes_s=100e6))
+    anna, boris = await connected(network, "anna", "boris")
+    network.simulated.set_link(boris.peer_id, down_bytes_s=10e6)
+    received = 0
 
-        async def swallow(stream: Stream) -> None:
-            nonlocal received
-            while (frame := await stream.receive(timeout_s=60)) is not None:
-                received += len(frame)
+    async def swallow(stream: Stream) -> None:
+        nonlocal received
+        while (frame := await stream.receive(timeout_s=60)) is not None:
+            received += len(frame)
 
-        await boris.serve_streams("/swallow", swallow)
-        stream = await anna.open_stream(boris.peer_id, "/swallow", timeout_s=5)
-        started = asyncio.get_running_loop().time()
-        for _ in range(50):
-            await stream.send(bytes(1_000_000), timeout_s=60)
-        await stream.finish(timeout_s=60)
-        stream.abort()
-        assert received == 50_000_000
-        assert asyncio.get_running_loop().time() - started == pytest.approx(5.0, rel=0.05)
-
-    run(main())
+    await boris.serve_streams("/swallow", swallow)
+    stream = await anna.open_stream(boris.peer_id, "/swallow", timeout_s=5)
+    started = asyncio.get_running_loop().time()
+    for _ in range(50):
+        await stream.send(bytes(1_000_000), timeout_s=60)
+    await stream.finish(timeout_s=60)
+    stream.abort()
+    assert received == 50_000_000
+    assert asyncio.get_running_loop().time() - started == pytest.approx(5.0, rel=0.05)
 
 
 # The directory.
 
 
-def test_records_survive_all_but_their_last_holder() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        hosts = await connected(network, *(f"host-{number}" for number in range(20)))
-        writer = hosts[0]
-        sealed = record("host-0")
-        stored = await writer.directory.publish(KEY, sealed, ttl_s=60, timeout_s=5)
-        assert stored in (REPLICAS - 1, REPLICAS)  # it may be among the nearest itself
-        holders = [host for host in hosts if KEY in host.directory._stored]
-        readers = [host for host in hosts if host not in holders]
+async def test_records_survive_all_but_their_last_holder() -> None:
+    network = MemoryNetwork()
+    hosts = await connected(network, *(f"host-{number}" for number in range(20)))
+    writer = hosts[0]
+    sealed = record("host-0")
+    stored = await writer.directory.publish(KEY, sealed, ttl_s=60, timeout_s=5)
+    assert stored in (REPLICAS - 1, REPLICAS)  # it may be among the nearest itself
+    holders = [host for host in hosts if KEY in host.directory._stored]
+    readers = [host for host in hosts if host not in holders]
 
-        for holder in holders[1:]:
-            network.crash(holder.peer_id)
-        # The dead are asked once more, in vain, before others are.
-        await readers[0].directory.look_up(KEY, timeout_s=5)
-        await asyncio.sleep(20)
-        found = await readers[0].directory.look_up(KEY, timeout_s=5)
-        assert found == {writer.peer_id: sealed}
-        network.crash(holders[0].peer_id)
-        assert await readers[0].directory.look_up(KEY, timeout_s=5) == {}
-
-    run(main())
+    for holder in holders[1:]:
+        network.crash(holder.peer_id)
+    # The dead are asked once more, in vain, before others are.
+    await readers[0].directory.look_up(KEY, timeout_s=5)
+    await asyncio.sleep(20)
+    found = await readers[0].directory.look_up(KEY, timeout_s=5)
+    assert found == {writer.peer_id: sealed}
+    network.crash(holders[0].peer_id)
+    assert await readers[0].directory.look_up(KEY, timeout_s=5) == {}
 
 
 SQUATTERS = 8
@@ -316,122 +277,98 @@ async def found_by_others(hosts: list[MemoryHost]) -> int:
 
 
 @pytest.mark.parametrize("keeps_seeds", [False, True])
-def test_records_of_peers_with_a_seed_are_found_whoever_has_the_nearest_places(
+async def test_records_of_peers_with_a_seed_are_found_whoever_has_the_nearest_places(
     keeps_seeds: bool,
 ) -> None:
-    async def main() -> None:
-        hosts = await squatted(MemoryNetwork())
-        if keeps_seeds:
-            for host in hosts:
-                host.directory.set_seeds([hosts[0].peer_id])
-        assert await found_by_others(hosts) == (48 if keeps_seeds else 0)
-
-    run(main())
+    hosts = await squatted(MemoryNetwork())
+    if keeps_seeds:
+        for host in hosts:
+            host.directory.set_seeds([hosts[0].peer_id])
+    assert await found_by_others(hosts) == (48 if keeps_seeds else 0)
 
 
 @pytest.mark.parametrize("network_of_squatters", ["198.51.100", None])
-def test_squatters_of_one_network_do_not_hold_all_replicas(
+async def test_squatters_of_one_network_do_not_hold_all_replicas(
     network_of_squatters: str | None,
 ) -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        hosts = await squatted(network)
-        everybody = list(hosts[0].directory.neighbourhood.nodes)
-        honest = {host.peer_id for host in hosts}
-        for number, peer in enumerate(everybody):
-            at = f"9.{number}.0"
-            if peer not in honest and network_of_squatters is not None:
-                at = network_of_squatters
-            network.place(peer, Multiaddr(f"/ip4/{at}.{1 + number}/tcp/7700"))
-        assert await found_by_others(hosts) == (0 if network_of_squatters is None else 48)
-
-    run(main())
+    network = MemoryNetwork()
+    hosts = await squatted(network)
+    everybody = list(hosts[0].directory.neighbourhood.nodes)
+    honest = {host.peer_id for host in hosts}
+    for number, peer in enumerate(everybody):
+        at = f"9.{number}.0"
+        if peer not in honest and network_of_squatters is not None:
+            at = network_of_squatters
+        network.place(peer, Multiaddr(f"/ip4/{at}.{1 + number}/tcp/7700"))
+    assert await found_by_others(hosts) == (0 if network_of_squatters is None else 48)
 
 
-def test_a_seed_that_is_gone_delays_no_look_up() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        hosts = await connected(network, *(f"host-{number}" for number in range(20)))
-        for host in hosts:
-            host.directory.set_seeds([hosts[0].peer_id])
-        network.crash(hosts[0].peer_id)
-        await asyncio.sleep(40)
-        await hosts[1].directory.look_up(KEY, timeout_s=5)
-        began = asyncio.get_running_loop().time()
-        await hosts[1].directory.look_up(KEY, timeout_s=5)
-        assert asyncio.get_running_loop().time() - began < 1.0
-
-    run(main())
+async def test_a_seed_that_is_gone_delays_no_look_up() -> None:
+    network = MemoryNetwork()
+    hosts = await connected(network, *(f"host-{number}" for number in range(20)))
+    for host in hosts:
+        host.directory.set_seeds([hosts[0].peer_id])
+    network.crash(hosts[0].peer_id)
+    await asyncio.sleep(40)
+    await hosts[1].directory.look_up(KEY, timeout_s=5)
+    began = asyncio.get_running_loop().time()
+    await hosts[1].directory.look_up(KEY, timeout_s=5)
+    assert asyncio.get_running_loop().time() - began < 1.0
 
 
-def test_a_partition_splits_the_directory_and_healing_alone_does_not_join_it() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        hosts = await connected(network, *(f"host-{number}" for number in range(20)))
-        left, right = hosts[:10], hosts[10:]
-        network.partition([[host.peer_id for host in left]])
-        assert await left[0].directory.publish(KEY, record("host-0"), ttl_s=600, timeout_s=5) > 0
-        assert await left[1].directory.look_up(KEY, timeout_s=5) != {}
-        assert await right[0].directory.look_up(KEY, timeout_s=5) == {}
+async def test_a_partition_splits_the_directory_and_healing_alone_does_not_join_it() -> None:
+    network = MemoryNetwork()
+    hosts = await connected(network, *(f"host-{number}" for number in range(20)))
+    left, right = hosts[:10], hosts[10:]
+    network.partition([[host.peer_id for host in left]])
+    assert await left[0].directory.publish(KEY, record("host-0"), ttl_s=600, timeout_s=5) > 0
+    assert await left[1].directory.look_up(KEY, timeout_s=5) != {}
+    assert await right[0].directory.look_up(KEY, timeout_s=5) == {}
 
-        await asyncio.sleep(40)
-        network.heal()
-        newer = record("host-0", sequence=2)
-        await left[0].directory.publish(KEY, newer, ttl_s=600, timeout_s=5)
-        assert await right[0].directory.look_up(KEY, timeout_s=5) == {}
-        await right[5].connect(left[5].peer_id, await left[5].addresses(), timeout_s=5)
-        assert list(await right[0].directory.look_up(KEY, timeout_s=5)) == [left[0].peer_id]
-
-    run(main())
+    await asyncio.sleep(40)
+    network.heal()
+    newer = record("host-0", sequence=2)
+    await left[0].directory.publish(KEY, newer, ttl_s=600, timeout_s=5)
+    assert await right[0].directory.look_up(KEY, timeout_s=5) == {}
+    await right[5].connect(left[5].peer_id, await left[5].addresses(), timeout_s=5)
+    assert list(await right[0].directory.look_up(KEY, timeout_s=5)) == [left[0].peer_id]
 
 
-def test_losing_the_one_who_introduced_them_does_not_part_the_others() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        seed, anna, boris = await connected(network, "seed", "anna", "boris")
-        network.crash(seed.peer_id)
-        await anna.directory.publish(KEY, record("anna"), ttl_s=60, timeout_s=5)
-        assert list(await boris.directory.look_up(KEY, timeout_s=5)) == [anna.peer_id]
-
-    run(main())
+async def test_losing_the_one_who_introduced_them_does_not_part_the_others() -> None:
+    network = MemoryNetwork()
+    seed, anna, boris = await connected(network, "seed", "anna", "boris")
+    network.crash(seed.peer_id)
+    await anna.directory.publish(KEY, record("anna"), ttl_s=60, timeout_s=5)
+    assert list(await boris.directory.look_up(KEY, timeout_s=5)) == [anna.peer_id]
 
 
-def test_forged_records_are_counted_where_they_were_to_be_stored() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        anna, boris = await connected(network, "anna", "boris")
-        forged = bytearray(record("anna"))
-        forged[-1] ^= 1
-        assert await anna.directory.publish(KEY, bytes(forged), ttl_s=60, timeout_s=5) == 0
-        assert boris.keeper.rejected["forged"] == 1
-
-    run(main())
+async def test_forged_records_are_counted_where_they_were_to_be_stored() -> None:
+    network = MemoryNetwork()
+    anna, boris = await connected(network, "anna", "boris")
+    forged = bytearray(record("anna"))
+    forged[-1] ^= 1
+    assert await anna.directory.publish(KEY, bytes(forged), ttl_s=60, timeout_s=5) == 0
+    assert boris.keeper.rejected["forged"] == 1
 
 
-def test_a_record_forged_by_a_hostile_node_is_not_believed_by_readers() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        anna, boris = await connected(network, "anna", "boris")
-        forged = bytearray(record("anna"))
-        forged[-1] ^= 1
-        boris.directory._stored[KEY] = {anna.peer_id: (bytes(forged), 1e9)}
-        assert await anna.directory.look_up(KEY, timeout_s=5) == {}
-        assert anna.keeper.rejected["forged"] == 1
-
-    run(main())
+async def test_a_record_forged_by_a_hostile_node_is_not_believed_by_readers() -> None:
+    network = MemoryNetwork()
+    anna, boris = await connected(network, "anna", "boris")
+    forged = bytearray(record("anna"))
+    forged[-1] ^= 1
+    boris.directory._stored[KEY] = {anna.peer_id: (bytes(forged), 1e9)}
+    assert await anna.directory.look_up(KEY, timeout_s=5) == {}
+    assert anna.keeper.rejected["forged"] == 1
 
 
-def test_a_record_whose_time_is_over_takes_no_room() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        anna, boris = await connected(network, "anna", "boris")
-        await anna.directory.publish(KEY, record("anna"), ttl_s=60, timeout_s=5)
-        await asyncio.sleep(61)
-        await boris.directory.look_up(KEY, timeout_s=5)
-        assert not anna.directory._stored
-        assert not boris.directory._stored
-
-    run(main())
+async def test_a_record_whose_time_is_over_takes_no_room() -> None:
+    network = MemoryNetwork()
+    anna, boris = await connected(network, "anna", "boris")
+    await anna.directory.publish(KEY, record("anna"), ttl_s=60, timeout_s=5)
+    await asyncio.sleep(61)
+    await boris.directory.look_up(KEY, timeout_s=5)
+    assert not anna.directory._stored
+    assert not boris.directory._stored
 
 
 # Determinism, storms and speed.

@@ -138,23 +138,20 @@ def test_verdicts_of_the_loss_gate_are_counted(made: tuple[LocalPeer, Hearing]) 
     assert (peer.jumps.total(), peer.jumps["jump_refused"]) == (2, 1)
 
 
-def test_a_founder_is_not_called_alone_while_another_peer_arrives(
+async def test_a_founder_is_not_called_alone_while_another_peer_arrives(
     made: tuple[LocalPeer, Hearing],
 ) -> None:
     peer, delegate = made
 
-    async def live() -> None:
-        arriving = msgspec.structs.replace(
-            training(asyncio.get_running_loop().time()), trains=False, arrives=True
-        )
-        peer.view[BORIS] = arriving
-        peer.averager_event("alone", {"fragment": 0})
-        assert delegate.heard == []
-        del peer.view[BORIS]
-        peer.averager_event("alone", {"fragment": 1})
-        assert [name for name, _ in delegate.heard] == ["alone"]
-
-    asyncio.run(live())
+    arriving = msgspec.structs.replace(
+        training(asyncio.get_running_loop().time()), trains=False, arrives=True
+    )
+    peer.view[BORIS] = arriving
+    peer.averager_event("alone", {"fragment": 0})
+    assert delegate.heard == []
+    del peer.view[BORIS]
+    peer.averager_event("alone", {"fragment": 1})
+    assert [name for name, _ in delegate.heard] == ["alone"]
 
 
 def test_people_hear_of_peers_by_name_and_the_log_has_their_ids(
@@ -194,19 +191,16 @@ def test_a_ready_peer_says_that_nobody_reduces_among_peers_that_only_dial_out(
     assert name == "nobody_reduces" and fields["peers"] == 2 and "forward" in fields["text"]
 
 
-def test_a_request_to_leave_is_obeyed_at_any_time(made: tuple[LocalPeer, Hearing]) -> None:
+async def test_a_request_to_leave_is_obeyed_at_any_time(made: tuple[LocalPeer, Hearing]) -> None:
     peer, _ = made
 
-    async def live() -> None:
-        write_limits(peer.directory, Limits(leave_at=time.time() + 60.0))
-        peer.ending = asyncio.get_running_loop().create_future()  # in this test's loop
-        leaving = asyncio.create_task(peer.leave_when_asked(12.0))
-        async with asyncio.timeout(60.0):
-            assert await peer.unless_ending(asyncio.sleep(3600.0, "slept")) is None
-        await leaving
-        assert peer.ending.result() == Ending("its owner asked it to leave", 0, False, 12.0)
-
-    asyncio.run(live())
+    write_limits(peer.directory, Limits(leave_at=time.time() + 60.0))
+    peer.ending = asyncio.get_running_loop().create_future()  # in this test's loop
+    leaving = asyncio.create_task(peer.leave_when_asked(12.0))
+    async with asyncio.timeout(60.0):
+        assert await peer.unless_ending(asyncio.sleep(3600.0, "slept")) is None
+    await leaving
+    assert peer.ending.result() == Ending("its owner asked it to leave", 0, False, 12.0)
 
 
 def a_round(**changes: Any) -> dict[str, Any]:
@@ -224,45 +218,39 @@ def a_round(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_the_outcome_of_each_peers_last_offer_is_remembered(
+async def test_the_outcome_of_each_peers_last_offer_is_remembered(
     made: tuple[LocalPeer, Hearing],
 ) -> None:
     peer, _ = made
 
-    async def live() -> None:
-        peer.averager_event("round", a_round())
-        assert peer.last_offers == {
-            BORIS: "merged, fragment 2",
-            CLARA: "left out, fragment 2: too long",
-        }
-        peer.averager_event("round", a_round(outcome="given up", version=8))
-        assert peer.last_offers[BORIS] == "merged, fragment 2"
-        peer.averager_event("round", a_round(contributors=[CLARA], left_out={}, version=9))
-        assert peer.last_offers[CLARA] == "merged, fragment 2"
-        for number in range(2000):
-            peer.averager_event("round", a_round(contributors=[PeerId(f"12D3{number}")]))
-        assert len(peer.last_offers) == 1024
-
-    asyncio.run(live())
+    peer.averager_event("round", a_round())
+    assert peer.last_offers == {
+        BORIS: "merged, fragment 2",
+        CLARA: "left out, fragment 2: too long",
+    }
+    peer.averager_event("round", a_round(outcome="given up", version=8))
+    assert peer.last_offers[BORIS] == "merged, fragment 2"
+    peer.averager_event("round", a_round(contributors=[CLARA], left_out={}, version=9))
+    assert peer.last_offers[CLARA] == "merged, fragment 2"
+    for number in range(2000):
+        peer.averager_event("round", a_round(contributors=[PeerId(f"12D3{number}")]))
+    assert len(peer.last_offers) == 1024
 
 
-def test_a_round_without_this_peers_work_is_counted_however_it_is_heard_of(
+async def test_a_round_without_this_peers_work_is_counted_however_it_is_heard_of(
     made: tuple[LocalPeer, Hearing],
 ) -> None:
     peer, _ = made
     adopted = {"fragment": 2, "version": 9, "how": "replay", "from_version": 7}
 
-    async def live() -> None:
-        peer.averager_event("round", a_round(contributors=[BORIS, peer.me]))
-        assert peer.rounds_missed == 0
-        peer.averager_event("round", a_round())
-        assert peer.rounds_missed == 1
-        peer.averager_event("round", a_round(outcome="given up", contributors=[]))
-        assert peer.rounds_missed == 1, "it may be void; if not, its state is adopted"
-        peer.averager_event("state_adopted", {**adopted, "missed": 2})
-        assert peer.rounds_missed == 3
-
-    asyncio.run(live())
+    peer.averager_event("round", a_round(contributors=[BORIS, peer.me]))
+    assert peer.rounds_missed == 0
+    peer.averager_event("round", a_round())
+    assert peer.rounds_missed == 1
+    peer.averager_event("round", a_round(outcome="given up", contributors=[]))
+    assert peer.rounds_missed == 1, "it may be void; if not, its state is adopted"
+    peer.averager_event("state_adopted", {**adopted, "missed": 2})
+    assert peer.rounds_missed == 3
 
 
 def test_an_offer_that_failed_before_a_round_is_reported_with_its_reason(
@@ -297,18 +285,14 @@ def test_the_tokens_that_people_see_do_not_fall_when_a_fork_is_given_up(
     ("orders", "reason"),
     [(NONE, "the run has reached its date"), (Orders(end=End(at=1)), "the run's owner has ended")],
 )
-def test_a_run_that_its_owner_has_ended_says_so(
+async def test_a_run_that_its_owner_has_ended_says_so(
     orders: Orders, reason: str, made: tuple[LocalPeer, Hearing]
 ) -> None:
     """An end at once is one by date, and was told as if the run file had named the date."""
-
-    async def live() -> None:
-        local, _ = made
-        local.directive = Directive(number=1, bans=(), orders=orders)
-        local.finish_by_date()
-        assert local.ending.result().reason.startswith(reason)
-
-    virtual_run(live())
+    local, _ = made
+    local.directive = Directive(number=1, bans=(), orders=orders)
+    local.finish_by_date()
+    assert local.ending.result().reason.startswith(reason)
 
 
 def test_the_held_out_loss_is_measured_and_told_anew_after_a_rollback(
@@ -326,58 +310,52 @@ def test_the_held_out_loss_is_measured_and_told_anew_after_a_rollback(
     assert local.held_out.newest == HeldOut(40, 1.75, BORIS)
 
 
-def test_only_one_that_hurries_it_ends_what_a_leaving_peer_waits_for(
+async def test_only_one_that_hurries_it_ends_what_a_leaving_peer_waits_for(
     made: tuple[LocalPeer, Hearing],
 ) -> None:
     peer, _ = made
 
-    async def live() -> None:
-        loop = asyncio.get_running_loop()
-        peer.ending, peer.hurried = loop.create_future(), loop.create_future()
-        peer.end("first", 0, finished=False, timeout_s=30.0, patience_s=300.0)
-        # systemd signals trainer and agent: the agent is asked twice, which is one request.
-        peer.end("again", 0, finished=False, timeout_s=10.0)
-        assert await peer.unless_hurried(asyncio.sleep(0.0, "done")) == "done"
-        loop.call_later(0.01, peer.hurry)
-        async with asyncio.timeout(60.0):
-            assert await peer.unless_hurried(asyncio.sleep(3600.0, "late")) is None
-        peer.hurry()
-        assert peer.ending.result() == Ending("first", 0, False, 30.0, 300.0)
-
-    asyncio.run(live())
+    loop = asyncio.get_running_loop()
+    peer.ending, peer.hurried = loop.create_future(), loop.create_future()
+    peer.end("first", 0, finished=False, timeout_s=30.0, patience_s=300.0)
+    # systemd signals trainer and agent: the agent is asked twice, which is one request.
+    peer.end("again", 0, finished=False, timeout_s=10.0)
+    assert await peer.unless_hurried(asyncio.sleep(0.0, "done")) == "done"
+    loop.call_later(0.01, peer.hurry)
+    async with asyncio.timeout(60.0):
+        assert await peer.unless_hurried(asyncio.sleep(3600.0, "late")) is None
+    peer.hurry()
+    assert peer.ending.result() == Ending("first", 0, False, 30.0, 300.0)
 
 
 @pytest.mark.parametrize("is_merged", [False, True])
-def test_a_peer_that_begins_to_rest_offers_its_work_until_it_is_merged_or_patience_ends(
+async def test_a_peer_that_begins_to_rest_offers_its_work_until_it_is_merged_or_patience_ends(
     made: tuple[LocalPeer, Hearing], is_merged: bool
 ) -> None:
     local, trainer = made
 
-    async def live() -> None:
-        local.averaging = offering = Offering()
-        trainer.pending, rest, looks = 7, OwnersRest(local), 0
-        assert not rest.obey() and not rest.hands_over
-        write_limits(local.directory, Limits(paused=True))
-        await asyncio.sleep(2.0)
-        assert rest.obey()
-        # 20 kB at 1 kB/s take 25 s there and back, and patience is three times that.
-        while not rest.is_away():
-            await asyncio.sleep(1.0)
-            rest.obey()
-            looks += 1
-            if is_merged and looks == 30:
-                trainer.pending = 0
-        assert looks == (30 if is_merged else 75)
-        assert looks - 1 <= offering.offers <= looks
-        write_limits(local.directory, Limits())
-        await asyncio.sleep(2.0)
-        assert rest.obey() and offering.stays == 1
-
-    virtual_run(live())
+    local.averaging = offering = Offering()
+    trainer.pending, rest, looks = 7, OwnersRest(local), 0
+    assert not rest.obey() and not rest.hands_over
+    write_limits(local.directory, Limits(paused=True))
+    await asyncio.sleep(2.0)
+    assert rest.obey()
+    # 20 kB at 1 kB/s take 25 s there and back, and patience is three times that.
+    while not rest.is_away():
+        await asyncio.sleep(1.0)
+        rest.obey()
+        looks += 1
+        if is_merged and looks == 30:
+            trainer.pending = 0
+    assert looks == (30 if is_merged else 75)
+    assert looks - 1 <= offering.offers <= looks
+    write_limits(local.directory, Limits())
+    await asyncio.sleep(2.0)
+    assert rest.obey() and offering.stays == 1
 
 
 @pytest.mark.parametrize("why", ["volume", "orders"])
-def test_a_peer_at_rest_for_a_used_volume_or_a_paused_run_offers_nothing_again(
+async def test_a_peer_at_rest_for_a_used_volume_or_a_paused_run_offers_nothing_again(
     made: tuple[LocalPeer, Hearing], why: str
 ) -> None:
     """Nor when the rest is over: it would fold its work, as no other trains yet."""
@@ -388,27 +366,24 @@ def test_a_peer_at_rest_for_a_used_volume_or_a_paused_run_offers_nothing_again(
         assert state is not None
         return state.text
 
-    async def live() -> None:
-        local.averaging = offering = Offering()
-        trainer.pending, rest = 7, OwnersRest(local)
-        local.enter_phase("ready", "in the run", 1.0)
-        assert not rest.obey()
-        if why == "orders":
-            local.paused = "its owner has paused it"
-        else:
-            write_limits(local.directory, Limits(month_bytes=1_000_000))
-            await local.guest.up.pass_through(1_000_000)
-        assert rest.obey() and not rest.hands_over
-        assert shown().startswith("resting: "), "`shoal status` says so, too"
-        await asyncio.sleep(2.0)
-        assert rest.is_away()
-        local.paused = None
-        write_limits(local.directory, Limits())
-        await asyncio.sleep(2.0)
-        assert rest.obey() and shown() == "in the run"
-        assert not offering.offers
-
-    virtual_run(live())
+    local.averaging = offering = Offering()
+    trainer.pending, rest = 7, OwnersRest(local)
+    local.enter_phase("ready", "in the run", 1.0)
+    assert not rest.obey()
+    if why == "orders":
+        local.paused = "its owner has paused it"
+    else:
+        write_limits(local.directory, Limits(month_bytes=1_000_000))
+        await local.guest.up.pass_through(1_000_000)
+    assert rest.obey() and not rest.hands_over
+    assert shown().startswith("resting: "), "`shoal status` says so, too"
+    await asyncio.sleep(2.0)
+    assert rest.is_away()
+    local.paused = None
+    write_limits(local.directory, Limits())
+    await asyncio.sleep(2.0)
+    assert rest.obey() and shown() == "in the run"
+    assert not offering.offers
 
 
 @pytest.mark.parametrize("error", [None, CodecsNotCompiled("no room for the cache")])

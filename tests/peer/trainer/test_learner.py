@@ -58,42 +58,36 @@ def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
     yield request.param
 
 
-def test_an_offer_holds_the_parameters_as_of_its_mark(dtype: torch.dtype) -> None:
-    async def story() -> None:
-        pair = Pair(dtype=dtype)
-        await pair.found()
-        pair.idle()
-        snapshot = await pair.offer(0, amount=0.25)
-        values = pair.now(0)
-        pair.train(0.5)
+async def test_an_offer_holds_the_parameters_as_of_its_mark(dtype: torch.dtype) -> None:
+    pair = Pair(dtype=dtype)
+    await pair.found()
+    pair.idle()
+    snapshot = await pair.offer(0, amount=0.25)
+    values = pair.now(0)
+    pair.train(0.5)
 
-        assert np.array_equal(snapshot.values, values)
-        assert (snapshot.mark, snapshot.steps, snapshot.tokens) == (2, 2, 20)
-        assert snapshot.base_version == 0
-
-    asyncio.run(story())
+    assert np.array_equal(snapshot.values, values)
+    assert (snapshot.mark, snapshot.steps, snapshot.tokens) == (2, 2, 20)
+    assert snapshot.base_version == 0
 
 
-def test_carry_keeps_the_steps_made_while_the_merge_was_under_way() -> None:
-    async def story() -> None:
-        pair = Pair()
-        states = await pair.found()
-        snapshot = await pair.offer(0, amount=0.25)
-        taken = snapshot.values.copy()
-        pair.train(0.5)  # meanwhile
-        own = pair.now(0) - taken
-        after = moved(states[0], 1.0)
-        pair.port.adopt(0, after, contained=snapshot.mark)
-        pair.idle()
+async def test_carry_keeps_the_steps_made_while_the_merge_was_under_way() -> None:
+    pair = Pair()
+    states = await pair.found()
+    snapshot = await pair.offer(0, amount=0.25)
+    taken = snapshot.values.copy()
+    pair.train(0.5)  # meanwhile
+    own = pair.now(0) - taken
+    after = moved(states[0], 1.0)
+    pair.port.adopt(0, after, contained=snapshot.mark)
+    pair.idle()
 
-        assert np.allclose(pair.now(0), after.theta + own, atol=1e-6)
-        base = pair.memory.base(0)
-        assert base is not None
-        assert (base.version, base.mark, base.tokens) == (1, 1, 10)
-        assert pair.adopted[-1] == Adopted(0, 1, 0, "")
-        assert pair.memory.state(0) is SlotState.FREE
-
-    asyncio.run(story())
+    assert np.allclose(pair.now(0), after.theta + own, atol=1e-6)
+    base = pair.memory.base(0)
+    assert base is not None
+    assert (base.version, base.mark, base.tokens) == (1, 1, 10)
+    assert pair.adopted[-1] == Adopted(0, 1, 0, "")
+    assert pair.memory.state(0) is SlotState.FREE
 
 
 def test_slots_that_are_emptied_carry_the_same_bits(dtype: torch.dtype) -> None:
@@ -126,170 +120,142 @@ def test_slots_that_are_emptied_carry_the_same_bits(dtype: torch.dtype) -> None:
     assert all(np.array_equal(*each) for each in zip(plain, with_empty, strict=True))
 
 
-def test_unmerged_work_is_offered_again_whole() -> None:
-    async def story() -> None:
-        pair = Pair()
-        states = await pair.found()
-        snapshot = await pair.offer(0, amount=0.25)
-        own = snapshot.values - snapshot.base
-        after = moved(states[0], 1.0)
-        pair.port.adopt(0, after, contained=None)
-        pair.idle()
-        again = await pair.offer(0)
+async def test_unmerged_work_is_offered_again_whole() -> None:
+    pair = Pair()
+    states = await pair.found()
+    snapshot = await pair.offer(0, amount=0.25)
+    own = snapshot.values - snapshot.base
+    after = moved(states[0], 1.0)
+    pair.port.adopt(0, after, contained=None)
+    pair.idle()
+    again = await pair.offer(0)
 
-        assert np.allclose(again.values - again.base, own, atol=1e-6)
-        assert again.base is after.theta
-        assert (again.steps, again.tokens) == (3, 30)
-
-    asyncio.run(story())
+    assert np.allclose(again.values - again.base, own, atol=1e-6)
+    assert again.base is after.theta
+    assert (again.steps, again.tokens) == (3, 30)
 
 
-def test_an_adoption_without_an_offer_adds_the_runs_progress() -> None:
-    async def story() -> None:
-        pair = Pair()
-        states = await pair.found()
-        pair.train(0.25)
-        before = pair.now(1)
-        after = moved(moved(states[1], 1.0), 1.0)
-        pair.port.adopt(1, after, contained=None)
-        pair.idle()
+async def test_an_adoption_without_an_offer_adds_the_runs_progress() -> None:
+    pair = Pair()
+    states = await pair.found()
+    pair.train(0.25)
+    before = pair.now(1)
+    after = moved(moved(states[1], 1.0), 1.0)
+    pair.port.adopt(1, after, contained=None)
+    pair.idle()
 
-        assert np.allclose(pair.now(1), before + 2.0, atol=1e-6)
-
-    asyncio.run(story())
+    assert np.allclose(pair.now(1), before + 2.0, atol=1e-6)
 
 
-def test_replace_gives_up_the_steps_made_meanwhile_and_says_how_many_tokens() -> None:
-    async def story() -> None:
-        pair = Pair(rule="replace")
-        states = await pair.found()
-        snapshot = await pair.offer(0, amount=0.25)
-        pair.train(0.5)
-        after = moved(states[0], 1.0)
-        pair.port.adopt(0, after, contained=snapshot.mark)
-        pair.idle()
+async def test_replace_gives_up_the_steps_made_meanwhile_and_says_how_many_tokens() -> None:
+    pair = Pair(rule="replace")
+    states = await pair.found()
+    snapshot = await pair.offer(0, amount=0.25)
+    pair.train(0.5)
+    after = moved(states[0], 1.0)
+    pair.port.adopt(0, after, contained=snapshot.mark)
+    pair.idle()
 
-        assert np.array_equal(pair.now(0), after.theta)
-        assert pair.adopted[-1] == Adopted(0, 1, 20, "replaced")
-        base = pair.memory.base(0)
-        assert base is not None and base.mark == 3
-
-    asyncio.run(story())
+    assert np.array_equal(pair.now(0), after.theta)
+    assert pair.adopted[-1] == Adopted(0, 1, 20, "replaced")
+    base = pair.memory.base(0)
+    assert base is not None and base.mark == 3
 
 
-def test_work_that_is_too_old_is_given_up_and_counted() -> None:
-    async def story() -> None:
-        pair = Pair()
-        states = await pair.found()
-        snapshot = await pair.offer(0, amount=0.25)
-        after = moved(states[0], 1.0)
-        pair.port.discard(0, after, reason="stale")
-        pair.idle()
+async def test_work_that_is_too_old_is_given_up_and_counted() -> None:
+    pair = Pair()
+    states = await pair.found()
+    snapshot = await pair.offer(0, amount=0.25)
+    after = moved(states[0], 1.0)
+    pair.port.discard(0, after, reason="stale")
+    pair.idle()
 
-        assert np.array_equal(pair.now(0), after.theta)
-        assert pair.adopted[-1] == Adopted(0, 1, 20, "stale")
-        assert snapshot.tokens == 10
-        pair.idle()
-        again = await pair.offer(0)
-        assert np.array_equal(again.values, again.base)
-
-    asyncio.run(story())
+    assert np.array_equal(pair.now(0), after.theta)
+    assert pair.adopted[-1] == Adopted(0, 1, 20, "stale")
+    assert snapshot.tokens == 10
+    pair.idle()
+    again = await pair.offer(0)
+    assert np.array_equal(again.values, again.base)
 
 
-def test_blend_mixes_own_and_merged_values() -> None:
-    async def story() -> None:
-        pair = Pair(rule="blend", alpha=0.25)
-        states = await pair.found()
-        snapshot = await pair.offer(0, amount=0.25)
-        pair.train(0.5)
-        now = pair.now(0)
-        after = moved(states[0], 1.0)
-        pair.port.adopt(0, after, contained=snapshot.mark)
-        pair.idle()
+async def test_blend_mixes_own_and_merged_values() -> None:
+    pair = Pair(rule="blend", alpha=0.25)
+    states = await pair.found()
+    snapshot = await pair.offer(0, amount=0.25)
+    pair.train(0.5)
+    now = pair.now(0)
+    after = moved(states[0], 1.0)
+    pair.port.adopt(0, after, contained=snapshot.mark)
+    pair.idle()
 
-        assert np.allclose(pair.now(0), 0.25 * now + 0.75 * after.theta, atol=1e-6)
-
-    asyncio.run(story())
+    assert np.allclose(pair.now(0), 0.25 * now + 0.75 * after.theta, atol=1e-6)
 
 
 @pytest.mark.parametrize("rule", ["carry", "replace"])
 @pytest.mark.parametrize("coarse", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
-def test_a_coarse_learner_that_does_not_learn_contributes_exactly_nothing(
+async def test_a_coarse_learner_that_does_not_learn_contributes_exactly_nothing(
     coarse: torch.dtype, rule: str
 ) -> None:
     """Otherwise every round would drag theta back to this learner's grid.
 
     Not so with blend, whose very idea is to keep a part of the own value as own work.
     """
-
-    async def story() -> None:
-        pair = Pair(dtype=coarse, rule=rule)
-        states = await pair.found()
-        state = states[0]
-        rng = np.random.default_rng(5)
-        for turn in range(30):
-            snapshot = await pair.offer(0)
-            assert np.array_equal(snapshot.values, snapshot.base), f"turn {turn}"
-            # Far finer than the learner's grid, and not on it.
-            state = moved(state, float(rng.normal()) * 1e-4)
-            contained = snapshot.mark if turn % 3 else None
-            pair.port.adopt(0, state, contained=contained)
-            pair.idle()
-        assert not np.array_equal(pair.now(0), state.theta)  # it did round
-        ulp = np.spacing(np.abs(state.theta).astype(np.float16)).astype(np.float32) * 8
-        assert np.all(np.abs(pair.now(0) - state.theta) <= 30 * ulp + 1e-6)
-
-    asyncio.run(story())
-
-
-def test_a_coarse_learner_contributes_its_own_steps() -> None:
-    async def story() -> None:
-        pair = Pair(dtype=torch.bfloat16)
-        states = await pair.found()
-        first = await pair.offer(0, amount=0.0)
-        pair.train(0.5)
-        grown = pair.now(0) - first.values
-        pair.port.adopt(0, moved(states[0], 1.0 / 3), contained=first.mark)
+    pair = Pair(dtype=coarse, rule=rule)
+    states = await pair.found()
+    state = states[0]
+    rng = np.random.default_rng(5)
+    for turn in range(30):
+        snapshot = await pair.offer(0)
+        assert np.array_equal(snapshot.values, snapshot.base), f"turn {turn}"
+        # Far finer than the learner's grid, and not on it.
+        state = moved(state, float(rng.normal()) * 1e-4)
+        contained = snapshot.mark if turn % 3 else None
+        pair.port.adopt(0, state, contained=contained)
         pair.idle()
-        second = await pair.offer(0)
-
-        assert np.array_equal(second.values - second.base, grown)
-
-    asyncio.run(story())
+    assert not np.array_equal(pair.now(0), state.theta)  # it did round
+    ulp = np.spacing(np.abs(state.theta).astype(np.float16)).astype(np.float32) * 8
+    assert np.all(np.abs(pair.now(0) - state.theta) <= 30 * ulp + 1e-6)
 
 
-def test_an_offer_without_a_waiting_caller_is_dropped() -> None:
-    async def story() -> None:
-        pair = Pair()
-        states = await pair.found()
-        assert await pair.port.snapshot(0, timeout_s=0.001) is None
-        pair.train(0.25)
-        pair.port.rang()
-        assert pair.memory.state(0) is SlotState.FREE
-        pair.port.adopt(0, moved(states[0], 1.0), contained=None)
-        pair.idle()
-        assert pair.memory.base(0).version == 1  # type: ignore[union-attr]
+async def test_a_coarse_learner_contributes_its_own_steps() -> None:
+    pair = Pair(dtype=torch.bfloat16)
+    states = await pair.found()
+    first = await pair.offer(0, amount=0.0)
+    pair.train(0.5)
+    grown = pair.now(0) - first.values
+    pair.port.adopt(0, moved(states[0], 1.0 / 3), contained=first.mark)
+    pair.idle()
+    second = await pair.offer(0)
 
-    asyncio.run(story())
+    assert np.array_equal(second.values - second.base, grown)
 
 
-def test_a_second_version_waits_until_the_first_was_adopted() -> None:
-    async def story() -> None:
-        pair = Pair()
-        states = await pair.found()
-        before = pair.now(0)
-        one = moved(states[0], 1.0)
-        pair.port.adopt(0, one, contained=None)
-        pair.port.adopt(0, moved(one, 1.0), contained=None)
-        assert pair.memory.order(0).version == 1
-        pair.idle()
-        assert pair.memory.order(0).version == 2
-        pair.idle()
+async def test_an_offer_without_a_waiting_caller_is_dropped() -> None:
+    pair = Pair()
+    states = await pair.found()
+    assert await pair.port.snapshot(0, timeout_s=0.001) is None
+    pair.train(0.25)
+    pair.port.rang()
+    assert pair.memory.state(0) is SlotState.FREE
+    pair.port.adopt(0, moved(states[0], 1.0), contained=None)
+    pair.idle()
+    assert pair.memory.base(0).version == 1  # type: ignore[union-attr]
 
-        assert np.allclose(pair.now(0), before + 2.0, atol=1e-6)
-        assert [adopted.version for adopted in pair.adopted if adopted.fragment == 0] == [0, 1, 2]
 
-    asyncio.run(story())
+async def test_a_second_version_waits_until_the_first_was_adopted() -> None:
+    pair = Pair()
+    states = await pair.found()
+    before = pair.now(0)
+    one = moved(states[0], 1.0)
+    pair.port.adopt(0, one, contained=None)
+    pair.port.adopt(0, moved(one, 1.0), contained=None)
+    assert pair.memory.order(0).version == 1
+    pair.idle()
+    assert pair.memory.order(0).version == 2
+    pair.idle()
+
+    assert np.allclose(pair.now(0), before + 2.0, atol=1e-6)
+    assert [adopted.version for adopted in pair.adopted if adopted.fragment == 0] == [0, 1, 2]
 
 
 def test_frozen_and_tied_parameters_are_exchanged_never_and_once() -> None:
@@ -333,52 +299,46 @@ def test_frozen_parameters_are_described_by_their_values_and_dtype() -> None:
         assert all(a.digest != b.digest for a, b in zip(first, other, strict=True))
 
 
-def test_parameters_that_are_not_contiguous_are_changed_too() -> None:
-    async def story() -> None:
-        pair = Pair()
-        weight = pair.parameters["0.weight"]
-        weight.data = weight.data.t().contiguous().t()
-        assert not weight.is_contiguous()
-        states = await pair.found()
-        before = [pair.now(0), pair.now(1)]
-        for fragment in range(2):
-            pair.port.adopt(fragment, moved(states[fragment], 1.0), contained=None)
+async def test_parameters_that_are_not_contiguous_are_changed_too() -> None:
+    pair = Pair()
+    weight = pair.parameters["0.weight"]
+    weight.data = weight.data.t().contiguous().t()
+    assert not weight.is_contiguous()
+    states = await pair.found()
+    before = [pair.now(0), pair.now(1)]
+    for fragment in range(2):
+        pair.port.adopt(fragment, moved(states[fragment], 1.0), contained=None)
+    pair.idle()
+    for fragment in range(2):
+        assert np.allclose(pair.now(fragment), before[fragment] + 1.0, atol=1e-6)
+
+
+async def test_a_fragment_that_is_not_finite_is_not_offered_and_can_be_overwritten() -> None:
+    pair = Pair()
+    told: list[int] = []
+    pair.port.on_not_finite = told.append
+    states = await pair.found()
+
+    async def ask() -> Snapshot | None:
+        waiting = asyncio.ensure_future(pair.port.snapshot(0, timeout_s=5))
+        await asyncio.sleep(0)
         pair.idle()
-        for fragment in range(2):
-            assert np.allclose(pair.now(fragment), before[fragment] + 1.0, atol=1e-6)
+        return await waiting
 
-    asyncio.run(story())
-
-
-def test_a_fragment_that_is_not_finite_is_not_offered_and_can_be_overwritten() -> None:
-    async def story() -> None:
-        pair = Pair()
-        told: list[int] = []
-        pair.port.on_not_finite = told.append
-        states = await pair.found()
-
-        async def ask() -> Snapshot | None:
-            waiting = asyncio.ensure_future(pair.port.snapshot(0, timeout_s=5))
-            await asyncio.sleep(0)
-            pair.idle()
-            return await waiting
-
-        assert await ask() is not None
-        assert not pair.port.restore(0, states[0], reason="not finite"), "a round uses it"
-        pair.port.release(0)
-        name = pair.layout.fragments[0].units[-1].tensor
-        with torch.no_grad():
-            pair.parameters[name].view(-1)[-1] = float("nan")
-        assert await ask() is None and await ask() is None
-        assert told == [0], "once"
-        assert pair.port.restore(0, states[0], reason="not finite")
-        pair.idle()
-        assert np.array_equal(pair.now(0), states[0].theta)
-        assert pair.learner.overwritten == {0}
-        assert (pair.adopted[-1].reason, pair.adopted[-1].lost_tokens) == ("not finite", 40)
-        assert await ask() is not None
-
-    asyncio.run(story())
+    assert await ask() is not None
+    assert not pair.port.restore(0, states[0], reason="not finite"), "a round uses it"
+    pair.port.release(0)
+    name = pair.layout.fragments[0].units[-1].tensor
+    with torch.no_grad():
+        pair.parameters[name].view(-1)[-1] = float("nan")
+    assert await ask() is None and await ask() is None
+    assert told == [0], "once"
+    assert pair.port.restore(0, states[0], reason="not finite")
+    pair.idle()
+    assert np.array_equal(pair.now(0), states[0].theta)
+    assert pair.learner.overwritten == {0}
+    assert (pair.adopted[-1].reason, pair.adopted[-1].lost_tokens) == ("not finite", 40)
+    assert await ask() is not None
 
 
 def with_statistics(dtype: torch.dtype) -> Pair:
@@ -387,46 +347,40 @@ def with_statistics(dtype: torch.dtype) -> Pair:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("is_contained", [True, False])
-def test_statistics_are_set_to_the_merged_ones_and_no_token_is_lost(
+async def test_statistics_are_set_to_the_merged_ones_and_no_token_is_lost(
     dtype: torch.dtype, is_contained: bool
 ) -> None:
-    async def story() -> None:
-        pair = with_statistics(dtype)
-        norm = pair.model[2]
-        assert isinstance(norm, torch.nn.BatchNorm1d)
-        assert norm.running_var is not None and norm.num_batches_tracked is not None
-        states = await pair.found()
-        norm.running_var.fill_(0.5)
-        norm.num_batches_tracked.fill_(7)
-        snapshot = await pair.offer(2)
-        assert snapshot.values[-1] == 7.0, "a counter is exchanged as a number"
-        norm.running_var.fill_(0.01)  # meanwhile; added to a difference it would be below zero
-        after = moved(states[2], 0.0)
-        after.theta[:] = 0.25
-        after.theta[-1] = 6.5
-        pair.port.adopt(2, after, contained=snapshot.mark if is_contained else None)
-        pair.idle()
-        assert norm.running_var.tolist() == [0.25] * 4
-        assert norm.num_batches_tracked.item() == 6
-        assert [(a.fragment, a.version, a.lost_tokens) for a in pair.adopted[-1:]] == [(2, 1, 0)]
-        again = await pair.offer(2)
-        assert again.base[-1] == 6.5 and again.tokens == (20 if is_contained else 30)
-
-    asyncio.run(story())
+    pair = with_statistics(dtype)
+    norm = pair.model[2]
+    assert isinstance(norm, torch.nn.BatchNorm1d)
+    assert norm.running_var is not None and norm.num_batches_tracked is not None
+    states = await pair.found()
+    norm.running_var.fill_(0.5)
+    norm.num_batches_tracked.fill_(7)
+    snapshot = await pair.offer(2)
+    assert snapshot.values[-1] == 7.0, "a counter is exchanged as a number"
+    norm.running_var.fill_(0.01)  # meanwhile; added to a difference it would be below zero
+    after = moved(states[2], 0.0)
+    after.theta[:] = 0.25
+    after.theta[-1] = 6.5
+    pair.port.adopt(2, after, contained=snapshot.mark if is_contained else None)
+    pair.idle()
+    assert norm.running_var.tolist() == [0.25] * 4
+    assert norm.num_batches_tracked.item() == 6
+    assert [(a.fragment, a.version, a.lost_tokens) for a in pair.adopted[-1:]] == [(2, 1, 0)]
+    again = await pair.offer(2)
+    assert again.base[-1] == 6.5 and again.tokens == (20 if is_contained else 30)
 
 
-def test_statistics_that_are_not_finite_recover_with_the_next_version() -> None:
-    async def story() -> None:
-        pair = with_statistics(torch.float32)
-        states = await pair.found()
-        norm = pair.model[2]
-        assert isinstance(norm, torch.nn.BatchNorm1d) and norm.running_mean is not None
-        norm.running_mean.fill_(math.nan)
-        pair.port.adopt(2, moved(states[2], 1.0), contained=None)
-        pair.idle()
-        assert norm.running_mean.tolist() == [1.0] * 4
-
-    asyncio.run(story())
+async def test_statistics_that_are_not_finite_recover_with_the_next_version() -> None:
+    pair = with_statistics(torch.float32)
+    states = await pair.found()
+    norm = pair.model[2]
+    assert isinstance(norm, torch.nn.BatchNorm1d) and norm.running_mean is not None
+    norm.running_mean.fill_(math.nan)
+    pair.port.adopt(2, moved(states[2], 1.0), contained=None)
+    pair.idle()
+    assert norm.running_mean.tolist() == [1.0] * 4
 
 
 def test_the_merged_buffers_are_those_that_have_a_mean() -> None:
@@ -610,228 +564,198 @@ def test_a_version_that_is_half_adopted_at_the_end_is_adopted_whole() -> None:
     assert bool((model.weight == 100.0).all())
 
 
-def test_a_synchronous_learner_stays_until_its_round_is_over() -> None:
-    async def story() -> None:
-        pair = Pair()
-        states = await pair.found()
-        slept = []
+async def test_a_synchronous_learner_stays_until_its_round_is_over() -> None:
+    pair = Pair()
+    states = await pair.found()
+    slept = []
 
-        def agent(seconds: float) -> None:
-            """Do what the agent process would do while the trainer waits."""
-            slept.append(seconds)
-            if len(slept) == 1:
-                pair.memory.pass_on(0, SlotState.WANTED)
-            elif pair.memory.state(0) is SlotState.OFFERED:
-                mark = pair.memory.offered(0)[0]
-                pair.port.adopt(0, moved(states[0], 1.0), contained=mark)
-            else:
-                pair.port.rang()
+    def agent(seconds: float) -> None:
+        """Do what the agent process would do while the trainer waits."""
+        slept.append(seconds)
+        if len(slept) == 1:
+            pair.memory.pass_on(0, SlotState.WANTED)
+        elif pair.memory.state(0) is SlotState.OFFERED:
+            mark = pair.memory.offered(0)[0]
+            pair.port.adopt(0, moved(states[0], 1.0), contained=mark)
+        else:
+            pair.port.rang()
 
-        pair.learner.step(10)
-        assert pair.learner.wait_for_round(0, deadline=float("inf"), pause=agent)
-        assert pair.memory.base(0).version == 1  # type: ignore[union-attr]
-        assert np.array_equal(pair.now(0), states[0].theta + np.float32(1.0))
+    pair.learner.step(10)
+    assert pair.learner.wait_for_round(0, deadline=float("inf"), pause=agent)
+    assert pair.memory.base(0).version == 1  # type: ignore[union-attr]
+    assert np.array_equal(pair.now(0), states[0].theta + np.float32(1.0))
 
-        def void(seconds: float) -> None:
-            if pair.memory.state(0) is SlotState.FREE:
-                pair.memory.pass_on(0, SlotState.WANTED)
-            elif pair.memory.state(0) is SlotState.OFFERED:
-                pair.port.release(0)
+    def void(seconds: float) -> None:
+        if pair.memory.state(0) is SlotState.FREE:
+            pair.memory.pass_on(0, SlotState.WANTED)
+        elif pair.memory.state(0) is SlotState.OFFERED:
+            pair.port.release(0)
 
-        assert not pair.learner.wait_for_round(0, deadline=float("inf"), pause=void)
-        clock = pair.learner._clock
-        assert not pair.learner.wait_for_round(0, deadline=clock() + 0.002)
-        # Nobody is there any more to have the round with.
-        assert not pair.learner.wait_for_round(0, deadline=float("inf"), possible=lambda: False)
-
-    asyncio.run(story())
+    assert not pair.learner.wait_for_round(0, deadline=float("inf"), pause=void)
+    clock = pair.learner._clock
+    assert not pair.learner.wait_for_round(0, deadline=clock() + 0.002)
+    # Nobody is there any more to have the round with.
+    assert not pair.learner.wait_for_round(0, deadline=float("inf"), possible=lambda: False)
 
 
 # --- an agent that died ----------------------------------------------------------------------
 
 
-def test_a_new_agent_that_knows_the_base_loses_nothing() -> None:
-    async def story() -> None:
-        pair = Pair()
-        states = await pair.found()
-        pair.train(0.25)
-        before = pair.now(0)
-        port = successor(pair, [*states])
-        port.adopt_first(0, moved(states[0], 1.0))
-        port.adopt_first(1, states[1])
-        pair.idle()
+async def test_a_new_agent_that_knows_the_base_loses_nothing() -> None:
+    pair = Pair()
+    states = await pair.found()
+    pair.train(0.25)
+    before = pair.now(0)
+    port = successor(pair, [*states])
+    port.adopt_first(0, moved(states[0], 1.0))
+    port.adopt_first(1, states[1])
+    pair.idle()
 
-        assert np.allclose(pair.now(0), before + 1.0, atol=1e-6)
-        again = await pair.offer(0)
-        assert again.tokens == 30
-
-    asyncio.run(story())
+    assert np.allclose(pair.now(0), before + 1.0, atol=1e-6)
+    again = await pair.offer(0)
+    assert again.tokens == 30
 
 
-def test_a_snapshot_in_doubt_that_was_merged_is_carried_by_the_new_agent() -> None:
-    async def story() -> None:
-        pair = Pair()
-        states = await pair.found()
-        snapshot = await pair.offer(0, amount=0.25)
-        taken = snapshot.values.copy()
-        pair.train(0.5)
-        own = pair.now(0) - taken
-        port = successor(pair, [None, None])
-        after = moved(states[0], 1.0, merged_to(snapshot.mark))
-        port.adopt_first(0, after)
-        pair.idle()
+async def test_a_snapshot_in_doubt_that_was_merged_is_carried_by_the_new_agent() -> None:
+    pair = Pair()
+    states = await pair.found()
+    snapshot = await pair.offer(0, amount=0.25)
+    taken = snapshot.values.copy()
+    pair.train(0.5)
+    own = pair.now(0) - taken
+    port = successor(pair, [None, None])
+    after = moved(states[0], 1.0, merged_to(snapshot.mark))
+    port.adopt_first(0, after)
+    pair.idle()
 
-        assert np.allclose(pair.now(0), after.theta + own, atol=1e-6)
-        assert pair.memory.base(0).mark == snapshot.mark  # type: ignore[union-attr]
-
-    asyncio.run(story())
+    assert np.allclose(pair.now(0), after.theta + own, atol=1e-6)
+    assert pair.memory.base(0).mark == snapshot.mark  # type: ignore[union-attr]
 
 
-def test_a_snapshot_in_doubt_that_was_not_merged_stays_pending() -> None:
-    async def story() -> None:
-        pair = Pair()
-        states = await pair.found()
-        snapshot = await pair.offer(0, amount=0.25)
-        own = snapshot.values - snapshot.base
-        port = successor(pair, [*states])
-        assert pair.memory.state(0) is SlotState.OFFERED
-        port.adopt_first(0, states[0])
-        again = await pair.offer(0)
-        assert np.array_equal(again.values - again.base, own)
-
-    asyncio.run(story())
+async def test_a_snapshot_in_doubt_that_was_not_merged_stays_pending() -> None:
+    pair = Pair()
+    states = await pair.found()
+    snapshot = await pair.offer(0, amount=0.25)
+    own = snapshot.values - snapshot.base
+    port = successor(pair, [*states])
+    assert pair.memory.state(0) is SlotState.OFFERED
+    port.adopt_first(0, states[0])
+    again = await pair.offer(0)
+    assert np.array_equal(again.values - again.base, own)
 
 
-def test_work_whose_base_died_with_the_agent_is_given_up_and_counted() -> None:
-    async def story() -> None:
-        pair = Pair()
-        states = await pair.found()
-        pair.train(0.25)
-        pair.memory.pass_on(0, SlotState.TURNING)
-        port = successor(pair, [None, None])
-        after = moved(states[0], 1.0)
-        port.adopt_first(0, after)
-        pair.idle()
+async def test_work_whose_base_died_with_the_agent_is_given_up_and_counted() -> None:
+    pair = Pair()
+    states = await pair.found()
+    pair.train(0.25)
+    pair.memory.pass_on(0, SlotState.TURNING)
+    port = successor(pair, [None, None])
+    after = moved(states[0], 1.0)
+    port.adopt_first(0, after)
+    pair.idle()
 
-        assert np.array_equal(pair.now(0), after.theta)
-        assert pair.adopted[-1] == Adopted(0, 1, 20, "crash")
-        snapshot = await pair.offer(0)
-        assert snapshot.tokens == 10
-
-    asyncio.run(story())
+    assert np.array_equal(pair.now(0), after.theta)
+    assert pair.adopted[-1] == Adopted(0, 1, 20, "crash")
+    snapshot = await pair.offer(0)
+    assert snapshot.tokens == 10
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
-def test_a_replay_through_the_trainers_version_saves_its_work(dtype: torch.dtype) -> None:
-    async def story() -> None:
-        pair = Pair(dtype=dtype)
-        states, after = await taken_beyond_the_checkpoint(pair)
-        before = pair.now(0)
-        port = successor(pair, [None, states[1]])
-        passing = moved(states[0], 1.0, after.merged)
-        port.passed(0, states[0])
-        port.passed(0, passing)
-        passing.theta[:] = np.nan  # the next step of the replay is made in place
-        newest = moved(after, 2.0)
-        port.adopt(0, newest, contained=None)
-        pair.idle()
-        pair.idle()
+async def test_a_replay_through_the_trainers_version_saves_its_work(dtype: torch.dtype) -> None:
+    pair = Pair(dtype=dtype)
+    states, after = await taken_beyond_the_checkpoint(pair)
+    before = pair.now(0)
+    port = successor(pair, [None, states[1]])
+    passing = moved(states[0], 1.0, after.merged)
+    port.passed(0, states[0])
+    port.passed(0, passing)
+    passing.theta[:] = np.nan  # the next step of the replay is made in place
+    newest = moved(after, 2.0)
+    port.adopt(0, newest, contained=None)
+    pair.idle()
+    pair.idle()
 
-        assert np.allclose(pair.now(0), before + 2.0, atol=1e-6 if dtype is torch.float32 else 0.05)
-        assert not any(adopted.lost_tokens for adopted in pair.adopted)
-        snapshot = await pair.offer(0)
-        assert snapshot.base_version == 2
-        assert snapshot.tokens == pair.learner.tokens - 10  # all since the one that was merged
-
-    asyncio.run(story())
+    assert np.allclose(pair.now(0), before + 2.0, atol=1e-6 if dtype is torch.float32 else 0.05)
+    assert not any(adopted.lost_tokens for adopted in pair.adopted)
+    snapshot = await pair.offer(0)
+    assert snapshot.base_version == 2
+    assert snapshot.tokens == pair.learner.tokens - 10  # all since the one that was merged
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
-def test_a_trainer_keeps_its_parameters_of_a_version_that_no_peer_has_any_more(
+async def test_a_trainer_keeps_its_parameters_of_a_version_that_no_peer_has_any_more(
     dtype: torch.dtype,
 ) -> None:
-    async def story() -> None:
-        pair = Pair(dtype=dtype)
-        states, _ = await taken_beyond_the_checkpoint(pair)
-        before = pair.now(0)
-        port = successor(pair, [None, states[1]])
-        port.keep(0, states[0], tokens=0)
-        pair.idle()
-        pair.idle()
+    pair = Pair(dtype=dtype)
+    states, _ = await taken_beyond_the_checkpoint(pair)
+    before = pair.now(0)
+    port = successor(pair, [None, states[1]])
+    port.keep(0, states[0], tokens=0)
+    pair.idle()
+    pair.idle()
 
-        assert np.array_equal(pair.now(0), before)
-        assert not any(adopted.lost_tokens for adopted in pair.adopted)
-        snapshot = await pair.offer(0)
-        assert snapshot.base_version == 0
-        assert np.allclose(snapshot.base, states[0].theta)
-        assert np.array_equal(snapshot.values, before)
-        assert snapshot.tokens == pair.learner.tokens, "all of it is pending again"
-        assert snapshot.steps == pair.learner.steps
-
-    asyncio.run(story())
+    assert np.array_equal(pair.now(0), before)
+    assert not any(adopted.lost_tokens for adopted in pair.adopted)
+    snapshot = await pair.offer(0)
+    assert snapshot.base_version == 0
+    assert np.allclose(snapshot.base, states[0].theta)
+    assert np.array_equal(snapshot.values, before)
+    assert snapshot.tokens == pair.learner.tokens, "all of it is pending again"
+    assert snapshot.steps == pair.learner.steps
 
 
-def test_kept_work_is_not_added_to_a_version_that_has_some_of_it() -> None:
-    async def story() -> None:
-        pair = Pair()
-        states, lost = await taken_beyond_the_checkpoint(pair)
-        port = successor(pair, [None, states[1]])
-        port.keep(0, states[0], tokens=0)
-        pair.idle()
-        pair.idle()
-        newest = moved(lost, 2.0)  # somebody has it after all
-        port.adopt(0, newest, contained=lost.merged[ME].step)
-        pair.idle()
-        pair.idle()
-        assert np.array_equal(pair.now(0), newest.theta)
-        assert pair.adopted[-1].lost_tokens > 0
+async def test_kept_work_is_not_added_to_a_version_that_has_some_of_it() -> None:
+    pair = Pair()
+    states, lost = await taken_beyond_the_checkpoint(pair)
+    port = successor(pair, [None, states[1]])
+    port.keep(0, states[0], tokens=0)
+    pair.idle()
+    pair.idle()
+    newest = moved(lost, 2.0)  # somebody has it after all
+    port.adopt(0, newest, contained=lost.merged[ME].step)
+    pair.idle()
+    pair.idle()
+    assert np.array_equal(pair.now(0), newest.theta)
+    assert pair.adopted[-1].lost_tokens > 0
 
-        elsewhere = moved(newest, 1.0)
-        port.adopt(0, elsewhere, contained=None)
-        pair.idle()
-        assert np.array_equal(pair.now(0), elsewhere.theta), "and from then on as ever"
-
-    asyncio.run(story())
+    elsewhere = moved(newest, 1.0)
+    port.adopt(0, elsewhere, contained=None)
+    pair.idle()
+    assert np.array_equal(pair.now(0), elsewhere.theta), "and from then on as ever"
 
 
-def test_kept_work_is_offered_to_peers_that_are_no_further() -> None:
-    async def story() -> None:
-        pair = Pair()
-        states, _ = await taken_beyond_the_checkpoint(pair)
-        port = successor(pair, [None, states[1]])
-        port.keep(0, states[0], tokens=0)
-        pair.idle()
-        pair.idle()
-        before = pair.now(0)
-        other = moved(states[0], 3.0)
-        other = FragmentState(
-            0, 1, b"o" * 32, states[0].chain.extended(ChainLink(1, b"o" * 32, 0)),
-            other.theta, other.momentum, other.merged,
-        )  # fmt: skip
-        port.adopt(0, other, contained=None)
-        pair.idle()
-        assert np.allclose(pair.now(0), before + 3.0, atol=1e-6)
-
-    asyncio.run(story())
+async def test_kept_work_is_offered_to_peers_that_are_no_further() -> None:
+    pair = Pair()
+    states, _ = await taken_beyond_the_checkpoint(pair)
+    port = successor(pair, [None, states[1]])
+    port.keep(0, states[0], tokens=0)
+    pair.idle()
+    pair.idle()
+    before = pair.now(0)
+    other = moved(states[0], 3.0)
+    other = FragmentState(
+        0, 1, b"o" * 32, states[0].chain.extended(ChainLink(1, b"o" * 32, 0)),
+        other.theta, other.momentum, other.merged,
+    )  # fmt: skip
+    port.adopt(0, other, contained=None)
+    pair.idle()
+    assert np.allclose(pair.now(0), before + 3.0, atol=1e-6)
 
 
-def test_a_version_given_by_the_dead_agent_is_still_adopted() -> None:
-    async def story() -> None:
-        pair = Pair()
-        states = await pair.found()
-        pair.train(0.25)
-        before = pair.now(0)
-        one = moved(states[0], 1.0)
-        pair.port.adopt(0, one, contained=None)
-        port = successor(pair, [*states])
-        assert pair.memory.state(0) is SlotState.ADOPT
-        port.adopt_first(0, one)
-        pair.idle()
-        pair.idle()
+async def test_a_version_given_by_the_dead_agent_is_still_adopted() -> None:
+    pair = Pair()
+    states = await pair.found()
+    pair.train(0.25)
+    before = pair.now(0)
+    one = moved(states[0], 1.0)
+    pair.port.adopt(0, one, contained=None)
+    port = successor(pair, [*states])
+    assert pair.memory.state(0) is SlotState.ADOPT
+    port.adopt_first(0, one)
+    pair.idle()
+    pair.idle()
 
-        assert np.allclose(pair.now(0), before + 1.0, atol=1e-6)
-        snapshot = await pair.offer(0)
-        assert snapshot.base_version == 1
-        assert snapshot.tokens == 40  # nothing was given up
-
-    asyncio.run(story())
+    assert np.allclose(pair.now(0), before + 1.0, atol=1e-6)
+    snapshot = await pair.offer(0)
+    assert snapshot.base_version == 1
+    assert snapshot.tokens == 40  # nothing was given up

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import numpy as np
@@ -66,130 +65,112 @@ class Fork:
         )
 
 
-def test_the_displacement_since_the_parting_is_offered_again_with_its_steps(
+async def test_the_displacement_since_the_parting_is_offered_again_with_its_steps(
     dtype: torch.dtype,
 ) -> None:
-    async def story() -> None:
-        pair = Pair(dtype=dtype)
-        fork = Fork(pair)
-        await fork.live()
-        own = pair.now(0) - fork.common.theta
-        heavier = fork.heavier()
+    pair = Pair(dtype=dtype)
+    fork = Fork(pair)
+    await fork.live()
+    own = pair.now(0) - fork.common.theta
+    heavier = fork.heavier()
 
-        again = pair.port.rebase(0, heavier, fork.parting())
-        pair.idle()
-        pair.idle()
+    again = pair.port.rebase(0, heavier, fork.parting())
+    pair.idle()
+    pair.idle()
 
-        merged = fork.common.merged[ME], fork.states[-1].merged[ME]
-        assert again == merged[1].tokens - merged[0].tokens
-        coarse = dtype is torch.bfloat16
-        assert np.allclose(pair.now(0) - heavier.theta, own, atol=0.05 if coarse else 1e-5)
-        snapshot = await pair.offer(0)
-        assert np.allclose(snapshot.values - snapshot.base, own, atol=0.05 if coarse else 1e-5)
-        assert snapshot.base_version == heavier.version
-        assert snapshot.steps == snapshot.mark - merged[0].step
-        assert snapshot.tokens == pair.memory.tokens - merged[0].tokens
-
-    asyncio.run(story())
+    merged = fork.common.merged[ME], fork.states[-1].merged[ME]
+    assert again == merged[1].tokens - merged[0].tokens
+    coarse = dtype is torch.bfloat16
+    assert np.allclose(pair.now(0) - heavier.theta, own, atol=0.05 if coarse else 1e-5)
+    snapshot = await pair.offer(0)
+    assert np.allclose(snapshot.values - snapshot.base, own, atol=0.05 if coarse else 1e-5)
+    assert snapshot.base_version == heavier.version
+    assert snapshot.steps == snapshot.mark - merged[0].step
+    assert snapshot.tokens == pair.memory.tokens - merged[0].tokens
 
 
-def test_the_ledger_calls_it_pending_again_and_adds_up() -> None:
-    async def story() -> None:
-        pair = Pair()
-        fork = Fork(pair)
-        await fork.live()
-        sizes = [fragment.size for fragment in pair.layout.fragments]
-        account = Account(ME, pair.memory, sizes, pair.port.tokens_at)
-        account.update([fork.states[-1]])
-        pending = account.ledger.fate(0).pending
+async def test_the_ledger_calls_it_pending_again_and_adds_up() -> None:
+    pair = Pair()
+    fork = Fork(pair)
+    await fork.live()
+    sizes = [fragment.size for fragment in pair.layout.fragments]
+    account = Account(ME, pair.memory, sizes, pair.port.tokens_at)
+    account.update([fork.states[-1]])
+    pending = account.ledger.fate(0).pending
 
-        again = pair.port.rebase(0, fork.heavier(), fork.parting())
-        account.update([fork.heavier()])  # the trainer has not taken it in yet
-        assert account.ledger.fate(0).discarded == {APART: again}
-        pair.idle()
-        pair.idle()
-        fate = account.update([fork.heavier()])
+    again = pair.port.rebase(0, fork.heavier(), fork.parting())
+    account.update([fork.heavier()])  # the trainer has not taken it in yet
+    assert account.ledger.fate(0).discarded == {APART: again}
+    pair.idle()
+    pair.idle()
+    fate = account.update([fork.heavier()])
 
-        assert again is not None
-        assert account.ledger.fate(0).discarded == {}
-        assert account.ledger.fate(0).pending == pending + again + 20
-        assert fate.imbalance == 0 and fate.excess == 0
-
-    asyncio.run(story())
+    assert again is not None
+    assert account.ledger.fate(0).discarded == {}
+    assert account.ledger.fate(0).pending == pending + again + 20
+    assert fate.imbalance == 0 and fate.excess == 0
 
 
-def test_a_trainer_that_took_in_nothing_since_the_parting_keeps_its_displacement() -> None:
-    async def story() -> None:
-        pair = Pair()
-        (state, _) = await pair.found()
-        pair.train(0.25)
-        own = pair.now(0) - state.theta
-        parting = Parting(version=0, theta=state.theta + 1000.0, merged_mark=0, given_up_mark=0)
+async def test_a_trainer_that_took_in_nothing_since_the_parting_keeps_its_displacement() -> None:
+    pair = Pair()
+    (state, _) = await pair.found()
+    pair.train(0.25)
+    own = pair.now(0) - state.theta
+    parting = Parting(version=0, theta=state.theta + 1000.0, merged_mark=0, given_up_mark=0)
 
-        heavier = moved(state, 3.0)
-        assert pair.port.rebase(0, heavier, parting) == 0
-        pair.idle()
+    heavier = moved(state, 3.0)
+    assert pair.port.rebase(0, heavier, parting) == 0
+    pair.idle()
 
-        assert np.allclose(pair.now(0) - heavier.theta, own, atol=1e-5)
-
-    asyncio.run(story())
+    assert np.allclose(pair.now(0) - heavier.theta, own, atol=1e-5)
 
 
-def test_work_that_was_given_up_since_does_not_come_back() -> None:
-    async def story() -> None:
-        pair = Pair()
-        fork = Fork(pair)
-        await fork.live()
-        await pair.offer(0)
-        stale = moved(fork.states[-1], 1.0)
-        pair.port.discard(0, stale, reason="stale")
-        pair.idle()
+async def test_work_that_was_given_up_since_does_not_come_back() -> None:
+    pair = Pair()
+    fork = Fork(pair)
+    await fork.live()
+    await pair.offer(0)
+    stale = moved(fork.states[-1], 1.0)
+    pair.port.discard(0, stale, reason="stale")
+    pair.idle()
 
-        assert pair.port.rebase(0, fork.heavier(), fork.parting()) is None
-
-    asyncio.run(story())
+    assert pair.port.rebase(0, fork.heavier(), fork.parting()) is None
 
 
-def test_a_forgotten_mark_cannot_be_returned_to() -> None:
-    async def story() -> None:
-        pair = Pair()
-        fork = Fork(pair)
-        await fork.live()
-        parting = fork.parting()
-        unknown = Parting(
-            version=parting.version,
-            theta=parting.theta,
-            merged_mark=parting.merged_mark - 1 or 999,
-            given_up_mark=parting.given_up_mark,
-        )
+async def test_a_forgotten_mark_cannot_be_returned_to() -> None:
+    pair = Pair()
+    fork = Fork(pair)
+    await fork.live()
+    parting = fork.parting()
+    unknown = Parting(
+        version=parting.version,
+        theta=parting.theta,
+        merged_mark=parting.merged_mark - 1 or 999,
+        given_up_mark=parting.given_up_mark,
+    )
 
-        assert pair.port.rebase(0, fork.heavier(), unknown) is None
-
-    asyncio.run(story())
+    assert pair.port.rebase(0, fork.heavier(), unknown) is None
 
 
-def test_work_that_was_given_up_at_the_parting_itself_does_not_come_back() -> None:
-    async def story() -> None:
-        pair = Pair()
-        fork = Fork(pair)
-        await fork.live()
-        await pair.offer(0)
-        stale = moved(fork.states[-1], 1.0)
-        pair.port.discard(0, stale, reason="stale")
-        pair.idle()
-        given_up = pair.memory.base(0)
-        assert given_up is not None and given_up.tokens > stale.merged[ME].tokens
-        after, other = moved(stale, 0.5), moved(moved(stale, -0.5), -0.5)
-        pair.port.adopt(0, after, contained=None)
-        pair.idle()
-        pair.train(0.125)
+async def test_work_that_was_given_up_at_the_parting_itself_does_not_come_back() -> None:
+    pair = Pair()
+    fork = Fork(pair)
+    await fork.live()
+    await pair.offer(0)
+    stale = moved(fork.states[-1], 1.0)
+    pair.port.discard(0, stale, reason="stale")
+    pair.idle()
+    given_up = pair.memory.base(0)
+    assert given_up is not None and given_up.tokens > stale.merged[ME].tokens
+    after, other = moved(stale, 0.5), moved(moved(stale, -0.5), -0.5)
+    pair.port.adopt(0, after, contained=None)
+    pair.idle()
+    pair.train(0.125)
 
-        mark = stale.merged[ME].step
-        parting = Parting(stale.version, stale.theta, merged_mark=mark, given_up_mark=mark)
-        assert pair.port.rebase(0, other, parting) == 0
-        pair.idle()
-        pair.idle()
-        snapshot = await pair.offer(0)
-        assert snapshot.tokens == pair.memory.tokens - given_up.tokens
-
-    asyncio.run(story())
+    mark = stale.merged[ME].step
+    parting = Parting(stale.version, stale.theta, merged_mark=mark, given_up_mark=mark)
+    assert pair.port.rebase(0, other, parting) == 0
+    pair.idle()
+    pair.idle()
+    snapshot = await pair.offer(0)
+    assert snapshot.tokens == pair.memory.tokens - given_up.tokens
