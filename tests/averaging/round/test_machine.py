@@ -55,6 +55,7 @@ from averaging.round.joining import FAILED_JOINS_MAX
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.round.roster import Leader, compose, recomposed
+from averaging.round.seals import owner_of
 from averaging.rules.line_levels import Level
 from averaging.rules.mixing import MELD_LAG, meets
 from averaging.rules.policy import RoundPolicy
@@ -1362,6 +1363,26 @@ def test_a_ballot_counts_only_from_its_owner() -> None:
 
     assert rounds.counters["stranger"] == 1
     assert rounds.own_round is not None and rounds.own_round.acceptor.promised == 0
+
+
+def test_a_voter_cannot_use_up_the_ballots_of_a_round() -> None:
+    """With one message of the highest ballot it was in the way until the deadline: those of its
+    successors could not be read."""
+    rounds, leader = waiting()
+    message = committed(rounds, leader)
+    rounds.handle(Received(leader, message), 2.0)
+    assert rounds.own_round is not None
+    highest = said.Prepare(0, said.digest(message.commit), said.COUNT_MAX)
+    assert owner_of(highest.ballot, rounds.own_round.commit) == leader
+
+    rounds.handle(Received(leader, highest), 3.0)
+    begun: list[said.Prepare] = []
+    while not begun and rounds.deadline is not None:
+        effects = rounds.handle(Tick(), rounds.deadline)
+        begun += [m for m in sent(effects, leader) if isinstance(m, said.Prepare)]
+
+    assert begun
+    assert said.decode(said.encode(begun[0])) == begun[0]
 
 
 def test_the_round_ends_at_its_deadline_at_the_latest() -> None:
