@@ -249,7 +249,14 @@ class Auditing:
         self._fetching: set[bytes] = set()
         self._turn = asyncio.Semaphore(AUDITS_MAX)
         self._waiting = 0
-        self._served = Places(SERVED_MAX, SERVED_PER_PEER_MAX, grace_s=10.0, slow_bytes_s=0.0)
+        # Who counts is served in any case: a peer that is refused holds it against this one.
+        self._served = Places(
+            SERVED_MAX,
+            SERVED_PER_PEER_MAX,
+            grace_s=10.0,
+            slow_bytes_s=0.0,
+            prefers=around.is_established,
+        )
 
     def __repr__(self) -> str:
         return f"Auditing({len(self.convicted)} convicted, {len(self._kept)} rounds kept)"

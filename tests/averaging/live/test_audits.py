@@ -11,8 +11,15 @@ import pytest
 from averaging import messages as said
 from averaging.audit.proofs import Proof, TwoVotes, Vote
 from averaging.live import bundling
-from averaging.live.auditing import Auditing
+from averaging.live.auditing import (
+    SERVED_MAX,
+    SERVED_PER_PEER_MAX,
+    AskProof,
+    Auditing,
+    audit_protocol,
+)
 from averaging.live.evidence import Uploads
+from averaging.live.questions import NotHere, ask, next_data
 from averaging.live.reducing import OngoingMerge, Reducing
 from averaging.numbers import chunks
 from averaging.rules.mixing import MixingPolicy
@@ -21,7 +28,7 @@ from dht.host import Stream
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
-from tests.averaging.live.quadratic import POLICY, Peer, Swarm, swarm
+from tests.averaging.live.quadratic import POLICY, RUN, Peer, Swarm, swarm
 
 MALLORY = identity_of("mallory").peer_id
 EVERYTHING = replace(POLICY, audit_rate=1.0)
@@ -294,6 +301,30 @@ def test_a_proof_that_comes_drop_by_drop_does_not_keep_others_away(
             (proof,) = nora.averager.audits._proofs
             late.averager.audits.heard_of(slow, said.Accused(0, proof, MALLORY))
             await made.until(lambda: convicts([late]) == [{MALLORY}], within_s=200.0)
+
+    run(main())
+
+
+def test_strangers_that_hold_all_places_of_a_peer_do_not_have_it_refuse_auditors() -> None:
+    """Auditors took the refusal for a sign that it hides a lie."""
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna, boris, _ = await honest(made, EVERYTHING)
+            await made.live(30.0)
+            strangers = [made.network.host(f"stranger {number}") for number in range(4)]
+            for stranger in strangers:
+                await stranger.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
+                for _ in range(SERVED_PER_PEER_MAX):
+                    await stranger.open_stream(anna.id, audit_protocol(RUN), timeout_s=5.0)
+            assert len(strangers) * SERVED_PER_PEER_MAX == SERVED_MAX
+            await asyncio.sleep(0.1)
+            with pytest.raises(NotHere, match="that proof is not kept here"):
+                async with boris.averager.audits.stream(anna.id) as stream:
+                    await ask(stream, AskProof(bytes(32)))
+                    await next_data(stream)
+            for stranger in strangers:
+                await stranger.close()
 
     run(main())
 

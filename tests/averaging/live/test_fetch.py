@@ -575,6 +575,13 @@ def test_a_manifest_is_read_strictly() -> None:
     for fragment, values in ((1, 1000), (0, 10_000_000)):
         with pytest.raises(BadMessage):
             read_manifest(good, fragment=fragment, values=values)
+    # A chain that goes on beyond its version cannot be extended: the next round ended the averager.
+    root, other = manifest.links[0], bytes(32)
+    for before in ((root[0] + 7, other, 0), (root[0], other, 0), root):
+        links = [before, root]
+        astray = msgspec.msgpack.encode(msgspec.structs.replace(manifest, links=links))
+        with pytest.raises(BadMessage, match="not in order"):
+            read_manifest(astray, fragment=0, values=1000)
     rng = np.random.default_rng(0)
     for _ in range(500):
         data = bytearray(good)

@@ -311,10 +311,12 @@ def test_a_seal_that_nobody_can_have_accepted_does_not_stand_in_the_way_of_a_bal
     commit = msgspec.structs.replace(commit_of(3), protocol=2)
     acceptor = Acceptor()
     lead = coordinator_of(commit, 4, [], acceptor=acceptor)
-    for voter, said_last in ((1, last), (0, (0, (0, 2))), (2, (None, VOID))):
-        text = said.promise_text(lead.round, lead.ballot, *said_last)
+    promised: list[tuple[int, int | None, tuple[int, ...]]]
+    promised = [(1, *last), (0, 0, (0, 2)), (2, None, VOID)]
+    for voter, accepted_ballot, accepted in promised:
+        text = said.promise_text(lead.round, lead.ballot, accepted_ballot, accepted)
         signature = sign(commit.members[voter].peer, text)
-        promise = said.Promise(0, lead.round, lead.ballot, *said_last, (), signature)
+        promise = said.Promise(0, lead.round, lead.ballot, accepted_ballot, accepted, (), signature)
         lead.promised(voter, promise, 1.0, uploads_until=5.0)
     assert (lead.value, acceptor.accepted) == ((0, 2), (0, 2))
 
