@@ -278,6 +278,10 @@ class Auditing:
         while sum(kept.size for kept in self._kept.values()) > self.kept_bytes_max:
             self._kept.popitem(last=False)
 
+    def must_be_kept(self, parts: Parts) -> bool:
+        """True if uploads of this size fit into what a peer keeps for auditors, beside others."""
+        return 2 * parts.cutting.data_size <= self.kept_bytes_max
+
     def _drop_old(self) -> None:
         now = self._around.now()
         for round_id in [each for each, kept in self._kept.items() if kept.until < now]:
@@ -508,6 +512,8 @@ class Auditing:
 
     def strike(self, peer: PeerId, reason: str, parts: Parts) -> None:
         """An audit came to nothing because of this peer, which answers."""
+        if not self.must_be_kept(parts):
+            return
         strikes = self.strikes.add_missing(peer, self._around.now())
         fragment = parts.commit.fragment
         self._around.event(

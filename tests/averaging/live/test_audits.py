@@ -21,6 +21,7 @@ from averaging.live.auditing import (
 from averaging.live.evidence import Uploads
 from averaging.live.questions import NotHere, ask, next_data
 from averaging.live.reducing import OngoingMerge, Reducing
+from averaging.live.settings import AveragerSettings
 from averaging.numbers import chunks
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.policy import RoundPolicy
@@ -301,6 +302,30 @@ def test_a_proof_that_comes_drop_by_drop_does_not_keep_others_away(
             (proof,) = nora.averager.audits._proofs
             late.averager.audits.heard_of(slow, said.Accused(0, proof, MALLORY))
             await made.until(lambda: convicts([late]) == [{MALLORY}], within_s=200.0)
+
+    run(main())
+
+
+def test_peers_whose_uploads_are_too_large_to_be_kept_hold_nothing_against_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a large model each audit that was not made at once found nothing: after a minute every
+    peer was out of favour with every other one."""
+    audit = Auditing._audit
+
+    async def later(self: Auditing, *what: Any) -> None:
+        await asyncio.sleep(10.0)
+        await audit(self, *what)
+
+    monkeypatch.setattr(Auditing, "_audit", later)
+    settings = AveragerSettings(uploads_bytes_max=1000)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made, EVERYTHING, settings=settings)
+            await made.live(60.0)
+            refused = [fields for peer in peers for fields in peer.told("audit_refused")]
+            assert not refused, refused[0]
 
     run(main())
 
