@@ -1424,6 +1424,30 @@ def test_messages_of_strangers_take_bounded_memory() -> None:
         rounds.handle(LinkLost(eve), 1.0)
 
     assert len(rounds.outcomes) <= 64
+
+
+def test_questions_about_rounds_that_need_not_exist_make_a_peer_forget_no_vow_and_no_round() -> (
+    None
+):
+    """Sixty-four of them were enough. A peer that had finished a round then vowed that it had not,
+    and entered one that it had vowed to keep out of: work was offered, and merged, a second time.
+    """
+    rounds, leader = waiting()
+    message = committed(rounds, leader)
+    kept_out, finished = said.digest(message.commit), bytes([9]) * 32
+    head = standing("start", "v1").head()
+    rounds.outcomes.finish(finished, head)
+    (other,) = {ANNA, BORIS} - {leader}
+    (vow,) = sent(rounds.handle(Received(other, said.Ask(0, kept_out)), 1.0), other)
+    assert isinstance(vow, said.Forsworn)
+
+    for number in range(200):
+        rounds.handle(Received(leader, said.Ask(0, number.to_bytes(32, "big"))), 1.5)
+
+    (answer,) = sent(rounds.handle(Received(other, said.Ask(0, finished)), 2.0), other)
+    assert isinstance(answer, said.Finished) and answer.head.lineage == head.lineage
+    rounds.handle(Received(leader, message), 2.0)
+    assert rounds.own_round is None
     assert len(rounds.peers.failed) <= 256
     assert len(rounds.leading._late) <= 64
 
