@@ -8,6 +8,7 @@ several sources before it fetches pieces, and trusts the one that most of them s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated
 
 import blake3
@@ -105,6 +106,10 @@ def read_manifest(data: bytes, *, fragment: int, values: int) -> Manifest:
     newest = manifest.links[-1] if manifest.links else None
     if newest is None or newest[:2] != (manifest.version, manifest.lineage):
         raise BadMessage("the chain does not end in the state's own version and lineage")
+    if any(later[:2] <= link[:2] for link, later in pairwise(manifest.links)) or (
+        len(manifest.links) > 1 and manifest.links[-2][0] == manifest.version
+    ):
+        raise BadMessage("its chain is not in order, or does not end with its only newest version")
     if bound(manifest.history, manifest.merged().digest()) != manifest.lineage:
         raise BadMessage("its merged map is not the one that its lineage binds")
     return manifest

@@ -10,7 +10,9 @@ The same streams serve spot checks (``averaging.live.spot_checking``): whole upl
 authors have read.
 
 A peer that cannot be reached is not blamed. One that answers that it does not have what it must
-have costs itself a strike (``averaging.audit.strikes``).
+have costs itself a strike (``averaging.audit.strikes``). One that is asked has as long to show an
+upload as that had to arrive in the round. One that is silent for longer, or sends drop by drop,
+costs itself half a strike: it would keep all other audits from being made, and its lies unseen.
 """
 
 from __future__ import annotations
@@ -91,6 +93,9 @@ WAITING_MAX = 32
 """Audits that wait for their turn; those drawn beyond it are not made, ..."""
 WAITING_S = 20.0
 """... nor those that have waited for so long: others may not have kept the round."""
+PROOF_ANSWER_S = 30.0
+PROOF_BYTES_S = 62.5e3
+"""A proof has so long, and the time of its bytes at this rate: others wait until it is here."""
 SERVED_MAX = 16
 SERVED_PER_PEER_MAX = 4
 SPREAD_EVERY_S = 10.0
@@ -200,6 +205,10 @@ class _Kept:
     until: float
 
 
+class TooSlow(TimeoutError):
+    """A peer that was reached has not shown in time what it was asked for."""
+
+
 ReadingOf: TypeAlias = Callable[[int], Awaitable[Reading | None]]
 
 
@@ -240,7 +249,14 @@ class Auditing:
         self._fetching: set[bytes] = set()
         self._turn = asyncio.Semaphore(AUDITS_MAX)
         self._waiting = 0
-        self._served = Places(SERVED_MAX, SERVED_PER_PEER_MAX, grace_s=10.0, slow_bytes_s=0.0)
+        # Who counts is served in any case: a peer that is refused holds it against this one.
+        self._served = Places(
+            SERVED_MAX,
+            SERVED_PER_PEER_MAX,
+            grace_s=10.0,
+            slow_bytes_s=0.0,
+            prefers=around.is_established,
+        )
 
     def __repr__(self) -> str:
         return f"Auditing({len(self.convicted)} convicted, {len(self._kept)} rounds kept)"
@@ -261,6 +277,10 @@ class Auditing:
         self._kept[parts.round] = _Kept(uploads, uploads.size, until)
         while sum(kept.size for kept in self._kept.values()) > self.kept_bytes_max:
             self._kept.popitem(last=False)
+
+    def must_be_kept(self, parts: Parts) -> bool:
+        """True if uploads of this size fit into what a peer keeps for auditors, beside others."""
+        return 2 * parts.cutting.data_size <= self.kept_bytes_max
 
     def _drop_old(self) -> None:
         now = self._around.now()
@@ -444,6 +464,9 @@ class Auditing:
                 self.compare(parts, head.slice, source, differing[1])
             self.strike(peer, str(error), parts)
             return
+        except TooSlow as error:
+            self.doubt(peer, str(error), fragment=parts.commit.fragment)
+            return
         except WORLD:
             return
         await self._try(inquiry, parts.cutting)
@@ -489,6 +512,8 @@ class Auditing:
 
     def strike(self, peer: PeerId, reason: str, parts: Parts) -> None:
         """An audit came to nothing because of this peer, which answers."""
+        if not self.must_be_kept(parts):
+            return
         strikes = self.strikes.add_missing(peer, self._around.now())
         fragment = parts.commit.fragment
         self._around.event(
@@ -500,7 +525,7 @@ class Auditing:
     async def sources_of(
         self, peer: PeerId, parts: Parts, index: int, *, merged: bool
     ) -> tuple[Claim, ...]:
-        async with self.stream(peer) as stream:
+        async with self._timed_stream(peer, parts.commit.upload_s) as (stream, _):
             frame = await self._answer_of(stream, AskSources(parts.round, index, merged))
             if len(frame) > CLAIMS_MAX_BYTES:
                 raise NotHere("it lists too much")
@@ -515,7 +540,7 @@ class Auditing:
             if own is None:
                 raise TimeoutError("the own upload is no longer here")
             return own[1], b"".join(own[2]), own[0][place]
-        async with self.stream(peer) as stream:
+        async with self._timed_stream(peer, parts.commit.upload_s) as (stream, _):
             return await self.shown_on(stream, parts, index, piece, alone=alone)
 
     async def shown_on(
@@ -547,6 +572,22 @@ class Auditing:
                 yield stream
             except BadMessage as error:
                 raise NotHere(str(error)) from error
+
+    @asynccontextmanager
+    async def _timed_stream(
+        self, peer: PeerId, within_s: float
+    ) -> AsyncIterator[tuple[Stream, asyncio.Timeout]]:
+        """``stream`` with a deadline that counts from when it is open. Raises ``TooSlow``."""
+        async with self.stream(peer) as stream:
+            began = self._around.now()
+            try:
+                async with asyncio.timeout(within_s) as deadline:
+                    yield stream, deadline
+            except (StreamBroken, TimeoutError) as error:
+                took_s = self._around.now() - began
+                if isinstance(error, TimeoutError) or took_s >= STALL_MAX_S:
+                    raise TooSlow(f"it did not show within {took_s:.0f} s what it has") from error
+                raise
 
     async def _answer_of(self, stream: Stream, request: Request) -> bytes:
         await ask(stream, request)
@@ -631,12 +672,13 @@ class Auditing:
 
     async def _fetch_proof(self, peer: PeerId, name: bytes) -> None:
         try:
-            async with self.stream(peer) as stream:
+            async with self._timed_stream(peer, PROOF_ANSWER_S) as (stream, deadline):
                 frame = await self._answer_of(stream, AskProof(name))
                 if len(frame) > HEAD_MAX_BYTES:
                     raise BadProof("its head is too large")
                 head = decode_head(frame)
                 size = await self._around.threads.run(size_of_data, head, self._court)
+                deadline.reschedule(self._around.now() + PROOF_ANSWER_S + size / PROOF_BYTES_S)
                 data = await read_exactly(stream, size)
             proof = Proof(head, data)
             if proof.digest != name:
@@ -645,6 +687,8 @@ class Auditing:
         except (BadProof, NotHere) as error:
             self.strikes.add(peer, self._around.now())
             self._around.event("proof_refused", peer=peer, reason=str(error))
+        except TooSlow as error:
+            self.doubt(peer, str(error), fragment=0)
         except WORLD:
             self.counters["proofs_not_had"] += 1
         else:

@@ -356,7 +356,10 @@ class FetchServer:
             frozen.read_at = asyncio.get_running_loop().time()
             if self._served.gives_way(reader.place, frozen.read_at):
                 await asyncio.sleep(GIVE_WAY_S)
-            piece = pieces.view(index, theta, momentum)
+            self._kept(request)  # a slow reader's is let go for others, and then written to
+            piece = bytes(
+                pieces.view(index, theta, momentum)
+            )  # as it is now: it may travel for long
             await reader.tell(piece)
             frozen.served_bytes += len(piece)
             self.counters["pieces_served"] += 1

@@ -305,26 +305,37 @@ class Reducing:
 
     async def _receive_merged(self, bulk: Bulk, index: int) -> None:
         """A member that has the merged slice gives it to this peer, its new reducer."""
+        data, digest = await self.read_merged(bulk, index)
+        await self.keep_merged(index, data, digest)
+        await bulk.grant()
+        await bulk.finished()
+
+    async def read_merged(self, bulk: Bulk, index: int) -> tuple[memoryview, bytes]:
+        """Read a merged slice that another peer made, with its digest, into memory of its own: this
+        peer reduces the slice, and may merge it meanwhile."""
         parts = self.parts
-        growing = parts.merged[index]
         if self._merged_streams[index] >= STREAMS_MAX:
             raise BulkRefused(bulk.remote, "this slice is being received already")
         self._merged_streams[index] += 1
         try:
             sent = await parts.receive_maps(bulk, index)
-            data = parts.room_for(bulk, len(growing.data))
+            data = parts.room_for(bulk, len(parts.merged[index].data))
             digest = await parts.take_merged(bulk, index, data, sent)
             await parts.take_merged_claim(bulk, index, digest)
         finally:
             self._merged_streams[index] -= 1
+        return data, digest
+
+    async def keep_merged(self, index: int, data: memoryview, digest: bytes) -> None:
+        """Take a merged slice that was read, unless it is here or is being merged."""
+        parts = self.parts
+        growing = parts.merged[index]
         await self.stop_ahead(index)
         if not growing.filled and not self._answerable[index].is_set():  # not being merged here
             growing.data[:] = data
             growing.grow(len(data))
             parts.is_here(index)
             parts.tell_merged(index, digest)
-        await bulk.grant()
-        await bulk.finished()
 
     # Merging
 

@@ -126,8 +126,8 @@ class SpotChecking:
         """Draw a contribution. ``theta``: that of the state which the round began with."""
         if self._busy or not self._judge.judges or parts.is_mix or parts.entry is None:
             return None
-        if 2 * _upload_bytes(parts) > self._audits.kept_bytes_max:
-            return None  # its author need not have kept it
+        if not self._audits.must_be_kept(parts):
+            return None
         members = parts.commit.members
         there = {
             members[entry].peer: entry

@@ -132,6 +132,11 @@ class Uploading:
         growing = parts.merged[index]
         if growing.filled:
             return  # it came another way; an empty slice never has, and is still reported
+        if index in parts.traffic.reduces:
+            data, digest = await self._reducing.read_merged(bulk, index)
+            await bulk.finished()
+            await self._reducing.keep_merged(index, data, digest)
+            return
         sent = await parts.receive_maps(bulk, index)
         await self._reducing.stop_ahead(index)
         digest = await parts.take_merged(bulk, index, growing.data, sent)

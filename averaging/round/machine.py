@@ -638,7 +638,7 @@ class FragmentRounds:
         if head is not None:
             self._send(sender, messages.Finished(self.fragment, round_id, head), now)
         else:
-            self.outcomes.keep_out(round_id)
+            self.outcomes.keep_out(round_id, sender)
             self._send(sender, vow, now)
 
     def _awaits_commit_of(self, leader: PeerId) -> bool:

@@ -8,30 +8,40 @@ from __future__ import annotations
 
 from averaging.messages import Head
 from dht.bounded_mapping import BoundedMapping
+from dht.identity import PeerId
 
 OUTCOMES_MAX = 64
+VOWS_MAX = 16
+"""Rounds that one other peer may name and that this one never enters, the last ones."""
+ASKERS_MAX = 1024
 
 
 class Outcomes:
-    """Rounds that are over here, the oldest forgotten first."""
+    """Rounds that are over here, the oldest forgotten first.
 
-    __slots__ = ("_heads", "_not_entered")
+    Rounds of which others have asked are kept beside them: a peer that asks of many, which need not
+    exist, makes this one forget nothing of its own rounds, nor a vow to anybody else.
+    """
+
+    __slots__ = ("_heads", "_not_entered", "_vowed")
 
     def __init__(self) -> None:
         self._heads = BoundedMapping[bytes, Head | None](OUTCOMES_MAX)
         """The head after each round; ``None``: not finished by this incarnation, and never."""
-        self._not_entered = BoundedMapping[bytes, bool](OUTCOMES_MAX)
-        """Rounds that this incarnation has never entered and never will; ``True``: their rosters
-        name it, so that it is known to have accepted no seal."""
+        self._not_entered = BoundedMapping[bytes, None](OUTCOMES_MAX)
+        """Rounds that this incarnation has never entered and never will, though their rosters name
+        it: it is known to have accepted no seal."""
+        self._vowed = BoundedMapping[PeerId, BoundedMapping[bytes, None]](ASKERS_MAX)
+        """Rounds never to be entered of which only the name is known, by the peer that asked."""
 
     def __repr__(self) -> str:
         return f"Outcomes({len(self)} rounds)"
 
     def __len__(self) -> int:
-        return len(self._heads)
+        return len(self._heads) + sum(map(len, self._vowed.values()))
 
     def __contains__(self, round_id: bytes) -> bool:
-        return round_id in self._heads
+        return round_id in self._heads or any(round_id in vows for vows in self._vowed.values())
 
     def head(self, round_id: bytes) -> Head | None:
         """The head of this peer after a round; ``None``: it has not finished it."""
@@ -45,11 +55,10 @@ class Outcomes:
         if round_id not in self._heads:
             self._heads[round_id] = head
 
-    def keep_out(self, round_id: bytes) -> None:
-        """Never enter a round of which only the name is known."""
+    def keep_out(self, round_id: bytes, asker: PeerId) -> None:
+        """Never enter a round of which only the name is known, as a peer has asked about it."""
         if round_id not in self._heads:
-            self._heads[round_id] = None
-            self._not_entered[round_id] = False
+            self._vowed.setdefault(asker, BoundedMapping(VOWS_MAX))[round_id] = None
 
     def decline(self, round_id: bytes, *, names_this_machine: bool) -> bool:
         """Never enter a round whose commit does not hold. Returns whether the peer is absent.
@@ -61,9 +70,9 @@ class Outcomes:
         absent = names_this_machine and not entered
         if absent:
             self._heads[round_id] = None
-            self._not_entered[round_id] = True
+            self._not_entered[round_id] = None
         return absent
 
     def is_absent(self, round_id: bytes) -> bool:
         """True if the roster of a round names this peer, which has never been in it."""
-        return self._not_entered.get(round_id, False)
+        return round_id in self._not_entered

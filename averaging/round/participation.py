@@ -75,6 +75,9 @@ from dht.identity import PeerId
 RoundInput: TypeAlias = Received | LinkLost | Tick | Report
 """The inputs of a machine that concern a round."""
 
+BALLOTS_AHEAD_MAX = 1 << 16
+"""Ballots that a voter may have missed in one round: a thousand of each voter of the largest."""
+
 FOR_COORDINATOR = (
     messages.Report,
     messages.Missing,
@@ -506,8 +509,14 @@ class Participation:
         signature = self._id.sign(messages.vow(self.id))
         return messages.Forsworn(self.commit.fragment, self.id, head, signature)
 
+    def _may_use(self, sender: PeerId, ballot: int) -> bool:
+        """True if a ballot is the sender's, and one that a coordinator can have come to: above the
+        highest that a message can hold nobody could take over any more."""
+        is_near = ballot <= self.acceptor.promised + BALLOTS_AHEAD_MAX
+        return is_near and owner_of(ballot, self.commit) == sender
+
     def _reassigned(self, sender: PeerId, message: messages.Reassign, now: float) -> bool:
-        if owner_of(message.ballot, self.commit) != sender or message.slice >= len(self.reducers):
+        if not self._may_use(sender, message.ballot) or message.slice >= len(self.reducers):
             return False
         if message.ballot < self.acceptor.promised:
             return True
@@ -533,7 +542,7 @@ class Participation:
         return True
 
     def _prepare(self, sender: PeerId, message: messages.Prepare, now: float) -> bool:
-        if owner_of(message.ballot, self.commit) != sender or not self._has_vote:
+        if not self._may_use(sender, message.ballot) or not self._has_vote:
             return False
         if not self.acceptor.prepare(message.ballot):
             self._outbid(sender, message.ballot)
@@ -554,7 +563,7 @@ class Participation:
         return True
 
     def _proposed(self, sender: PeerId, message: messages.Propose, now: float) -> bool:
-        if owner_of(message.ballot, self.commit) != sender or not self._has_vote:
+        if not self._may_use(sender, message.ballot) or not self._has_vote:
             return False
         vote = messages.vote(self.id, message.ballot, message.seal)
         signed = sender == self._id.me or self._id.verify(sender, vote, message.signature)
@@ -576,7 +585,7 @@ class Participation:
         self._send(sender, messages.Outbid(self.commit.fragment, self.id, ballot, promised))
 
     def _forswear(self, sender: PeerId, message: messages.Forswear, now: float) -> bool:
-        if owner_of(message.ballot, self.commit) != sender or self.entry is None:
+        if not self._may_use(sender, message.ballot) or self.entry is None:
             return False
         if message.ballot < self.acceptor.promised:
             return True

@@ -33,7 +33,14 @@ from averaging.messages import (
 )
 from averaging.round.effects import LeaveOut, Note, Send, Suspect, Value
 from averaging.round.identity import Keys
-from averaging.round.seals import VOID, all_peers_of, expected_of, is_backed, owner_of
+from averaging.round.seals import (
+    VOID,
+    all_peers_of,
+    expected_of,
+    is_backed,
+    is_possible,
+    owner_of,
+)
 from averaging.round.signed_commit import SignedCommit
 from averaging.round.transitions import Changes
 from averaging.rules.policy import RoundPolicy
@@ -203,7 +210,7 @@ class Coordinator:
         coordinates: another ballot does not give them their time once more."""
         if promise.ballot != self.ballot or sender not in self.commit.voters:
             return
-        if not self._is_signed(sender, promise):
+        if not (self._can_be_true(promise) and self._is_signed(sender, promise)):
             self._note("false_promise", peer=self.commit.members[sender].peer)
             return
         if self.phase is BallotPhase.GATHERING:
@@ -220,6 +227,14 @@ class Coordinator:
         peer = self.commit.members[sender].peer
         said = promise_text(self.round, promise.ballot, promise.accepted_ballot, promise.accepted)
         return self._keys.verify(peer, said, promise.signature)
+
+    def _can_be_true(self, promise: Promise) -> bool:
+        """True if a voter can have accepted what it says. The highest accepted ballot decides: an
+        invention would stand in the way of the round, here and in all later ballots."""
+        last = promise.accepted_ballot
+        if last is None:
+            return True
+        return last <= promise.ballot and is_possible(self.commit, promise.accepted)
 
     def _promised_late(self, sender: int, promise: Promise, now: float) -> None:
         """Take its reports as if they came now: its own resending may be after the deadline."""

@@ -11,15 +11,25 @@ import pytest
 from averaging import messages as said
 from averaging.audit.proofs import Proof, TwoVotes, Vote
 from averaging.live import bundling
+from averaging.live.auditing import (
+    SERVED_MAX,
+    SERVED_PER_PEER_MAX,
+    AskProof,
+    Auditing,
+    audit_protocol,
+)
 from averaging.live.evidence import Uploads
+from averaging.live.questions import NotHere, ask, next_data
 from averaging.live.reducing import OngoingMerge, Reducing
+from averaging.live.settings import AveragerSettings
 from averaging.numbers import chunks
 from averaging.rules.mixing import MixingPolicy
 from averaging.rules.policy import RoundPolicy
+from dht.host import Stream
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork, identity_of
 from dht.memory.virtual_loop import run
-from tests.averaging.live.quadratic import POLICY, Peer, Swarm, swarm
+from tests.averaging.live.quadratic import POLICY, RUN, Peer, Swarm, swarm
 
 MALLORY = identity_of("mallory").peer_id
 EVERYTHING = replace(POLICY, audit_rate=1.0)
@@ -225,6 +235,121 @@ def test_a_peer_that_shows_auditors_nothing_is_not_banned_and_counts_for_less(
             assert any(peer.averager.audits.strikes.is_out(MALLORY, now) for peer in peers)
             refused = [fields for peer in peers for fields in peer.told("audit_refused")]
             assert {fields["peer"] for fields in refused} == {MALLORY}
+
+    run(main())
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_a_peer_that_answers_auditors_drop_by_drop_or_not_at_all_counts_for_less(
+    monkeypatch: pytest.MonkeyPatch, drops: bool
+) -> None:
+    """Audits waited for it for as long as it liked, and it was held against nobody."""
+    honestly = Auditing._tell_all
+
+    async def drip(self: Auditing, stream: Stream, data: memoryview) -> None:
+        if self._host.peer_id != MALLORY:
+            await honestly(self, stream, data)
+            return
+        await asyncio.sleep(19.0)
+        for at in range(len(data)):
+            await (self._tell(stream, data[at : at + 1]) if drops else asyncio.sleep(19.0))
+            await asyncio.sleep(19.0)
+
+    monkeypatch.setattr(Auditing, "_tell_all", drip)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made, EVERYTHING)
+            await made.add("mallory", policy=EVERYTHING)
+            await made.live(90.0)
+            made.check()
+            now = asyncio.get_running_loop().time()
+            strikes = [peer.averager.audits.strikes for peer in peers]
+            assert all(each.is_out(MALLORY, now) for each in strikes)
+            others = [peer.id for peer in peers]
+            assert not any(each.count(one, now) for each in strikes for one in others)
+
+    run(main())
+
+
+def test_a_proof_that_comes_drop_by_drop_does_not_keep_others_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reduce_falsely(monkeypatch, MALLORY)
+    honestly, slow = Auditing._tell_all, identity_of("nora").peer_id
+    drips = False
+
+    async def drip(self: Auditing, stream: Stream, data: memoryview) -> None:
+        if self._host.peer_id != slow or not drips:
+            await honestly(self, stream, data)
+            return
+        for at in range(len(data)):
+            await asyncio.sleep(19.0)
+            await self._tell(stream, data[at : at + 1])
+
+    monkeypatch.setattr(Auditing, "_tell_all", drip)
+
+    async def main() -> None:
+        nonlocal drips
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made, HALF)
+            nora = await made.add("nora", policy=HALF)
+            await made.add("mallory", policy=HALF)
+            await made.until(lambda: convicts([*peers, nora]) == [{MALLORY}] * 4, within_s=60.0)
+            drips = True
+            late = await made.add("late", policy=HALF)
+            await asyncio.sleep(0.1)
+            (proof,) = nora.averager.audits._proofs
+            late.averager.audits.heard_of(slow, said.Accused(0, proof, MALLORY))
+            await made.until(lambda: convicts([late]) == [{MALLORY}], within_s=200.0)
+
+    run(main())
+
+
+def test_peers_whose_uploads_are_too_large_to_be_kept_hold_nothing_against_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a large model each audit that was not made at once found nothing: after a minute every
+    peer was out of favour with every other one."""
+    audit = Auditing._audit
+
+    async def later(self: Auditing, *what: Any) -> None:
+        await asyncio.sleep(10.0)
+        await audit(self, *what)
+
+    monkeypatch.setattr(Auditing, "_audit", later)
+    settings = AveragerSettings(uploads_bytes_max=1000)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made, EVERYTHING, settings=settings)
+            await made.live(60.0)
+            refused = [fields for peer in peers for fields in peer.told("audit_refused")]
+            assert not refused, refused[0]
+
+    run(main())
+
+
+def test_strangers_that_hold_all_places_of_a_peer_do_not_have_it_refuse_auditors() -> None:
+    """Auditors took the refusal for a sign that it hides a lie."""
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            anna, boris, _ = await honest(made, EVERYTHING)
+            await made.live(30.0)
+            strangers = [made.network.host(f"stranger {number}") for number in range(4)]
+            for stranger in strangers:
+                await stranger.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
+                for _ in range(SERVED_PER_PEER_MAX):
+                    await stranger.open_stream(anna.id, audit_protocol(RUN), timeout_s=5.0)
+            assert len(strangers) * SERVED_PER_PEER_MAX == SERVED_MAX
+            await asyncio.sleep(0.1)
+            with pytest.raises(NotHere, match="that proof is not kept here"):
+                async with boris.averager.audits.stream(anna.id) as stream:
+                    await ask(stream, AskProof(bytes(32)))
+                    await next_data(stream)
+            for stranger in strangers:
+                await stranger.close()
 
     run(main())
 

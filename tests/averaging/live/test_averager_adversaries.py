@@ -9,18 +9,20 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import blake3
 import msgspec
 import numpy as np
 import pytest
 
 from averaging import messages as said
-from averaging.audit.claims import digests_of, encode_statement
+from averaging.audit.claims import Subject, claim, digests_of, encode_statement
 from averaging.history.replay import ReplayEntry
 from averaging.live.buffers import GrowingBytes
 from averaging.live.bulk import Bulk
 from averaging.live.exchange import Exchange
 from averaging.live.fetcher import Fetcher, FetchFailed
 from averaging.live.links import Transport, bulk_protocol, control_protocol
+from averaging.live.parts import Parts
 from averaging.live.reducing import Reducing
 from averaging.live.threads import Threads
 from averaging.live.uploading import Uploading
@@ -38,7 +40,7 @@ from tests.averaging.live.quadratic import LAYOUT, POLICY, RUN, Peer, Swarm, sta
 from tests.averaging.live.served_states import EVERYBODY
 from tests.dht.membership.signers import only
 
-MALLORY = identity_of("mallory").peer_id
+ANNA, MALLORY = identity_of("anna").peer_id, identity_of("mallory").peer_id
 
 
 async def honest(made: Swarm) -> list[Peer]:
@@ -408,6 +410,70 @@ def test_a_member_that_carries_others_in_its_upload_harms_nobody(
             found = refusals(peers, "opening_refused")
             assert any(fields["reason"] == reason for fields in found), found
             assert not any(peer.averager.audits.convicted for peer in peers)
+
+    run(main())
+
+
+class _FalseSlice:
+    """A stream that brings another merged slice as soon as the true one is merged here."""
+
+    def __init__(self, parts: Parts, index: int) -> None:
+        self.remote = MALLORY
+        self._growing = parts.merged[index]
+        commit = parts.commit
+        self.data = bytearray(len(self._growing.data))  # zeros, which every codec decodes
+        digest = blake3.blake3(self.data).digest()
+        subject = Subject(parts.round, index, merged=True)
+        inside, sign = range(len(commit.members)), identity_of("mallory").sign
+        self._said = claim(subject, commit, MALLORY, inside, digest, sign=sign)
+
+    async def receive_growing(self, target: GrowingBytes) -> None:
+        while not self._growing.complete:
+            await self._growing.beyond(self._growing.filled)
+        target.data[:] = self.data
+        target.grow(len(self.data))
+
+    async def receive_frame(self, size_max: int) -> bytes:
+        return encode_statement(self._said.statement)
+
+    async def finished(self) -> None:
+        return
+
+
+def test_what_another_reducer_sends_does_not_go_into_a_slice_that_is_merged_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The slice was given to another peer, as this one seemed to be dead. What that one sent was
+    written over its own merge: others got bytes that it had not signed, and it applied them."""
+    merge, start = Reducing._merge, Uploading.__init__
+    uploads: dict[int, Uploading] = {}
+    brought = 0
+
+    def remembered(self: Uploading, *given: Any) -> None:
+        start(self, *given)
+        uploads[id(self.parts)] = self
+
+    async def merged(self: Reducing, index: int, *rest: Any) -> None:
+        nonlocal brought
+        parts = self.parts
+        others = [entry.peer for entry in parts.commit.members]
+        if parts.me == ANNA and MALLORY in others and len(parts.merged[index].data):
+            bulk: Any = _FalseSlice(parts, index)
+            parts.start(uploads[id(parts)]._read_merged(bulk, index), "read")
+            await asyncio.sleep(0)
+            brought += 1
+        await merge(self, index, *rest)
+
+    monkeypatch.setattr(Uploading, "__init__", remembered)
+    monkeypatch.setattr(Reducing, "_merge", merged)
+
+    async def main() -> None:
+        async with swarm(MemoryNetwork()) as made:
+            peers = await honest(made)
+            await made.add("mallory")
+            await made.live(25.0)
+            assert progress(peers) >= 2 and brought
+            made.check()
 
     run(main())
 

@@ -36,6 +36,7 @@ from averaging.live.fetcher import (
     FetchFailed,
     FetchProgress,
 )
+from averaging.live.questions import ask, next_data
 from averaging.live.threads import Threads
 from averaging.messages import BadMessage
 from dht.errors import HostClosed, StreamBroken
@@ -490,6 +491,48 @@ def test_a_slow_reader_keeps_its_state_when_others_ask_for_newer_ones() -> None:
     run(main())
 
 
+def test_a_source_sends_nothing_more_of_a_state_that_it_has_let_go() -> None:
+    """A round stepped in place meanwhile: the reader got other bits than the manifest says, and
+    held it against its source."""
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        state = state_of(30, 16 * PIECE_BYTES // 4)
+        async with sources(network, state, pieces_per_request=PIECES_PER_REQUEST) as made:
+            fetcher, peers, hosts, servers, shelves = made
+            network.simulated.set_link(fetcher.host.peer_id, down_bytes_s=160 * MBIT)
+            wrong: list[str] = []
+            fetcher.on_wrong_bits = lambda peer, fragment, reason: wrong.append(reason)
+            values = state.theta.size
+            reading = asyncio.ensure_future(
+                fetcher.state(0, values, peers, trust=EVERYBODY, timeout_s=600.0)
+            )
+            await asyncio.sleep(
+                0.25
+            )  # it asks for many pieces at once now, and its line becomes slow
+            network.simulated.set_link(fetcher.host.peer_id, down_bytes_s=1 * MBIT)
+            await asyncio.sleep(SERVED_GRACE_S + 8.0)
+            others = [network.host("one"), network.host("another")]
+            await introduce(others[0], *hosts)
+            await introduce(others[1], *hosts)
+            for number in range(FROZEN_MAX):
+                shelves[0].held = state_of(31 + number)
+                stream = await others[number % 2].open_stream(
+                    peers[0], fetch_protocol(RUN), timeout_s=5.0
+                )
+                await ask(stream, AskManifest(0))
+                await next_data(stream)
+            assert not servers[0].is_frozen(state)
+            state.momentum.fill(0)
+            with pytest.raises(FetchFailed):
+                await reading
+            assert not wrong
+            for other in others:
+                await other.close()
+
+    run(main())
+
+
 def test_nobody_to_ask_and_nobody_who_has_it_are_told_apart() -> None:
     async def main() -> None:
         async with sources(MemoryNetwork(), None) as (fetcher, peers, _, _, _):
@@ -532,6 +575,13 @@ def test_a_manifest_is_read_strictly() -> None:
     for fragment, values in ((1, 1000), (0, 10_000_000)):
         with pytest.raises(BadMessage):
             read_manifest(good, fragment=fragment, values=values)
+    # A chain that goes on beyond its version cannot be extended: the next round ended the averager.
+    root, other = manifest.links[0], bytes(32)
+    for before in ((root[0] + 7, other, 0), (root[0], other, 0), root):
+        links = [before, root]
+        astray = msgspec.msgpack.encode(msgspec.structs.replace(manifest, links=links))
+        with pytest.raises(BadMessage, match="not in order"):
+            read_manifest(astray, fragment=0, values=1000)
     rng = np.random.default_rng(0)
     for _ in range(500):
         data = bytearray(good)

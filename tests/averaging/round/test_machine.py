@@ -55,6 +55,7 @@ from averaging.round.joining import FAILED_JOINS_MAX
 from averaging.round.machine import FragmentRounds
 from averaging.round.phase import Phase
 from averaging.round.roster import Leader, compose, recomposed
+from averaging.round.seals import owner_of
 from averaging.rules.line_levels import Level
 from averaging.rules.mixing import MELD_LAG, meets
 from averaging.rules.policy import RoundPolicy
@@ -1364,6 +1365,26 @@ def test_a_ballot_counts_only_from_its_owner() -> None:
     assert rounds.own_round is not None and rounds.own_round.acceptor.promised == 0
 
 
+def test_a_voter_cannot_use_up_the_ballots_of_a_round() -> None:
+    """With one message of the highest ballot it was in the way until the deadline: those of its
+    successors could not be read."""
+    rounds, leader = waiting()
+    message = committed(rounds, leader)
+    rounds.handle(Received(leader, message), 2.0)
+    assert rounds.own_round is not None
+    highest = said.Prepare(0, said.digest(message.commit), said.COUNT_MAX)
+    assert owner_of(highest.ballot, rounds.own_round.commit) == leader
+
+    rounds.handle(Received(leader, highest), 3.0)
+    begun: list[said.Prepare] = []
+    while not begun and rounds.deadline is not None:
+        effects = rounds.handle(Tick(), rounds.deadline)
+        begun += [m for m in sent(effects, leader) if isinstance(m, said.Prepare)]
+
+    assert begun
+    assert said.decode(said.encode(begun[0])) == begun[0]
+
+
 def test_the_round_ends_at_its_deadline_at_the_latest() -> None:
     rounds, leader = waiting()
     message = committed(rounds, leader)
@@ -1403,6 +1424,30 @@ def test_messages_of_strangers_take_bounded_memory() -> None:
         rounds.handle(LinkLost(eve), 1.0)
 
     assert len(rounds.outcomes) <= 64
+
+
+def test_questions_about_rounds_that_need_not_exist_make_a_peer_forget_no_vow_and_no_round() -> (
+    None
+):
+    """Sixty-four of them were enough. A peer that had finished a round then vowed that it had not,
+    and entered one that it had vowed to keep out of: work was offered, and merged, a second time.
+    """
+    rounds, leader = waiting()
+    message = committed(rounds, leader)
+    kept_out, finished = said.digest(message.commit), bytes([9]) * 32
+    head = standing("start", "v1").head()
+    rounds.outcomes.finish(finished, head)
+    (other,) = {ANNA, BORIS} - {leader}
+    (vow,) = sent(rounds.handle(Received(other, said.Ask(0, kept_out)), 1.0), other)
+    assert isinstance(vow, said.Forsworn)
+
+    for number in range(200):
+        rounds.handle(Received(leader, said.Ask(0, number.to_bytes(32, "big"))), 1.5)
+
+    (answer,) = sent(rounds.handle(Received(other, said.Ask(0, finished)), 2.0), other)
+    assert isinstance(answer, said.Finished) and answer.head.lineage == head.lineage
+    rounds.handle(Received(leader, message), 2.0)
+    assert rounds.own_round is None
     assert len(rounds.peers.failed) <= 256
     assert len(rounds.leading._late) <= 64
 

@@ -300,6 +300,27 @@ def test_a_ballot_continues_the_seal_that_was_accepted_last() -> None:
         assert lead.value == (0, 2)
 
 
+@pytest.mark.parametrize(
+    "last", [(2, (1, 0)), (2, (0, 9)), (2, (0, 0)), (said.COUNT_MAX, (0, 1))], ids=str
+)
+def test_a_seal_that_nobody_can_have_accepted_does_not_stand_in_the_way_of_a_ballot(
+    last: tuple[int, tuple[int, ...]],
+) -> None:
+    """One voter that lied so was enough: the coordinator had voted for its invention by then, said
+    so to all later ones, and nobody could accept it."""
+    commit = msgspec.structs.replace(commit_of(3), protocol=2)
+    acceptor = Acceptor()
+    lead = coordinator_of(commit, 4, [], acceptor=acceptor)
+    promised: list[tuple[int, int | None, tuple[int, ...]]]
+    promised = [(1, *last), (0, 0, (0, 2)), (2, None, VOID)]
+    for voter, accepted_ballot, accepted in promised:
+        text = said.promise_text(lead.round, lead.ballot, accepted_ballot, accepted)
+        signature = sign(commit.members[voter].peer, text)
+        promise = said.Promise(0, lead.round, lead.ballot, accepted_ballot, accepted, (), signature)
+        lead.promised(voter, promise, 1.0, uploads_until=5.0)
+    assert (lead.value, acceptor.accepted) == ((0, 2), (0, 2))
+
+
 @pytest.mark.parametrize(("protocol", "counts"), [(1, True), (2, False)])
 def test_a_promise_without_a_signature_counts_where_not_all_can_sign_one(
     protocol: int, counts: bool
