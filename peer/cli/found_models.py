@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from dht.identity import RunId
-from peer.cli.application import complain, start_logging
+from peer.cli.application import complain, report_if_slow, start_logging
 from peer.cli.finding import find_known_run, with_own_peers
 from peer.cli.showing import progress
 from peer.errors import NobodyMet
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from peer.model.use.ready import ReadyModel
     from peer.storage.outer_state import OuterState
 
+
+LOADING = "still loading the model"
 
 ONE_FILE = (".safetensors", ".gguf")
 """Endings of the files that ``shoal export`` writes for other programs."""
@@ -167,15 +169,16 @@ def find_ready(where: str, *, data_dir: Path | None, quiet: bool) -> ReadyModel:
             "`shoal export --to hf` has written"
         )
     if not is_remote(where) and is_export(Path(where)):
-        return ready_in(Path(where), data_dir=data_dir)
+        with report_if_slow(LOADING):
+            return ready_in(Path(where), data_dir=data_dir)
     if not is_remote(where) and is_adapter_folder(Path(where)):
         return _ready_adapter(Path(where), data_dir=data_dir, quiet=quiet)
     parts = data_home(os.environ) / "model"
     parts.parent.mkdir(parents=True, exist_ok=True)
     found = find_model(where, parts, data_dir=data_dir, quiet=quiet, check=check_buildable)
-    ready = ready_of_run(
-        found.outer, found.tokenizer(), data_dir=found.data_dir, base=found.base(quiet=quiet)
-    )
+    base = found.base(quiet=quiet)
+    with report_if_slow(LOADING):
+        ready = ready_of_run(found.outer, found.tokenizer(), data_dir=found.data_dir, base=base)
     shutil.rmtree(parts_of(found.outer.run, parts), ignore_errors=True)
     return ready
 
@@ -198,7 +201,8 @@ def _ready_adapter(folder: Path, *, data_dir: Path | None, quiet: bool) -> Ready
         beside = folder.absolute().parent
         places = data_dir or (beside if (beside / named.source).is_dir() else folder)
         base = fetched_base(run, founds=False, data_dir=places, quiet=quiet)
-    return adapted_in(folder, run, base, data_dir=data_dir)
+    with report_if_slow(LOADING):
+        return adapted_in(folder, run, base, data_dir=data_dir)
 
 
 def parts_of(run: RunFile, parts: Path) -> Path:

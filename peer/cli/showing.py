@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from peer.cli.application import complain
+from peer.cli.application import complain, report_if_slow
 
 if TYPE_CHECKING:
     from peer.lab.results.page import Section
@@ -63,9 +63,10 @@ def print_section(section: Section) -> None:
 
 @contextmanager
 def progress(what: str, *, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """A progress bar with the remaining time, if stderr is a terminal."""
+    """A progress bar with the remaining time; a line if stderr is no terminal and it takes long."""
     if quiet or not sys.stderr.isatty():
-        yield lambda share: None
+        with report_if_slow(f"still {what}"):
+            yield lambda share: None
         return
     from rich.console import Console
     from rich.progress import Progress

@@ -15,7 +15,7 @@ from unicodedata import category
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import USE_THE_MODEL, Json
+from peer.cli.application import USE_THE_MODEL, Json, report_if_slow
 from peer.cli.found_models import find_ready
 from peer.storage.home import data_cache
 
@@ -198,10 +198,11 @@ def evaluate(
     from peer.model.use.measuring import held_out_of_run, on_text
 
     ready = find_ready(where, data_dir=data, quiet=as_json)
-    if text:
-        losses = [on_text(ready, path) for path in text]
-    else:
-        losses = [held_out_of_run(ready, cache_dir=data_cache())]
+    with report_if_slow("still measuring"):
+        if text:
+            losses = [on_text(ready, path) for path in text]
+        else:
+            losses = [held_out_of_run(ready, cache_dir=data_cache())]
     run_id = None if ready.run is None else ready.run.run_id
     if as_json:
         print(json.dumps({"run_id": run_id, "losses": [_record(loss) for loss in losses]}))

@@ -74,6 +74,8 @@ def test_the_page_of_a_bootstrap_peer_shows_the_runs_that_meet_there(
                 found_after_s=0.0,
             )
             await tab.until(f"{RUNS}.some(run => / 1 1 /.test(run))", timeout_s=90)
+            tiles = await tab.value("document.getElementById('tiles').innerText")
+            assert "live peer" in tiles.splitlines(), "it said '1 live peers'"
             await tab.until("document.querySelectorAll('#events li').length > 0", timeout_s=10)
             assert "anna" in await tab.value("document.getElementById('events').innerText")
             await tab.photograph(pictures / "bootstrap-light.png")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from dht.identity import Identity
 from peer import cli
 from peer.cli import taking_part
 from peer.cli.application import report_if_slow
+from peer.cli.showing import progress
 from peer.errors import PeerError, RunRefused
 
 PEER = Identity.from_seed(bytes(32)).peer_id
@@ -70,6 +72,22 @@ def test_a_slow_operation_is_reported(capsys: pytest.CaptureFixture[str]) -> Non
         while not said and time.monotonic() < deadline:
             said = capsys.readouterr().err
     assert said == "shoal: still looking ...\n"
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_progress_that_has_no_bar_is_reported_as_slow(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, quiet: bool
+) -> None:
+    """`shoal export LINK` said nothing at all while it searched and downloaded in a script."""
+    at_once = partial(report_if_slow, after_s=0.0)
+    monkeypatch.setattr("peer.cli.showing.report_if_slow", at_once)
+    said = ""
+    with progress("downloading tiny", quiet=quiet) as show:
+        show(0.5)
+        deadline = time.monotonic() + 30.0
+        while not said and time.monotonic() < deadline:
+            said = capsys.readouterr().err
+    assert said == "shoal: still downloading tiny ...\n"
 
 
 def test_a_closed_terminal_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
