@@ -59,7 +59,7 @@ def reduce_falsely(monkeypatch: pytest.MonkeyPatch, who: PeerId) -> None:
 
 @pytest.mark.parametrize("codec", ["int8", "f32"])
 @pytest.mark.parametrize("merge", ["mean", "centered_clip"])
-def test_a_reducer_that_lies_within_all_bounds_is_banned_by_everybody(
+async def test_a_reducer_that_lies_within_all_bounds_is_banned_by_everybody(
     monkeypatch: pytest.MonkeyPatch, codec: str, merge: str
 ) -> None:
     if merge == "mean":
@@ -74,23 +74,20 @@ def test_a_reducer_that_lies_within_all_bounds_is_banned_by_everybody(
 
         monkeypatch.setattr(Reducing, "_merge_chunks", lie)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            policy = replace(HALF, codec=codec, merge=merge)
-            peers = await honest(made, policy)
-            await made.add("mallory", policy=policy)
-            await made.until(lambda: convicts(peers) == [{MALLORY}] * 3, within_s=40.0)
-            (event, *more) = peers[0].told("convicted")
-            assert event["reason"].startswith("merged slice") and not more
-            before = [peer.versions() for peer in peers]
-            at = asyncio.get_running_loop().time()
-            await made.live(30.0)
-            assert [peer.versions() for peer in peers] > before
-            later = [e for p in peers for t, n, e in p.events if n == "round" and t > at + 15.0]
-            assert later and not any(MALLORY in each["members"] for each in later)
-            made.check()
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        policy = replace(HALF, codec=codec, merge=merge)
+        peers = await honest(made, policy)
+        await made.add("mallory", policy=policy)
+        await made.until(lambda: convicts(peers) == [{MALLORY}] * 3, within_s=40.0)
+        (event, *more) = peers[0].told("convicted")
+        assert event["reason"].startswith("merged slice") and not more
+        before = [peer.versions() for peer in peers]
+        at = asyncio.get_running_loop().time()
+        await made.live(30.0)
+        assert [peer.versions() for peer in peers] > before
+        later = [e for p in peers for t, n, e in p.events if n == "round" and t > at + 15.0]
+        assert later and not any(MALLORY in each["members"] for each in later)
+        made.check()
 
 
 WAYS = {
@@ -113,19 +110,16 @@ ALIKE = ("one group", "mixes", "centered clip")
     "way",
     [pytest.param(way, marks=pytest.mark.slow) if way in ALIKE else way for way in WAYS],
 )
-def test_honest_peers_that_audit_everything_find_nothing(way: str) -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            names = ("anna", "boris", "clara", "dora")
-            peers = [await made.add(name, policy=WAYS[way]) for name in names]
-            await made.live(40.0)
-            assert audits_of(peers) > 20
-            assert convicts(peers) == [set()] * 4
-            assert not any(peer.told("audit_refused") for peer in peers)
-            assert not any(peer.averager.audits.counters["audits_broken"] for peer in peers)
-            made.check()
-
-    run(main())
+async def test_honest_peers_that_audit_everything_find_nothing(way: str) -> None:
+    async with swarm(MemoryNetwork()) as made:
+        names = ("anna", "boris", "clara", "dora")
+        peers = [await made.add(name, policy=WAYS[way]) for name in names]
+        await made.live(40.0)
+        assert audits_of(peers) > 20
+        assert convicts(peers) == [set()] * 4
+        assert not any(peer.told("audit_refused") for peer in peers)
+        assert not any(peer.averager.audits.counters["audits_broken"] for peer in peers)
+        made.check()
 
 
 def test_bundles_of_a_site_are_audited_and_a_delegate_that_lies_is_banned(
@@ -160,51 +154,45 @@ def test_bundles_of_a_site_are_audited_and_a_delegate_that_lies_is_banned(
     assert others == [others[0]] * 3 and not liar
 
 
-def test_a_peer_that_comes_later_is_shown_the_proof_and_one_that_restarts_has_kept_it(
+async def test_a_peer_that_comes_later_is_shown_the_proof_and_one_that_restarts_has_kept_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reduce_falsely(monkeypatch, MALLORY)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made, HALF)
-            await made.add("mallory", policy=HALF)
-            await made.until(lambda: convicts(peers) == [{MALLORY}] * 3, within_s=40.0)
-            late = await made.add("late", policy=HALF)
-            await made.until(lambda: convicts([late]) == [{MALLORY}], within_s=70.0)
-            proof = late.proofs[MALLORY]
-            again = await made.add("again", policy=HALF, proofs=[proof])
-            await asyncio.sleep(0.1)
-            assert convicts([again]) == [{MALLORY}]
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, HALF)
+        await made.add("mallory", policy=HALF)
+        await made.until(lambda: convicts(peers) == [{MALLORY}] * 3, within_s=40.0)
+        late = await made.add("late", policy=HALF)
+        await made.until(lambda: convicts([late]) == [{MALLORY}], within_s=70.0)
+        proof = late.proofs[MALLORY]
+        again = await made.add("again", policy=HALF, proofs=[proof])
+        await asyncio.sleep(0.1)
+        assert convicts([again]) == [{MALLORY}]
 
 
-def test_a_proof_that_proves_nothing_convicts_nobody_and_costs_its_sender() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made, EVERYTHING)
-            liar = await made.add("mallory", policy=EVERYTHING)
-            await made.live(30.0)
-            victim = peers[0].id
-            vote = Vote((0, 1), bytes(64))
-            head = TwoVotes(
-                peer=victim, round=bytes(32), ballot=1, first=vote, second=Vote((0,), bytes(64))
-            )
-            invented = Proof(head)
-            liar.averager.audits._proofs[invented.digest] = invented, victim
-            liar.averager.audits.spread()
-            await made.live(20.0)
-            assert convicts(peers) == [set()] * 3
-            told = [fields for peer in peers for fields in peer.told("proof_refused")]
-            assert told and all(fields["peer"] == liar.id for fields in told)
-            now = asyncio.get_running_loop().time()
-            assert peers[1].averager.audits.strikes.count(liar.id, now) > 0.9
-
-    run(main())
+async def test_a_proof_that_proves_nothing_convicts_nobody_and_costs_its_sender() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, EVERYTHING)
+        liar = await made.add("mallory", policy=EVERYTHING)
+        await made.live(30.0)
+        victim = peers[0].id
+        vote = Vote((0, 1), bytes(64))
+        head = TwoVotes(
+            peer=victim, round=bytes(32), ballot=1, first=vote, second=Vote((0,), bytes(64))
+        )
+        invented = Proof(head)
+        liar.averager.audits._proofs[invented.digest] = invented, victim
+        liar.averager.audits.spread()
+        await made.live(20.0)
+        assert convicts(peers) == [set()] * 3
+        told = [fields for peer in peers for fields in peer.told("proof_refused")]
+        assert told and all(fields["peer"] == liar.id for fields in told)
+        now = asyncio.get_running_loop().time()
+        assert peers[1].averager.audits.strikes.count(liar.id, now) > 0.9
 
 
-def test_a_peer_that_shows_auditors_nothing_is_not_banned_and_counts_for_less(
+async def test_a_peer_that_shows_auditors_nothing_is_not_banned_and_counts_for_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown = Uploads.of
@@ -215,43 +203,39 @@ def test_a_peer_that_shows_auditors_nothing_is_not_banned_and_counts_for_less(
 
     monkeypatch.setattr(Uploads, "of", nothing)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made, EVERYTHING)
-            await made.add("mallory", policy=EVERYTHING)
-            await made.live(90.0)
-            assert convicts(peers) == [set()] * 3
-            now = asyncio.get_running_loop().time()
-            assert any(peer.averager.audits.strikes.is_out(MALLORY, now) for peer in peers)
-            refused = [fields for peer in peers for fields in peer.told("audit_refused")]
-            assert {fields["peer"] for fields in refused} == {MALLORY}
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, EVERYTHING)
+        await made.add("mallory", policy=EVERYTHING)
+        await made.live(90.0)
+        assert convicts(peers) == [set()] * 3
+        now = asyncio.get_running_loop().time()
+        assert any(peer.averager.audits.strikes.is_out(MALLORY, now) for peer in peers)
+        refused = [fields for peer in peers for fields in peer.told("audit_refused")]
+        assert {fields["peer"] for fields in refused} == {MALLORY}
 
 
-def test_a_coordinator_that_proposes_two_seals_is_banned(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made, EVERYTHING)
-            liar = await made.add("mallory", policy=EVERYTHING)
-            transport, sign, count = liar.averager.transport, liar.averager.me.identity.sign, [0]
-            honestly = transport.send
+async def test_a_coordinator_that_proposes_two_seals_is_banned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, EVERYTHING)
+        liar = await made.add("mallory", policy=EVERYTHING)
+        transport, sign, count = liar.averager.transport, liar.averager.me.identity.sign, [0]
+        honestly = transport.send
 
-            def twice(peer: PeerId, message: bytes) -> None:
-                heard = said.decode(message)
-                count[0] += isinstance(heard, said.Propose)
-                if isinstance(heard, said.Propose) and count[0] % 2 and len(heard.seal) > 2:
-                    seal = heard.seal[:-1]
-                    vote = said.vote(heard.round, heard.ballot, seal)
-                    message = said.encode(
-                        said.Propose(heard.fragment, heard.round, heard.ballot, seal, sign(vote))
-                    )
-                honestly(peer, message)
+        def twice(peer: PeerId, message: bytes) -> None:
+            heard = said.decode(message)
+            count[0] += isinstance(heard, said.Propose)
+            if isinstance(heard, said.Propose) and count[0] % 2 and len(heard.seal) > 2:
+                seal = heard.seal[:-1]
+                vote = said.vote(heard.round, heard.ballot, seal)
+                message = said.encode(
+                    said.Propose(heard.fragment, heard.round, heard.ballot, seal, sign(vote))
+                )
+            honestly(peer, message)
 
-            transport.send = twice
-            await made.live(50.0)
-            assert convicts(peers) == [{MALLORY}] * 3
-            assert any("two seals" in each["reason"] for each in peers[0].told("convicted"))
-            made.check()
-
-    run(main())
+        transport.send = twice
+        await made.live(50.0)
+        assert convicts(peers) == [{MALLORY}] * 3
+        assert any("two seals" in each["reason"] for each in peers[0].told("convicted"))
+        made.check()
