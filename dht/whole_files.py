@@ -43,6 +43,20 @@ def write_whole(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Write the names in a folder to the disk, where its file system can do that.
+
+    A file that was renamed a moment before a power cut may otherwise have its earlier name.
+    """
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager

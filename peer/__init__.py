@@ -9,8 +9,8 @@
 - ``cli`` is the ``shoal`` command, with ``doctor``, ``hosting`` and ``lab`` (simulations, chaos,
   benchmarks).
 - ``status``, ``description``, ``attestable``: calls that peers answer to anybody. ``errors``: all
-  expected failures. ``quantities``, ``signals``, ``extras``, ``https``, ``event_loop``: small parts
-  that several rooms use.
+  expected failures. ``quantities``, ``signals``, ``descriptors``, ``extras``, ``https``,
+  ``event_loop``: small parts that several rooms use.
 
 Start reading at ``trainer.session`` (a training loop) or ``agent.agent`` (its agent).
 

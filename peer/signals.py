@@ -7,6 +7,7 @@ Ctrl-C (SIGINT) and SIGTERM ask the first time and insist the second time. A clo
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -39,3 +40,43 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     if number not in INSISTING:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Let the first of these signals wait for the end of the block, which must not be left halfway.
+
+    A second one insists, and is handled at once. Python handles signals in the main thread: in any
+    other one nothing has to wait.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # The others end the process, or are ignored: nothing is left halfway by them.
+    handlers = {each: given for each in asking() if callable(given := signal.getsignal(each))}
+    waiting: list[tuple[int, FrameType | None]] = []
+    holds = True
+
+    def give_back() -> None:
+        nonlocal holds
+        holds = False
+        for each, given in handlers.items():
+            signal.signal(each, given)
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if waiting and holds and number in INSISTING:
+            waiting.clear()
+            give_back()
+            handlers[signal.Signals(number)](number, frame)
+        else:
+            waiting.append((number, frame))
+
+    try:
+        for each in handlers:
+            signal.signal(each, hold)
+        yield
+    finally:
+        if holds:
+            give_back()
+        for number, frame in waiting[:1]:
+            handlers[signal.Signals(number)](number, frame)

@@ -70,6 +70,8 @@ HEAD_MAX_BYTES = 256 << 10
 DATA_MAX_BYTES = 512 << 20
 """Largest number of bytes that a proof is about: a piece of 64 members in f32 is half of it."""
 MAPS_MAX_BYTES = 1 << 20
+DIRECTIVES_MAX = 1024
+"""Directives of the run's owner up to that of a round, one of which may have taken the run back."""
 
 EncodedCommit: TypeAlias = Annotated[bytes, Meta(max_length=messages.MESSAGE_MAX_BYTES)]
 Leaves: TypeAlias = Annotated[bytes, Meta(max_length=HEAD_MAX_BYTES)]
@@ -208,10 +210,27 @@ class Court:
     """Facts that a peer needs to check a proof."""
 
     topic: bytes
+    """Of the run, before its owner has taken it back."""
     layout: Layout
     verify: Verify
     believes: bool = False
     """Claims count as signed, and nobody looks at their signatures."""
+    topic_after: Callable[[int], bytes] | None = None
+    """The topic after the rollback that the directive with this number ordered."""
+
+    def is_ours(self, commit: Commit) -> bool:
+        """True if a commit is of this run and layout, before a rollback or after any.
+
+        A proof is shown to peers that come after one. A commit names the directive in force, which
+        is the one that ordered the last rollback, or a later one.
+        """
+        if commit.topic == self.topic:
+            return True
+        if self.topic_after is None or commit.directive is None:
+            return False
+        newest = commit.directive.number
+        numbers = range(newest, max(0, newest - DIRECTIVES_MAX), -1)
+        return any(self.topic_after(number) == commit.topic for number in numbers)
 
     def takes(self, said: Claim, subject: Subject, who: Sequence[PeerId]) -> bool:
         """True if the author of a claim, one of these peers, has signed it."""
@@ -536,6 +555,6 @@ def _commit(encoded: bytes, court: Court) -> Commit:
         commit = messages.decode_commit(encoded)
     except BadMessage as error:
         raise BadProof(str(error)) from error
-    if commit.topic != court.topic or commit.fragment >= len(court.layout.fragments):
+    if not court.is_ours(commit) or commit.fragment >= len(court.layout.fragments):
         raise BadProof("the commit is of another run, layout or fragment")
     return commit

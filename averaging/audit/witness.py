@@ -114,7 +114,7 @@ class Witness:
             commit = messages.decode_commit(encoded)
         except BadMessage:
             return None
-        return commit if commit.topic == self._court.topic else None
+        return commit if self._court.is_ours(commit) else None
 
     def _all_voted(
         self, round_id: bytes, ballot: int, seal: tuple[int, ...], votes: messages.Votes

@@ -183,7 +183,7 @@ class Reducing:
                         await self.parts.until_here(index)
                         await self._give_merged(bulk, index, "")
                     case Incoming.OWN:
-                        await self._receive_own(bulk, index, entry)
+                        await self._receive_own(bulk, index, entry, opening.riders)
                         await bulk.received()
                         await self._answer(bulk, index, entry)
                     case Incoming.EMPTY:
@@ -226,7 +226,9 @@ class Reducing:
             return
         bundling.take(entry, index, Rider(growing.data, claim), maps, norm)
 
-    async def _receive_own(self, bulk: Bulk, index: int, entry: int) -> None:
+    async def _receive_own(
+        self, bulk: Bulk, index: int, entry: int, riders: tuple[int, ...]
+    ) -> None:
         """Take an upload. A bad one is read to its end: its sender still gets the merged slice on
         this stream, and has no reason to send the same bytes again."""
         parts = self.parts
@@ -236,7 +238,7 @@ class Reducing:
             return
         if reason := parts.refuses(bulk.remote):
             await self._discard(bulk, index)
-            self._refuse(index, entry, reason)
+            self._refuse(index, entry, reason, riders)
             return
         if received.streams >= STREAMS_MAX:
             raise BulkRefused(bulk.remote, "this upload is being received already")
@@ -252,21 +254,21 @@ class Reducing:
             measure = parts.hashing(index, leaves, parts.measure_chunk)
             checking = parts.as_it_grows(index, growing, measure, checked)
             squares = await receive_behind(bulk, growing, checking)
-            riders = self._traffic.riders_in(index, entry)
             claim = await parts.take_upload_claim(bulk, index, leaves, [entry, *riders])
             maps = parts.read_maps(sent, [entry, *riders])
             norm = await parts.upload_norm(index, squares)
         except StreamBroken as error:
-            broken = self._report_broken(index, entry, error.reason)
+            broken = self._report_broken(index, entry, error.reason, riders)
             parts.start(broken, "broken upload")
             raise
         except BadPayload as error:
-            self._refuse(index, entry, str(error))
+            self._refuse(index, entry, str(error), riders)
             return
         finally:
             received.streams -= 1
         if not received.arrived:
             received.arrived, received.claim = True, claim
+            self._traffic.took(index, entry, riders)
             if index in self._traffic.reduces:
                 received.data = growing.data
             self._maps.update(maps or {})
@@ -281,12 +283,11 @@ class Reducing:
             left -= await bulk.receive_some(scrap[:left])
         await bulk.receive_frame(STATEMENT_MAX_BYTES)
 
-    def _refuse(self, index: int, entry: int, problem: str) -> None:
+    def _refuse(self, index: int, entry: int, problem: str, riders: tuple[int, ...]) -> None:
         """Leave an upload out, and say why to the round and, in time, to its sender."""
         if not self._received[index, entry].arrived:
             peer = self.parts.commit.members[entry].peer
             self.left_out(index, entry, problem)
-            riders = self._traffic.riders_in(index, entry)
             self.parts.tell_upload(index, peer, problem, riders=riders)
 
     def left_out(self, index: int, entry: int, problem: str) -> None:
@@ -294,11 +295,13 @@ class Reducing:
         self._traffic.left_out(index, entry, problem)
         self.parts.tally.refused[self.parts.commit.members[entry].peer] = problem
 
-    async def _report_broken(self, index: int, entry: int, reason: str) -> None:
+    async def _report_broken(
+        self, index: int, entry: int, reason: str, riders: tuple[int, ...]
+    ) -> None:
         await asyncio.sleep(BROKEN_GRACE_S)
         received = self._received.get((index, entry))
         if received is not None and not received.arrived and not received.streams:
-            self._refuse(index, entry, f"its upload broke off: {reason}")
+            self._refuse(index, entry, f"its upload broke off: {reason}", riders)
 
     async def _receive_merged(self, bulk: Bulk, index: int) -> None:
         """A member that has the merged slice gives it to this peer, its new reducer."""

@@ -147,11 +147,20 @@ class Services(ABC):
             self.host,
             self.terms.run,
             self,
-            Court(self.topic, self.terms.layout, verify),
+            self._court(),
             rate=self.terms.policy.audit_rate,
             sign=self.me.identity.sign,
             kept_bytes_max=self.settings.uploads_bytes_max,
             reading_of=judge.reading_of if judge is not None else None,
+        )
+
+    def _court(self) -> Court:
+        run, layout = self.terms.run, self.terms.layout
+        return Court(
+            topic_of(run, layout),
+            layout,
+            verify,
+            topic_after=lambda rollback: topic_of(run, layout, rollback),
         )
 
     def _new_spot_checks(self, judge: Judge) -> SpotChecking:

@@ -179,7 +179,7 @@ class Doubting:
                 verify = self._id.verify
                 if not is_void(doubt.commit, message, sender, doubt.void_said_by, verify):
                     return []
-                finished = may_be_finished(doubt.commit, message, sender)
+                finished = may_be_finished(message)
                 return self.void("the round is void", now, may_be_finished=finished)
             case messages.Forsworn():
                 return self._forsworn_by(sender, message, doubt, now)

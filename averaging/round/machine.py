@@ -164,7 +164,7 @@ from averaging.rules.mixing import Measured
 from averaging.rules.peer_view import PeerView
 from averaging.rules.policy import RoundPolicy
 from averaging.rules.probation import Probation
-from averaging.rules.sites import carries
+from averaging.rules.sites import carries, may_bring
 from dht import protocol
 from dht.identity import PeerId
 
@@ -680,6 +680,8 @@ class FragmentRounds:
             return f"slice {opening.slice} of {len(participation.reducers)}"
         if participation.stage in (Stage.VOID, Stage.FORSWORN):
             return "the round is over for me"
+        if not may_bring(participation.commit, member, opening.riders):
+            return "it carries members of other sites"
         reduces = opening.slice in participation.reducer.slices
         if not reduces and not carries(participation.commit, participation.entry, member):
             return "another peer reduces this slice"

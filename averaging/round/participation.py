@@ -319,12 +319,9 @@ class Participation:
         member = self.commit.index(sender)
         if member is None:
             return
-        own_riders = set(riders_of(self.commit, member))
-        if not own_riders.issuperset(riders):
-            problem = "it carries members of other sites"
-        elif problem is None:
+        if problem is None:
             # Their uploads come in this bundle or not at all: no need to wait for them.
-            self.reducer.missed(index, own_riders.difference(riders))
+            self.reducer.missed(index, set(riders_of(self.commit, member)).difference(riders))
         if not self.reducer.arrived(index, member, problem, arrived.norm, riders=riders):
             return
         if problem is not None:
@@ -656,7 +653,7 @@ class Participation:
             return False
         if self.stage in (Stage.UPLOADING, Stage.SEALED, Stage.FORSWORN):
             self._voided = message
-        elsewhere = may_be_finished(self.commit, message, sender) and not self.coordinates
+        elsewhere = may_be_finished(message) and not self.coordinates
         self._void(message.reason, may_be_finished=elsewhere)
         return True
 

@@ -76,14 +76,13 @@ def is_void(
     return len(said_by) >= min(commit.majority, len(commit.voters) - 1)
 
 
-def may_be_finished(commit: Commit, message: Void, sender: PeerId) -> bool:
+def may_be_finished(message: Void) -> bool:
     """True if a member may have finished a round that is void by this message.
 
-    It did so before a majority forswore the round; or the leader says to this peer that the round
-    is void and has others seal it.
+    It did so before a majority forswore the round; or the leader, or most voters, say to this peer
+    that the round is void and have others seal it.
     """
-    is_word_of_leader = not message.votes and message.ballot == 0 and sender == commit.leader
-    return message.forsworn or is_word_of_leader
+    return message.forsworn or not message.votes
 
 
 def is_possible(commit: Commit, seal: tuple[int, ...]) -> bool:

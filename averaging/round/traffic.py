@@ -171,12 +171,9 @@ class Traffic:
             return Incoming.MERGED
         if self.is_rider(entry):
             return Incoming.RIDER if opening.what == OWN else Incoming.EMPTY_RIDER
-        bundles = self._bundles.setdefault(opening.slice, {})
         if opening.what == OWN:
-            bundles[entry] = opening.riders
             return Incoming.OWN
         if self.commit.kind != "mix" and self.commit.members[entry].delegate is None:
-            bundles[entry] = ()
             return Incoming.EMPTY
         return Incoming.WAITS
 
@@ -187,12 +184,15 @@ class Traffic:
         """The own contribution goes to this peer itself; returns the riders that are in it."""
         assert self.entry is not None
         riders = self.inside or ()
-        self._bundles.setdefault(index, {})[self.entry] = riders
+        self.took(index, self.entry, riders)
         return riders
 
-    def riders_in(self, index: int, entry: int) -> tuple[int, ...]:
-        """The riders whose contributions came in this member's upload of a slice."""
-        return self._bundles.get(index, {}).get(entry, ())
+    def took(self, index: int, entry: int, riders: tuple[int, ...]) -> None:
+        """A member's upload of a slice is here, with the contributions of these riders.
+
+        The first one counts: a later stream of the same member may name others.
+        """
+        self._bundles.setdefault(index, {}).setdefault(entry, riders)
 
     def left_out(self, index: int, entry: int, problem: str) -> None:
         """Remember why an upload is not merged: its sender is told with the merged slice."""

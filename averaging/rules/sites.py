@@ -108,6 +108,15 @@ def riders_of(commit: Commit, delegate: int) -> tuple[int, ...]:
     return tuple(i for i, entry in enumerate(commit.members) if entry.delegate == delegate)
 
 
+def may_bring(commit: Commit, delegate: int, riders: Sequence[int]) -> bool:
+    """True if a member's upload may name these as the riders in it: its own, each once, in order.
+
+    The weights of a merge and the proofs of a false one follow from what an upload names.
+    """
+    own = riders_of(commit, delegate)
+    return list(riders) == [rider for rider in own if rider in riders]
+
+
 def carries(commit: Commit, delegate: int | None, rider: int | None) -> bool:
     return delegate is not None and rider is not None and commit.members[rider].delegate == delegate
 

@@ -265,6 +265,7 @@ class Exchange:
         norm: UploadNorm | None = None
         if fault is None:
             self.uploads[index, entry] = part
+            self.traffic.took(index, entry, riders)
             norm = self._upload_norm(index, part)
         else:
             self.traffic.left_out(index, entry, fault)

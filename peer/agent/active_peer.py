@@ -286,19 +286,30 @@ class ActivePeer:
         await self._saver.save()
 
     async def _make_last_rounds(self, rounds: LastRounds) -> None:
-        """Average every fragment once more with all live peers, and offer nothing after that."""
+        """Average every fragment once more with all live peers, and offer nothing after that.
+
+        The only learner does as one that leaves: its work goes to a keeper, or is folded.
+        """
         loop, local, averager = asyncio.get_running_loop(), self._local, self._averager
         rules = local.run_file.rounds
         deadline = loop.time() + min(rules.round_deadline_s, rules.quorum_deadline_s + LAST_ROUND_S)
         local.event(
             "last_round", versions=list(rounds.versions), peers=len(local.others_who_train())
         )
-        while averager.port is not None and loop.time() < deadline:
-            missing = rounds.missing(local.versions())
-            if not missing or not await self._has_ready_company():
-                break
-            averager.make_due(missing)
+        while loop.time() < deadline and await self._has_company():
+            # A keeper stays open as long: homes that only dial out meet at it, and the only learner
+            # leaves it its work.
+            if averager.port is not None:
+                missing = rounds.missing(local.versions())
+                if not missing:
+                    break
+                averager.make_due(missing)
             await asyncio.sleep(0.5)
+        if averager.port is not None and not local.others_who_train():
+            left_s = deadline - loop.time()
+            alone = Ending("the run ends", 0, True, timeout_s=left_s, patience_s=left_s)
+            local.ends_alone = True
+            await local.unless_ending(self._merge_pending(alone))
         local.closed |= set(range(len(local.layout.fragments)))
         # A round that was called just before must not make another version after the others have
         # gone: a peer that hears of this one's end relies on the versions of that moment.
@@ -306,10 +317,10 @@ class ActivePeer:
             await averager.drain(timeout_s=max(1.0, deadline - loop.time()))
         averager.end_merges()
 
-    async def _has_ready_company(self) -> bool:
-        """True if another peer could still make a round with this one."""
+    async def _has_company(self) -> bool:
+        """True if another learner has not made its last rounds yet."""
         answers = await self._online.statuses(self._local.others_who_train()[:ASKED_LAST])
-        return any(answer.phase == "ready" for answer in answers)
+        return any(each.phase in ("ready", "leaving") and each.ended_at is None for each in answers)
 
     async def _until_others_agree(self, timeout_s: float) -> None:
         """Stay while another peer may still need versions of this one, or this one theirs."""

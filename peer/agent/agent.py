@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import sys
 import threading
@@ -174,6 +175,8 @@ class Agent(Delegate):
         self._to_restore: set[int] = set()
         """Fragments that the trainer wants to be overwritten."""
         self._device: Device | None = None
+        self._given_up: GivenUpWork | None = None
+        """Its account is not open yet while it is ``None``."""
 
     def __repr__(self) -> str:
         return f"Agent({self.local!r})"
@@ -239,7 +242,9 @@ class Agent(Delegate):
         del first  # its states would take the memory of a model until the end of the run
         peer = ActivePeer(online, averager)
         ending = await peer.run(tasks, own, until_adopted=self._until_adopted)
-        self._line.say(facts_of(online, self.trainer_status()))
+        status = self.trainer_status()
+        self._tell_given_up(status, now=math.inf)
+        self._line.say(facts_of(online, status))
         return ending
 
     def _rang(self) -> None:
@@ -288,7 +293,6 @@ class Agent(Delegate):
     async def _tell_facts(self, online: OnlinePeer) -> None:
         """Every second tell the trainer the facts, every other second the other peers."""
         local, turn = self.local, 0
-        given_up: GivenUpWork | None = None
         while True:
             self.port.rang()
             self._restore()
@@ -300,13 +304,7 @@ class Agent(Delegate):
                 self._facts_wanted.clear()
                 status = self.trainer_status()
                 self._line.say(facts_of(online, status))
-                if given_up is None and (opened := self._account.opened_with) is not None:
-                    given_up = GivenUpWork(opened.discarded.get(APART, 0.0))
-                if given_up is not None:
-                    tokens = status.fates.get(f"discarded.{APART}", 0.0)
-                    lost = given_up.look(tokens, now=asyncio.get_running_loop().time())
-                    if lost is not None:
-                        local.event("given_up", tokens=lost)
+                self._tell_given_up(status, now=asyncio.get_running_loop().time())
                 if turn % 8 == 0:
                     online.update_record(
                         trains=local.is_leaving
@@ -321,6 +319,18 @@ class Agent(Delegate):
             turn += 1
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._facts_wanted.wait(), FACTS_EVERY_S)
+
+    def _tell_given_up(self, status: TrainerStatus, *, now: float) -> None:
+        if self._given_up is None:
+            if (opened := self._account.opened_with) is None:
+                return
+            self._given_up = GivenUpWork(opened.discarded.get(APART, 0.0))
+        outer = self.local.run_file.outer
+        cycle_s = status.step_time_s * (outer.steps_per_cycle_max or outer.steps_per_cycle)
+        tokens = status.fates.get(f"discarded.{APART}", 0.0)
+        lost = self._given_up.look(tokens, now=now, cycle_s=cycle_s)
+        if lost is not None:
+            self.local.event("given_up", tokens=lost)
 
     def _restore(self) -> None:
         """Overwrite the trainer's parameters of fragments that no round is using, if it asked."""

@@ -263,6 +263,8 @@ class LocalPeer:
         """Fragments of which nothing is offered any more."""
         self.last_rounds: LastRounds | None = None
         """The rounds at the run's date; ``None`` before it."""
+        self.ends_alone = False
+        """The run has reached its date, and no other learner is here."""
         self.ending: asyncio.Future[Ending] = loop.create_future()
         self.hurried: asyncio.Future[None] = loop.create_future()
         """Done once this peer is to leave without waiting for anything any more."""
@@ -339,7 +341,9 @@ class LocalPeer:
 
     @property
     def is_leaving(self) -> bool:
-        """True while this peer leaves a run that goes on, with work that others may merge."""
+        """True while this peer makes no more steps, with work that may still be merged."""
+        if self.ends_alone:
+            return True
         return self.phase == "leaving" and not self.ending.result().finished
 
     def check_the_end(self) -> None:

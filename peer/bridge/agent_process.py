@@ -41,6 +41,7 @@ from peer.bridge.messages import (
     pack,
 )
 from peer.bridge.shared_memory import SharedTensors
+from peer.descriptors import keep_from_children, release
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ class _Running:
         finally:
             theirs.close()
             os.close(bell_read)
+        keep_from_children(ours.fileno())
         self.socket = ours
         # It imports for seconds before it reads a large layout; an agent that never reads it hangs.
         self.socket.settimeout(silence_max_s)
@@ -126,6 +128,7 @@ class _Running:
 
     def end(self, *, patience_s: float) -> int:
         """Close the line, which ends the agent, or kill it. Returns its exit code."""
+        release(self.socket.fileno())
         self.socket.close()
         with contextlib.suppress(OSError):
             os.close(self.bell)
@@ -270,9 +273,7 @@ class AgentProcess:
     def _talk(self, running: _Running) -> bool:
         """Exchange messages once. Returns ``False`` when this agent is to end."""
         settings = self._settings
-        readable, _, _ = select.select(
-            [running.socket.fileno(), self._wake_read], [], [], settings.beat_s / 2
-        )
+        readable = _readable(running.socket.fileno(), self._wake_read, within_s=settings.beat_s / 2)
         if self._wake_read in readable:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
@@ -301,6 +302,17 @@ class AgentProcess:
     def _sleep(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while self._leaving_until is None and (left := until - time.monotonic()) > 0:
-            select.select([self._wake_read], [], [], left)
+            _readable(self._wake_read, within_s=left)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
+
+
+def _readable(*descriptors: int, within_s: float) -> set[int]:
+    """Those of the descriptors that have something to read, or are at their end.
+
+    A trainer may have thousands of files open, and ``select`` takes no descriptor above 1023.
+    """
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(max(0.0, 1000 * within_s))}

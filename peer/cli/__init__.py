@@ -46,28 +46,20 @@ from peer.cli import (
     trying,
     using,
 )
-from peer.cli.application import EXIT_USAGE, app, complain, reported
+from peer.cli.application import EXIT_USAGE, MEASURE, OWN_A_RUN, app, complain, reported
 
 # Since 0.16 typer has its own copy of click and exports only a subclass of this class.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
-for family in (
-    taking_part,
-    keeping,
-    owning,
-    steering,
-    crediting,
-    models,
-    using,
-    hosting,
-    trying,
-):
+for family in (taking_part, keeping, owning):
     app.add_typer(family.commands)  # the help lists them in this order
-app.add_typer(run_files.runs, name="run")
-app.add_typer(preparing.data, name="data")
-app.add_typer(trying.benches, name="bench")
-app.add_typer(trying.chaos, name="chaos")
-app.add_typer(simulating.simulations, name="simulate")
+app.add_typer(run_files.runs, name="run", rich_help_panel=OWN_A_RUN)
+app.add_typer(preparing.data, name="data", rich_help_panel=OWN_A_RUN)
+for family in (steering, crediting, models, using, hosting, trying):
+    app.add_typer(family.commands)
+app.add_typer(trying.benches, name="bench", rich_help_panel=MEASURE)
+app.add_typer(trying.chaos, name="chaos", rich_help_panel=MEASURE)
+app.add_typer(simulating.simulations, name="simulate", rich_help_panel=MEASURE)
 
 
 @cache
@@ -129,7 +121,9 @@ def _tolerant(stream: TextIO) -> TextIO:
 
 def _message(error: Exception) -> str:
     text: str = error.format_message()  # type: ignore[attr-defined]
-    return text.strip().rstrip(".").replace(": Value error, ", ": ")  # the library's own words
+    # Words of the library that say nothing: our own sentences need no title.
+    text = text.strip().removeprefix("Invalid value: ").rstrip(".")
+    return text.replace(": Value error, ", ": ")
 
 
 def _command(error: Exception) -> str:

@@ -44,6 +44,14 @@ RunPageAt = Annotated[
 ]
 Plain = Annotated[bool, Option("--plain", help="Print one line per event instead of a screen.")]
 
+# Headings of `shoal --help`, in this order.
+TAKE_PART = "Take part"
+OWN_A_RUN = "Own a run"
+SEE = "See what happens"
+YOUR_PEERS = "Your peers on this machine"
+USE_THE_MODEL = "Use the model"
+HOST = "Host a bootstrap peer"
+MEASURE = "Try and measure"
 
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3

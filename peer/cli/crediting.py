@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from dht.identity import Identity, PeerId, parse_peer_id
-from peer.cli.application import Json, complain, start_logging
+from peer.cli.application import SEE, Json, complain, start_logging
 from peer.cli.finding import link_of, seen_by_peers
 from peer.quantities import plural
 from peer.storage.home import run_of, running_peers
@@ -25,7 +25,7 @@ commands = typer.Typer()
 SEARCH_S = 15.0
 
 
-@commands.command()
+@commands.command(rich_help_panel=SEE)
 def credit(
     where: Annotated[
         str | None,

@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from dht import addresses
-from peer.cli.application import Json, RelayBulk, RunPageAt, complain, start_logging
+from peer.cli.application import HOST, SEE, Json, RelayBulk, RunPageAt, complain, start_logging
 from peer.storage.home import data_home
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 
-@commands.command()
+@commands.command(rich_help_panel=HOST)
 def bootstrap(
     port: Annotated[int, Option(help="TCP port to listen on.")] = 7700,
     announce: Annotated[
@@ -63,6 +63,7 @@ def bootstrap(
     Example: shoal bootstrap --port 7700 --announce seed1.example.org
     """
     from peer.event_loop import run_until_stopped
+    from peer.events.sentences import page_text
     from peer.hosting import bootstrap as seeding
     from peer.rules.limits import parse_relay_rate
     from peer.run_page.server import parse_run_page
@@ -104,9 +105,10 @@ def bootstrap(
         else:
             print(started.address, flush=True)
             if started.page_url is not None:
-                print(f"page: {started.page_url}", file=sys.stderr, flush=True)
+                print(f"page: {page_text(started.page_url)}", file=sys.stderr, flush=True)
             if started.run_page_url is not None:
-                print(f"pages of runs: {started.run_page_url}", file=sys.stderr, flush=True)
+                pages = page_text(started.run_page_url)
+                print(f"pages of runs: {pages}", file=sys.stderr, flush=True)
 
     run_until_stopped(lambda stop: seeding.serve(settings, stop=stop, on_ready=show))
 
@@ -133,7 +135,7 @@ def _install_service(settings: BootstrapSettings, path: Path | None) -> None:
     print(f"wrote {path}; next: systemctl daemon-reload && systemctl enable --now {path.stem}")
 
 
-@commands.command()
+@commands.command(rich_help_panel=SEE)
 def doctor(
     targets: Annotated[
         list[str] | None,

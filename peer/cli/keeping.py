@@ -16,6 +16,7 @@ from typer import Argument, Option
 
 from dht.identity import Identity
 from peer.cli.application import (
+    TAKE_PART,
     JsonLines,
     RelayBulk,
     RunPageAt,
@@ -54,7 +55,7 @@ commands = typer.Typer()
 ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)
 
 
-@commands.command()
+@commands.command(rich_help_panel=TAKE_PART)
 def keep(
     link: Annotated[
         str, Argument(help="shoal:// link, https address, or run file.", metavar="LINK")

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import Json
+from peer.cli.application import USE_THE_MODEL, Json
 from peer.cli.found_models import check_link, find_model, parts_of
 
 commands = typer.Typer()
@@ -33,7 +33,7 @@ class Dtype(StrEnum):
     BF16 = "bf16"
 
 
-@commands.command()
+@commands.command(rich_help_panel=USE_THE_MODEL)
 def export(
     where: Annotated[
         str,

@@ -16,7 +16,7 @@ from dht import addresses
 from dht.identity import Identity, PeerId, parse_peer_id, public_key_of
 from dht.membership.orders import Orders
 from dht.whole_files import write_whole
-from peer.cli.application import Json, complain, start_logging
+from peer.cli.application import OWN_A_RUN, Json, complain, start_logging
 from peer.cli.directives import Before, DelegationText, KeyFile, Seeds, Where, direct, signer_for
 from peer.cli.finding import find, with_own_peers
 from peer.cli.showing import usage_errors
@@ -29,7 +29,7 @@ runs = typer.Typer()
 DAY_S = 86_400
 
 
-@commands.command()
+@commands.command(rich_help_panel=OWN_A_RUN)
 def invite(
     where: Where,
     role: Annotated[

@@ -19,11 +19,25 @@ import typer
 from typer import Argument, Option
 
 from dht.identity import RunId
-from peer.cli.application import Json, JsonLines, complain, report_if_slow, start_logging
+from peer.cli.application import (
+    SEE,
+    YOUR_PEERS,
+    Json,
+    JsonLines,
+    complain,
+    report_if_slow,
+    start_logging,
+)
 from peer.cli.finding import link_of
 from peer.errors import NobodyMet, RunOver
 from peer.quantities import count_text, duration_text, plural
-from peer.storage.home import check_no_other_files, data_home, is_in_use, running_peers
+from peer.storage.home import (
+    check_no_other_files,
+    data_home,
+    folder_bytes,
+    is_in_use,
+    running_peers,
+)
 
 commands = typer.Typer()
 
@@ -31,7 +45,7 @@ commands = typer.Typer()
 WATCH_EVERY_S = 5.0
 
 
-@commands.command("status")
+@commands.command("status", rich_help_panel=SEE)
 def show_status(
     link: Annotated[
         str | None,
@@ -163,7 +177,7 @@ Folder = Annotated[
 ]
 
 
-@commands.command("ps")
+@commands.command("ps", rich_help_panel=YOUR_PEERS)
 def show_peers(as_json: Json = False) -> None:
     """List your peers that run on this machine: process, run, role, tokens and folder.
 
@@ -187,7 +201,7 @@ def show_peers(as_json: Json = False) -> None:
         print("none of your peers is running on this machine")
 
 
-@commands.command("link")
+@commands.command("link", rich_help_panel=YOUR_PEERS)
 def show_link(
     folder: Annotated[
         Path | None,
@@ -233,7 +247,7 @@ def show_link(
             complain(limit)
 
 
-@commands.command()
+@commands.command(rich_help_panel=YOUR_PEERS)
 def pause(directory: Folder = None, as_json: Json = False) -> None:
     """Pause peers of this machine: they offer their last work, then stop without delaying others.
 
@@ -242,7 +256,7 @@ def pause(directory: Folder = None, as_json: Json = False) -> None:
     _change_limits(directory, as_json=as_json, paused=True)
 
 
-@commands.command()
+@commands.command(rich_help_panel=YOUR_PEERS)
 def resume(directory: Folder = None, as_json: Json = False) -> None:
     """Resume training after `shoal pause`.
 
@@ -251,7 +265,7 @@ def resume(directory: Folder = None, as_json: Json = False) -> None:
     _change_limits(directory, as_json=as_json, paused=False)
 
 
-@commands.command()
+@commands.command(rich_help_panel=YOUR_PEERS)
 def leave(directory: Folder = None, as_json: Json = False) -> None:
     """Stop peers of this machine: they hand over their pending work, save a checkpoint and leave.
 
@@ -263,7 +277,7 @@ def leave(directory: Folder = None, as_json: Json = False) -> None:
     _change_limits(directory, as_json=as_json, leave_at=time.time())
 
 
-@commands.command()
+@commands.command(rich_help_panel=YOUR_PEERS)
 def limits(
     directory: Folder = None,
     up: Annotated[
@@ -331,7 +345,7 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
 
     A wish such as ``paused`` is for peers that run; a limit is also for those that start later.
     """
-    from peer.guest.enforcement import folder_bytes, read_limits, used_this_month, write_limits
+    from peer.guest.enforcement import read_limits, used_this_month, write_limits
 
     home = data_home(os.environ)
     wish = bool(changes.keys() & {"paused", "leave_at"})
@@ -377,7 +391,7 @@ def _change_limits(directory: Path | None, *, as_json: bool, **changes: Any) -> 
         print(f"changed {plural(len(folders), 'peer')}")
 
 
-@commands.command()
+@commands.command(rich_help_panel=SEE)
 def explain(
     logs: Annotated[
         list[Path],

@@ -17,7 +17,14 @@ from typer import Argument
 
 from dht.errors import DhtError
 from dht.identity import Identity
-from peer.cli.application import EXIT_REFUSED, complain, log_to, report_if_slow, start_logging
+from peer.cli.application import (
+    EXIT_REFUSED,
+    TAKE_PART,
+    complain,
+    log_to,
+    report_if_slow,
+    start_logging,
+)
 from peer.cli.finding import check_new, find_patiently, no_peers, seen_by_peers
 from peer.cli.found_models import base_to_fetch, fetched_base
 from peer.cli.learner_options import Options, trains
@@ -50,8 +57,8 @@ LOOKS_FIRST_S = 5.0
 """Time for which ``shoal start`` looks for a run that is under way already, if it knows anybody."""
 
 
-@commands.command()
-@trains(Argument(help="Run file; see `shoal run new`.", metavar="FILE"))
+@commands.command(rich_help_panel=TAKE_PART)
+@trains(Argument(help="Run file; see `shoal run new`.", metavar="FILE"), founds=True)
 def start(file: str, options: Options) -> int:
     """Start a run, print the command with which others join it, and train.
 
@@ -123,8 +130,8 @@ def _check_first_start(found: FoundRun, file: str, options: Options, where: Path
             )
 
 
-@commands.command()
-@trains(Argument(help="shoal:// link, https address, or run file.", metavar="LINK"))
+@commands.command(rich_help_panel=TAKE_PART)
+@trains(Argument(help="shoal:// link, https address, or run file.", metavar="LINK"), founds=False)
 def join(link: str, options: Options) -> int:
     """Join a training run and help train it.
 
@@ -140,8 +147,6 @@ def join(link: str, options: Options) -> int:
     from peer.storage.checkpoint import CheckpointFolder
     from peer.storage.last_seen import date_text, recall
 
-    if options.anew:
-        raise typer.BadParameter("--anew is for `shoal start`: `shoal join` never founds a run")
     found = find_patiently(link, options.directory)
     own = options.settings(found, seeds=[str(seed) for seed in found.seeds])
     where = own.directory or default_directory(found.run.run_id)

@@ -16,7 +16,7 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import Json, JsonAtTheEnd, Plain, complain, start_logging
+from peer.cli.application import MEASURE, Json, JsonAtTheEnd, Plain, complain, start_logging
 from peer.cli.finding import no_peers
 from peer.cli.showing import count, seconds, usage_errors
 from peer.signals import as_interrupts
@@ -27,7 +27,7 @@ LogFolder = Annotated[Path | None, Option(help="Folder for logs. [default: a new
 Check = Annotated[bool, Option("--check", help="Exit with status 1 if a bar is missed.")]
 
 
-@commands.command()
+@commands.command(rich_help_panel=MEASURE)
 def demo(
     peers: Annotated[int, Option(help="Number of learners.", min=2, max=16)] = 4,
     steps: Annotated[int, Option(help="Mean number of steps of a learner.", min=48)] = 240,

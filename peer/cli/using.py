@@ -15,7 +15,7 @@ from unicodedata import category
 import typer
 from typer import Argument, Option
 
-from peer.cli.application import Json
+from peer.cli.application import USE_THE_MODEL, Json
 from peer.cli.found_models import find_ready
 from peer.storage.home import data_cache
 
@@ -45,7 +45,7 @@ DataFolder = Annotated[
 ]
 
 
-@commands.command()
+@commands.command(rich_help_panel=USE_THE_MODEL)
 def say(
     where: Where,
     text: Annotated[
@@ -163,7 +163,7 @@ def _drop(piece: str) -> None:
     """Nothing is shown before the record."""
 
 
-@commands.command("eval")
+@commands.command("eval", rich_help_panel=USE_THE_MODEL)
 def evaluate(
     where: Where,
     text: Annotated[

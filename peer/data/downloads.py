@@ -108,6 +108,7 @@ class Downloads:
                     if self._folder_bytes_max is not None:
                         keep_below(self._folder, self._folder_bytes_max)
                     self._complete(place, partial, tell or partial_of(self._tell, place))
+                    os.fsync(file.fileno())  # before a power cut could leave the name alone
                     partial.rename(path)
             stat = path.stat()
             os.utime(path, ns=(time.time_ns(), stat.st_mtime_ns))  # KnownHashes go by the change
@@ -127,6 +128,7 @@ class Downloads:
             with partial.open("a+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 digest = self._complete(place, partial, tell)
+                os.fsync(file.fileno())
                 path = partial.rename(self._folder / digest)
         except OSError as error:
             raise self._failed(place, error) from error
@@ -152,6 +154,17 @@ class Downloads:
         self.remove(place)
         path = self.fetch(place, tell=tell)
         return path, hashes.of([(path, place)])
+
+    def fetch_small(self, place: Place) -> Path:
+        """``fetch``, and again if the file has changed on the disk, without a memory of hashes.
+
+        Raises ``DataUnavailable``.
+        """
+        path = self.fetch(place)
+        if file_sha256(path) != place.sha256:
+            self.remove(place)
+            path = self.fetch(place)
+        return path
 
     def size_bytes(self, place: Place) -> int | None:
         """The size of the file at an address; ``None`` if its server does not tell it."""

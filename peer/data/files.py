@@ -192,7 +192,7 @@ def _listed(
     if path is None:
         if downloads is None:
             return
-        path = downloads.fetch(place)
+        path = downloads.fetch_small(place)
     elif place.sha256 is not None and file_sha256(path) != place.sha256:
         raise unusable(f"{path} is not the list that the run file demands; copy it again")
     try:
@@ -276,7 +276,7 @@ def tokenizer_file(
         return path, end_token or own_end
     assert end_token is not None  # a run file without it is refused
     if place.is_url:
-        return (downloads or Downloads(cache_dir / "downloads")).fetch(place), end_token
+        return (downloads or Downloads(cache_dir / "downloads")).fetch_small(place), end_token
     return _local_tokenizer(place, data_dir), end_token
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 from peer.quantities import bar_text, bytes_text, count_text, peers_text
 
@@ -162,3 +163,20 @@ def _about_peer(event: Event, what: str) -> str:
     if not event.get("name") and event.get("text"):
         return str(event["text"])  # a bootstrap peer knows the name only here
     return f"{event.get('name') or event['peer']} {what}"
+
+
+def page(event: Event) -> str:
+    """Address of the page, and who can open it."""
+    return f"web page: {page_text(event['url'])}"
+
+
+def run_page(event: Event) -> str:
+    """Address of the run's public page, and who can open it."""
+    return f"public page of the run: {page_text(event['url'])}"
+
+
+def page_text(url: str) -> str:
+    """An address, and whether others can open it."""
+    host = urlsplit(url).hostname
+    local = host == "localhost" or (host is not None and host.startswith(("127.", "::1")))
+    return url if local else f"{url} (others who reach this machine can open it, too)"

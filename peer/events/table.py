@@ -619,8 +619,8 @@ _TRAINING_PROCESS = (
         {
             "link": ("link, limit:text, by_program:bool", sentences.link_on_screen),
             "link_limited": ("text", "{text}"),
-            "page": ("url", "web page: {url}"),
-            "run_page": ("url", "public page of the run: {url}"),
+            "page": ("url", sentences.page),
+            "run_page": ("url", sentences.run_page),
             "over": ("reason, finished", "{reason}"),
             "agent_died": (
                 "exit_code, restart_in_s",

@@ -7,7 +7,6 @@ change at any time.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -17,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 
 from dht.throttled_host import Gate
-from dht.whole_files import new_file
+from dht.whole_files import new_file, write_whole
 from peer.guest import other_programs
 from peer.guest.other_programs import OwnUse
 from peer.rules.limits import (
@@ -36,6 +35,7 @@ from peer.rules.limits import (
 from peer.rules.monthly_volume import MonthlyVolume
 from peer.rules.monthly_volume import decode as decode_volume
 from peer.rules.monthly_volume import encode as encode_volume
+from peer.storage.home import folder_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,12 @@ def read_limits(folder: Path) -> Limits:
 
 
 def write_limits(folder: Path, limits: Limits) -> None:
-    """Write the limits atomically."""
-    _replace(folder / LIMITS_FILE, encode(limits))
+    """Replace the limits. They are on the disk on return: a power cut must not lift them."""
+    path = folder / LIMITS_FILE
+    try:
+        write_whole(path, encode(limits))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 class Guest:
@@ -184,7 +188,8 @@ class Guest:
         self._saved_at = time.monotonic()
         self._count(_local_time())
         try:
-            _replace(self._folder / VOLUME_FILE, encode_volume(self._volume))
+            with new_file(self._folder / VOLUME_FILE) as beside:
+                beside.write_bytes(encode_volume(self._volume))
         except OSError as error:
             logger.warning("volume_not_saved reason=%s", error)
 
@@ -250,21 +255,3 @@ def trim_log(path: Path, allowed_bytes: float | None) -> None:
         return
     except OSError as error:
         logger.warning("log_not_trimmed path=%s reason=%s", path, error)
-
-
-def folder_bytes(folder: Path) -> int:
-    """Size of all files in a folder; files renamed or removed meanwhile may be missed."""
-    total = 0
-    for where, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += (Path(where) / name).lstat().st_size
-    return total
-
-
-def _replace(path: Path, data: bytes) -> None:
-    try:
-        with new_file(path) as beside:
-            beside.write_bytes(data)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -347,15 +347,18 @@ class Visitor:
     async def deliver(self, directive: bytes) -> dict[PeerId, str]:
         """Give a directive to every member found: the reason of each, empty if it was taken."""
         papers = msgspec.structs.replace(self._papers, directives=(directive,))
+        members = await self._members(0.0)
 
         async def give(peer: PeerId) -> str:
             try:
                 await self._presence.connect(peer, timeout_s=ASK_TIMEOUT_S)
                 return (await self._show(peer, papers)).not_taken
+            except PeerUnreachable as error:
+                return in_words(members[peer].record.reachable, error.reason)
             except (DhtError, ValueError) as error:
                 return str(error)
 
-        return await _each(await self._members(0.0), give)
+        return await _each(members, give)
 
     async def _show(self, peer: PeerId, papers: Papers) -> Papers:
         """Show papers to a peer, and get its own. Raises ``DhtError`` or ``ValueError``."""

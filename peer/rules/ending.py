@@ -7,7 +7,8 @@ same version. A run of several groups then mixes once more, and ends as by date.
 **By date** no version is final in itself, because rounds do not know the time of day. Therefore
 peers make a last round and compare the result. At the date (by the swarm's clock, within about a
 second) each peer offers every fragment once more to all peers that are present, whatever its cycle
-says, and joins any peer that calls it. After those rounds it offers nothing more. Two peers of one
+says, and joins any peer that calls it. The only learner that is left offers its work as one that
+leaves: a keeper takes it, or it is folded. After that nothing more is offered. Two peers of one
 group are then on one chain, and a peer that is behind on it catches up. Of two states that are
 apart, after a partition or with more peers than a roster holds, the one with less work gives way. A
 peer may leave when all peers that it can ask have ended, too, and have the same versions. The wait

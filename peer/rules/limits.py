@@ -111,7 +111,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
         if self.hours is not None:
             found.append(f"from {_time(self.hours[0])} to {_time(self.hours[1])}")
         if self.cpu_share < 1:
-            found.append(f"{self.cpu_share:.0%} of the time")
+            found.append(f"training {self.cpu_share:.0%} of the time")
         if self.gpu_share < 1:
             found.append(f"{self.gpu_share:.0%} of the accelerator's time")
         if self.threads is not None:

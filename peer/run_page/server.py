@@ -232,7 +232,7 @@ async def serve_run_pages(address: PageAddress, site: Site) -> AsyncIterator[str
     )
     await runner.setup()
     try:
-        yield f"http://{await listen(runner, address)}/"
+        yield (await listen(runner, address)).url
     except PageError as error:
         raise PageError(error.address, error.reason, "--run-page") from error
     finally:

@@ -21,6 +21,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from dht.whole_files import sync_folder
 from peer.errors import CheckpointDamaged, DiskFull, OfLaterRelease, QuotaFull
+from peer.storage.home import folder_bytes
 from peer.storage.tensor_file import NUMPY_TYPES, Tensor, digest_of, read_header, write_safetensors
 
 logger = logging.getLogger(__name__)
@@ -41,6 +44,11 @@ _NAME = re.compile(r"\d{12}")
 _TEMPORARY = ".writing-"
 _DAMAGED = ".damaged"
 _META_MAX_BYTES = 64 << 20
+_UNREADABLE = frozenset(
+    getattr(errno, name) for name in ("EIO", "EBADMSG", "EUCLEAN") if hasattr(errno, name)
+)
+"""Errors of a disk that is failing, or of a file system that finds its own damage."""
+
 _SLACK_BYTES = 1 << 20
 """Space for folders and metadata in addition to the tensors."""
 
@@ -109,7 +117,7 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """The last few checkpoints of one kind. One process writes; any process may read."""
+    """The last few checkpoints of one kind. One process writes; any may read, and ``prune``."""
 
     def __init__(
         self,
@@ -180,10 +188,10 @@ class CheckpointFolder:
             digest, size = _write_tensors(temporary / _TENSORS, tensors)
             envelope = {"format": FORMAT, "tensors_digest": digest, "tensors_bytes": size}
             _write_meta(temporary / _META, {**envelope, "meta": dict(meta)})
-            _sync_folder(temporary)
+            sync_folder(temporary)
             final = self.path_of(self._next_number())
             temporary.rename(final)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFull(str(self.folder), needed, _free_bytes(self.folder)) from error
@@ -227,10 +235,7 @@ class CheckpointFolder:
         allowed = self._allowed_bytes()
         if allowed is None:
             return None
-        for path in self.folder.glob("*/*"):
-            with contextlib.suppress(FileNotFoundError):  # another process may remove it
-                allowed -= path.stat().st_size
-        return allowed
+        return allowed - folder_bytes(self.folder)
 
     def clear(self) -> None:
         """Remove all checkpoints."""
@@ -243,7 +248,7 @@ class CheckpointFolder:
         with self._saving:
             self.folder.mkdir(parents=True, exist_ok=True)
             path.rename(self.path_of(self._next_number()))
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
             for number in self.numbers()[: -self.keep]:
                 _remove(self.path_of(number))
 
@@ -280,7 +285,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Open a checkpoint's folder and verify its content. Raises ``CheckpointDamaged``."""
     meta = _read_meta(path)
     try:
-        with (path / _TENSORS).open("rb") as file:
+        with _readable(path), (path / _TENSORS).open("rb") as file:
             if os.fstat(file.fileno()).st_size != meta["tensors_bytes"]:
                 raise CheckpointDamaged(str(path), f"{_TENSORS} has the wrong size")
             if digest_of(file) != meta["tensors_digest"]:
@@ -292,6 +297,17 @@ def open_checkpoint(path: Path) -> Checkpoint:
             raise
         raise CheckpointDamaged(str(path), f"{_TENSORS} is missing") from error
     return Checkpoint(path, meta["meta"], entries, begin)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Take what the disk cannot read for damage: an older checkpoint may be on better parts."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _UNREADABLE:
+            raise CheckpointDamaged(str(path), error.strerror or str(error)) from error
+        raise
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
@@ -312,7 +328,7 @@ def _write_meta(path: Path, envelope: Mapping[str, Any]) -> None:
 
 def _read_meta(path: Path) -> dict[str, Any]:
     try:
-        with (path / _META).open("rb") as file:
+        with _readable(path), (path / _META).open("rb") as file:
             content = file.read(_META_MAX_BYTES + 1)
     except FileNotFoundError as error:
         if not path.exists():
@@ -338,17 +354,11 @@ def _free_bytes(folder: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _remove(path: Path) -> None:
     """Remove a folder, after renaming it so that no part of it looks like a checkpoint."""
-    if path.exists():
-        doomed = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+    doomed = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+    with contextlib.suppress(
+        FileNotFoundError
+    ):  # the agent removes checkpoints of its trainer, too
         path.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)

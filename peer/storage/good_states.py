@@ -20,7 +20,12 @@ from averaging.numbers.layout import Layout
 from dht.membership.orders import Attested, Orders
 from peer.attestable import Kept
 from peer.errors import CheckpointDamaged, DiskFull, QuotaFull
-from peer.storage.checkpoint import CheckpointFolder, open_checkpoint, read_meta
+from peer.storage.checkpoint import (
+    CheckpointFolder,
+    open_checkpoint,
+    read_meta,
+)
+from peer.storage.home import folder_bytes
 from peer.storage.outer_state import described, read_state, state_tensors
 
 logger = logging.getLogger(__name__)
@@ -72,14 +77,14 @@ class GoodStates:
             whole = self._layout.size
             spare = allowed - CHECKPOINTS * VALUE_BYTES * whole
             share = spare * self._layout.fragments[fragment].size / whole
-            return share - _bytes_in(self._attested[fragment].folder)
+            return share - folder_bytes(self._attested[fragment].folder)
 
         return left
 
     @property
     def used_bytes(self) -> int:
         """Space on the disk that all of these states use."""
-        return sum(_bytes_in(each.folder) for each in (*self._recent, *self._attested))
+        return sum(folder_bytes(each.folder) for each in (*self._recent, *self._attested))
 
     def keep(self, state: FragmentState) -> None:
         """Write a state, if it fits; the oldest ones make room."""
@@ -172,11 +177,3 @@ def _is(meta: Mapping[str, Any], attested: Attested) -> bool:
         attested.lineage.hex(),
         attested.digest.hex(),
     )
-
-
-def _bytes_in(folder: Path) -> int:
-    total = 0
-    for path in folder.glob("*/*"):
-        with contextlib.suppress(FileNotFoundError):  # it is being removed
-            total += path.stat().st_size
-    return total

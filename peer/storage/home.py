@@ -13,7 +13,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +21,7 @@ import msgspec
 
 from dht.identity import RunId
 from dht.whole_files import read_json
+from peer.descriptors import keep_from_children, release
 from peer.errors import FolderInUse, FolderNotEmpty, FolderOfAnotherRun, FolderUnusable
 from peer.run_file.sections import RunFile
 
@@ -32,6 +33,10 @@ MARKS = frozenset(("in_use", KEY))
 
 LEARNERS_MAX = 64
 """Number of learners of one run on one machine that find a folder by themselves."""
+
+LOOKED_AT_S = 0.5
+"""Time for which a folder counts as free although it is locked: a process that looks whether it is
+in use locks it for a moment."""
 
 OUTER = "outer"
 GOOD = "good"
@@ -132,6 +137,24 @@ def claim(folder: Path, run: RunFile) -> None:
 
 
 @contextmanager
+def occupied_free(run: RunFile) -> Iterator[Path]:
+    """Hold the folder for one more learner of this run. Raises what ``occupied`` raises."""
+    with ExitStack() as stack:
+        tried: set[Path] = set()
+        while True:
+            folder = free_directory(run.run_id)
+            try:
+                stack.enter_context(occupied(folder, run, "learner"))
+            except FolderInUse:  # by a learner that starts at the same moment
+                if folder in tried:
+                    raise
+                tried.add(folder)
+            else:
+                break
+        yield folder
+
+
+@contextmanager
 def occupied(folder: Path, run: RunFile, role: Literal["learner", "keeper"]) -> Iterator[None]:
     """Create a peer's folder, and hold it for this process.
 
@@ -155,44 +178,38 @@ def occupied(folder: Path, run: RunFile, role: Literal["learner", "keeper"]) -> 
         with _registered(folder):
             yield
     finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def only_process(folder: Path) -> Iterator[None]:
-    """Lock a peer's folder. Raises ``FolderInUse``.
-
-    Two processes with the same key would both appear as the same peer.
-    """
-    descriptor = _locked(folder)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
+        _unlock(descriptor)
 
 
 def is_in_use(folder: Path) -> bool:
-    """Return whether a process has locked this peer's folder, without making it one."""
-    if not (folder / "in_use").exists():
-        return False
+    """Return whether a process holds this peer's folder, without making it one."""
     try:
-        with only_process(folder):
-            return False
-    except FolderInUse:
+        descriptor = os.open(folder / "in_use", os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    keep_from_children(descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
         return True
+    finally:
+        _unlock(descriptor)
 
 
 def running_peers() -> dict[Path, Occupant]:
     """The folders of all peers of this user that run now, wherever they are."""
     found: dict[Path, Occupant] = {}
     for link in sorted(_registry().glob("*")):
-        folder = link.readlink()
-        if (folder / "in_use").exists() and is_in_use(folder):
-            occupant = _read_occupant(folder)
-            if occupant is not None:
-                found[folder] = occupant
-        else:  # its process was killed
-            link.unlink(missing_ok=True)
+        # A peer that just ends has removed its link, and one of another user is not to be read.
+        with suppress(OSError):
+            folder = link.readlink()
+            if is_in_use(folder):
+                occupant = _read_occupant(folder)
+                if occupant is not None:
+                    found[folder] = occupant
+            else:  # its process was killed
+                link.unlink(missing_ok=True)
     return found
 
 
@@ -212,15 +229,45 @@ def peer_folder(folder: Path) -> Iterator[None]:
         raise FolderUnusable(str(folder), error.strerror or str(error)) from error
 
 
+def folder_bytes(folder: Path) -> int:
+    """Size of all files in a folder; files renamed or removed meanwhile may be missed."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += (Path(where) / name).lstat().st_size
+    return total
+
+
 def _locked(folder: Path) -> int:
     """The descriptor of a folder's lock, which it holds until it is closed."""
     descriptor = os.open(folder / "in_use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    keep_from_children(descriptor)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(descriptor)
     except BlockingIOError as error:
-        os.close(descriptor)
+        _unlock(descriptor)
         raise FolderInUse(str(folder)) from error
+    except OSError:  # the file system has no locks
+        _unlock(descriptor)
+        raise
     return descriptor
+
+
+def _lock(descriptor: int) -> None:
+    deadline = time.monotonic() + LOOKED_AT_S
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
+
+
+def _unlock(descriptor: int) -> None:
+    release(descriptor)
+    os.close(descriptor)
 
 
 def _read_occupant(folder: Path) -> Occupant | None:

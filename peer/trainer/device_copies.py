@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -107,6 +107,16 @@ def copies_of_device(
     return DirectCopies(memory, pieces)
 
 
+@dataclass(slots=True)
+class _PieceByPiece:
+    """A copy of one fragment that is under way."""
+
+    order: AdoptionOrder | None
+    """``None``: an offer."""
+    done: int = 0
+    """Number of pieces that are copied."""
+
+
 class DirectCopies:
     """Copies on the trainer's thread, unit by unit: CPU, MPS, and models on several devices."""
 
@@ -114,40 +124,39 @@ class DirectCopies:
         self._coarse = memory.coarse
         self._slots = slots_of(memory)
         self._pieces = pieces
-        self._under_way: dict[int, Iterator[None]] = {}
+        self._under_way: dict[int, _PieceByPiece] = {}
 
     def start_offer(self, fragment: int) -> None:
-        self._under_way[fragment] = self._offers(fragment)
+        self._under_way[fragment] = _PieceByPiece(None)
 
     def start_adoption(self, fragment: int, order: AdoptionOrder) -> None:
-        self._under_way[fragment] = self._adoptions(fragment, order)
+        self._under_way[fragment] = _PieceByPiece(order)
         if order.operation is Adoption.SET:
             # It overwrites steps that are made during the copy, so there must be none.
             self.advance(fragment, lambda: False)
 
     @torch.no_grad()
     def advance(self, fragment: int, enough: Callable[[], bool]) -> bool:
-        """Continue the copy, until ``enough()``, without waiting. Returns whether it is done."""
-        least = -(-len(self._pieces[fragment]) // STEPS_MAX)
-        for done, _ in enumerate(self._under_way[fragment], start=1):
-            if done >= least and enough():
+        """Continue the copy, until ``enough()``, without waiting. Returns whether it is done.
+
+        After an error it continues with the piece that failed.
+        """
+        slot, pieces, copy = (
+            self._slots[fragment],
+            self._pieces[fragment],
+            self._under_way[fragment],
+        )
+        pause_at = copy.done + -(-len(pieces) // STEPS_MAX)
+        while copy.done < len(pieces):
+            piece = pieces[copy.done]
+            if copy.order is None:
+                piece.offer(slot[piece.where])
+            else:
+                piece.adopt(slot[piece.where], copy.order, coarse=self._coarse)
+            copy.done += 1
+            if pause_at <= copy.done < len(pieces) and enough():
                 return False
         return True
-
-    def _offers(self, fragment: int) -> Iterator[None]:
-        """Yield between two pieces."""
-        slot = self._slots[fragment]
-        for index, piece in enumerate(self._pieces[fragment]):
-            if index:
-                yield
-            piece.offer(slot[piece.where])
-
-    def _adoptions(self, fragment: int, order: AdoptionOrder) -> Iterator[None]:
-        slot = self._slots[fragment]
-        for index, piece in enumerate(self._pieces[fragment]):
-            if index:
-                yield
-            piece.adopt(slot[piece.where], order, coarse=self._coarse)
 
     def wait(self, fragment: int) -> None:
         return

@@ -28,6 +28,7 @@ import torch
 
 from averaging.numbers.layout import Layout
 from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors, SlotState
+from peer.signals import held_back
 from peer.trainer.device_copies import (
     DirectCopies,
     LocalPiece,
@@ -187,8 +188,13 @@ class Learner:
 
     def _exchange(self, until: float = math.inf, *, adopts: bool = True) -> None:
         states = self._memory.states()
-        if not any(states):
-            return
+        if any(states):
+            # A half-adopted version would be taken for a whole one, and a half-written slot
+            # for parameters.
+            with held_back():
+                self._exchange_slots(states, until, adopts=adopts)
+
+    def _exchange_slots(self, states: Sequence[int], until: float, *, adopts: bool) -> None:
         rang = False
 
         def enough() -> bool:
@@ -208,8 +214,8 @@ class Learner:
         order = self._adopting.get(fragment)
         if order is None:
             order = self._memory.order(fragment)
-            self._adopting[fragment] = order
             self._copies.start_adoption(fragment, order)
+            self._adopting[fragment] = order  # not before: a device may lack the memory
         if not self._copies.advance(fragment, enough):
             return False
         del self._adopting[fragment]
@@ -221,8 +227,8 @@ class Learner:
 
     def _offer(self, fragment: int, enough: Callable[[], bool]) -> bool:
         if fragment not in self._offering:
-            self._offering[fragment] = (self.steps, self.tokens)
             self._copies.start_offer(fragment)
+            self._offering[fragment] = (self.steps, self.tokens)
         if not self._copies.advance(fragment, enough):
             return False
         mark, tokens = self._offering.pop(fragment)

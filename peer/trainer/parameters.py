@@ -93,7 +93,7 @@ def specs_of(tensors: Mapping[str, torch.Tensor]) -> list[TensorSpec]:
         TensorSpec(
             name,
             tuple(tensor.shape),
-            str(tensor.dtype).removeprefix("torch.") if tensor.is_floating_point() else "float32",
+            "float32" if tensor.dtype in _COUNTERS else str(tensor.dtype).removeprefix("torch."),
         )
         for name, tensor in tensors.items()
     ]

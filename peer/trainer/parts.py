@@ -32,7 +32,7 @@ from peer.run_file.schedule import Rates
 from peer.run_file.sections import RunFile
 from peer.storage.credentials import own_credential
 from peer.storage.earlier import look_at_files
-from peer.storage.home import default_directory, free_directory, occupied, peer_folder
+from peer.storage.home import default_directory, occupied, occupied_free, peer_folder
 from peer.storage.inner_saves import InnerSaves
 from peer.storage.last_seen import load_last_seen
 from peer.storage.progress import ProgressFile
@@ -215,13 +215,12 @@ def _find(where: str | Path | RunFile) -> FoundRun:
 
 
 def _open_home(settings: JoinSettings, found: FoundRun, stack: ExitStack) -> _Home:
-    directory = settings.directory or (
+    if settings.directory is None and (found.seeds or settings.seeds):
+        directory = stack.enter_context(occupied_free(found.run))
+    else:
         # Without a seed a second peer would not find the first one, and found the run again.
-        free_directory(found.run.run_id)
-        if found.seeds or settings.seeds
-        else default_directory(found.run.run_id)
-    )
-    stack.enter_context(occupied(directory, found.run, "learner"))
+        directory = settings.directory or default_directory(found.run.run_id)
+        stack.enter_context(occupied(directory, found.run, "learner"))
     if not settings.quiet:
         for text in look_at_files(directory).told:
             warnings.warn(text, stacklevel=2)

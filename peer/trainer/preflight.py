@@ -20,7 +20,6 @@ import torch
 from averaging.numbers.layout import Layout
 from peer.data.files import hosts_of
 from peer.errors import MachineTooSmall, OwnProgramNeeded
-from peer.guest.enforcement import folder_bytes
 from peer.model.recipes.counting import size_of
 from peer.quantities import bytes_text, count_text, duration_text
 from peer.run_file.base import base_of
@@ -32,6 +31,7 @@ from peer.run_file.sections import (
     HfModel,
     RunFile,
 )
+from peer.storage.home import folder_bytes
 from peer.trainer.choices import DeviceFacts
 from peer.trainer.device_facts import facts_of, free_bytes
 from peer.trainer.engine import Engine

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+import socket
+from dataclasses import dataclass, replace
 
 from peer.errors import PeerError
 
@@ -14,6 +15,13 @@ ANY_PAGE = "auto"
 
 ANY_PAGE_PORT = 7777
 ANY_PAGE_TRIES = 32
+
+_OF_ALL_INTERFACES = {
+    "0.0.0.0": (socket.AF_INET, "192.0.2.1", "127.0.0.1"),
+    "::": (socket.AF_INET6, "2001:db8::1", "::1"),
+}
+"""Hosts that stand for all addresses of one family; an address of it that is nobody's (RFC 5737,
+3849), and loopback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +37,13 @@ class PageAddress:
     def is_local(self) -> bool:
         """``True`` if only this machine can reach the address."""
         return is_local(self.host)
+
+    @property
+    def url(self) -> str:
+        """Address to open in a browser: of all addresses of this machine, one that others use."""
+        unspecific = _OF_ALL_INTERFACES.get(self.host)
+        served = self if unspecific is None else replace(self, host=_own_address(*unspecific))
+        return f"http://{served}/"
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -65,3 +80,13 @@ def is_local(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def _own_address(family: socket.AddressFamily, outside: str, loopback: str) -> str:
+    """The address of this machine from which its connections go out; without one, loopback."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((outside, 1))  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return loopback

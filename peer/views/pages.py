@@ -135,7 +135,7 @@ async def serve_pages(
     await runner.setup()
     try:
         served = await listen(runner, address)
-        yield f"http://{served}/" + ("" if token is None else f"?token={token}")
+        yield served.url + ("" if token is None else f"?token={token}")
     finally:
         await runner.cleanup()
 

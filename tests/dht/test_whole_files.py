@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dht.whole_files import new_file, new_folder, read_json
+from dht.whole_files import new_file, new_folder, read_json, write_whole
 
 
 class Named(msgspec.Struct):
@@ -32,6 +32,24 @@ def test_a_device_or_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
         temporary.write_text("weights")
     assert pipe.is_fifo()
     assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_written_file_outlives_a_power_cut_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On ext4 a cut within five seconds left the file with its temporary name."""
+    synced: list[tuple[int, set[str]]] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append((os.fstat(descriptor).st_ino, {path.name for path in tmp_path.iterdir()}))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write_whole(tmp_path / "file", b"content")
+    (written, _), folder = synced
+    assert written == (tmp_path / "file").stat().st_ino
+    assert folder == (tmp_path.stat().st_ino, {"file"})
 
 
 def test_of_a_file_or_folder_that_is_not_finished_nothing_is_left(tmp_path: Path) -> None:

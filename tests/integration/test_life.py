@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from peer.storage.checkpoint import CheckpointFolder
 from peer.storage.home import OUTER
 from peer.storage.last_seen import load_last_seen
 from tests.integration import learner_process
-from tests.integration.swarm_processes import Command, Learner, Swarm, run_text, until
+from tests.integration.swarm_processes import Command, Learner, Swarm, run_text, sums_up, until
 from tests.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -102,6 +103,34 @@ def test_the_model_of_a_run_that_has_ended_stays_with_its_keeper(
     assert "this run has ended on" in boris.output and "shoal export" in boris.output
     keeper.stop()
     assert keeper.wait() == 130
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["beside a keeper", "alone"])
+def test_the_only_learner_of_a_run_that_ends_at_a_date_leaves_no_work_behind(
+    processes: Processes, tmp_path: Path, *, kept: bool
+) -> None:
+    date = (datetime.now(UTC) + timedelta(seconds=40)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    swarm = Swarm(processes, tmp_path)
+    text = run_text(tokens=f'"unlimited"\ndate = {date}', cycle=2000)
+    schedule = "[schedule]\ndecay_tokens = 100_000_000"
+    anna = swarm.start("anna", text.replace("[schedule]", schedule))
+    if kept:
+        keeper = swarm.keep(tmp_path / "keeper", anna.link())
+    anna.ready()
+    ended = anna.end(timeout_s=120)
+    assert ended["finished"]
+    assert sums_up(ended["fates"])
+    assert ended["fates"]["merged"] > 0 and not ended["fates"]["pending"], ended["fates"]
+    assert not anna.records("left_apart")
+    if kept:
+        keeper.wait_for(lambda r: r.get("event") == "exported", "the keeper has exported")
+        (merged,) = {
+            (home / "model.safetensors").read_bytes()
+            for home in (tmp_path / "keeper", anna.directory)
+        }
+        assert merged
+        keeper.stop()
+        assert keeper.wait() == 130
 
 
 def test_the_parameters_of_a_programs_own_model_are_kept_and_exported_by_name(

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -76,6 +77,46 @@ def test_a_program_with_processes_to_end_is_interrupted(number: signal.Signals) 
     with pytest.raises(KeyboardInterrupt), signals.as_interrupts():
         os.kill(os.getpid(), number)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_signal_waits_for_the_end_of_what_must_not_be_left_halfway() -> None:
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt), signals.held_back():
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append("all of it")
+    assert done
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_second_signal_insists_also_where_the_first_one_waits() -> None:
+    heard: list[int] = []
+
+    def handler(number: int, frame: object) -> None:
+        heard.append(number)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    earlier = signal.signal(signal.SIGINT, handler)
+    try:
+        with signals.held_back():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not heard
+            os.kill(os.getpid(), signal.SIGINT)
+            assert heard == [signal.SIGINT]
+        assert heard == [signal.SIGINT]
+        # What the handler has set stays.
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+
+
+def test_in_another_thread_no_signal_is_held_back() -> None:
+    def elsewhere() -> object:
+        with signals.held_back():
+            return signal.getsignal(signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(elsewhere).result() is signal.default_int_handler
 
 
 def test_an_exception_of_the_coroutine_is_raised() -> None:

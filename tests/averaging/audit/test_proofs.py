@@ -12,6 +12,7 @@ import pytest
 from averaging import messages
 from averaging.audit.claims import Claim, digest_of_pieces
 from averaging.audit.proofs import (
+    DIRECTIVES_MAX,
     BadProof,
     FalseMerge,
     Guilty,
@@ -25,7 +26,7 @@ from averaging.audit.proofs import (
     encode_head,
     size_of_data,
 )
-from averaging.messages import BadMessage
+from averaging.messages import BadMessage, Stamp
 from averaging.numbers import merge_estimate
 from averaging.numbers.arithmetic import MergeNumbers
 from averaging.numbers.codecs import codec_names
@@ -221,6 +222,34 @@ def test_only_the_run_s_own_rounds_are_judged() -> None:
     unsigned = msgspec.structs.replace(proof.head.claim, made=bytes(32))  # type: ignore[union-attr]
     with pytest.raises(BadProof, match="has not signed"):
         check(Proof(msgspec.structs.replace(proof.head, claim=unsigned), proof.data), COURT)
+
+
+def test_a_lie_is_proved_whether_or_not_the_run_was_taken_back_before_it_or_since() -> None:
+    """After a rollback no audit proved anything, and proofs from before it were refused by peers
+    that came later, at the cost of those that showed them."""
+
+    def topic_after(rollback: int) -> bytes:
+        return rollback.to_bytes(16, "big")
+
+    court = replace(COURT, topic_after=topic_after)
+    plain = commit_of()
+    for topic, stamp, ours in (
+        (COURT.topic, None, True),
+        (COURT.topic, 9, True),
+        (topic_after(7), 7, True),
+        (topic_after(7), 9, True),
+        (topic_after(7), 6, False),
+        (topic_after(7), 7 + DIRECTIVES_MAX, False),
+        (topic_after(7), None, False),
+    ):
+        directive = None if stamp is None else Stamp(stamp, bytes(16))
+        round_ = Round(msgspec.structs.replace(plain, topic=topic, directive=directive))
+        proof = round_.proof(round_.audit(altered(round_.right())))
+        if ours:
+            assert check(proof, court).peer == ACCUSED
+        else:
+            with pytest.raises(BadProof, match="another run"):
+                check(proof, court)
 
 
 def honest_evidence() -> list[Proof]:

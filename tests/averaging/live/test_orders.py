@@ -180,3 +180,20 @@ async def test_a_run_that_is_taken_back_goes_on_from_there_at_every_peer() -> No
             assert peer.averager.stats.contributed > 0
         assert len({tuple(peer.versions()) for peer in peers}) == 1
         assert peers[3].told("round")[-1]["contributors"]
+
+
+async def test_merges_are_audited_after_a_rollback_as_before_it() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        policy = replace(POLICY, audit_rate=1.0)
+        peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
+        await made.live(20.0)
+        roots = [rolled_back(state, 7) for state in await at_one_version(made)]
+        for peer in peers:
+            peer.averager.follow(orders(7, attested=places(roots)))
+            await peer.averager.begin_again(copies(roots), rollback=7, reason="rolled back")
+        await made.live(10.0)  # audits of rounds from before are over
+        before = [peer.averager.audits.counters["audits"] for peer in peers]
+        await made.live(20.0)
+        made.check()
+        for peer, audits in zip(peers, before, strict=True):
+            assert peer.averager.audits.counters["audits"] > audits

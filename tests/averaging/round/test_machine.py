@@ -1310,6 +1310,9 @@ def test_an_upload_may_bring_the_commit_but_never_a_wrong_one() -> None:
     assert refused(leader, opening(slice=77)) == f"slice 77 of {len(commit.reducers)}"
     other = opening(slice=1 - mine)
     assert refused(leader, other) == "another peer reduces this slice"
+    for riders in ((commit.index(ME) or 0,), (60_000,)):
+        stolen = opening(riders=riders)
+        assert refused(leader, stolen) == "it carries members of other sites"
 
 
 def test_messages_of_strangers_about_a_round_are_counted_and_dropped() -> None:

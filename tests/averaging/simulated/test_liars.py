@@ -189,6 +189,13 @@ def test_a_leader_that_tells_one_member_that_its_round_is_void_has_no_work_merge
     assert happened["presumed"]
 
 
+def test_members_that_tell_one_of_them_that_its_round_is_void_have_no_work_merged_twice() -> None:
+    """Two liars were most voters of a group, sealed the round, and met the member again in another
+    group."""
+    happened = besieged(91239)
+    assert happened["presumed"]
+
+
 def test_work_of_an_unanswered_doubt_is_not_offered_to_several_groups() -> None:
     """A partition left a member alone with its doubt. Others had finished the round, and met it in
     a swarm of several groups, in which it joined from the version before."""

@@ -55,6 +55,8 @@ async def outside(address: str) -> None:
             if connection.peer not in tried:
                 tried.add(connection.peer)
                 reason = await host.lane.reach(connection.peer)
+                # By then the home has closed the connection with which it asked for its address.
+                await asyncio.sleep(1.0)
                 path = host.lane.paths().get(connection.peer)
                 say("reached" if reason is None else "apart", reason if path is None else path.name)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -50,6 +52,79 @@ def test_an_agent_that_keeps_dying_is_restarted_ever_less_often(tmp_path: Path) 
     assert [pause for _, pause in died[:4]] == [0.01, 0.02, 0.04, 0.04]
     assert not heard
     assert not descendants(os.getpid())
+
+
+def test_a_trainer_with_thousands_of_open_files_keeps_its_agent(tmp_path: Path) -> None:
+    """``select`` takes no descriptor above 1023: the thread died, and no agent followed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(4096, hard)), hard))
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    died: list[int] = []
+    try:
+        line = AgentProcess(
+            BEGIN,
+            SharedTensors.create([4], layout=bytes(32), incarnation=1, coarse=False),
+            log_path=tmp_path / "agent.log",
+            hear=lambda message: None,
+            died=lambda code, pause_s: died.append(code),
+            settings=LineSettings(beat_s=0.05, restart_first_s=0.01, restart_max_s=0.04),
+            command=(sys.executable, "-S", "-c", "raise SystemExit(7)"),
+        )
+        line.start()
+        deadline = time.monotonic() + 60
+        while len(died) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        line.stop()
+        assert line.join(60)
+    finally:
+        for each in others:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert died[:2] == [7, 7]
+
+
+FORKS = """
+import multiprocessing, os, signal, sys, time
+from pathlib import Path
+from peer.bridge.agent_process import AgentProcess
+from peer.bridge.shared_memory import SharedTensors
+from tests.peer.bridge.example_messages import BEGIN
+agent = "import socket, sys; s = socket.socket(fileno=int(sys.argv[1]))" + chr(10)
+agent += "while s.recv(4096): pass" + chr(10) + f"open({sys.argv[1]!r}, 'w').close()"
+line = AgentProcess(
+    BEGIN,
+    SharedTensors.create([4], layout=bytes(32), incarnation=1, coarse=False),
+    log_path=Path(os.devnull),
+    hear=lambda message: None,
+    command=(sys.executable, "-S", "-c", agent),
+)
+line.start()
+while not line.alive:
+    time.sleep(0.01)
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+child.start()
+print(child.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_an_agent_hears_that_its_trainer_was_killed_though_a_forked_child_lives_on(
+    tmp_path: Path,
+) -> None:
+    """Workers of torch's ``DataLoader`` are such children. They had copies of the line."""
+    heard = tmp_path / "heard"
+    command = [sys.executable, "-c", FORKS, str(heard)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as killed:
+        assert killed.stdout is not None
+        child = int(killed.stdout.readline())
+        killed.wait(60)
+        try:
+            deadline = time.monotonic() + 20
+            while not heard.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert heard.exists()
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_stopping_ends_an_agent_that_does_not_listen(tmp_path: Path) -> None:

@@ -334,6 +334,16 @@ def test_limits_are_written_into_a_peers_folder_or_an_empty_one_alone(
     assert cli.run([command, "--directory", str(tmp_path)]) == 0
 
 
+def test_a_sentence_of_ours_has_no_title_of_the_library(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`shoal pause` said "Invalid value: none of your peers is running on this machine"."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    code, errors = complaint(["pause"], capsys)
+    assert code == 2
+    assert errors.startswith("shoal: none of your peers is running on this machine; ")
+
+
 def test_a_word_that_is_no_choice_is_told_with_the_choices(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -33,6 +33,25 @@ def test_there_are_commands() -> None:
     assert len(ALL) > 20
 
 
+def test_every_command_stands_under_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.command()(["--help"])
+    shown = capsys.readouterr().out
+    assert "Take part" in shown and "Use the model" in shown
+    assert "Commands ─" not in shown  # where those without one would be
+
+
+@pytest.mark.parametrize("option", ["--anew", "--weights"])
+def test_only_the_command_that_founds_runs_shows_options_of_founders(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command, has in (("start", True), ("join", False)):
+        with pytest.raises(SystemExit):
+            cli.command()([command, "--help"])
+        lines = capsys.readouterr().out.splitlines()
+        assert has == any(line.startswith(f"│ {option} ") for line in lines), command
+
+
 @pytest.mark.parametrize(("name", "command"), ALL, ids=[name for name, _ in ALL])
 def test_every_command_has_an_example_of_itself(name: str, command: Any) -> None:
     _, found, example = " ".join((command.help or "").split()).partition("Example: ")

@@ -580,8 +580,9 @@ def test_joining_never_founds_and_needs_nobody_to_know_the_run_file(
     ((found, own),) = began
     assert (found.run, found.by_link) == (OLD, True)
     assert (own.found, own.found_after_s) == (False, None)
-    code, _, errors = said(["join", LINK, "--anew"], capsys)
-    assert code == 2 and "never founds" in errors
+    for option in (["--anew"], ["--weights", "first.safetensors"]):
+        code, _, errors = said(["join", LINK, *option], capsys)
+        assert code == 2 and f"{option[0]} is for `shoal start`" in errors
 
 
 def test_a_run_that_has_ended_says_so_to_those_who_join_and_those_who_ask(

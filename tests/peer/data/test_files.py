@@ -487,6 +487,21 @@ def test_a_download_that_has_changed_on_the_disk_is_fetched_again(tmp_path: Path
     assert copied.asked == [url, url]
 
 
+def test_a_list_that_has_changed_on_the_disk_is_fetched_again(tmp_path: Path) -> None:
+    """After a power cut it may be empty; the source then had no files, with every try."""
+    there, url = tmp_path / "there", "https://example.org/all.sha256"
+    write(there, "a.bin", texts(300))
+    content = f"{hashlib.sha256((there / 'a.bin').read_bytes()).hexdigest()}  a.bin\n".encode()
+    (there / "all.sha256").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    run = run_of(FileSource(files=[pinned(url, digest)]))
+    copied = Copied(there, tmp_path / "downloads")
+    expected = opened(run, tmp_path, downloads=copied).train.next(100)
+    (tmp_path / "downloads" / digest).write_bytes(b"")
+    assert (opened(run, tmp_path, downloads=copied).train.next(100) == expected).all()
+    assert copied.asked.count(url) == 2
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

@@ -25,6 +25,11 @@ ROUND: Event = {
         ({"event": "peer_joined", "peer": "12D3", "name": "calm-otter"}, "calm-otter joined"),
         ({"event": "peer_lost", "peer": "12D3", "name": ""}, "12D3 lost"),
         ({"event": "agent_died", "exit_code": -9, "restart_in_s": 0.5}, "training goes on"),
+        ({"event": "page", "url": "http://[::1]:7777/"}, "web page: http://[::1]:7777/"),
+        (
+            {"event": "run_page", "url": "http://192.168.1.5:8080/"},
+            "public page of the run: http://192.168.1.5:8080/ (others who reach this machine can",
+        ),
         ({"event": "measured", "loss": 1.25}, "held-out loss 1.2500"),
         ({"event": "phase", "text": "looking for peers"}, "looking for peers"),
         ({"event": "over", "reason": "the run has used its tokens"}, "used its tokens"),

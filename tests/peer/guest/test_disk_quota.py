@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from peer.errors import QuotaFull
-from peer.guest.enforcement import Guest, folder_bytes
+from peer.guest.enforcement import Guest
 from peer.rules.limits import Limits
 from peer.storage.checkpoint import CheckpointFolder
+from peer.storage.home import folder_bytes
 from peer.storage.tensor_file import Tensor
 from peer.views.event_log import EventLog, read_events
 
@@ -73,6 +76,27 @@ def test_a_lowered_quota_applies_before_the_next_checkpoint(tmp_path: Path) -> N
     folder.prune()
     assert folder.numbers() == [3], "one stays"
     CheckpointFolder(tmp_path / "nothing", allowed_bytes=allowed).prune()
+
+
+def test_an_agent_and_its_trainer_may_both_remove_old_checkpoints(tmp_path: Path) -> None:
+    """A folder that the other one had just removed ended the agent, or lost the checkpoint."""
+    tensors = {"theta": Tensor.of(np.zeros(100, np.float32))}
+    trainer = CheckpointFolder(tmp_path, keep=2, allowed_bytes=Allowed(4e6))
+    agent = CheckpointFolder(tmp_path, allowed_bytes=Allowed(1.0))
+    ended = threading.Event()
+
+    def keep_house() -> None:
+        while not ended.is_set():
+            agent.prune()
+
+    with ThreadPoolExecutor(1) as other:
+        house = other.submit(keep_house)
+        try:
+            for _ in range(400):
+                trainer.save(tensors, {})
+        finally:
+            ended.set()
+        house.result()
 
 
 def test_the_event_log_keeps_within_a_changed_limit(tmp_path: Path) -> None:

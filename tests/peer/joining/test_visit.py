@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from multiaddr import Multiaddr
 
+from dht.errors import PeerUnreachable
 from dht.guarded_host import GuardedHost
 from dht.identity import Identity, PeerId, RunId
 from dht.membership.admission import NO_INVITE, Admission
@@ -18,6 +19,7 @@ from dht.membership.credentials import InviteKey, Signer, admit, encode
 from dht.membership.orders import End, Orders
 from dht.membership.reachability import in_words
 from dht.memory.host import EPOCH, identity_of
+from dht.presence.presence import Presence
 from peer import status
 from peer.credit.contributors import contributors
 from peer.errors import NobodyMet, NotAdmitted
@@ -303,6 +305,24 @@ def test_a_member_that_no_call_reaches_is_named() -> None:
 
     seen = simulate(story)
     assert [silent.name for silent in seen.silent.values()] == ["boris"]
+
+
+def test_an_order_that_reaches_no_peer_says_so_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`shoal run pause` said "12D3... did not take it: peer 12D3... cannot be reached: dial
+    backoff"."""
+
+    async def unreachable(presence: Presence, peer: PeerId, *, timeout_s: float) -> None:
+        raise PeerUnreachable(peer, "dial backoff")
+
+    async def story(swarm: Swarm) -> dict[PeerId, str]:
+        await with_status(swarm, "anna")
+        visitor = await visitor_of(swarm, RUN, "anna")
+        await visitor.look(timeout_s=60.0)
+        monkeypatch.setattr(Presence, "connect", unreachable)
+        return await visitor.deliver(b"")
+
+    (reason,) = simulate(story).values()
+    assert reason == in_words(None, "dial backoff")
 
 
 @pytest.mark.parametrize("has_key", [True, False])

@@ -14,7 +14,6 @@ from peer import cli
 from peer.guest import enforcement
 from peer.guest.enforcement import (
     Guest,
-    folder_bytes,
     read_limits,
     trim_log,
     used_this_month,
@@ -43,7 +42,8 @@ from peer.rules.limits import (
     parse_threads,
     pause_after_step_s,
 )
-from peer.storage.home import only_process
+from peer.run_file.sections import RunFile
+from peer.storage.home import folder_bytes, occupied
 
 
 def at(hour: int, minute: int = 0) -> datetime:
@@ -249,7 +249,7 @@ def test_limits_survive_the_file() -> None:
     limits = Limits(paused=True, up_bytes_s=1e6, month_bytes=2e11, hours=(1320, 420), cpu_share=0.5)
     assert decode(encode(limits), path="x") == limits
     assert limits.words() == ["paused", "up 1 MB/s", "200 GB a month", "from 22:00 to 7:00",
-                              "50% of the time"]  # fmt: skip
+                              "training 50% of the time"]  # fmt: skip
     for bad in (b"", b"[]", b'{"cpu_share": 0}', b'{"colour": 1}', b'{"hours": [1, 1440]}'):
         with pytest.raises(BadLimitsFile, match="x is not a valid file of limits"):
             decode(bad, path="x")
@@ -372,13 +372,13 @@ def test_the_commands_write_what_the_peer_reads(
 ) -> None:
     folder = ["--directory", str(tmp_path)]
     assert cli.run(["limits", *folder, "--up", "2M", "--hours", "22-7", "--cpu", "50%"]) == 0
-    assert "up 2 MB/s, from 22:00 to 7:00, 50% of the time" in capsys.readouterr().out
+    assert "up 2 MB/s, from 22:00 to 7:00, training 50% of the time" in capsys.readouterr().out
     assert cli.run(["pause", *folder]) == 0
     assert read_limits(tmp_path) == Limits(
         paused=True, up_bytes_s=2e6, hours=(1320, 420), cpu_share=0.5
     )
     assert cli.run(["resume", *folder]) == 0
-    assert "50% of the time, not paused" in capsys.readouterr().out
+    assert "training 50% of the time, not paused" in capsys.readouterr().out
     assert cli.run(["limits", *folder, "--up", "off", "--hours", "off", "--cpu", "off"]) == 0
     assert read_limits(tmp_path) == Limits()
     capsys.readouterr()
@@ -397,7 +397,7 @@ def test_the_commands_write_what_the_peer_reads(
     assert read_limits(tmp_path) == Limits()
     assert cli.run(["leave", *folder]) == 0
     assert "no peer is running there" in capsys.readouterr().out
-    with only_process(tmp_path):
+    with occupied(tmp_path, RunFile(), "learner"):
         assert cli.run(["leave", *folder]) == 0
     assert "asked to leave" in capsys.readouterr().out
     assert read_limits(tmp_path).leave_at is not None

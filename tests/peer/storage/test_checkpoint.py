@@ -39,6 +39,22 @@ def tensors(value: float = 1.0, size: int = 1000) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that reads as a broken disk does")
+def test_a_checkpoint_that_the_disk_cannot_read_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    """One bad sector in the newest checkpoint kept a peer from starting for ever."""
+    folder = CheckpointFolder(tmp_path)
+    for number in range(2):
+        folder.save({"a": Tensor.of(np.zeros(3, np.float32))}, {"number": number})
+    meta = folder.path_of(2) / "meta.json"
+    meta.unlink()
+    meta.symlink_to("/proc/self/mem")
+    with pytest.raises(OSError, match="Input/output error"):
+        meta.read_bytes()
+    found = folder.load_latest()
+    assert found is not None and found.meta == {"number": 0}
+    assert folder.were_set_aside()
+
+
 def test_a_saved_checkpoint_can_be_loaded(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path / "a" / "b")
     assert folder.load_latest() is None

@@ -16,8 +16,8 @@ from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId
 from dht.membership.orders import Attested, Orders, Rollback, Root
 from peer.attestable import Kept
-from peer.guest.enforcement import folder_bytes
 from peer.storage.good_states import CHECKPOINTS, GoodStates
+from peer.storage.home import folder_bytes
 
 LAYOUT = Layout.build([TensorSpec(f"block.{n}.weight", (500, 500)) for n in range(2)], 2)
 

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,8 +21,9 @@ from peer.storage.home import (
     check_folder,
     default_directory,
     free_directory,
+    is_in_use,
     occupied,
-    only_process,
+    occupied_free,
     peer_folder,
     run_of,
     running_peers,
@@ -51,10 +57,39 @@ def test_an_unusable_folder_is_reported_with_the_remedy(tmp_path: Path) -> None:
 
 def test_a_second_peer_in_one_folder_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
     in_use = pytest.raises(FolderInUse, match="--directory")
-    with only_process(tmp_path), in_use, only_process(tmp_path):
+    run = run_named("one")
+    with occupied(tmp_path, run, "learner"), in_use, occupied(tmp_path, run, "learner"):
         pass
-    with only_process(tmp_path):
+    with occupied(tmp_path, run, "learner"):
         pass
+
+
+FORKS = """
+import multiprocessing, os, signal, sys, time
+from pathlib import Path
+from peer.run_file.sections import RunFile
+from peer.storage.home import occupied
+with occupied(Path(sys.argv[1]), RunFile(), "learner"):
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    child.start()
+    print(child.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_folder_is_free_when_its_peer_was_killed_and_a_forked_child_lives_on(
+    tmp_path: Path,
+) -> None:
+    """Workers of torch's ``DataLoader`` are such children. They had copies of the lock."""
+    command = [sys.executable, "-c", FORKS, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as killed:
+        assert killed.stdout is not None
+        child = int(killed.stdout.readline())
+        killed.wait(60)
+        try:
+            assert not is_in_use(tmp_path)
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("name", [".git", "pyproject.toml", "notes.txt"])
@@ -144,6 +179,52 @@ def test_one_more_learner_of_a_run_on_a_machine_has_a_folder_of_its_own(
             assert free_directory(run.run_id).name == f"{first.name}-3"
         assert free_directory(run.run_id) == second
     assert free_directory(run.run_id) == first
+
+
+def test_to_look_whether_a_folder_is_in_use_keeps_nobody_from_it(tmp_path: Path) -> None:
+    """``shoal watch`` looks again and again. Earlier, every sixth start beside it failed."""
+    run, ended = run_named("one"), threading.Event()
+    with occupied(tmp_path, run, "learner"):
+        pass
+
+    def look() -> None:
+        while not ended.is_set():
+            is_in_use(tmp_path)
+
+    with ThreadPoolExecutor(1) as others:
+        looking = others.submit(look)
+        try:
+            for _ in range(100):
+                with occupied(tmp_path, run, "learner"):
+                    pass
+        finally:
+            ended.set()
+        looking.result()
+
+
+def test_learners_that_start_at_the_same_moment_have_different_folders() -> None:
+    run, count = run_named("one"), 6
+    together, held = threading.Barrier(count), threading.Barrier(count)
+
+    def start() -> Path:
+        together.wait(30)
+        with occupied_free(run) as folder:
+            held.wait(30)
+        return folder
+
+    with ThreadPoolExecutor(count) as threads:
+        folders = [each.result() for each in [threads.submit(start) for _ in range(count)]]
+    assert len(set(folders)) == count
+
+
+def test_peers_that_end_meanwhile_or_are_not_to_be_read_are_no_running_peers(
+    tmp_path: Path,
+) -> None:
+    registry = Path(os.environ["XDG_DATA_HOME"]) / "shoal" / "running"
+    with occupied(tmp_path / "a", run_named("one"), "learner"):
+        (registry / "no-link").write_text("of another program")
+        (registry / "loop").symlink_to(registry / "loop")
+        assert list(running_peers()) == [tmp_path / "a"]
 
 
 def test_limits_may_be_set_before_the_peer_starts(tmp_path: Path) -> None:

@@ -1,107 +1,26 @@
-"""Copies beside a device's own work: with a late queue on the CPU, and on a CUDA device if any.
-
-``LateQueue`` is a queue on the CPU that makes a copy only when its mark was queried often enough.
-Code that relies on a copy too early reads wrong values there.
-"""
+"""Copies beside a device's own work: with a late queue on the CPU, and on a CUDA device if any."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from averaging.history.state import FragmentState
 from averaging.numbers.layout import Layout
 from peer.bridge.shared_memory import Adoption, AdoptionOrder, SharedTensors, SlotState
-from peer.trainer.device_copies import CudaSideStream, Mark, SideStreamCopies, local_pieces
+from peer.trainer.device_copies import CudaSideStream, SideStreamCopies
 from peer.trainer.learner import Learner
 from peer.trainer.parameters import specs_of, trained_parameters
+from tests.peer.trainer.late_queue import LateQueue, over
 from tests.peer.trainer.learner_pair import Pair, moved
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NAMES = ["f32", "bf16", "f16"]
-
-
-class _Held(TorchDispatchMode):
-    """Keeps copies for later instead of making them."""
-
-    def __init__(self, queue: deque[Callable[[], Any]]) -> None:
-        super().__init__()
-        self._queue = queue
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> torch.Tensor:
-        assert func is torch.ops.aten.copy_.default, func
-        assert args[2] is True, "a copy that blocks"
-        self._queue.append(lambda: func(*args))
-        target: torch.Tensor = args[0]
-        return target
-
-
-class LateQueue:
-    """A queue that makes its copies when a mark behind them was queried ``late`` times."""
-
-    def __init__(self, late: int) -> None:
-        self.late = late
-        self.asked = 0
-        self.pinned: list[int] = []
-        self._queue: deque[Callable[[], Any]] = deque()
-        self._done = 0
-
-    def follow(self) -> None:
-        return
-
-    @contextmanager
-    def queue(self) -> Iterator[None]:
-        with _Held(self._queue):
-            yield
-
-    def mark(self) -> Mark:
-        this, place = self, self._done + len(self._queue)
-
-        class At:
-            def __init__(self) -> None:
-                self.left = this.late
-
-            def query(self) -> bool:
-                this.asked += 1
-                if self.left:
-                    self.left -= 1
-                    return False
-                self.synchronize()
-                return True
-
-            def synchronize(self) -> None:
-                self.left = 0
-                while this._done < place:
-                    this._queue.popleft()()
-                    this._done += 1
-
-        return At()
-
-    def pin(self, slot: torch.Tensor) -> bool:
-        self.pinned.append(slot.data_ptr())
-        return True
-
-    def unpin(self, slot: torch.Tensor) -> None:
-        self.pinned.remove(slot.data_ptr())
-
-
-def over(queue: Any, pair: Pair) -> Pair:
-    """Let a pair's learner copy through ``queue``."""
-    pieces = [local_pieces(fragment, pair.parameters) for fragment in pair.layout.fragments]
-    device = next(iter(pair.parameters.values())).device
-    pair.learner._copies = SideStreamCopies(pair.memory, pieces, device, queue)
-    return pair
 
 
 def test_slots_that_are_pinned_are_not_emptied() -> None:

@@ -46,6 +46,13 @@ from tests.peer.trainer.learner_pair import (
 )
 
 
+def test_a_model_with_complex_parameters_is_refused() -> None:
+    """They were taken for counters, and replaced by the whole numbers next to their real parts."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, dtype=torch.complex64))
+    with pytest.raises(ValueError, match=r"'1\.weight' is complex64; only .*float32"):
+        model_layout(model, 2)
+
+
 @pytest.fixture(params=[torch.float32, torch.bfloat16, torch.float16], ids=["f32", "bf16", "f16"])
 def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
     yield request.param

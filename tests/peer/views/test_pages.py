@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import re
 import socket
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -121,6 +123,19 @@ def test_page_addresses_are_read(text: str, host: str, port: int) -> None:
     assert str(parse_page(text)) == text
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_a_page_on_all_interfaces_names_an_address_that_can_be_opened(host: str) -> None:
+    """It was printed as http://0.0.0.0:PORT/."""
+    address = PageAddress(host, 8080)
+    opened = urlsplit(address.url).hostname
+    assert opened is not None
+    assert not ipaddress.ip_address(opened).is_unspecified
+    family = socket.AF_INET6 if host == "::" else socket.AF_INET
+    with socket.socket(family) as server:
+        server.bind((opened, 0))  # fails unless it is an address of this machine
+    assert PageAddress("seed", 80).url == "http://seed:80/"
+
+
 @pytest.mark.parametrize("text", ["", "9100", ":9100", "host:", "host:0", "host:65536", "host:x"])
 def test_an_invalid_page_address_is_refused(text: str) -> None:
     with pytest.raises(PageError, match="HOST:PORT"):
@@ -191,7 +206,7 @@ def test_a_page_on_other_interfaces_requires_a_token_that_is_kept(tmp_path: Path
     )
     assert [status for status, _ in answers] == [401, 401, 401, 200, 200]
     token = file.read_text().strip()
-    assert url.endswith(f"/?token={token}")
+    assert url.endswith(f":{everywhere.port}/?token={token}")
     assert file.stat().st_mode & 0o777 == 0o600
     again, answers = ask(
         everywhere,
