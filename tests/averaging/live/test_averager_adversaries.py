@@ -381,9 +381,7 @@ async def test_a_member_that_carries_others_in_its_upload_harms_nobody(
         assert not any(peer.averager.audits.convicted for peer in peers)
 
 
-async def test_garbage_other_versions_and_unknown_fragments_are_counted_and_change_nothing() -> (
-    None
-):
+async def test_garbage_other_versions_and_unknown_fragments_only_count() -> None:
     async with swarm(MemoryNetwork()) as made:
         peers = await honest(made)
         anna = peers[0]
