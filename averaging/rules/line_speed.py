@@ -17,8 +17,8 @@ Slices follow these speeds, and a line below a quarter of the usual speed neithe
 (``slow_lines``). With one member ten times slower, four peers wait 8.2 s for a round instead of
 11.3 s, and eight wait 7.7 s instead of 13.0 s. The slow member itself ends later (15.5 s instead of
 11.3 s, 13.7 s instead of 13.0 s): on a full-duplex line equal slices keep both directions busy, but
-then all wait for what it has to send as a reducer (``python -m
-tests.averaging.simulated.line_experiment``).
+then all wait for what it has to send as a reducer (``tests/averaging/simulated/line_experiment.py``
+of commit 7c8660cd).
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from averaging.rules.quorum import QuorumPolicy
 from dht.host import Host, Stream
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork
-from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import POLICY, RUN, Peer, Swarm, swarm
 from tests.integration.swarm_processes import tell
 
@@ -133,51 +132,41 @@ def state_at(version: int) -> FragmentState:
 
 
 @pytest.mark.parametrize("behind", [3, 30, 50, 90])
-def test_a_peer_that_is_behind_is_never_mixed(behind: int) -> None:
+async def test_a_peer_that_is_behind_is_never_mixed(behind: int) -> None:
     """A message has few links of a long chain. For some distances a lineage between two links
     looked like another branch with about as many tokens, and old state was averaged with new."""
-
-    async def main() -> None:
-        async with swarm(MemoryNetwork(), layout=ONE_FRAGMENT) as made:
-            for name in ("anna", "boris", "clara", "dora"):
-                state = state_at(150 if name != "clara" else 150 - behind)
-                await made.add(name, policy=QUICK, states=[state])
-            await made.live(30.0)
-            made.check()
-            rounds = [done for peer in made.peers for done in peer.told("round")]
-            assert not [done for done in rounds if done["kind"] == "mix"]
-            assert len({version_of(peer) for peer in made.peers}) == 1
-            assert version_of(made.peers[0]) > 150
-
-    run(main())
+    async with swarm(MemoryNetwork(), layout=ONE_FRAGMENT) as made:
+        for name in ("anna", "boris", "clara", "dora"):
+            state = state_at(150 if name != "clara" else 150 - behind)
+            await made.add(name, policy=QUICK, states=[state])
+        await made.live(30.0)
+        made.check()
+        rounds = [done for peer in made.peers for done in peer.told("round")]
+        assert not [done for done in rounds if done["kind"] == "mix"]
+        assert len({version_of(peer) for peer in made.peers}) == 1
+        assert version_of(made.peers[0]) > 150
 
 
-def test_a_peer_three_versions_behind_replays_three_payloads() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork(), layout=ONE_FRAGMENT) as made:
-            clara, counts, behind = await away_for(made, 3)
-            fetched = counts["fetched_bytes"]
-            tell(f"behind by {behind}: {fetched} bytes, state {STATE_BYTES}")
-            assert set(ways(clara)) == {"replay"}
-            assert 3 <= behind <= 6
-            # A payload for each version, with its commit and seal.
-            assert behind * PAYLOAD_BYTES <= fetched <= behind * (PAYLOAD_BYTES + 2000)
-            assert fetched < STATE_BYTES / 2
-
-    run(main())
+async def test_a_peer_three_versions_behind_replays_three_payloads() -> None:
+    async with swarm(MemoryNetwork(), layout=ONE_FRAGMENT) as made:
+        clara, counts, behind = await away_for(made, 3)
+        fetched = counts["fetched_bytes"]
+        tell(f"behind by {behind}: {fetched} bytes, state {STATE_BYTES}")
+        assert set(ways(clara)) == {"replay"}
+        assert 3 <= behind <= 6
+        # A payload for each version, with its commit and seal.
+        assert behind * PAYLOAD_BYTES <= fetched <= behind * (PAYLOAD_BYTES + 2000)
+        assert fetched < STATE_BYTES / 2
 
 
 @pytest.mark.slow
-def test_a_peer_a_thousand_versions_behind_fetches_the_state_and_nothing_else() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork(), layout=ONE_FRAGMENT) as made:
-            clara, counts, behind = await away_for(made, 1000)
-            fetched = counts["fetched_bytes"]
-            tell(f"behind by {behind}: {fetched} bytes, state {STATE_BYTES}")
-            assert "state" in ways(clara)
-            assert behind >= 1000
-            # The state, its manifest with a thousand links, and the versions made meanwhile.
-            assert fetched >= STATE_BYTES
-            assert fetched <= STATE_BYTES + 100 * behind + 8 * PAYLOAD_BYTES
-
-    run(main())
+async def test_a_peer_a_thousand_versions_behind_fetches_the_state_and_nothing_else() -> None:
+    async with swarm(MemoryNetwork(), layout=ONE_FRAGMENT) as made:
+        clara, counts, behind = await away_for(made, 1000)
+        fetched = counts["fetched_bytes"]
+        tell(f"behind by {behind}: {fetched} bytes, state {STATE_BYTES}")
+        assert "state" in ways(clara)
+        assert behind >= 1000
+        # The state, its manifest with a thousand links, and the versions made meanwhile.
+        assert fetched >= STATE_BYTES
+        assert fetched <= STATE_BYTES + 100 * behind + 8 * PAYLOAD_BYTES

@@ -18,7 +18,6 @@ from averaging.numbers.arrays import Float32s
 from averaging.numbers.codec import Scratch
 from averaging.rules.peer_view import PeerView
 from dht.memory.host import MemoryNetwork
-from dht.memory.virtual_loop import run
 from tests.averaging.history.replayed_rounds import SIZES, lived
 from tests.averaging.live.quadratic import (
     POLICY,
@@ -137,40 +136,33 @@ def watch_rebases(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return off
 
 
-def test_a_light_side_that_parted_lately_offers_all_its_work_again(
+async def test_a_light_side_that_parted_lately_offers_all_its_work_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The learners of that side end as if they had trained alone since the fork."""
     off = watch_rebases(monkeypatch)
 
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with swarm(network) as made:
-            slow = await apart_and_together(made, network)
-            found = rebases(slow)
-            assert found and all(fields["parted_at"] is not None for fields in found), found
-            assert sum(f["tokens"] for peer in slow for f in peer.told("regained")) > 0
-            assert len(off) == len(found) and max(off) < 1e-4
-            for peer in slow:
-                assert not peer.told("written_off")
-                assert peer.learner is not None
-                for fragment in range(len(made.layout.fragments)):
-                    assert peer.learner.discarded(fragment) == 0
-            check_tokens(made.peers)
-
-    run(main())
+    network = MemoryNetwork()
+    async with swarm(network) as made:
+        slow = await apart_and_together(made, network)
+        found = rebases(slow)
+        assert found and all(fields["parted_at"] is not None for fields in found), found
+        assert sum(f["tokens"] for peer in slow for f in peer.told("regained")) > 0
+        assert len(off) == len(found) and max(off) < 1e-4
+        for peer in slow:
+            assert not peer.told("written_off")
+            assert peer.learner is not None
+            for fragment in range(len(made.layout.fragments)):
+                assert peer.learner.discarded(fragment) == 0
+        check_tokens(made.peers)
 
 
-def test_a_light_side_that_parted_long_ago_writes_off_its_merged_work() -> None:
+async def test_a_light_side_that_parted_long_ago_writes_off_its_merged_work() -> None:
     """The work of that side is too old by the versions of the other one."""
-
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with swarm(network) as made:
-            slow = await apart_and_together(made, network, stale_max=1)
-            found = rebases(slow)
-            assert found and all(fields["parted_at"] is None for fields in found), found
-            assert any(peer.told("written_off") for peer in slow)
-            check_tokens(made.peers)
-
-    run(main())
+    network = MemoryNetwork()
+    async with swarm(network) as made:
+        slow = await apart_and_together(made, network, stale_max=1)
+        found = rebases(slow)
+        assert found and all(fields["parted_at"] is None for fields in found), found
+        assert any(peer.told("written_off") for peer in slow)
+        check_tokens(made.peers)

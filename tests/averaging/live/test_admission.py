@@ -18,7 +18,6 @@ from dht.host import Host
 from dht.identity import PeerId
 from dht.membership.admission import NO_INVITE, Admission
 from dht.memory.host import MemoryHost, MemoryNetwork, identity_of
-from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import LAYOUT, RUN, Peer, Swarm, swarm
 from tests.averaging.live.served_states import EVERYBODY
 from tests.averaging.message_examples import EXAMPLES
@@ -67,79 +66,70 @@ async def answers(stranger: MemoryHost, peer: PeerId, protocol: str, first: byte
     return heard
 
 
-def test_a_stranger_gets_no_answer_from_any_protocol_of_an_invited_run() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await invited(made, door(*NAMES))
-            await made.live(40.0)
-            assert rounds(peers) >= 1, "the invited peers merge"
-            stranger = made.network.host("mallory")
-            (anna, _, _) = peers
-            await stranger.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
-            assert isinstance(anna.host, GuardedHost)
-            served = list(anna.host._host._streams)  # type: ignore[attr-defined]
-            assert {protocol.split("/")[2] for protocol in served} >= {"control", "bulk", "fetch"}
-            state = anna.averager.states[0]
-            assert state is not None
-            for protocol in served:
-                for first in (b"", b"\0", b"\1" + said.encode(said.Ask(0, bytes(32)))):
-                    heard = await answers(stranger, anna.id, protocol, first)
-                    assert heard in ([REFUSED + NO_INVITE.encode()], []), protocol
-            threads = Threads(1)
-            with pytest.raises(FetchFailed, match="admits invited peers only"):
-                await Fetcher(stranger, RUN, threads).state(
-                    0, LAYOUT.fragments[0].size, [anna.id], trust=EVERYBODY, timeout_s=10.0
-                )
-            assert anna.host.refused >= 3 * len(served)
-            assert not anna.averager.counters()["manifests_served"]
-            assert anna.averager.transport.linked() == tuple(sorted(p.id for p in peers[1:]))
-            threads.close()
-            await stranger.close()
-
-    run(main())
-
-
-def test_a_swarm_goes_on_without_a_peer_that_was_banned_in_the_middle() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            admits = door(*NAMES)
-            peers = await invited(made, admits)
-            await made.live(40.0)
-            clara = peers[2]
-            admits.take(banning(identity_of("clara").public_key), now=NOW)
-            for peer in peers[:2]:  # as the presence of each does within a minute
-                await peer.host.disconnect(clara.id)
-                del peer.view[clara.id]
-            before = rounds(peers[:2])
-            made.peers.remove(clara)
-            await made.live(60.0)
-            assert rounds(peers[:2]) >= before + 1
-            for peer in peers[:2]:
-                assert clara.id not in peer.averager.transport.linked()
-                with pytest.raises(PeerUnreachable, match="banned"):
-                    await peer.host.open_stream(clara.id, "any", timeout_s=1.0)
-            await clara.stop()
-            await clara.host.close()
-
-    run(main())
-
-
-def test_the_join_of_a_peer_that_is_admitted_as_a_keeper_is_refused() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            admits = door(*NAMES)
-            anna = (await invited(made, admits))[0]
-            anna.averager.around = replace(
-                anna.averager.around,
-                may_train=lambda peer: admits.refusal(peer, now=NOW, role="learner") is None,
+async def test_a_stranger_gets_no_answer_from_any_protocol_of_an_invited_run() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        peers = await invited(made, door(*NAMES))
+        await made.live(40.0)
+        assert rounds(peers) >= 1, "the invited peers merge"
+        stranger = made.network.host("mallory")
+        (anna, _, _) = peers
+        await stranger.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
+        assert isinstance(anna.host, GuardedHost)
+        served = list(anna.host._host._streams)  # type: ignore[attr-defined]
+        assert {protocol.split("/")[2] for protocol in served} >= {"control", "bulk", "fetch"}
+        state = anna.averager.states[0]
+        assert state is not None
+        for protocol in served:
+            for first in (b"", b"\0", b"\1" + said.encode(said.Ask(0, bytes(32)))):
+                heard = await answers(stranger, anna.id, protocol, first)
+                assert heard in ([REFUSED + NO_INVITE.encode()], []), protocol
+        threads = Threads(1)
+        with pytest.raises(FetchFailed, match="admits invited peers only"):
+            await Fetcher(stranger, RUN, threads).state(
+                0, LAYOUT.fragments[0].size, [anna.id], trust=EVERYBODY, timeout_s=10.0
             )
-            keeper = identity_of("keeper").peer_id
-            example = next(each for each in EXAMPLES if isinstance(each, said.Join))
-            join = said.encode(msgspec.structs.replace(example, fragment=0))
-            anna.averager._heard(keeper, join)
-            assert anna.averager.stats.refused["join_of_a_keeper"] == 1
-            anna.averager._heard(identity_of("boris").peer_id, join)
-            assert anna.averager.stats.refused["join_of_a_keeper"] == 1
-            await asyncio.sleep(0)
+        assert anna.host.refused >= 3 * len(served)
+        assert not anna.averager.counters()["manifests_served"]
+        assert anna.averager.transport.linked() == tuple(sorted(p.id for p in peers[1:]))
+        threads.close()
+        await stranger.close()
 
-    run(main())
+
+async def test_a_swarm_goes_on_without_a_peer_that_was_banned_in_the_middle() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        admits = door(*NAMES)
+        peers = await invited(made, admits)
+        await made.live(40.0)
+        clara = peers[2]
+        admits.take(banning(identity_of("clara").public_key), now=NOW)
+        for peer in peers[:2]:  # as the presence of each does within a minute
+            await peer.host.disconnect(clara.id)
+            del peer.view[clara.id]
+        before = rounds(peers[:2])
+        made.peers.remove(clara)
+        await made.live(60.0)
+        assert rounds(peers[:2]) >= before + 1
+        for peer in peers[:2]:
+            assert clara.id not in peer.averager.transport.linked()
+            with pytest.raises(PeerUnreachable, match="banned"):
+                await peer.host.open_stream(clara.id, "any", timeout_s=1.0)
+        await clara.stop()
+        await clara.host.close()
+
+
+async def test_the_join_of_a_peer_that_is_admitted_as_a_keeper_is_refused() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        admits = door(*NAMES)
+        anna = (await invited(made, admits))[0]
+        anna.averager.around = replace(
+            anna.averager.around,
+            may_train=lambda peer: admits.refusal(peer, now=NOW, role="learner") is None,
+        )
+        keeper = identity_of("keeper").peer_id
+        example = next(each for each in EXAMPLES if isinstance(each, said.Join))
+        join = said.encode(msgspec.structs.replace(example, fragment=0))
+        anna.averager._heard(keeper, join)
+        assert anna.averager.stats.refused["join_of_a_keeper"] == 1
+        anna.averager._heard(identity_of("boris").peer_id, join)
+        assert anna.averager.stats.refused["join_of_a_keeper"] == 1
+        await asyncio.sleep(0)

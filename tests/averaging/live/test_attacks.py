@@ -167,7 +167,7 @@ def test_a_stranger_that_calls_seals_and_reduces_leads_no_round() -> None:
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_a_peer_that_always_calls_first_leads_no_more_than_its_turn_and_chooses_no_reducer(
+async def test_a_peer_that_always_calls_first_leads_no_more_than_its_turn_and_chooses_no_reducer(
     monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
     me = MALLORY.peer_id
@@ -188,22 +188,19 @@ def test_a_peer_that_always_calls_first_leads_no_more_than_its_turn_and_chooses_
 
     monkeypatch.setattr(leading, "compose", alone)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made)
-            await made.add("mallory")
-            if not is_known:
-                for peer in peers:
-                    del peer.view[me]
-            await made.live(40.0)
-            rounds = finished(peers)
-            assert len(rounds) >= 4
-            assert not any(fields["leader"] == me for fields in rounds.values())
-            declined = [fields["reason"] for peer in peers for fields in peer.told("declined")]
-            assert is_known == any("its reducers are not those" in why for why in declined)
-            assert largest(peers) < 10.0
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made)
+        await made.add("mallory")
+        if not is_known:
+            for peer in peers:
+                del peer.view[me]
+        await made.live(40.0)
+        rounds = finished(peers)
+        assert len(rounds) >= 4
+        assert not any(fields["leader"] == me for fields in rounds.values())
+        declined = [fields["reason"] for peer in peers for fields in peer.told("declined")]
+        assert is_known == any("its reducers are not those" in why for why in declined)
+        assert largest(peers) < 10.0
 
 
 def test_strangers_that_join_everything_and_never_vote_cost_no_round() -> None:
@@ -281,23 +278,20 @@ def _reduce_to(monkeypatch: pytest.MonkeyPatch, value: float, who: PeerId) -> No
 
 
 @pytest.mark.parametrize("value", [1e30, 1e6])
-def test_a_reducer_that_returns_absurd_numbers_is_refused_and_replaced(
+async def test_a_reducer_that_returns_absurd_numbers_is_refused_and_replaced(
     monkeypatch: pytest.MonkeyPatch, value: float
 ) -> None:
     _reduce_to(monkeypatch, value, MALLORY.peer_id)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made)
-            await made.add("mallory")
-            await made.live(100.0)
-            assert largest(peers) < 10.0
-            failed = [e["reason"] for peer in peers for e in peer.told("upload_failed")]
-            assert any("the merged slice has a norm of" in reason for reason in failed)
-            assert len(finished(peers)) >= 4
-            made.check()
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made)
+        await made.add("mallory")
+        await made.live(100.0)
+        assert largest(peers) < 10.0
+        failed = [e["reason"] for peer in peers for e in peer.told("upload_failed")]
+        assert any("the merged slice has a norm of" in reason for reason in failed)
+        assert len(finished(peers)) >= 4
+        made.check()
 
 
 # Claims
@@ -345,101 +339,90 @@ def forged(honest: FragmentState, *, ahead: int, tokens: int, value: float) -> F
     ],
     ids=["not finite", "far away", "largest version", "tokens of many runs"],
 )
-def test_a_forged_state_that_is_shown_to_all_is_taken_by_nobody(
+async def test_a_forged_state_that_is_shown_to_all_is_taken_by_nobody(
     ahead: int, tokens: int, value: float, is_known: bool
 ) -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made)
-            await made.live(32.0)
-            states = [state for state in peers[0].averager.states if state is not None]
-            lies = {
-                state.fragment: forged(state, ahead=ahead, tokens=tokens, value=value)
-                for state in states
-            }
-            stranger, threads = Stranger(made, MALLORY), Threads(1)
-            await FetchServer(stranger.host, run=RUN, library=Forged(lies), threads=threads).start()
-            await stranger.open(peers)
-            if is_known:
-                for peer in peers:
-                    now = asyncio.get_running_loop().time()
-                    peer.view[MALLORY.peer_id] = PeerView(
-                        first_seen=now - 1e3, heard_at=now, trains=False
-                    )
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made)
+        await made.live(32.0)
+        states = [state for state in peers[0].averager.states if state is not None]
+        lies = {
+            state.fragment: forged(state, ahead=ahead, tokens=tokens, value=value)
+            for state in states
+        }
+        stranger, threads = Stranger(made, MALLORY), Threads(1)
+        await FetchServer(stranger.host, run=RUN, library=Forged(lies), threads=threads).start()
+        await stranger.open(peers)
+        if is_known:
             for peer in peers:
-                for lie in lies.values():
-                    head = Standing.of(lie).head()
-                    await stranger.say(peer.id, said.Compare(lie.fragment, head))
-                    await stranger.say(peer.id, said.Call(lie.fragment, head, 4.0))
-            await made.live(6.0)
-            await stranger.close()
-            threads.close()
-            took = [e for peer in peers for e in peer.told("state_adopted") if e["rebased"]]
-            assert not took and largest(peers) < 10.0
-            assert {s.version for peer in peers for s in peer.averager.states if s} < set(range(99))
-            made.check()
-
-    run(main())
+                now = asyncio.get_running_loop().time()
+                peer.view[MALLORY.peer_id] = PeerView(
+                    first_seen=now - 1e3, heard_at=now, trains=False
+                )
+        for peer in peers:
+            for lie in lies.values():
+                head = Standing.of(lie).head()
+                await stranger.say(peer.id, said.Compare(lie.fragment, head))
+                await stranger.say(peer.id, said.Call(lie.fragment, head, 4.0))
+        await made.live(6.0)
+        await stranger.close()
+        threads.close()
+        took = [e for peer in peers for e in peer.told("state_adopted") if e["rebased"]]
+        assert not took and largest(peers) < 10.0
+        assert {s.version for peer in peers for s in peer.averager.states if s} < set(range(99))
+        made.check()
 
 
 @pytest.mark.parametrize("signs", ["itself", "the others, long ago", "the others, now"])
-def test_no_member_alone_moves_another_however_it_signs(signs: str) -> None:
+async def test_no_member_alone_moves_another_however_it_signs(signs: str) -> None:
     """One of the run's members forges a state; it was there from the start and has merged work."""
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made)
+        liar = await made.add("mallory")
+        await made.live(12.0)
+        old = {s.fragment: liar.averager.signatures(s) for s in liar.averager.states if s}
+        await made.live(20.0)
+        lies, signed = {}, {}
+        for state in liar.averager.states:
+            assert state is not None
+            lie = forged(state, ahead=1, tokens=10**4, value=3.0)
+            if signs == "the others, now":  # the lineage is right, its bits are not
+                lie = replace(state, theta=lie.theta)
+            lies[state.fragment] = lie
+            claim = said.link_claim(liar.averager.topic, state.fragment, said.Link(*lie.chain.tip))
+            others = {
+                "itself": (),
+                "the others, long ago": old[state.fragment],
+                "the others, now": liar.averager.signatures(state),
+            }[signs]
+            own = (liar.id, liar.averager.me.identity.sign(claim))
+            signed[state.fragment] = (own, *(each for each in others if each[0] != liar.id))
+        liar.averager._server._library = Forged(lies, signed)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made)
-            liar = await made.add("mallory")
-            await made.live(12.0)
-            old = {s.fragment: liar.averager.signatures(s) for s in liar.averager.states if s}
-            await made.live(20.0)
-            lies, signed = {}, {}
-            for state in liar.averager.states:
-                assert state is not None
-                lie = forged(state, ahead=1, tokens=10**4, value=3.0)
-                if signs == "the others, now":  # the lineage is right, its bits are not
-                    lie = replace(state, theta=lie.theta)
-                lies[state.fragment] = lie
-                claim = said.link_claim(
-                    liar.averager.topic, state.fragment, said.Link(*lie.chain.tip)
-                )
-                others = {
-                    "itself": (),
-                    "the others, long ago": old[state.fragment],
-                    "the others, now": liar.averager.signatures(state),
-                }[signs]
-                own = (liar.id, liar.averager.me.identity.sign(claim))
-                signed[state.fragment] = (own, *(each for each in others if each[0] != liar.id))
-            liar.averager._server._library = Forged(lies, signed)
+        async def lie_to(peer: Peer) -> None:
+            for fragment, lie in lies.items():
+                head = msgspec.structs.replace(Standing.of(lie).head(), signatures=signed[fragment])
+                liar.averager.transport.send(peer.id, said.encode(said.Compare(fragment, head)))
 
-            async def lie_to(peer: Peer) -> None:
-                for fragment, lie in lies.items():
-                    head = msgspec.structs.replace(
-                        Standing.of(lie).head(), signatures=signed[fragment]
-                    )
-                    liar.averager.transport.send(peer.id, said.encode(said.Compare(fragment, head)))
-
-            for peer in peers:
-                await lie_to(peer)
-            newcomer = await made.add("dora", knows_start=False)
-            for _ in range(5):
-                await made.live(2.0)
-                for peer in [*peers, newcomer]:
-                    await lie_to(peer)
-            await made.live(10.0)
+        for peer in peers:
+            await lie_to(peer)
+        newcomer = await made.add("dora", knows_start=False)
+        for _ in range(5):
+            await made.live(2.0)
             for peer in [*peers, newcomer]:
-                assert None not in peer.averager.states
-                for taken in peer.averager.states:
-                    assert taken is not None
-                    assert (
-                        lies[taken.fragment].lineage not in {link.lineage for link in taken.chain}
-                        or signs == "the others, now"
-                    )
-            assert newcomer.told("state_fetched")
-            assert len({tuple(peer.versions()) for peer in peers}) <= 2, "the others go on"
-            made.check()
-
-    run(main())
+                await lie_to(peer)
+        await made.live(10.0)
+        for peer in [*peers, newcomer]:
+            assert None not in peer.averager.states
+            for taken in peer.averager.states:
+                assert taken is not None
+                assert (
+                    lies[taken.fragment].lineage not in {link.lineage for link in taken.chain}
+                    or signs == "the others, now"
+                )
+        assert newcomer.told("state_fetched")
+        assert len({tuple(peer.versions()) for peer in peers}) <= 2, "the others go on"
+        made.check()
 
 
 def _stand_on_an_invention(liar: Peer, inventions: set[bytes]) -> None:
@@ -455,61 +438,55 @@ def _stand_on_an_invention(liar: Peer, inventions: set[bytes]) -> None:
 
 
 @pytest.mark.parametrize("group_size", [4, 16], ids=["melds", "one group"])
-def test_a_member_that_joins_on_an_invented_lineage_pulls_nobody(group_size: int) -> None:
+async def test_a_member_that_joins_on_an_invented_lineage_pulls_nobody(group_size: int) -> None:
     policy = replace(POLICY, group_size=group_size)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            names = ("anna", "boris", "clara", "dora", "emil")
-            peers = [await made.add(name, policy=policy) for name in names]
-            liar = await made.add("mallory", policy=policy)
-            await made.live(16.0)
-            before, inventions = len(finished(peers)), set[bytes]()
-            for _ in range(60):
-                _stand_on_an_invention(liar, inventions)
-                await made.live(0.5)
-            assert len(inventions) > len(FRAGMENTS)
-            assert largest(peers) < 10.0
-            for peer in peers:
-                for state in peer.averager.states:
-                    assert state is not None
-                    assert inventions.isdisjoint(link.lineage for link in state.chain)
-            assert len(finished(peers)) - before >= 0.5 * before
-            check_tokens(peers)
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        names = ("anna", "boris", "clara", "dora", "emil")
+        peers = [await made.add(name, policy=policy) for name in names]
+        liar = await made.add("mallory", policy=policy)
+        await made.live(16.0)
+        before, inventions = len(finished(peers)), set[bytes]()
+        for _ in range(60):
+            _stand_on_an_invention(liar, inventions)
+            await made.live(0.5)
+        assert len(inventions) > len(FRAGMENTS)
+        assert largest(peers) < 10.0
+        for peer in peers:
+            for state in peer.averager.states:
+                assert state is not None
+                assert inventions.isdisjoint(link.lineage for link in state.chain)
+        assert len(finished(peers)) - before >= 0.5 * before
+        check_tokens(peers)
 
 
 @pytest.mark.parametrize(("steps", "is_merged"), [(10**10, False), (2000, True)])
-def test_overstated_steps_and_tokens_do_not_end_the_run(
+async def test_overstated_steps_and_tokens_do_not_end_the_run(
     monkeypatch: pytest.MonkeyPatch, steps: int, is_merged: bool
 ) -> None:
     """A claim of more steps than fit into the time is refused. Of too many tokens only some
     count."""
     policy = replace(POLICY, tokens_end=10**7, batch_tokens_max=128)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
-            liar = await made.add("mallory", policy=policy)
-            assert liar.learner is not None
-            truth = liar.learner.snapshot
+    async with swarm(MemoryNetwork()) as made:
+        peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
+        liar = await made.add("mallory", policy=policy)
+        assert liar.learner is not None
+        truth = liar.learner.snapshot
 
-            async def lie(fragment: int, *, timeout_s: float) -> Snapshot | None:
-                taken = await truth(fragment, timeout_s=timeout_s)
-                return taken and replace(taken, steps=steps, tokens=10**12)
+        async def lie(fragment: int, *, timeout_s: float) -> Snapshot | None:
+            taken = await truth(fragment, timeout_s=timeout_s)
+            return taken and replace(taken, steps=steps, tokens=10**12)
 
-            monkeypatch.setattr(liar.learner, "snapshot", lie)
-            await made.live(25.0)
-            assert not any(peer.averager.final_fragments for peer in peers)
-            merged = [s.merged for peer in peers for s in peer.averager.states if s is not None]
-            assert any(liar.id in marks for marks in merged) == is_merged
-            refused = [e for e in liar.told("turned_away") if "I believe" in str(e["reason"])]
-            assert bool(refused) != is_merged
-            assert max(marks.tokens for marks in merged) < 10**6
-            made.check()
-
-    run(main())
+        monkeypatch.setattr(liar.learner, "snapshot", lie)
+        await made.live(25.0)
+        assert not any(peer.averager.final_fragments for peer in peers)
+        merged = [s.merged for peer in peers for s in peer.averager.states if s is not None]
+        assert any(liar.id in marks for marks in merged) == is_merged
+        refused = [e for e in liar.told("turned_away") if "I believe" in str(e["reason"])]
+        assert bool(refused) != is_merged
+        assert max(marks.tokens for marks in merged) < 10**6
+        made.check()
 
 
 def _of_strangers(merged: MergedMap) -> MergedMap:
@@ -529,7 +506,7 @@ def _of_one_token(merged: MergedMap) -> MergedMap:
 
 
 @pytest.mark.parametrize("fake", [_of_strangers, _of_tokens, _of_one_token])
-def test_an_invented_merged_map_is_a_bad_upload_and_no_more(
+async def test_an_invented_merged_map_is_a_bad_upload_and_no_more(
     monkeypatch: pytest.MonkeyPatch, fake: Callable[[MergedMap], MergedMap]
 ) -> None:
     send = Uploading.send_part
@@ -546,21 +523,18 @@ def test_an_invented_merged_map_is_a_bad_upload_and_no_more(
     monkeypatch.setattr(Uploading, "send_part", part)
     policy = replace(POLICY, group_size=3)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
-            await made.add("mallory", policy=policy)
-            await made.live(25.0)
-            assert all(peer.task is not None and not peer.task.done() for peer in peers)
-            refused = [e for peer in peers for e in peer.told("refused")]
-            assert any(e["peer"] == MALLORY.peer_id and "map" in e["reason"] for e in refused)
-            states = [s for peer in peers for s in peer.averager.states if s is not None]
-            assert max(s.merged.tokens for s in states) < 10**6
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
+        await made.add("mallory", policy=policy)
+        await made.live(25.0)
+        assert all(peer.task is not None and not peer.task.done() for peer in peers)
+        refused = [e for peer in peers for e in peer.told("refused")]
+        assert any(e["peer"] == MALLORY.peer_id and "map" in e["reason"] for e in refused)
+        states = [s for peer in peers for s in peer.averager.states if s is not None]
+        assert max(s.merged.tokens for s in states) < 10**6
 
 
-def test_a_reducer_that_invents_a_merged_map_is_believed_by_nobody(
+async def test_a_reducer_that_invents_a_merged_map_is_believed_by_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     give = Reducing._give_merged
@@ -578,19 +552,16 @@ def test_a_reducer_that_invents_a_merged_map_is_believed_by_nobody(
     monkeypatch.setattr(Reducing, "_give_merged", lie)
     policy = replace(POLICY, group_size=3)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
-            await made.add("mallory", policy=policy)
-            await made.live(25.0)
-            failed = [e["reason"] for peer in peers for e in peer.told("upload_failed")]
-            assert any("merged map" in str(reason) for reason in failed)
-            for peer in peers:
-                for state in peer.averager.states:
-                    assert state is not None
-                    assert ParentMap(state.merged, state.history).belongs_to(state.lineage)
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
+        await made.add("mallory", policy=policy)
+        await made.live(25.0)
+        failed = [e["reason"] for peer in peers for e in peer.told("upload_failed")]
+        assert any("merged map" in str(reason) for reason in failed)
+        for peer in peers:
+            for state in peer.averager.states:
+                assert state is not None
+                assert ParentMap(state.merged, state.history).belongs_to(state.lineage)
 
 
 # Ends of rounds
@@ -702,47 +673,41 @@ def test_five_peers_merge_as_soon_with_probation_as_without() -> None:
     assert first_merge_s(long) == pytest.approx(first_merge_s(POLICY), abs=1.0)
 
 
-def test_a_peer_that_downloads_a_state_asks_established_peers_first() -> None:
+async def test_a_peer_that_downloads_a_state_asks_established_peers_first() -> None:
     policy = replace(POLICY, probation=ProbationPolicy(rounds=400, seconds=600.0))
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            old = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
-            await made.live(30.0)
-            new = [await made.add(f"new {number}", policy=policy) for number in range(4)]
-            await made.live(10.0)
-            anna, boris, clara = old
-            for work in anna.averager._works:
-                following = Following(work)
-                assert set(following._sources(None)[:2]) == {boris.id, clara.id}
-                asked = following._sources(new[0].id)
-                assert set(asked[:2]) == {boris.id, clara.id} and asked[2] == new[0].id
-                assert set(asked[3:]) == {peer.id for peer in new[1:]}
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        old = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
+        await made.live(30.0)
+        new = [await made.add(f"new {number}", policy=policy) for number in range(4)]
+        await made.live(10.0)
+        anna, boris, clara = old
+        for work in anna.averager._works:
+            following = Following(work)
+            assert set(following._sources(None)[:2]) == {boris.id, clara.id}
+            asked = following._sources(new[0].id)
+            assert set(asked[:2]) == {boris.id, clara.id} and asked[2] == new[0].id
+            assert set(asked[3:]) == {peer.id for peer in new[1:]}
 
 
-def test_a_newcomer_leads_after_the_rounds_and_the_time_of_its_probation() -> None:
+async def test_a_newcomer_leads_after_the_rounds_and_the_time_of_its_probation() -> None:
     asked = ProbationPolicy(rounds=20, seconds=15.0)
     policy = replace(POLICY, probation=asked)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            anna = await made.add("anna", policy=policy)
-            await made.add("boris", policy=policy)
-            await made.live(60.0)
-            clara = await made.add("clara", policy=policy)
-            await made.live(120.0)
-            rounds = [
-                (at, fields)
-                for at, event, fields in anna.events
-                if event == "round" and fields["outcome"] == "finished"
-            ]
-            worked = [at for at, fields in rounds if clara.id in fields["contributors"]]
-            led = [at for at, fields in rounds if fields["leader"] == clara.id]
-            before = [at for at in worked if at < led[0]]
-            assert len(before) >= 0.8 * asked.rounds
-            assert led[0] - worked[0] >= 0.8 * asked.seconds
-            assert led[0] - worked[0] < 60.0 + 4 * asked.seconds
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        anna = await made.add("anna", policy=policy)
+        await made.add("boris", policy=policy)
+        await made.live(60.0)
+        clara = await made.add("clara", policy=policy)
+        await made.live(120.0)
+        rounds = [
+            (at, fields)
+            for at, event, fields in anna.events
+            if event == "round" and fields["outcome"] == "finished"
+        ]
+        worked = [at for at, fields in rounds if clara.id in fields["contributors"]]
+        led = [at for at, fields in rounds if fields["leader"] == clara.id]
+        before = [at for at in worked if at < led[0]]
+        assert len(before) >= 0.8 * asked.rounds
+        assert led[0] - worked[0] >= 0.8 * asked.seconds
+        assert led[0] - worked[0] < 60.0 + 4 * asked.seconds

@@ -69,7 +69,7 @@ def reduce_falsely(monkeypatch: pytest.MonkeyPatch, who: PeerId) -> None:
 
 @pytest.mark.parametrize("codec", ["int8", "f32"])
 @pytest.mark.parametrize("merge", ["mean", "centered_clip"])
-def test_a_reducer_that_lies_within_all_bounds_is_banned_by_everybody(
+async def test_a_reducer_that_lies_within_all_bounds_is_banned_by_everybody(
     monkeypatch: pytest.MonkeyPatch, codec: str, merge: str
 ) -> None:
     if merge == "mean":
@@ -84,23 +84,20 @@ def test_a_reducer_that_lies_within_all_bounds_is_banned_by_everybody(
 
         monkeypatch.setattr(Reducing, "_merge_chunks", lie)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            policy = replace(HALF, codec=codec, merge=merge)
-            peers = await honest(made, policy)
-            await made.add("mallory", policy=policy)
-            await made.until(lambda: convicts(peers) == [{MALLORY}] * 3, within_s=40.0)
-            (event, *more) = peers[0].told("convicted")
-            assert event["reason"].startswith("merged slice") and not more
-            before = [peer.versions() for peer in peers]
-            at = asyncio.get_running_loop().time()
-            await made.live(30.0)
-            assert [peer.versions() for peer in peers] > before
-            later = [e for p in peers for t, n, e in p.events if n == "round" and t > at + 15.0]
-            assert later and not any(MALLORY in each["members"] for each in later)
-            made.check()
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        policy = replace(HALF, codec=codec, merge=merge)
+        peers = await honest(made, policy)
+        await made.add("mallory", policy=policy)
+        await made.until(lambda: convicts(peers) == [{MALLORY}] * 3, within_s=40.0)
+        (event, *more) = peers[0].told("convicted")
+        assert event["reason"].startswith("merged slice") and not more
+        before = [peer.versions() for peer in peers]
+        at = asyncio.get_running_loop().time()
+        await made.live(30.0)
+        assert [peer.versions() for peer in peers] > before
+        later = [e for p in peers for t, n, e in p.events if n == "round" and t > at + 15.0]
+        assert later and not any(MALLORY in each["members"] for each in later)
+        made.check()
 
 
 WAYS = {
@@ -123,19 +120,16 @@ ALIKE = ("one group", "mixes", "centered clip")
     "way",
     [pytest.param(way, marks=pytest.mark.slow) if way in ALIKE else way for way in WAYS],
 )
-def test_honest_peers_that_audit_everything_find_nothing(way: str) -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            names = ("anna", "boris", "clara", "dora")
-            peers = [await made.add(name, policy=WAYS[way]) for name in names]
-            await made.live(40.0)
-            assert audits_of(peers) > 20
-            assert convicts(peers) == [set()] * 4
-            assert not any(peer.told("audit_refused") for peer in peers)
-            assert not any(peer.averager.audits.counters["audits_broken"] for peer in peers)
-            made.check()
-
-    run(main())
+async def test_honest_peers_that_audit_everything_find_nothing(way: str) -> None:
+    async with swarm(MemoryNetwork()) as made:
+        names = ("anna", "boris", "clara", "dora")
+        peers = [await made.add(name, policy=WAYS[way]) for name in names]
+        await made.live(40.0)
+        assert audits_of(peers) > 20
+        assert convicts(peers) == [set()] * 4
+        assert not any(peer.told("audit_refused") for peer in peers)
+        assert not any(peer.averager.audits.counters["audits_broken"] for peer in peers)
+        made.check()
 
 
 def test_bundles_of_a_site_are_audited_and_a_delegate_that_lies_is_banned(
@@ -170,51 +164,45 @@ def test_bundles_of_a_site_are_audited_and_a_delegate_that_lies_is_banned(
     assert others == [others[0]] * 3 and not liar
 
 
-def test_a_peer_that_comes_later_is_shown_the_proof_and_one_that_restarts_has_kept_it(
+async def test_a_peer_that_comes_later_is_shown_the_proof_and_one_that_restarts_has_kept_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reduce_falsely(monkeypatch, MALLORY)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made, HALF)
-            await made.add("mallory", policy=HALF)
-            await made.until(lambda: convicts(peers) == [{MALLORY}] * 3, within_s=40.0)
-            late = await made.add("late", policy=HALF)
-            await made.until(lambda: convicts([late]) == [{MALLORY}], within_s=70.0)
-            proof = late.proofs[MALLORY]
-            again = await made.add("again", policy=HALF, proofs=[proof])
-            await asyncio.sleep(0.1)
-            assert convicts([again]) == [{MALLORY}]
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, HALF)
+        await made.add("mallory", policy=HALF)
+        await made.until(lambda: convicts(peers) == [{MALLORY}] * 3, within_s=40.0)
+        late = await made.add("late", policy=HALF)
+        await made.until(lambda: convicts([late]) == [{MALLORY}], within_s=70.0)
+        proof = late.proofs[MALLORY]
+        again = await made.add("again", policy=HALF, proofs=[proof])
+        await asyncio.sleep(0.1)
+        assert convicts([again]) == [{MALLORY}]
 
 
-def test_a_proof_that_proves_nothing_convicts_nobody_and_costs_its_sender() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made, EVERYTHING)
-            liar = await made.add("mallory", policy=EVERYTHING)
-            await made.live(30.0)
-            victim = peers[0].id
-            vote = Vote((0, 1), bytes(64))
-            head = TwoVotes(
-                peer=victim, round=bytes(32), ballot=1, first=vote, second=Vote((0,), bytes(64))
-            )
-            invented = Proof(head)
-            liar.averager.audits._proofs[invented.digest] = invented, victim
-            liar.averager.audits.spread()
-            await made.live(20.0)
-            assert convicts(peers) == [set()] * 3
-            told = [fields for peer in peers for fields in peer.told("proof_refused")]
-            assert told and all(fields["peer"] == liar.id for fields in told)
-            now = asyncio.get_running_loop().time()
-            assert peers[1].averager.audits.strikes.count(liar.id, now) > 0.9
-
-    run(main())
+async def test_a_proof_that_proves_nothing_convicts_nobody_and_costs_its_sender() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, EVERYTHING)
+        liar = await made.add("mallory", policy=EVERYTHING)
+        await made.live(30.0)
+        victim = peers[0].id
+        vote = Vote((0, 1), bytes(64))
+        head = TwoVotes(
+            peer=victim, round=bytes(32), ballot=1, first=vote, second=Vote((0,), bytes(64))
+        )
+        invented = Proof(head)
+        liar.averager.audits._proofs[invented.digest] = invented, victim
+        liar.averager.audits.spread()
+        await made.live(20.0)
+        assert convicts(peers) == [set()] * 3
+        told = [fields for peer in peers for fields in peer.told("proof_refused")]
+        assert told and all(fields["peer"] == liar.id for fields in told)
+        now = asyncio.get_running_loop().time()
+        assert peers[1].averager.audits.strikes.count(liar.id, now) > 0.9
 
 
-def test_a_peer_that_shows_auditors_nothing_is_not_banned_and_counts_for_less(
+async def test_a_peer_that_shows_auditors_nothing_is_not_banned_and_counts_for_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown = Uploads.of
@@ -225,22 +213,19 @@ def test_a_peer_that_shows_auditors_nothing_is_not_banned_and_counts_for_less(
 
     monkeypatch.setattr(Uploads, "of", nothing)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made, EVERYTHING)
-            await made.add("mallory", policy=EVERYTHING)
-            await made.live(90.0)
-            assert convicts(peers) == [set()] * 3
-            now = asyncio.get_running_loop().time()
-            assert any(peer.averager.audits.strikes.is_out(MALLORY, now) for peer in peers)
-            refused = [fields for peer in peers for fields in peer.told("audit_refused")]
-            assert {fields["peer"] for fields in refused} == {MALLORY}
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, EVERYTHING)
+        await made.add("mallory", policy=EVERYTHING)
+        await made.live(90.0)
+        assert convicts(peers) == [set()] * 3
+        now = asyncio.get_running_loop().time()
+        assert any(peer.averager.audits.strikes.is_out(MALLORY, now) for peer in peers)
+        refused = [fields for peer in peers for fields in peer.told("audit_refused")]
+        assert {fields["peer"] for fields in refused} == {MALLORY}
 
 
 @pytest.mark.parametrize("drops", [True, False])
-def test_a_peer_that_answers_auditors_drop_by_drop_or_not_at_all_counts_for_less(
+async def test_a_peer_that_answers_auditors_drop_by_drop_or_not_at_all_counts_for_less(
     monkeypatch: pytest.MonkeyPatch, drops: bool
 ) -> None:
     """Audits waited for it for as long as it liked, and it was held against nobody."""
@@ -256,23 +241,19 @@ def test_a_peer_that_answers_auditors_drop_by_drop_or_not_at_all_counts_for_less
             await asyncio.sleep(19.0)
 
     monkeypatch.setattr(Auditing, "_tell_all", drip)
-
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made, EVERYTHING)
-            await made.add("mallory", policy=EVERYTHING)
-            await made.live(90.0)
-            made.check()
-            now = asyncio.get_running_loop().time()
-            strikes = [peer.averager.audits.strikes for peer in peers]
-            assert all(each.is_out(MALLORY, now) for each in strikes)
-            others = [peer.id for peer in peers]
-            assert not any(each.count(one, now) for each in strikes for one in others)
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, EVERYTHING)
+        await made.add("mallory", policy=EVERYTHING)
+        await made.live(90.0)
+        made.check()
+        now = asyncio.get_running_loop().time()
+        strikes = [peer.averager.audits.strikes for peer in peers]
+        assert all(each.is_out(MALLORY, now) for each in strikes)
+        others = [peer.id for peer in peers]
+        assert not any(each.count(one, now) for each in strikes for one in others)
 
 
-def test_a_proof_that_comes_drop_by_drop_does_not_keep_others_away(
+async def test_a_proof_that_comes_drop_by_drop_does_not_keep_others_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reduce_falsely(monkeypatch, MALLORY)
@@ -288,25 +269,20 @@ def test_a_proof_that_comes_drop_by_drop_does_not_keep_others_away(
             await self._tell(stream, data[at : at + 1])
 
     monkeypatch.setattr(Auditing, "_tell_all", drip)
-
-    async def main() -> None:
-        nonlocal drips
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made, HALF)
-            nora = await made.add("nora", policy=HALF)
-            await made.add("mallory", policy=HALF)
-            await made.until(lambda: convicts([*peers, nora]) == [{MALLORY}] * 4, within_s=60.0)
-            drips = True
-            late = await made.add("late", policy=HALF)
-            await asyncio.sleep(0.1)
-            (proof,) = nora.averager.audits._proofs
-            late.averager.audits.heard_of(slow, said.Accused(0, proof, MALLORY))
-            await made.until(lambda: convicts([late]) == [{MALLORY}], within_s=200.0)
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, HALF)
+        nora = await made.add("nora", policy=HALF)
+        await made.add("mallory", policy=HALF)
+        await made.until(lambda: convicts([*peers, nora]) == [{MALLORY}] * 4, within_s=60.0)
+        drips = True
+        late = await made.add("late", policy=HALF)
+        await asyncio.sleep(0.1)
+        (proof,) = nora.averager.audits._proofs
+        late.averager.audits.heard_of(slow, said.Accused(0, proof, MALLORY))
+        await made.until(lambda: convicts([late]) == [{MALLORY}], within_s=200.0)
 
 
-def test_peers_whose_uploads_are_too_large_to_be_kept_hold_nothing_against_each_other(
+async def test_peers_whose_uploads_are_too_large_to_be_kept_hold_nothing_against_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a large model each audit that was not made at once found nothing: after a minute every
@@ -319,64 +295,55 @@ def test_peers_whose_uploads_are_too_large_to_be_kept_hold_nothing_against_each_
 
     monkeypatch.setattr(Auditing, "_audit", later)
     settings = AveragerSettings(uploads_bytes_max=1000)
-
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made, EVERYTHING, settings=settings)
-            await made.live(60.0)
-            refused = [fields for peer in peers for fields in peer.told("audit_refused")]
-            assert not refused, refused[0]
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, EVERYTHING, settings=settings)
+        await made.live(60.0)
+        refused = [fields for peer in peers for fields in peer.told("audit_refused")]
+        assert not refused, refused[0]
 
 
-def test_strangers_that_hold_all_places_of_a_peer_do_not_have_it_refuse_auditors() -> None:
+async def test_strangers_that_hold_all_places_of_a_peer_do_not_have_it_refuse_auditors() -> None:
     """Auditors took the refusal for a sign that it hides a lie."""
-
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            anna, boris, _ = await honest(made, EVERYTHING)
-            await made.live(30.0)
-            strangers = [made.network.host(f"stranger {number}") for number in range(4)]
-            for stranger in strangers:
-                await stranger.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
-                for _ in range(SERVED_PER_PEER_MAX):
-                    await stranger.open_stream(anna.id, audit_protocol(RUN), timeout_s=5.0)
-            assert len(strangers) * SERVED_PER_PEER_MAX == SERVED_MAX
-            await asyncio.sleep(0.1)
-            with pytest.raises(NotHere, match="that proof is not kept here"):
-                async with boris.averager.audits.stream(anna.id) as stream:
-                    await ask(stream, AskProof(bytes(32)))
-                    await next_data(stream)
-            for stranger in strangers:
-                await stranger.close()
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        anna, boris, _ = await honest(made, EVERYTHING)
+        await made.live(30.0)
+        strangers = [made.network.host(f"stranger {number}") for number in range(4)]
+        for stranger in strangers:
+            await stranger.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
+            for _ in range(SERVED_PER_PEER_MAX):
+                await stranger.open_stream(anna.id, audit_protocol(RUN), timeout_s=5.0)
+        assert len(strangers) * SERVED_PER_PEER_MAX == SERVED_MAX
+        await asyncio.sleep(0.1)
+        with pytest.raises(NotHere, match="that proof is not kept here"):
+            async with boris.averager.audits.stream(anna.id) as stream:
+                await ask(stream, AskProof(bytes(32)))
+                await next_data(stream)
+        for stranger in strangers:
+            await stranger.close()
 
 
-def test_a_coordinator_that_proposes_two_seals_is_banned(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made, EVERYTHING)
-            liar = await made.add("mallory", policy=EVERYTHING)
-            transport, sign, count = liar.averager.transport, liar.averager.me.identity.sign, [0]
-            honestly = transport.send
+async def test_a_coordinator_that_proposes_two_seals_is_banned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made, EVERYTHING)
+        liar = await made.add("mallory", policy=EVERYTHING)
+        transport, sign, count = liar.averager.transport, liar.averager.me.identity.sign, [0]
+        honestly = transport.send
 
-            def twice(peer: PeerId, message: bytes) -> None:
-                heard = said.decode(message)
-                count[0] += isinstance(heard, said.Propose)
-                if isinstance(heard, said.Propose) and count[0] % 2 and len(heard.seal) > 2:
-                    seal = heard.seal[:-1]
-                    vote = said.vote(heard.round, heard.ballot, seal)
-                    message = said.encode(
-                        said.Propose(heard.fragment, heard.round, heard.ballot, seal, sign(vote))
-                    )
-                honestly(peer, message)
+        def twice(peer: PeerId, message: bytes) -> None:
+            heard = said.decode(message)
+            count[0] += isinstance(heard, said.Propose)
+            if isinstance(heard, said.Propose) and count[0] % 2 and len(heard.seal) > 2:
+                seal = heard.seal[:-1]
+                vote = said.vote(heard.round, heard.ballot, seal)
+                message = said.encode(
+                    said.Propose(heard.fragment, heard.round, heard.ballot, seal, sign(vote))
+                )
+            honestly(peer, message)
 
-            transport.send = twice
-            await made.live(50.0)
-            assert convicts(peers) == [{MALLORY}] * 3
-            assert any("two seals" in each["reason"] for each in peers[0].told("convicted"))
-            made.check()
-
-    run(main())
+        transport.send = twice
+        await made.live(50.0)
+        assert convicts(peers) == [{MALLORY}] * 3
+        assert any("two seals" in each["reason"] for each in peers[0].told("convicted"))
+        made.check()

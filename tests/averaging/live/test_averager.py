@@ -44,356 +44,304 @@ def rms_distance(one: Sequence[Float32s], other: Sequence[Float32s]) -> float:
 
 
 @pytest.mark.parametrize("codec", ["f32", "f16", "int8", "int4", "int3", "int2"])
-def test_two_learners_end_up_near_their_common_minimum_with_equal_bits(codec: str) -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            policy = replace(POLICY, codec=codec)
-            anna = await made.add("anna", policy=policy)
-            boris = await made.add("boris", policy=policy)
-            await made.live(85.0)
-            made.check()
-            assert min(v for v in anna.versions() if v is not None) >= 10
-            for peer in (anna, boris):
-                assert peer.learner is not None
-                alone = rms_distance(peer.learner.targets, made.optimum)
-                assert peer.learner.distance(made.optimum) < 0.5 * alone
-            rounds = anna.told("round")
-            assert rounds and all(len(r["members"]) == 2 for r in rounds)
-            closed = [*anna.told("closed"), *boris.told("closed")]
-            assert {each["protocol"] for each in closed} == {NEWEST}
-            assert anna.averager.stats.contributed > 0
-
-    run(main())
+async def test_two_learners_end_up_near_their_common_minimum_with_equal_bits(codec: str) -> None:
+    async with swarm(MemoryNetwork()) as made:
+        policy = replace(POLICY, codec=codec)
+        anna = await made.add("anna", policy=policy)
+        boris = await made.add("boris", policy=policy)
+        await made.live(85.0)
+        made.check()
+        assert min(v for v in anna.versions() if v is not None) >= 10
+        for peer in (anna, boris):
+            assert peer.learner is not None
+            alone = rms_distance(peer.learner.targets, made.optimum)
+            assert peer.learner.distance(made.optimum) < 0.5 * alone
+        rounds = anna.told("round")
+        assert rounds and all(len(r["members"]) == 2 for r in rounds)
+        closed = [*anna.told("closed"), *boris.told("closed")]
+        assert {each["protocol"] for each in closed} == {NEWEST}
+        assert anna.averager.stats.contributed > 0
 
 
 @pytest.mark.parametrize("site", [None, "a lab"])
 @pytest.mark.parametrize(("up", "down"), [("int2", "int2"), ("int2", "int4"), ("int8", "int2")])
-def test_with_error_feedback_learners_keep_what_encoding_loses_on_both_ways(
+async def test_with_error_feedback_learners_keep_what_encoding_loses_on_both_ways(
     up: str, down: str, site: str | None
 ) -> None:
     """Equal members all of whom take part: what one gains by a version, the others lose."""
-
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            policy = replace(
-                POLICY, codec=up, codec_down=down, feedback=frozenset({"int2"}), eta=1.0, mu=0.0
-            )
-            learners = []
-            for name in ("anna", "boris", "clara"):
-                at = None if name == "clara" else site
-                peer = await made.add(name, policy=policy, site=at)
-                assert peer.learner is not None
-                learners.append(peer.learner)
-            await made.live(85.0)
-            made.check()
-            assert min(version or 0 for version in peer.versions()) >= 5
-            rounds = peer.told("round")
-            assert all(len(told["contributors"]) == 3 for told in rounds)
-            assert any(told.get("delegates") for told in rounds) == (site is not None)
-            for index, state in enumerate(made.start):
-                moved = sum(learner.parameters(index) - state.theta for learner in learners)
-                walked = sum(learner.walked[index] for learner in learners)
-                off = np.linalg.norm(moved - walked) / np.linalg.norm(walked)
-                assert off < (1e-5 if up == "int2" else 0.02), "all steps are in the parameters"
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        policy = replace(
+            POLICY, codec=up, codec_down=down, feedback=frozenset({"int2"}), eta=1.0, mu=0.0
+        )
+        learners = []
+        for name in ("anna", "boris", "clara"):
+            at = None if name == "clara" else site
+            peer = await made.add(name, policy=policy, site=at)
+            assert peer.learner is not None
+            learners.append(peer.learner)
+        await made.live(85.0)
+        made.check()
+        assert min(version or 0 for version in peer.versions()) >= 5
+        rounds = peer.told("round")
+        assert all(len(told["contributors"]) == 3 for told in rounds)
+        assert any(told.get("delegates") for told in rounds) == (site is not None)
+        for index, state in enumerate(made.start):
+            moved = sum(learner.parameters(index) - state.theta for learner in learners)
+            walked = sum(learner.walked[index] for learner in learners)
+            off = np.linalg.norm(moved - walked) / np.linalg.norm(walked)
+            assert off < (1e-5 if up == "int2" else 0.02), "all steps are in the parameters"
 
 
-def test_a_late_joiner_fetches_the_state_and_then_contributes() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            anna = await made.add("anna")
-            await made.add("boris")
-            await made.live(20.0)
-            late = await made.add("clara", knows_start=False)
-            assert late.versions() == [None] * len(made.layout.fragments)
-            await made.live(20.0)
-            made.check()
-            assert late.told("state_fetched")
-            assert late.versions() == anna.versions()
-            assert late.averager.stats.contributed > 0
-
-    run(main())
+async def test_a_late_joiner_fetches_the_state_and_then_contributes() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        anna = await made.add("anna")
+        await made.add("boris")
+        await made.live(20.0)
+        late = await made.add("clara", knows_start=False)
+        assert late.versions() == [None] * len(made.layout.fragments)
+        await made.live(20.0)
+        made.check()
+        assert late.told("state_fetched")
+        assert late.versions() == anna.versions()
+        assert late.averager.stats.contributed > 0
 
 
-def test_a_peer_that_missed_rounds_replays_them_and_loses_no_work(
+async def test_a_peer_that_missed_rounds_replays_them_and_loses_no_work(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG, "averaging.live.fetch_server")
 
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with swarm(network) as made:
-            peers = [await made.add(name) for name in ("anna", "boris", "clara")]
-            await made.live(18.0)
-            clara = peers[2]
-            before = clara.versions()
-            network.partition([[clara.id]])
-            await made.live(30.0)
-            assert clara.versions() == before
-            network.heal()
-            await made.live(36.0)
-            made.check()
-            assert clara.versions() == peers[0].versions()
-            adopted = clara.told("state_adopted")
-            replayed = [a for a in adopted if a["how"] == "replay"]
-            assert any(a["version"] > a["from_version"] for a in replayed)
-            mine = [told for told in clara.told("round") if clara.id in told["contributors"]]
-            without_me = sum(version or 0 for version in clara.versions()) - len(mine)
-            assert sum(a["missed"] for a in adopted) == without_me > 0
-            assert clara.learner is not None
-            assert clara.learner.went_through == [
-                (a["fragment"], version)
-                for a in replayed
-                for version in range(a["from_version"] + 1, a["version"] + 1)
-            ]
-            assert "fetch_broken" not in caplog.text  # the connections carry the next streams
-            check_tokens(peers)
-
-    run(main())
+    network = MemoryNetwork()
+    async with swarm(network) as made:
+        peers = [await made.add(name) for name in ("anna", "boris", "clara")]
+        await made.live(18.0)
+        clara = peers[2]
+        before = clara.versions()
+        network.partition([[clara.id]])
+        await made.live(30.0)
+        assert clara.versions() == before
+        network.heal()
+        await made.live(36.0)
+        made.check()
+        assert clara.versions() == peers[0].versions()
+        adopted = clara.told("state_adopted")
+        replayed = [a for a in adopted if a["how"] == "replay"]
+        assert any(a["version"] > a["from_version"] for a in replayed)
+        mine = [told for told in clara.told("round") if clara.id in told["contributors"]]
+        without_me = sum(version or 0 for version in clara.versions()) - len(mine)
+        assert sum(a["missed"] for a in adopted) == without_me > 0
+        assert clara.learner is not None
+        assert clara.learner.went_through == [
+            (a["fragment"], version)
+            for a in replayed
+            for version in range(a["from_version"] + 1, a["version"] + 1)
+        ]
+        assert "fetch_broken" not in caplog.text  # the connections carry the next streams
+        check_tokens(peers)
 
 
-def test_histories_that_were_founded_apart_are_never_averaged_and_one_goes_over_whole() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            anna, boris = await made.add("anna"), await made.add("boris")
-            other = [
-                FragmentState.founded(made.layout.hash, state.fragment, state.theta + np.float32(1))
-                for state in made.start
-            ]
-            clara = await made.add("clara", states=other)
-            await made.live(36.0)
-            made.check()
-            assert clara.versions() == [0] * len(made.layout.fragments)
-            assert {told["peer"] for told in clara.told("founded_apart")} >= {anna.id}
-            assert {told["peer"] for told in anna.told("founded_apart")} == {clara.id}
-            assert all(told["kind"] == "merge" for told in anna.told("round"))
-            assert all(set(told["members"]) <= {anna.id, boris.id} for told in anna.told("round"))
+async def test_histories_founded_apart_are_never_averaged_and_one_goes_over_whole() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        anna, boris = await made.add("anna"), await made.add("boris")
+        other = [
+            FragmentState.founded(made.layout.hash, state.fragment, state.theta + np.float32(1))
+            for state in made.start
+        ]
+        clara = await made.add("clara", states=other)
+        await made.live(36.0)
+        made.check()
+        assert clara.versions() == [0] * len(made.layout.fragments)
+        assert {told["peer"] for told in clara.told("founded_apart")} >= {anna.id}
+        assert {told["peer"] for told in anna.told("founded_apart")} == {clara.id}
+        assert all(told["kind"] == "merge" for told in anna.told("round"))
+        assert all(set(told["members"]) <= {anna.id, boris.id} for told in anna.told("round"))
 
-            states = await clara.averager.states_of(anna.id)
-            await clara.averager.replace_states(states, reason="founded_apart")
-            await made.live(36.0)
-            made.check()
-            assert clara.averager.stats.contributed > 0
-            assert clara.versions() == anna.versions()
-            check_tokens([anna, boris, clara])
-            assert clara.learner is not None
-            assert clara.learner.discarded(0) > 0
-
-    run(main())
+        states = await clara.averager.states_of(anna.id)
+        await clara.averager.replace_states(states, reason="founded_apart")
+        await made.live(36.0)
+        made.check()
+        assert clara.averager.stats.contributed > 0
+        assert clara.versions() == anna.versions()
+        check_tokens([anna, boris, clara])
+        assert clara.learner is not None
+        assert clara.learner.discarded(0) > 0
 
 
 @pytest.mark.parametrize(("wants_the_way", "how"), [(False, "state"), (True, "replay")])
-def test_a_peer_that_needs_the_versions_between_replays_payloads_larger_than_a_state(
+async def test_a_peer_that_needs_the_versions_between_replays_payloads_larger_than_a_state(
     wants_the_way: bool, how: str
 ) -> None:
     """A new agent at a running trainer finds the base of its work nowhere else: it was lost."""
-
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with swarm(network) as made:
-            clara = [await made.add(name) for name in ("anna", "boris", "clara")][2]
-            await made.live(18.0)
-            network.partition([[clara.id]])
-            await made.live(100.0)
-            assert clara.learner is not None
-            clara.learner.wants_the_way = wants_the_way
-            network.heal()
-            await made.live(18.0)
-            made.check()
-            far = [a for a in clara.told("state_adopted") if a["version"] - a["from_version"] > 8]
-            assert {a["how"] for a in far} == {how}
-
-    run(main())
+    network = MemoryNetwork()
+    async with swarm(network) as made:
+        clara = [await made.add(name) for name in ("anna", "boris", "clara")][2]
+        await made.live(18.0)
+        network.partition([[clara.id]])
+        await made.live(100.0)
+        assert clara.learner is not None
+        clara.learner.wants_the_way = wants_the_way
+        network.heal()
+        await made.live(18.0)
+        made.check()
+        far = [a for a in clara.told("state_adopted") if a["version"] - a["from_version"] > 8]
+        assert {a["how"] for a in far} == {how}
 
 
-def test_a_peer_that_only_dials_out_takes_part_and_reduces_nothing() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with swarm(network) as made:
-            anna = await made.add("anna")
-            await made.add("boris")
-            hidden = await made.add("clara", reachable=False)
-            await made.live(40.0)
-            made.check()
-            assert hidden.averager.stats.contributed >= 8
-            for done in anna.told("round"):
-                assert done["leader"] != hidden.id
-            assert hidden.versions() == anna.versions()
-
-    run(main())
+async def test_a_peer_that_only_dials_out_takes_part_and_reduces_nothing() -> None:
+    network = MemoryNetwork()
+    async with swarm(network) as made:
+        anna = await made.add("anna")
+        await made.add("boris")
+        hidden = await made.add("clara", reachable=False)
+        await made.live(40.0)
+        made.check()
+        assert hidden.averager.stats.contributed >= 8
+        for done in anna.told("round"):
+            assert done["leader"] != hidden.id
+        assert hidden.versions() == anna.versions()
 
 
-def test_a_peer_that_others_dial_does_not_look_for_those_who_left() -> None:
+async def test_a_peer_that_others_dial_does_not_look_for_those_who_left() -> None:
     """Earlier, such a peer kept links to them: it dialled them every five seconds, for ever."""
-
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            anna = await made.add("anna")
-            boris = await made.add("boris")
-            clara = await made.add("clara", reachable=False)
-            await made.live(20.0)
-            clara.averager.set_reachable(True)
-            await made.live(20.0)
-            for gone in (anna, boris):
-                made.peers.remove(gone)
-                await gone.stop()
-                await gone.host.close()
-                del clara.view[gone.id]  # as its presence does when they say goodbye
-            await made.live(20.0)
-            before = len(clara.told("link_lost"))
-            await made.live(120.0)
-            assert len(clara.told("link_lost")) == before
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        anna = await made.add("anna")
+        boris = await made.add("boris")
+        clara = await made.add("clara", reachable=False)
+        await made.live(20.0)
+        clara.averager.set_reachable(True)
+        await made.live(20.0)
+        for gone in (anna, boris):
+            made.peers.remove(gone)
+            await gone.stop()
+            await gone.host.close()
+            del clara.view[gone.id]  # as its presence does when they say goodbye
+        await made.live(20.0)
+        before = len(clara.told("link_lost"))
+        await made.live(120.0)
+        assert len(clara.told("link_lost")) == before
 
 
-def test_a_keeper_that_reduced_a_round_does_not_fetch_it_from_homes() -> None:
+async def test_a_keeper_that_reduced_a_round_does_not_fetch_it_from_homes() -> None:
     """Earlier, such a keeper fetched 31 times in 28 rounds, which doubled what the homes
     uploaded."""
-
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            keeper = await made.add("keeper", trains=False)
-            anna = await made.add("anna", reachable=False)
-            boris = await made.add("boris", reachable=False)
-            await made.live(80.0)
-            made.check()
-            assert min(version or 0 for version in anna.versions()) >= 3
-            adopted = keeper.told("state_adopted")
-            assert len(adopted) >= 3 * len(made.layout.fragments)
-            assert keeper.averager.fetcher.counters["entries_fetched"] == 0
-            for home in (anna, boris):
-                assert home.averager.counters()["pieces_served"] == 0
-            assert (
-                min(
-                    mine - kept
-                    for mine, kept in zip(keeper.versions(), anna.versions(), strict=True)
-                    if mine is not None and kept is not None
-                )
-                >= -1
+    async with swarm(MemoryNetwork()) as made:
+        keeper = await made.add("keeper", trains=False)
+        anna = await made.add("anna", reachable=False)
+        boris = await made.add("boris", reachable=False)
+        await made.live(80.0)
+        made.check()
+        assert min(version or 0 for version in anna.versions()) >= 3
+        adopted = keeper.told("state_adopted")
+        assert len(adopted) >= 3 * len(made.layout.fragments)
+        assert keeper.averager.fetcher.counters["entries_fetched"] == 0
+        for home in (anna, boris):
+            assert home.averager.counters()["pieces_served"] == 0
+        assert (
+            min(
+                mine - kept
+                for mine, kept in zip(keeper.versions(), anna.versions(), strict=True)
+                if mine is not None and kept is not None
             )
-
-    run(main())
-
-
-def test_two_who_only_dial_out_meet_at_an_auxiliary_without_a_model() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with swarm(network) as made:
-            helper = await made.add("helper", trains=False, keeps=False, knows_start=False)
-            anna = await made.add("anna", reachable=False)
-            boris = await made.add("boris", reachable=False)
-            await made.live(80.0)
-            made.check()
-            assert helper.versions() == [None] * len(made.layout.fragments)
-            assert anna.versions() == boris.versions()
-            assert min(version or 0 for version in anna.versions()) >= 3
-
-    run(main())
+            >= -1
+        )
 
 
-def test_no_averager_is_built_with_an_incarnation_that_no_commit_holds() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            with pytest.raises(ValueError, match="incarnation is 9007199254740992"):
-                await made.add("anna", incarnation=2**53)
+async def test_two_who_only_dial_out_meet_at_an_auxiliary_without_a_model() -> None:
+    network = MemoryNetwork()
+    async with swarm(network) as made:
+        helper = await made.add("helper", trains=False, keeps=False, knows_start=False)
+        anna = await made.add("anna", reachable=False)
+        boris = await made.add("boris", reachable=False)
+        await made.live(80.0)
+        made.check()
+        assert helper.versions() == [None] * len(made.layout.fragments)
+        assert anna.versions() == boris.versions()
+        assert min(version or 0 for version in anna.versions()) >= 3
 
-    run(main())
+
+async def test_no_averager_is_built_with_an_incarnation_that_no_commit_holds() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        with pytest.raises(ValueError, match="incarnation is 9007199254740992"):
+            await made.add("anna", incarnation=2**53)
 
 
-def test_a_keeper_leads_two_who_only_dial_out_and_nobody_waits_for_work_of_its_own() -> None:
+async def test_a_keeper_leads_two_who_only_dial_out_and_nobody_waits_for_work_of_its_own() -> None:
     """Even where a roster needs everybody: a keeper is no member of it."""
     everybody = replace(POLICY, quorum=QuorumPolicy(required="all"))
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            keeper = await made.add("keeper", trains=False, policy=everybody)
-            anna = await made.add("anna", reachable=False, policy=everybody)
-            boris = await made.add("boris", reachable=False, policy=everybody)
-            await made.live(80.0)
-            made.check()
-            homes = {anna.id, boris.id}
-            rounds = [done for peer in (anna, boris) for done in peer.told("round")]
-            assert len(rounds) >= 8
-            assert {done["leader"] for done in rounds} == {keeper.id}
-            assert all(set(done["members"]) == homes for done in rounds)
-            finished = [done for done in rounds if done["outcome"] == "finished"]
-            assert len(finished) == len(rounds)
-            assert all(set(done["contributors"]) == homes for done in finished)
-            for closed in keeper.told("closed"):
-                assert closed["live"] == closed["members"] == 2
-            assert keeper.averager.stats.contributed == 0
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        keeper = await made.add("keeper", trains=False, policy=everybody)
+        anna = await made.add("anna", reachable=False, policy=everybody)
+        boris = await made.add("boris", reachable=False, policy=everybody)
+        await made.live(80.0)
+        made.check()
+        homes = {anna.id, boris.id}
+        rounds = [done for peer in (anna, boris) for done in peer.told("round")]
+        assert len(rounds) >= 8
+        assert {done["leader"] for done in rounds} == {keeper.id}
+        assert all(set(done["members"]) == homes for done in rounds)
+        finished = [done for done in rounds if done["outcome"] == "finished"]
+        assert len(finished) == len(rounds)
+        assert all(set(done["contributors"]) == homes for done in finished)
+        for closed in keeper.told("closed"):
+            assert closed["live"] == closed["members"] == 2
+        assert keeper.averager.stats.contributed == 0
 
 
-def test_a_keeper_follows_without_a_learner() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            keeper = await made.add(
-                "keeper",
-                trains=False,
-                knows_start=False,
-                settings=AveragerSettings(look_round_s=4.0),
-            )
-            anna = await made.add("anna")
-            await made.add("boris")
-            await made.live(80.0)
-            made.check()
-            ahead = [
-                mine - kept
-                for mine, kept in zip(anna.versions(), keeper.versions(), strict=True)
-                if mine is not None and kept is not None
-            ]
-            assert len(ahead) == len(made.layout.fragments) and max(ahead) <= 2
-            assert any(a["how"] == "replay" for a in keeper.told("state_adopted"))
-
-    run(main())
+async def test_a_keeper_follows_without_a_learner() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        keeper = await made.add(
+            "keeper",
+            trains=False,
+            knows_start=False,
+            settings=AveragerSettings(look_round_s=4.0),
+        )
+        anna = await made.add("anna")
+        await made.add("boris")
+        await made.live(80.0)
+        made.check()
+        ahead = [
+            mine - kept
+            for mine, kept in zip(anna.versions(), keeper.versions(), strict=True)
+            if mine is not None and kept is not None
+        ]
+        assert len(ahead) == len(made.layout.fragments) and max(ahead) <= 2
+        assert any(a["how"] == "replay" for a in keeper.told("state_adopted"))
 
 
-def test_a_lone_founder_folds_and_its_run_is_ordinary_training() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            anna = await made.add("anna", founder=True)
-            await made.live(90.0)
-            assert anna.averager.stats.folds >= 20
-            assert anna.learner is not None
-            state = anna.averager.states[0]
-            assert state is not None and not state.momentum.any()
-            check_tokens([anna])
-
-    run(main())
+async def test_a_lone_founder_folds_and_its_run_is_ordinary_training() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        anna = await made.add("anna", founder=True)
+        await made.live(90.0)
+        assert anna.averager.stats.folds >= 20
+        assert anna.learner is not None
+        state = anna.averager.states[0]
+        assert state is not None and not state.momentum.any()
+        check_tokens([anna])
 
 
-def test_newcomers_follow_a_founder_that_folded_after_they_had_its_state() -> None:
+async def test_newcomers_follow_a_founder_that_folded_after_they_had_its_state() -> None:
     """Most sources had what the newcomers have: they believed those, and mixed with the founder."""
-
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            anna = await made.add("anna", founder=True)
-            await made.live(20.0)
-            fetched = [
-                replace(state, theta=state.theta.copy(), momentum=state.momentum.copy())
-                for state in anna.averager.states
-                if state is not None
-            ]
-            await made.live(10.0)
-            newcomers = [
-                await made.add(
-                    name, states=[replace(s, momentum=s.momentum.copy()) for s in fetched]
-                )
-                for name in ("boris", "clara", "dora")
-            ]
-            await made.live(40.0)
-            made.check()
-            peers = [anna, *newcomers]
-            kinds = {r["kind"] for peer in peers for r in peer.told("round")}
-            assert kinds == {"merge"}, "whoever is behind catches up instead of going apart"
-            assert not any(peer.told("catch_up_failed") for peer in peers)
-            check_tokens(peers)
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        anna = await made.add("anna", founder=True)
+        await made.live(20.0)
+        fetched = [
+            replace(state, theta=state.theta.copy(), momentum=state.momentum.copy())
+            for state in anna.averager.states
+            if state is not None
+        ]
+        await made.live(10.0)
+        newcomers = [
+            await made.add(name, states=[replace(s, momentum=s.momentum.copy()) for s in fetched])
+            for name in ("boris", "clara", "dora")
+        ]
+        await made.live(40.0)
+        made.check()
+        peers = [anna, *newcomers]
+        kinds = {r["kind"] for peer in peers for r in peer.told("round")}
+        assert kinds == {"merge"}, "whoever is behind catches up instead of going apart"
+        assert not any(peer.told("catch_up_failed") for peer in peers)
+        check_tokens(peers)
 
 
 def _as_newcomer(peer: Peer) -> None:
@@ -403,285 +351,242 @@ def _as_newcomer(peer: Peer) -> None:
         peer.view[other] = msgspec.structs.replace(seen, first_seen=now)
 
 
-def test_a_peer_that_was_away_for_long_follows_peers_of_which_it_knows_one() -> None:
+async def test_a_peer_that_was_away_for_long_follows_peers_of_which_it_knows_one() -> None:
     """Most of those whose work is in its checkpoint have left since, and all are new to it."""
-
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            anna, boris, clara = [await made.add(name) for name in ("anna", "boris", "clara")]
-            await made.live(20.0)
-            kept = [
-                replace(state, theta=state.theta.copy(), momentum=state.momentum.copy())
-                for state in anna.averager.states
-                if state is not None
-            ]
-            await anna.stop()
-            for name in ("dora", "emil"):
-                await made.add(name, knows_start=False)
-            await made.live(36.0)
-            await boris.stop()
-            await made.live(36.0)
-            gone = {anna.id, boris.id}
-            made.peers = [peer for peer in made.peers if peer.id not in gone]
-            before = max(version or 0 for version in clara.versions())
-            back = await made.add("anna again", states=kept)
-            _as_newcomer(back)
-            await made.live(26.0)
-            assert min(version or 0 for version in back.versions()) > before
-            assert any(event["how"] == "state" for event in back.told("state_adopted"))
-            assert any(back.id in r["contributors"] for r in clara.told("round"))
-            made.check()
-            made.peers += [anna, boris]  # to be closed with the others
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        anna, boris, clara = [await made.add(name) for name in ("anna", "boris", "clara")]
+        await made.live(20.0)
+        kept = [
+            replace(state, theta=state.theta.copy(), momentum=state.momentum.copy())
+            for state in anna.averager.states
+            if state is not None
+        ]
+        await anna.stop()
+        for name in ("dora", "emil"):
+            await made.add(name, knows_start=False)
+        await made.live(36.0)
+        await boris.stop()
+        await made.live(36.0)
+        gone = {anna.id, boris.id}
+        made.peers = [peer for peer in made.peers if peer.id not in gone]
+        before = max(version or 0 for version in clara.versions())
+        back = await made.add("anna again", states=kept)
+        _as_newcomer(back)
+        await made.live(26.0)
+        assert min(version or 0 for version in back.versions()) > before
+        assert any(event["how"] == "state" for event in back.told("state_adopted"))
+        assert any(back.id in r["contributors"] for r in clara.told("round"))
+        made.check()
+        made.peers += [anna, boris]  # to be closed with the others
 
 
-def test_a_swarm_of_which_every_member_is_new_to_a_newcomer_gives_it_its_state() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            for name in ("anna", "boris", "clara", "dora"):
-                await made.add(name)
-            await made.live(20.0)
-            newcomer = await made.add("emil", knows_start=False)
-            _as_newcomer(newcomer)
-            await made.live(30.0)
-            assert len(newcomer.told("state_fetched")) == len(made.layout.fragments)
-            assert any(newcomer.id in r["contributors"] for r in newcomer.told("round"))
-            made.check()
-
-    run(main())
+async def test_a_swarm_of_which_every_member_is_new_to_a_newcomer_gives_it_its_state() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        for name in ("anna", "boris", "clara", "dora"):
+            await made.add(name)
+        await made.live(20.0)
+        newcomer = await made.add("emil", knows_start=False)
+        _as_newcomer(newcomer)
+        await made.live(30.0)
+        assert len(newcomer.told("state_fetched")) == len(made.layout.fragments)
+        assert any(newcomer.id in r["contributors"] for r in newcomer.told("round"))
+        made.check()
 
 
-def test_a_peer_killed_in_the_middle_of_a_round_does_not_stop_the_others() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with swarm(network) as made:
-            peers = [await made.add(name) for name in ("anna", "boris", "clara", "dora")]
-            await made.live(18.0)
-            victim = peers[3]
-            entered = victim.told("entered")
-            for _ in range(10_000):
-                await asyncio.sleep(0.01)
-                if len(victim.told("entered")) > len(entered):
-                    break
-            network.crash(victim.id)
-            for task in (victim.task, victim.training):
-                assert task is not None
-                task.cancel()
-            before = min(version or 0 for version in peers[0].versions())
-            await made.live(70.0)
-            made.peers.remove(victim)
-            made.check()
-            for peer in peers[:3]:
-                assert min(version or 0 for version in peer.versions()) >= before + 5
-            check_tokens(peers[:3])
-
-    run(main())
+async def test_a_peer_killed_in_the_middle_of_a_round_does_not_stop_the_others() -> None:
+    network = MemoryNetwork()
+    async with swarm(network) as made:
+        peers = [await made.add(name) for name in ("anna", "boris", "clara", "dora")]
+        await made.live(18.0)
+        victim = peers[3]
+        entered = victim.told("entered")
+        for _ in range(10_000):
+            await asyncio.sleep(0.01)
+            if len(victim.told("entered")) > len(entered):
+                break
+        network.crash(victim.id)
+        for task in (victim.task, victim.training):
+            assert task is not None
+            task.cancel()
+        before = min(version or 0 for version in peers[0].versions())
+        await made.live(70.0)
+        made.peers.remove(victim)
+        made.check()
+        for peer in peers[:3]:
+            assert min(version or 0 for version in peer.versions()) >= before + 5
+        check_tokens(peers[:3])
 
 
-def test_draining_ends_what_is_under_way_and_begins_nothing() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            anna = await made.add("anna")
-            await made.add("boris")
-            await made.live(31.0)
-            assert await anna.averager.drain(timeout_s=30.0)
-            versions = anna.versions()
-            await made.live(30.0)
-            assert anna.versions() == versions
-            made.check()
-
-    run(main())
+async def test_draining_ends_what_is_under_way_and_begins_nothing() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        anna = await made.add("anna")
+        await made.add("boris")
+        await made.live(31.0)
+        assert await anna.averager.drain(timeout_s=30.0)
+        versions = anna.versions()
+        await made.live(30.0)
+        assert anna.versions() == versions
+        made.check()
 
 
-def test_fragments_that_are_made_due_are_merged_long_before_their_cycle_is_over() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            policy = replace(POLICY, due=replace(POLICY.due, cycle_steps=1_000_000))
-            anna, boris = [await made.add(name, policy=policy) for name in ("anna", "boris")]
-            await made.live(20.0)
-            assert anna.averager.stats.rounds == 0
-            boris.averager.answer_every_call()
-            anna.averager.make_due(range(len(anna.averager.states)))
-            await made.live(20.0)
-            assert all(len(told["contributors"]) == 2 for told in anna.told("round"))
-            assert set(anna.versions()) == set(boris.versions()) == {1}
-            made.check()
-
-    run(main())
+async def test_fragments_that_are_made_due_are_merged_long_before_their_cycle_is_over() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        policy = replace(POLICY, due=replace(POLICY.due, cycle_steps=1_000_000))
+        anna, boris = [await made.add(name, policy=policy) for name in ("anna", "boris")]
+        await made.live(20.0)
+        assert anna.averager.stats.rounds == 0
+        boris.averager.answer_every_call()
+        anna.averager.make_due(range(len(anna.averager.states)))
+        await made.live(20.0)
+        assert all(len(told["contributors"]) == 2 for told in anna.told("round"))
+        assert set(anna.versions()) == set(boris.versions()) == {1}
+        made.check()
 
 
-def test_at_the_end_a_roster_waits_for_called_peers_and_for_those_that_catch_up_first() -> None:
+async def test_at_the_end_a_roster_waits_for_called_peers_and_those_that_catch_up_first() -> None:
     """A run by its date left out who was told of the end 40 ms later, or had missed a version."""
-
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            policy = replace(
-                POLICY,
-                due=replace(POLICY.due, cycle_steps=1_000_000),
-                quorum=replace(POLICY.quorum, tau=0.0),
-            )
-            names = ("anna", "boris", "clara")
-            anna, boris, clara = [await made.add(name, policy=policy) for name in names]
-            fragments = range(len(made.layout.fragments))
-            await made.live(20.0)
-            for peer in (anna, boris):
-                peer.averager.make_due(fragments)
-            await made.live(20.0)
-            assert not clara.averager.stats.rounds and clara.versions() < anna.versions()
-            for peer in (anna, boris, clara):
-                peer.averager.answer_every_call()
-            before = len(anna.told("round"))
-            boris.averager.make_due(fragments)
-            await made.live(30.0)
-            last = anna.told("round")[before:]
-            assert len(last) == len(fragments)
-            assert all(len(told["contributors"]) == 3 for told in last)
-            made.check()
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        policy = replace(
+            POLICY,
+            due=replace(POLICY.due, cycle_steps=1_000_000),
+            quorum=replace(POLICY.quorum, tau=0.0),
+        )
+        names = ("anna", "boris", "clara")
+        anna, boris, clara = [await made.add(name, policy=policy) for name in names]
+        fragments = range(len(made.layout.fragments))
+        await made.live(20.0)
+        for peer in (anna, boris):
+            peer.averager.make_due(fragments)
+        await made.live(20.0)
+        assert not clara.averager.stats.rounds and clara.versions() < anna.versions()
+        for peer in (anna, boris, clara):
+            peer.averager.answer_every_call()
+        before = len(anna.told("round"))
+        boris.averager.make_due(fragments)
+        await made.live(30.0)
+        last = anna.told("round")[before:]
+        assert len(last) == len(fragments)
+        assert all(len(told["contributors"]) == 3 for told in last)
+        made.check()
 
 
-def test_a_fragment_that_is_due_while_too_many_are_under_way_is_skipped_and_has_its_turn() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            settings = AveragerSettings(progress_s=1.0, in_flight_max=1)
-            peers = [await made.add(name, settings=settings) for name in ("anna", "boris")]
-            await made.live(10.0)
-            before = [version or 0 for version in peers[0].versions()]
-            for peer in peers:
-                peer.averager.make_due(range(len(made.layout.fragments)))
-            assert peers[0].averager.in_flight <= 1
-            await made.live(60.0)
-            made.check()
-            assert all(peer.told("skipped") for peer in peers)
-            gained = [(v or 0) - b for v, b in zip(peers[0].versions(), before, strict=True)]
-            assert min(gained) >= 2
-
-    run(main())
+async def test_a_fragment_due_while_too_many_are_under_way_is_skipped_and_has_its_turn() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        settings = AveragerSettings(progress_s=1.0, in_flight_max=1)
+        peers = [await made.add(name, settings=settings) for name in ("anna", "boris")]
+        await made.live(10.0)
+        before = [version or 0 for version in peers[0].versions()]
+        for peer in peers:
+            peer.averager.make_due(range(len(made.layout.fragments)))
+        assert peers[0].averager.in_flight <= 1
+        await made.live(60.0)
+        made.check()
+        assert all(peer.told("skipped") for peer in peers)
+        gained = [(v or 0) - b for v, b in zip(peers[0].versions(), before, strict=True)]
+        assert min(gained) >= 2
 
 
-def test_a_peer_that_is_called_while_an_abandoned_snapshot_is_taken_comes_with_the_next_one() -> (
-    None
-):
+async def test_a_peer_called_while_an_abandoned_snapshot_is_taken_comes_with_the_next_one() -> None:
     """Earlier, it was turned away as if it had no place, and the leader closed the roster without
     it: a peer that has just caught up missed one more round."""
-
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            anna = await made.add("anna")
-            boris = await made.add("boris", step_time_s=3.0)
-            await made.live(30.0)
-            work = boris.averager._works[0]
-            machine = work.machine
-            assert machine is not None
-            for _ in range(600):
-                if machine.phase is Phase.WANTED:
-                    break
-                await asyncio.sleep(0.1)
-            work.do(machine.handle(GiveWay("it is behind"), boris.averager.now()))
-            assert machine.phase is Phase.IDLE
-            assert boris.learner is not None
-            before, released = len(boris.told("round")), boris.learner.released
-            work.do(machine.handle(Due(), boris.averager.now()))
-            assert machine.phase is Phase.WANTED
-            anna.averager.make_due([0])
-            await made.live(10.0)
-            assert not boris.told("skipped")
-            assert boris.learner.released == released + 1
-            rounds = [told for told in boris.told("round")[before:] if told["fragment"] == 0]
-            assert rounds and boris.id in rounds[0]["contributors"]
-            made.check()
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        anna = await made.add("anna")
+        boris = await made.add("boris", step_time_s=3.0)
+        await made.live(30.0)
+        work = boris.averager._works[0]
+        machine = work.machine
+        assert machine is not None
+        for _ in range(600):
+            if machine.phase is Phase.WANTED:
+                break
+            await asyncio.sleep(0.1)
+        work.do(machine.handle(GiveWay("it is behind"), boris.averager.now()))
+        assert machine.phase is Phase.IDLE
+        assert boris.learner is not None
+        before, released = len(boris.told("round")), boris.learner.released
+        work.do(machine.handle(Due(), boris.averager.now()))
+        assert machine.phase is Phase.WANTED
+        anna.averager.make_due([0])
+        await made.live(10.0)
+        assert not boris.told("skipped")
+        assert boris.learner.released == released + 1
+        rounds = [told for told in boris.told("round")[before:] if told["fragment"] == 0]
+        assert rounds and boris.id in rounds[0]["contributors"]
+        made.check()
 
 
 @pytest.mark.parametrize(("count", "spread", "line_bytes_s"), [(3, 0.0, 5e3), (2, 0.5, 1e4)])
-def test_where_one_round_fits_at_a_time_every_fragment_has_as_many(
+async def test_where_one_round_fits_at_a_time_every_fragment_has_as_many(
     count: int, spread: float, line_bytes_s: float
 ) -> None:
     """On a slow line the last fragment found the place taken whenever it was due: it had 1 round
     while the others had 60, and peers held theirs open for different fragments, in vain."""
-
-    async def main() -> None:
-        slow = MemoryNetwork(replace(CALM, bandwidth_bytes_s=line_bytes_s))
-        async with swarm(slow) as made:
-            policy = replace(POLICY, codec="f32", quorum=QuorumPolicy(wait_s=30.0))
-            settings = AveragerSettings(progress_s=1.0, in_flight_max=1)
-            peers = [
-                await made.add(
-                    name, policy=policy, settings=settings, step_time_s=1.0 + spread * index
-                )
-                for index, name in enumerate(("anna", "boris", "clara")[:count])
-            ]
-            await made.live(150.0)
-            made.check()
-            check_tokens(peers)
-            versions = [version or 0 for version in peers[0].versions()]
-            assert max(versions) - min(versions) <= 3, versions
-            cycles = 150.0 / (POLICY.due.cycle_steps * (1.0 + spread))
-            assert min(versions) >= 0.8 * cycles, versions
-            assert not any(peer.told("no_quorum") for peer in peers)
-
-    run(main())
+    slow = MemoryNetwork(replace(CALM, bandwidth_bytes_s=line_bytes_s))
+    async with swarm(slow) as made:
+        policy = replace(POLICY, codec="f32", quorum=QuorumPolicy(wait_s=30.0))
+        settings = AveragerSettings(progress_s=1.0, in_flight_max=1)
+        peers = [
+            await made.add(name, policy=policy, settings=settings, step_time_s=1.0 + spread * index)
+            for index, name in enumerate(("anna", "boris", "clara")[:count])
+        ]
+        await made.live(150.0)
+        made.check()
+        check_tokens(peers)
+        versions = [version or 0 for version in peers[0].versions()]
+        assert max(versions) - min(versions) <= 3, versions
+        cycles = 150.0 / (POLICY.due.cycle_steps * (1.0 + spread))
+        assert min(versions) >= 0.8 * cycles, versions
+        assert not any(peer.told("no_quorum") for peer in peers)
 
 
-def test_fragments_that_wait_for_their_group_take_no_place_from_others() -> None:
+async def test_fragments_that_wait_for_their_group_take_no_place_from_others() -> None:
     """A place held for one group's fragment was what another group waited for, where groups change
     with every version: with one place there was one version where there are six."""
-
-    async def main() -> None:
-        shapes = [TensorSpec(f"block.{index}", (4, 20)) for index in range(12)]
-        async with swarm(MemoryNetwork(), layout=Layout.build(shapes, 12)) as made:
-            policy = replace(
-                POLICY,
-                group_size=3,
-                quorum=QuorumPolicy(wait_s=30.0, tau=6.0),
-                due=DuePolicy(cycle_steps=12, fragments=12),
+    shapes = [TensorSpec(f"block.{index}", (4, 20)) for index in range(12)]
+    async with swarm(MemoryNetwork(), layout=Layout.build(shapes, 12)) as made:
+        policy = replace(
+            POLICY,
+            group_size=3,
+            quorum=QuorumPolicy(wait_s=30.0, tau=6.0),
+            due=DuePolicy(cycle_steps=12, fragments=12),
+        )
+        settings = AveragerSettings(progress_s=1.0, exchanges_max=1)
+        for index in range(6):
+            await made.add(
+                f"peer {index}", policy=policy, settings=settings, step_time_s=1.0 + 0.1 * index
             )
-            settings = AveragerSettings(progress_s=1.0, exchanges_max=1)
-            for index in range(6):
-                await made.add(
-                    f"peer {index}", policy=policy, settings=settings, step_time_s=1.0 + 0.1 * index
-                )
-            await made.live(45.0)
-            versions = [version or 0 for version in made.peers[0].versions()]
-            assert min(versions) >= 0.7 * 45.0 / (12 * 1.25), versions
-
-    run(main())
+        await made.live(45.0)
+        versions = [version or 0 for version in made.peers[0].versions()]
+        assert min(versions) >= 0.7 * 45.0 / (12 * 1.25), versions
 
 
 @pytest.mark.parametrize("groups_of", [16, 3])
-def test_statistics_are_merged_by_plain_means_beside_parameters_with_momentum(
+async def test_statistics_are_merged_by_plain_means_beside_parameters_with_momentum(
     groups_of: int,
 ) -> None:
     """Also where the rounds of several groups meld theta and momentum."""
-
-    async def main() -> None:
-        shapes = [TensorSpec("weight", (40, 20)), TensorSpec("running_var", (20,))]
-        layout = Layout.build(shapes, 2, statistics=["running_var"])
-        due = replace(POLICY.due, fragments=len(layout.fragments))
-        policy = replace(POLICY, mu=0.9, codec="int4", merge="clip", due=due, group_size=groups_of)
-        async with swarm(MemoryNetwork(), layout=layout) as made:
-            peers = [await made.add(f"peer {index}", policy=policy) for index in range(6)]
-            await made.live(48.0)
-            if groups_of > len(peers):
-                made.check()
-            for peer in peers:
-                *parameters, statistics = peer.averager.states
-                assert statistics is not None and statistics.version >= 3
-                assert not statistics.momentum.any()
-                assert all(state is not None and state.momentum.any() for state in parameters)
-                # Each began at the same start and goes straight to its own target.
-                sides = [
-                    start_of(layout)[-1].theta,
-                    *(p.learner.targets[-1] for p in peers if p.learner),
-                ]
-                lowest, highest = np.min(sides, axis=0), np.max(sides, axis=0)
-                within = (statistics.theta > lowest - 0.1) & (statistics.theta < highest + 0.1)
-                assert within.all()
-
-    run(main())
+    shapes = [TensorSpec("weight", (40, 20)), TensorSpec("running_var", (20,))]
+    layout = Layout.build(shapes, 2, statistics=["running_var"])
+    due = replace(POLICY.due, fragments=len(layout.fragments))
+    policy = replace(POLICY, mu=0.9, codec="int4", merge="clip", due=due, group_size=groups_of)
+    async with swarm(MemoryNetwork(), layout=layout) as made:
+        peers = [await made.add(f"peer {index}", policy=policy) for index in range(6)]
+        await made.live(48.0)
+        if groups_of > len(peers):
+            made.check()
+        for peer in peers:
+            *parameters, statistics = peer.averager.states
+            assert statistics is not None and statistics.version >= 3
+            assert not statistics.momentum.any()
+            assert all(state is not None and state.momentum.any() for state in parameters)
+            # Each began at the same start and goes straight to its own target.
+            sides = [
+                start_of(layout)[-1].theta,
+                *(p.learner.targets[-1] for p in peers if p.learner),
+            ]
+            lowest, highest = np.min(sides, axis=0), np.max(sides, axis=0)
+            within = (statistics.theta > lowest - 0.1) & (statistics.theta < highest + 0.1)
+            assert within.all()
 
 
 def test_in_a_storm_everybody_goes_on_with_equal_bits_and_no_work_is_lost() -> None:
@@ -725,47 +630,41 @@ def test_the_same_seed_gives_the_same_bits_twice() -> None:
     assert once() == once()
 
 
-def test_one_event_tells_who_took_part_in_a_round_with_which_weight_and_cost() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            anna = await made.add("anna")
-            boris = await made.add("boris")
+async def test_one_event_tells_who_took_part_in_a_round_with_which_weight_and_cost() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        anna = await made.add("anna")
+        boris = await made.add("boris")
+        await made.live(30.0)
+        done = anna.told("round")[0]
+        assert sorted(done["members"]) == sorted(done["contributors"])
+        assert sorted(done["members"]) == sorted([anna.id, boris.id])
+        assert sum(done["weights"]) == pytest.approx(1.0)
+        assert done["left_out"] == {}
+        told = [peer.told("round")[0] for peer in (anna, boris)]
+        assert sum(each["sent_bytes"] for each in told) > 0
+        assert sum(each["received_bytes"] for each in told) > 0
+        assert 0 < done["seconds"] < 5
+        assert done["outcome"] == "finished" and done["version"] == 1
+        # What an audit needs: the lineage it led to, and which steps of whom are in it.
+        chain = anna.averager.states[done["fragment"]].chain
+        assert chain.find(1, bytes.fromhex(done["lineage"])) is not None
+        for _, mark, steps, tokens in done["marks"].values():
+            assert 0 < steps <= mark and tokens > 0
+        assert sorted(done["marks"]) == sorted(done["contributors"])
+
+
+async def test_states_can_be_pinned_for_reading_while_rounds_go_on() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        anna = await made.add("anna")
+        await made.add("boris")
+        await made.live(30.0)
+        async with anna.averager.pinned() as states:
+            held = [state for state in states if state is not None]
+            before = [state.digest() for state in held]
             await made.live(30.0)
-            done = anna.told("round")[0]
-            assert sorted(done["members"]) == sorted(done["contributors"])
-            assert sorted(done["members"]) == sorted([anna.id, boris.id])
-            assert sum(done["weights"]) == pytest.approx(1.0)
-            assert done["left_out"] == {}
-            told = [peer.told("round")[0] for peer in (anna, boris)]
-            assert sum(each["sent_bytes"] for each in told) > 0
-            assert sum(each["received_bytes"] for each in told) > 0
-            assert 0 < done["seconds"] < 5
-            assert done["outcome"] == "finished" and done["version"] == 1
-            # What an audit needs: the lineage it led to, and which steps of whom are in it.
-            chain = anna.averager.states[done["fragment"]].chain
-            assert chain.find(1, bytes.fromhex(done["lineage"])) is not None
-            for _, mark, steps, tokens in done["marks"].values():
-                assert 0 < steps <= mark and tokens > 0
-            assert sorted(done["marks"]) == sorted(done["contributors"])
-
-    run(main())
-
-
-def test_states_can_be_pinned_for_reading_while_rounds_go_on() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            anna = await made.add("anna")
-            await made.add("boris")
-            await made.live(30.0)
-            async with anna.averager.pinned() as states:
-                held = [state for state in states if state is not None]
-                before = [state.digest() for state in held]
-                await made.live(30.0)
-                assert [state.digest() for state in held] == before
-            assert anna.versions() != [state.version for state in held]
-            made.check()
-
-    run(main())
+            assert [state.digest() for state in held] == before
+        assert anna.versions() != [state.version for state in held]
+        made.check()
 
 
 @pytest.fixture
@@ -801,104 +700,90 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return known
 
 
-def test_two_halves_that_merged_apart_mix_and_agree_again(
+async def test_two_halves_that_merged_apart_mix_and_agree_again(
     ahead: Counter[str], left: list[bool]
 ) -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        policy = replace(POLICY, doubt_s=20.0, upload_s=5.0, round_s=25.0)
-        async with swarm(network) as made:
-            peers = [
-                await made.add(name, policy=policy) for name in ("anna", "boris", "clara", "dora")
-            ]
-            await made.live(20.0)
-            halves = [peers[:2], peers[2:]]
-            network.partition([[peer.id for peer in half] for half in halves])
-            for half, others in (halves, halves[::-1]):
-                for peer in half:
-                    for other in others:
-                        del peer.view[other.id]
-            await made.live(policy.round_s + 35.0)  # a round that it cut in two has ended by then
-            made.check()
-            lineages = [{state.lineage for state in p.averager.states if state} for p in peers]
-            assert not lineages[0] & lineages[2], "the halves went on by themselves"
-            network.heal()
-            loop = asyncio.get_running_loop()
-            for half, others in (halves, halves[::-1]):
-                for peer in half:
-                    for other in others:
-                        peer.view[other.id] = PeerView(
-                            first_seen=loop.time() - 100.0, heard_at=loop.time(), step_time_s=1.0
-                        )
-                        await peer.host.connect(
-                            other.id, await other.host.addresses(), timeout_s=10.0
-                        )
-            await made.live(50.0)
-            made.check()
-            mixed = [r for p in peers for r in p.told("round") if r["kind"] == "mix"]
-            rebased = [a for p in peers for a in p.told("state_adopted") if a["rebased"]]
-            assert any(r["outcome"] == "finished" for r in mixed) or rebased
-            assert any(r["outcome"] == "finished" for r in mixed), "no fragment was mixed"
-            assert not any(r["marks"] for r in mixed), "a mix merges nobody's steps"
-            assert left and all(left), "who mixes knows the bits that it had before"
-            assert ahead["mix"]
-            for index in range(len(made.layout.fragments)):
-                states = [p.averager.states[index] for p in peers]
-                versions = {state.version for state in states if state is not None}
-                assert max(versions) - min(versions) <= 1
-            check_tokens(peers)
-
-    run(main())
+    network = MemoryNetwork()
+    policy = replace(POLICY, doubt_s=20.0, upload_s=5.0, round_s=25.0)
+    async with swarm(network) as made:
+        peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara", "dora")]
+        await made.live(20.0)
+        halves = [peers[:2], peers[2:]]
+        network.partition([[peer.id for peer in half] for half in halves])
+        for half, others in (halves, halves[::-1]):
+            for peer in half:
+                for other in others:
+                    del peer.view[other.id]
+        await made.live(policy.round_s + 35.0)  # a round that it cut in two has ended by then
+        made.check()
+        lineages = [{state.lineage for state in p.averager.states if state} for p in peers]
+        assert not lineages[0] & lineages[2], "the halves went on by themselves"
+        network.heal()
+        loop = asyncio.get_running_loop()
+        for half, others in (halves, halves[::-1]):
+            for peer in half:
+                for other in others:
+                    peer.view[other.id] = PeerView(
+                        first_seen=loop.time() - 100.0, heard_at=loop.time(), step_time_s=1.0
+                    )
+                    await peer.host.connect(other.id, await other.host.addresses(), timeout_s=10.0)
+        await made.live(50.0)
+        made.check()
+        mixed = [r for p in peers for r in p.told("round") if r["kind"] == "mix"]
+        rebased = [a for p in peers for a in p.told("state_adopted") if a["rebased"]]
+        assert any(r["outcome"] == "finished" for r in mixed) or rebased
+        assert any(r["outcome"] == "finished" for r in mixed), "no fragment was mixed"
+        assert not any(r["marks"] for r in mixed), "a mix merges nobody's steps"
+        assert left and all(left), "who mixes knows the bits that it had before"
+        assert ahead["mix"]
+        for index in range(len(made.layout.fragments)):
+            states = [p.averager.states[index] for p in peers]
+            versions = {state.version for state in states if state is not None}
+            assert max(versions) - min(versions) <= 1
+        check_tokens(peers)
 
 
-def test_groups_that_change_meld_and_everybody_leaves_with_the_reducers_bytes(
+async def test_groups_that_change_meld_and_everybody_leaves_with_the_reducers_bytes(
     ahead: Counter[str],
 ) -> None:
     """Six peers in groups of three or less: real payloads of displacement, theta and momentum."""
-
-    async def main() -> None:
-        policy = replace(POLICY, group_size=3, slice_bytes_min=1024)
-        async with swarm(MemoryNetwork()) as made:
-            peers = [await made.add(f"peer-{number}", policy=policy) for number in range(6)]
-            await made.live(60.0)
-            made.check()  # equal lineage, equal bits
-            rounds = [r for p in peers for r in p.told("round") if r["outcome"] == "finished"]
-            assert {r["kind"] for r in rounds} == {"merge", "meld"}
-            assert ahead["meld"] > 0.9 * sum(r["kind"] == "meld" for r in rounds) / 3
-            assert max(len(r["members"]) for r in rounds) == 3
-            for fragment in range(len(made.layout.fragments)):
-                states = [state for p in peers if (state := p.averager.states[fragment])]
-                assert len({state.lineage for state in states}) > 1, "groups have their own"
-                assert all(len(state.merged) == 6 for state in states), "work reaches everybody"
-            measured = [told["dispersion"] for p in peers for told in p.told("melded")]
-            assert measured and min(measured) > 0
-            optimum = made.optimum
-            for peer in peers:
-                assert peer.learner is not None
-                assert peer.learner.distance(optimum) < 0.7
-
-    run(main())
+    policy = replace(POLICY, group_size=3, slice_bytes_min=1024)
+    async with swarm(MemoryNetwork()) as made:
+        peers = [await made.add(f"peer-{number}", policy=policy) for number in range(6)]
+        await made.live(60.0)
+        made.check()  # equal lineage, equal bits
+        rounds = [r for p in peers for r in p.told("round") if r["outcome"] == "finished"]
+        assert {r["kind"] for r in rounds} == {"merge", "meld"}
+        assert ahead["meld"] > 0.9 * sum(r["kind"] == "meld" for r in rounds) / 3
+        assert max(len(r["members"]) for r in rounds) == 3
+        for fragment in range(len(made.layout.fragments)):
+            states = [state for p in peers if (state := p.averager.states[fragment])]
+            assert len({state.lineage for state in states}) > 1, "groups have their own"
+            assert all(len(state.merged) == 6 for state in states), "work reaches everybody"
+        measured = [told["dispersion"] for p in peers for told in p.told("melded")]
+        assert measured and min(measured) > 0
+        optimum = made.optimum
+        for peer in peers:
+            assert peer.learner is not None
+            assert peer.learner.distance(optimum) < 0.7
 
 
-def test_on_a_slow_line_states_are_fetched_one_after_the_other_and_replays_together() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            averager = (await made.add("anna")).averager
-            averager.around = replace(averager.around, line_max=lambda: 1000.0)
+async def test_on_a_slow_line_states_are_fetched_one_after_the_other_and_replays_together() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        averager = (await made.add("anna")).averager
+        averager.around = replace(averager.around, line_max=lambda: 1000.0)
 
-            async def fetch(turn: Callable[[], AbstractAsyncContextManager[None]]) -> None:
-                async with turn():
-                    await asyncio.sleep(10.0)
+        async def fetch(turn: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+            async with turn():
+                await asyncio.sleep(10.0)
 
-            for turn, seconds in ((averager.catching_up, 10.0), (averager.fetching_state, 20.0)):
-                began = averager.now()
-                await asyncio.gather(fetch(turn), fetch(turn))
-                assert averager.now() - began == pytest.approx(seconds)
-
-    run(main())
+        for turn, seconds in ((averager.catching_up, 10.0), (averager.fetching_state, 20.0)):
+            began = averager.now()
+            await asyncio.gather(fetch(turn), fetch(turn))
+            assert averager.now() - began == pytest.approx(seconds)
 
 
-def test_replays_come_first_and_then_all_that_belongs_to_the_oldest_round(
+async def test_replays_come_first_and_then_all_that_belongs_to_the_oldest_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In the order of ``averaging.live.uplink``: no times are given to it but those of rounds."""
@@ -911,19 +796,16 @@ def test_replays_come_first_and_then_all_that_belongs_to_the_oldest_round(
 
     monkeypatch.setattr(Uplink, "turn", noted)
 
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with swarm(network) as made:
-            peers = [await made.add(name) for name in ("anna", "boris", "clara")]
-            await made.live(60.0)
-            network.partition([[peers[2].id]])
-            await made.live(30.0)
-            network.heal()
-            await made.live(36.0)
-            for peer in peers:
-                times = given[id(peer.averager.uplink)]
-                assert 1 < len(times - {FIRST}) <= len(peer.told("entered"))
-            sources = [peer for peer in peers if FIRST in given[id(peer.averager.uplink)]]
-            assert sources, "the one that was away has replayed what it missed"
-
-    run(main())
+    network = MemoryNetwork()
+    async with swarm(network) as made:
+        peers = [await made.add(name) for name in ("anna", "boris", "clara")]
+        await made.live(60.0)
+        network.partition([[peers[2].id]])
+        await made.live(30.0)
+        network.heal()
+        await made.live(36.0)
+        for peer in peers:
+            times = given[id(peer.averager.uplink)]
+            assert 1 < len(times - {FIRST}) <= len(peer.told("entered"))
+        sources = [peer for peer in peers if FIRST in given[id(peer.averager.uplink)]]
+        assert sources, "the one that was away has replayed what it missed"

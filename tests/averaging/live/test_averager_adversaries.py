@@ -119,34 +119,31 @@ async def _absurd(uploading: Uploading, bulk: Bulk, index: int, growing: Growing
         (_absurd, "its norm is"),
     ],
 )
-def test_a_bad_upload_is_left_out_with_its_reason_and_the_others_are_merged(
+async def test_a_bad_upload_is_left_out_with_its_reason_and_the_others_are_merged(
     monkeypatch: pytest.MonkeyPatch,
     spoil: Callable[[Uploading, Bulk, int, GrowingBytes], Any],
     reason: str,
 ) -> None:
     tamper(monkeypatch, spoil)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made)
-            await made.add("mallory")
-            await made.live(45.0)
-            made.check()
-            assert progress(peers) >= 3
-            found = refusals(peers, "upload_refused")
-            assert any(reason in fields["reason"] for fields in found), found
-            # Where it reduces the only slice that has numbers, nobody else sees its upload.
-            rounds = [r for peer in peers for r in peer.told("round") if r["contributors"]]
-            spoilt = {r["round"] for r in rounds if reason in r["left_out"].get(MALLORY, "")}
-            assert len(spoilt) >= 2
-            for done in rounds:
-                if done["round"] in spoilt:
-                    assert MALLORY in done["left_out"]
-                    assert MALLORY not in done["contributors"]
-                    assert len(done["contributors"]) >= 2
-            assert any(peer.averager.stats.blamed[MALLORY] for peer in peers)
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made)
+        await made.add("mallory")
+        await made.live(45.0)
+        made.check()
+        assert progress(peers) >= 3
+        found = refusals(peers, "upload_refused")
+        assert any(reason in fields["reason"] for fields in found), found
+        # Where it reduces the only slice that has numbers, nobody else sees its upload.
+        rounds = [r for peer in peers for r in peer.told("round") if r["contributors"]]
+        spoilt = {r["round"] for r in rounds if reason in r["left_out"].get(MALLORY, "")}
+        assert len(spoilt) >= 2
+        for done in rounds:
+            if done["round"] in spoilt:
+                assert MALLORY in done["left_out"]
+                assert MALLORY not in done["contributors"]
+                assert len(done["contributors"]) >= 2
+        assert any(peer.averager.stats.blamed[MALLORY] for peer in peers)
 
 
 def uploads_of_mallory(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bytes, int]]:
@@ -164,44 +161,38 @@ def uploads_of_mallory(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bytes, 
 
 
 @pytest.mark.parametrize("spoil", [_not_finite, _absurd])
-def test_a_bad_upload_is_not_tried_again_and_its_sender_hears_why_and_gets_the_merge(
+async def test_a_bad_upload_is_not_tried_again_and_its_sender_hears_why_and_gets_the_merge(
     monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Uploading, Bulk, int, GrowingBytes], Any]
 ) -> None:
     tamper(monkeypatch, spoil)
     tries = uploads_of_mallory(monkeypatch)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made)
-            ill = await made.add("mallory")
-            await made.live(40.0)
-            made.check()
-            assert progress([ill]) >= progress(peers) - 1 >= 2
-            assert not ill.told("upload_failed")
-            assert set(tries.values()) == {1}
-            reasons = [fields["reason"] for fields in ill.told("not_taken")]
-            assert reasons and all("scale nan" in r or "what is usual" in r for r in reasons)
-            assert {fields["by"] for fields in ill.told("not_taken")} <= {p.id for p in peers}
-            assert not any(peer.told("not_taken") for peer in peers)
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made)
+        ill = await made.add("mallory")
+        await made.live(40.0)
+        made.check()
+        assert progress([ill]) >= progress(peers) - 1 >= 2
+        assert not ill.told("upload_failed")
+        assert set(tries.values()) == {1}
+        reasons = [fields["reason"] for fields in ill.told("not_taken")]
+        assert reasons and all("scale nan" in r or "what is usual" in r for r in reasons)
+        assert {fields["by"] for fields in ill.told("not_taken")} <= {p.id for p in peers}
+        assert not any(peer.told("not_taken") for peer in peers)
 
 
-def test_an_upload_whose_stream_broke_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_upload_whose_stream_broke_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tamper(monkeypatch, _truncated)
     tries = uploads_of_mallory(monkeypatch)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            await honest(made)
-            await made.add("mallory")
-            await made.live(40.0)
-            assert max(tries.values()) > 1
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        await honest(made)
+        await made.add("mallory")
+        await made.live(40.0)
+        assert max(tries.values()) > 1
 
 
-def test_a_slice_merged_ahead_of_its_seal_is_made_anew_for_another_one(
+async def test_a_slice_merged_ahead_of_its_seal_is_made_anew_for_another_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tamper(monkeypatch, _absurd)
@@ -214,21 +205,18 @@ def test_a_slice_merged_ahead_of_its_seal_is_made_anew_for_another_one(
 
     monkeypatch.setattr(Reducing, "_begin_merge", noted)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made)
-            await made.add("mallory")
-            await made.live(45.0)
-            made.check()
-            anew = [made for made in makings.values() if len(made) > 1]
-            assert anew
-            assert all(set(first) > set(last) for first, *_, last in anew)
-            for peer in peers:
-                for state in peer.averager.states:
-                    assert state is not None
-                    assert np.abs(state.theta).max() < 1e6, "what was refused has been merged"
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made)
+        await made.add("mallory")
+        await made.live(45.0)
+        made.check()
+        anew = [made for made in makings.values() if len(made) > 1]
+        assert anew
+        assert all(set(first) > set(last) for first, *_, last in anew)
+        for peer in peers:
+            for state in peer.averager.states:
+                assert state is not None
+                assert np.abs(state.theta).max() < 1e6, "what was refused has been merged"
 
 
 def test_a_slice_is_merged_ahead_of_its_seal_when_all_uploads_are_good(
@@ -256,46 +244,40 @@ def test_a_slice_is_merged_ahead_of_its_seal_when_all_uploads_are_good(
     assert all(ahead)
 
 
-def test_an_upload_longer_than_the_layout_says_never_gets_past_its_own_stream(
+async def test_an_upload_longer_than_the_layout_says_never_gets_past_its_own_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tamper(monkeypatch, _too_long)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made)
-            await made.add("mallory")
-            await made.live(45.0)
-            made.check()
-            assert progress(peers) >= 3
-            found = refusals(peers, "upload_refused")
-            assert any("bytes where" in fields["reason"] for fields in found), found
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made)
+        await made.add("mallory")
+        await made.live(45.0)
+        made.check()
+        assert progress(peers) >= 3
+        found = refusals(peers, "upload_refused")
+        assert any("bytes where" in fields["reason"] for fields in found), found
 
 
-def test_a_learner_with_nan_says_which_tensor_and_is_left_out() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made)
-            ill = await made.add("mallory")
-            assert ill.learner is not None
-            for fragment in range(len(LAYOUT.fragments)):
-                ill.learner.parameters(fragment)[0] = np.nan
-            await made.live(40.0)
-            made.check()
-            assert progress(peers) >= 3
-            found = refusals(peers, "upload_refused")
-            assert any("nothing to give" in fields["reason"] for fields in found)
-            assert any("tensor" in fields["reason"] for fields in ill.told("not_finite")), ill.told(
-                "not_finite"
-            )
-
-    run(main())
+async def test_a_learner_with_nan_says_which_tensor_and_is_left_out() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made)
+        ill = await made.add("mallory")
+        assert ill.learner is not None
+        for fragment in range(len(LAYOUT.fragments)):
+            ill.learner.parameters(fragment)[0] = np.nan
+        await made.live(40.0)
+        made.check()
+        assert progress(peers) >= 3
+        found = refusals(peers, "upload_refused")
+        assert any("nothing to give" in fields["reason"] for fields in found)
+        assert any("tensor" in fields["reason"] for fields in ill.told("not_finite")), ill.told(
+            "not_finite"
+        )
 
 
 @pytest.mark.parametrize("codec", ["f32", "f16", "int8"])
-def test_a_thousandfold_poison_is_kept_out_from_the_first_round_on(
+async def test_a_thousandfold_poison_is_kept_out_from_the_first_round_on(
     monkeypatch: pytest.MonkeyPatch, codec: str
 ) -> None:
     """Before anything is usual it is measured by theta, in whatever codec."""
@@ -309,64 +291,54 @@ def test_a_thousandfold_poison_is_kept_out_from_the_first_round_on(
 
     monkeypatch.setattr(Exchange, "_encode_chunk", spoilt)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            for name in ("anna", "boris", "clara", "mallory"):
-                await made.add(name, policy=replace(POLICY, codec=codec))
-            await made.live(25.0)
-            rounds = [told for peer in made.peers for told in peer.told("round")]
-            assert sum(MALLORY in told["members"] for told in rounds) >= 8
-            assert not any(MALLORY in told["contributors"] for told in rounds)
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        for name in ("anna", "boris", "clara", "mallory"):
+            await made.add(name, policy=replace(POLICY, codec=codec))
+        await made.live(25.0)
+        rounds = [told for peer in made.peers for told in peer.told("round")]
+        assert sum(MALLORY in told["members"] for told in rounds) >= 8
+        assert not any(MALLORY in told["contributors"] for told in rounds)
 
 
-def test_an_honest_peer_that_is_thousands_of_times_further_at_the_start_is_merged() -> None:
+async def test_an_honest_peer_that_is_thousands_of_times_further_at_the_start_is_merged() -> None:
     """Steps as under a warm-up from zero, where the first ones move next to nothing."""
-
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made)
-            for peer in peers[:2]:
-                assert peer.learner is not None
-                peer.learner.rate = 1e-5
-            await made.live(50.0)
-            made.check()
-            further = peers[2].id
-            rounds = [told for peer in peers for told in peer.told("round") if told["contributors"]]
-            assert len(rounds) >= 6
-            assert all(further in told["contributors"] for told in rounds)
-            assert not any(peer.told("refused") for peer in peers)
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made)
+        for peer in peers[:2]:
+            assert peer.learner is not None
+            peer.learner.rate = 1e-5
+        await made.live(50.0)
+        made.check()
+        further = peers[2].id
+        rounds = [told for peer in peers for told in peer.told("round") if told["contributors"]]
+        assert len(rounds) >= 6
+        assert all(further in told["contributors"] for told in rounds)
+        assert not any(peer.told("refused") for peer in peers)
 
 
-def test_a_reducer_without_a_model_leaves_an_absurd_upload_out_by_the_others(
+async def test_a_reducer_without_a_model_leaves_an_absurd_upload_out_by_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tamper(monkeypatch, _absurd)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            helper = await made.add("helper", trains=False, keeps=False, knows_start=False)
-            peers = [await made.add(name, reachable=False) for name in ("anna", "boris", "clara")]
-            await made.add("mallory", reachable=False)
-            await made.live(45.0)
-            made.check()
-            assert progress(peers) >= 3
-            found = refusals([helper], "upload_refused")
-            assert any("times what is usual" in fields["reason"] for fields in found), found
-            assert helper.averager.stats.blamed[MALLORY]
-            for peer in peers:
-                assert peer.learner is not None
-                for state in peer.averager.states:
-                    assert state is not None and np.abs(state.theta).max() < 100.0
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        helper = await made.add("helper", trains=False, keeps=False, knows_start=False)
+        peers = [await made.add(name, reachable=False) for name in ("anna", "boris", "clara")]
+        await made.add("mallory", reachable=False)
+        await made.live(45.0)
+        made.check()
+        assert progress(peers) >= 3
+        found = refusals([helper], "upload_refused")
+        assert any("times what is usual" in fields["reason"] for fields in found), found
+        assert helper.averager.stats.blamed[MALLORY]
+        for peer in peers:
+            assert peer.learner is not None
+            for state in peer.averager.states:
+                assert state is not None and np.abs(state.theta).max() < 100.0
 
 
 @pytest.mark.parametrize("named", ["all others", "one other", "nobody there", "later"])
-def test_a_member_that_carries_others_in_its_upload_harms_nobody(
+async def test_a_member_that_carries_others_in_its_upload_harms_nobody(
     monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
     """Reducers believed it. Their merge left out whom it named, so an audit convicted them of a
@@ -400,18 +372,15 @@ def test_a_member_that_carries_others_in_its_upload_harms_nobody(
     if named == "nobody there":
         policy = replace(policy, group_size=2, mixing=MixingPolicy(every=1))
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
-            await made.add("mallory", policy=policy)
-            await made.live(60.0)
-            assert progress(peers) >= 1
-            reason = "it carries members of other sites"
-            found = refusals(peers, "opening_refused")
-            assert any(fields["reason"] == reason for fields in found), found
-            assert not any(peer.averager.audits.convicted for peer in peers)
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
+        await made.add("mallory", policy=policy)
+        await made.live(60.0)
+        assert progress(peers) >= 1
+        reason = "it carries members of other sites"
+        found = refusals(peers, "opening_refused")
+        assert any(fields["reason"] == reason for fields in found), found
+        assert not any(peer.averager.audits.convicted for peer in peers)
 
 
 class _FalseSlice:
@@ -440,7 +409,7 @@ class _FalseSlice:
         return
 
 
-def test_what_another_reducer_sends_does_not_go_into_a_slice_that_is_merged_here(
+async def test_what_another_reducer_sends_does_not_go_into_a_slice_that_is_merged_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The slice was given to another peer, as this one seemed to be dead. What that one sent was
@@ -466,95 +435,85 @@ def test_what_another_reducer_sends_does_not_go_into_a_slice_that_is_merged_here
 
     monkeypatch.setattr(Uploading, "__init__", remembered)
     monkeypatch.setattr(Reducing, "_merge", merged)
-
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made)
-            await made.add("mallory")
-            await made.live(25.0)
-            assert progress(peers) >= 2 and brought
-            made.check()
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made)
+        await made.add("mallory")
+        await made.live(25.0)
+        assert progress(peers) >= 2 and brought
+        made.check()
 
 
-def test_garbage_other_versions_and_unknown_fragments_are_counted_and_change_nothing() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made)
-            anna = peers[0]
-            host = made.network.host("mallory")
-            await host.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
-            rng = np.random.default_rng(7)
-            control, bulk = control_protocol(RUN), bulk_protocol(RUN)
-            link = await host.open_stream(anna.id, control, timeout_s=5.0)
-            future = said.encode(said.Ask(0, bytes(32)))
-            stranger = said.encode(said.Ask(999, bytes(32)))
-            bad = [rng.bytes(int(rng.integers(0, 200))) for _ in range(100)]
-            # Arrays, strings and bytes of a gigabyte, of which nothing follows.
-            bad += [b"\x01" + kind + b"\x40\x00\x00\x00" for kind in (b"\xdd", b"\xdb", b"\xc6")]
-            for data in [b"\x09" + future[1:], stranger, *bad]:
-                await link.send(b"\x01" + data, timeout_s=5.0)
-            for data in [b"\x09" + future[1:], rng.bytes(100), b""]:
-                stream = await host.open_stream(anna.id, bulk, timeout_s=5.0)
-                await stream.send(data, timeout_s=5.0)
-                refusal = await stream.receive(timeout_s=5.0)
-                assert refusal is not None and refusal[:1] == b"\x02"
-                stream.abort()
-            await made.live(60.0)
-            made.check()
-            assert progress(peers) >= 3
-            assert len(refusals(peers, "bad_message")) >= 103
-            assert len(refusals(peers, "unknown_fragment")) == 1
-            assert len(refusals(peers, "bad_opening")) == 3
-            assert "speaks 1" in refusals(peers, "bad_message")[0]["reason"]
-            await host.close()
-
-    run(main())
+async def test_garbage_other_versions_and_unknown_fragments_only_count() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made)
+        anna = peers[0]
+        host = made.network.host("mallory")
+        await host.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
+        rng = np.random.default_rng(7)
+        control, bulk = control_protocol(RUN), bulk_protocol(RUN)
+        link = await host.open_stream(anna.id, control, timeout_s=5.0)
+        future = said.encode(said.Ask(0, bytes(32)))
+        stranger = said.encode(said.Ask(999, bytes(32)))
+        bad = [rng.bytes(int(rng.integers(0, 200))) for _ in range(100)]
+        # Arrays, strings and bytes of a gigabyte, of which nothing follows.
+        bad += [b"\x01" + kind + b"\x40\x00\x00\x00" for kind in (b"\xdd", b"\xdb", b"\xc6")]
+        for data in [b"\x09" + future[1:], stranger, *bad]:
+            await link.send(b"\x01" + data, timeout_s=5.0)
+        for data in [b"\x09" + future[1:], rng.bytes(100), b""]:
+            stream = await host.open_stream(anna.id, bulk, timeout_s=5.0)
+            await stream.send(data, timeout_s=5.0)
+            refusal = await stream.receive(timeout_s=5.0)
+            assert refusal is not None and refusal[:1] == b"\x02"
+            stream.abort()
+        await made.live(60.0)
+        made.check()
+        assert progress(peers) >= 3
+        assert len(refusals(peers, "bad_message")) >= 103
+        assert len(refusals(peers, "unknown_fragment")) == 1
+        assert len(refusals(peers, "bad_opening")) == 3
+        assert "speaks 1" in refusals(peers, "bad_message")[0]["reason"]
+        await host.close()
 
 
-def test_messages_and_openings_that_are_said_again_later_change_nothing(
+async def test_messages_and_openings_that_are_said_again_later_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorded: list[tuple[PeerId, bytes]] = []
     openings: list[tuple[PeerId, bytes]] = []
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made)
-            mallory = await made.add("mallory")
-            send, open_bulk = mallory.averager.transport.send, mallory.averager.transport.open_bulk
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made)
+        mallory = await made.add("mallory")
+        send, open_bulk = mallory.averager.transport.send, mallory.averager.transport.open_bulk
 
-            def record(peer: PeerId, message: bytes) -> None:
-                recorded.append((peer, message))
-                send(peer, message)
+        def record(peer: PeerId, message: bytes) -> None:
+            recorded.append((peer, message))
+            send(peer, message)
 
-            async def record_opening(peer: PeerId, header: bytes) -> Bulk:
-                openings.append((peer, header))
-                return await open_bulk(peer, header)
+        async def record_opening(peer: PeerId, header: bytes) -> Bulk:
+            openings.append((peer, header))
+            return await open_bulk(peer, header)
 
-            monkeypatch.setattr(mallory.averager.transport, "send", record)
-            monkeypatch.setattr(mallory.averager.transport, "open_bulk", record_opening)
-            await made.live(40.0)
-            before = progress(peers)
-            for peer, message in recorded[:200]:
-                send(peer, message)
-                await asyncio.sleep(0.01)
-            for peer, header in openings[:20]:
-                bulk = await open_bulk(peer, header)
-                with pytest.raises(Exception, match=r"refused|broke"):
-                    await bulk.granted(timeout_s=10.0)
-                bulk.abort()
-            # An old call may lure members away from the round they had joined; that one is void.
-            await made.live(POLICY.round_s + 40.0)
-            made.check()
-            assert progress(peers) >= before + 2
-            assert refusals(peers, "opening_refused")
-
-    run(main())
+        monkeypatch.setattr(mallory.averager.transport, "send", record)
+        monkeypatch.setattr(mallory.averager.transport, "open_bulk", record_opening)
+        await made.live(40.0)
+        before = progress(peers)
+        for peer, message in recorded[:200]:
+            send(peer, message)
+            await asyncio.sleep(0.01)
+        for peer, header in openings[:20]:
+            bulk = await open_bulk(peer, header)
+            with pytest.raises(Exception, match=r"refused|broke"):
+                await bulk.granted(timeout_s=10.0)
+            bulk.abort()
+        # An old call may lure members away from the round they had joined; that one is void.
+        await made.live(POLICY.round_s + 40.0)
+        made.check()
+        assert progress(peers) >= before + 2
+        assert refusals(peers, "opening_refused")
 
 
-def test_a_replay_with_other_bytes_than_were_merged_is_refused_and_its_state_fetched(
+async def test_a_replay_with_other_bytes_than_were_merged_is_refused_and_its_state_fetched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     to_wire = ReplayEntry.to_wire
@@ -567,41 +526,35 @@ def test_a_replay_with_other_bytes_than_were_merged_is_refused_and_its_state_fet
 
     monkeypatch.setattr(ReplayEntry, "to_wire", spoiled)
 
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with swarm(network) as made:
-            anna, _, clara = await honest(made)
-            await made.live(18.0)
-            network.partition([[clara.id]])
-            await made.live(30.0)
-            network.heal()
-            await made.live(60.0)
-            assert clara.averager.fetcher.counters["replays_failed"] > 0
-            assert "state" in {told["how"] for told in clara.told("state_adopted")}
-            assert progress([clara]) >= progress([anna]) - 1
-            made.check()  # equal lineage, equal bits
-
-    run(main())
+    network = MemoryNetwork()
+    async with swarm(network) as made:
+        anna, _, clara = await honest(made)
+        await made.live(18.0)
+        network.partition([[clara.id]])
+        await made.live(30.0)
+        network.heal()
+        await made.live(60.0)
+        assert clara.averager.fetcher.counters["replays_failed"] > 0
+        assert "state" in {told["how"] for told in clara.told("state_adopted")}
+        assert progress([clara]) >= progress([anna]) - 1
+        made.check()  # equal lineage, equal bits
 
 
-def test_a_peer_with_another_layout_is_refused_by_name_of_both() -> None:
+async def test_a_peer_with_another_layout_is_refused_by_name_of_both() -> None:
     other = Layout.build([TensorSpec("matrix", (100, 40))], 1)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            peers = await honest(made)
-            made.layout, made.start = other, start_of(other)
-            stranger = await made.add("mallory")
-            for peer in peers:
-                del peer.view[MALLORY]  # membership shows nobody of another run or layout
-            await made.live(60.0)
-            assert progress(peers) >= 3
-            assert stranger.versions() == [0]
-            assert any(peer.averager.counters()["wrong_topic"] for peer in peers)
-            refused = [f["reason"] for f in stranger.told("turned_away")]
-            assert any("layout" in reason for reason in refused), stranger.events[-20:]
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        peers = await honest(made)
+        made.layout, made.start = other, start_of(other)
+        stranger = await made.add("mallory")
+        for peer in peers:
+            del peer.view[MALLORY]  # membership shows nobody of another run or layout
+        await made.live(60.0)
+        assert progress(peers) >= 3
+        assert stranger.versions() == [0]
+        assert any(peer.averager.counters()["wrong_topic"] for peer in peers)
+        refused = [f["reason"] for f in stranger.told("turned_away")]
+        assert any("layout" in reason for reason in refused), stranger.events[-20:]
 
 
 def test_garbage_sent_as_a_commit_by_an_established_peer_is_told_once_per_peer(
@@ -642,31 +595,28 @@ def test_garbage_sent_as_a_commit_by_an_established_peer_is_told_once_per_peer(
             assert len(warnings) == 2 and {r.levelname for r in warnings} == {"WARNING"}
 
 
-def test_a_peer_that_is_not_listed_gets_no_weights() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            names = ("anna", "boris", "clara")
-            listed = only(*(identity_of(name).peer_id for name in names))
-            peers = [
-                await made.add(name, wrap=lambda host: GuardedHost(host, listed)) for name in names
-            ]
-            await made.live(40.0)
-            assert progress(peers) >= 1
-            stranger = made.network.host("mallory")
-            threads = Threads(1)
-            fetcher = Fetcher(stranger, RUN, threads)
-            for peer in peers:
-                await stranger.connect(peer.id, await peer.host.addresses(), timeout_s=5.0)
-                with pytest.raises(FetchFailed, match="admits only the peers it lists"):
-                    await fetcher.state(
-                        0, LAYOUT.fragments[0].size, [peer.id], trust=EVERYBODY, timeout_s=10.0
-                    )
-                assert isinstance(peer.host, GuardedHost) and peer.host.refused == 1
-                assert peer.averager.counters()["manifests_served"] == 0
-            await stranger.close()
-            threads.close()
-
-    run(main())
+async def test_a_peer_that_is_not_listed_gets_no_weights() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        names = ("anna", "boris", "clara")
+        listed = only(*(identity_of(name).peer_id for name in names))
+        peers = [
+            await made.add(name, wrap=lambda host: GuardedHost(host, listed)) for name in names
+        ]
+        await made.live(40.0)
+        assert progress(peers) >= 1
+        stranger = made.network.host("mallory")
+        threads = Threads(1)
+        fetcher = Fetcher(stranger, RUN, threads)
+        for peer in peers:
+            await stranger.connect(peer.id, await peer.host.addresses(), timeout_s=5.0)
+            with pytest.raises(FetchFailed, match="admits only the peers it lists"):
+                await fetcher.state(
+                    0, LAYOUT.fragments[0].size, [peer.id], trust=EVERYBODY, timeout_s=10.0
+                )
+            assert isinstance(peer.host, GuardedHost) and peer.host.refused == 1
+            assert peer.averager.counters()["manifests_served"] == 0
+        await stranger.close()
+        threads.close()
 
 
 def test_commits_of_strangers_that_name_a_peer_as_reducer_do_not_fill_its_memory() -> None:

@@ -42,7 +42,7 @@ SLICE_BYTES_MIN = 64 << 10
 
 
 @pytest.mark.parametrize("members", [2, 3, 5, 8, pytest.param(16, marks=pytest.mark.slow)])
-def test_bytes_and_messages_per_peer_stay_in_bounds_as_the_group_grows(members: int) -> None:
+async def test_bytes_and_messages_per_peer_stay_in_bounds_as_the_group_grows(members: int) -> None:
     policy = replace(
         POLICY,
         due=DuePolicy(cycle_steps=4, fragments=1),
@@ -51,32 +51,29 @@ def test_bytes_and_messages_per_peer_stay_in_bounds_as_the_group_grows(members: 
         slice_bytes_min=SLICE_BYTES_MIN,
     )
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
-            peers = [await made.add(f"peer {i}", policy=policy) for i in range(members)]
-            for peer in peers:
-                assert peer.learner is not None
-                peer.learner.is_noisy = False  # a cost does not depend on the values
-            await made.live(4.0 * ROUNDS + 3.0)
-            # Before they leave: a round that somebody leaves at the commit has cost uploads too.
-            costs = [replace(peer.averager.stats) for peer in peers]
-            told = sum(p.averager.transport.counters["messages_sent"] for p in peers)
-            for peer in peers:
-                assert await peer.averager.drain(timeout_s=20.0)
-                await peer.averager.quiet(timeout_s=120.0)
-            made.check()
-            rounds = max(stats.rounds for stats in costs)
-            assert rounds >= 1
-            reducers = reducers_count(members, ENCODED, slice_bytes_min=SLICE_BYTES_MIN)
-            assert reducers == members
-            for stats in costs:
-                for each in (stats.sent_bytes / rounds, stats.received_bytes / rounds):
-                    assert each <= 2.1 * ENCODED, f"{each / ENCODED:.2f} times the fragment"
-            # A dozen for each member (join to finished), a report per reducer and member.
-            most = 12 * members + 2 * members * reducers
-            assert told <= most * rounds, f"{told / rounds:.0f} messages a round"
-
-    run(main())
+    async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
+        peers = [await made.add(f"peer {i}", policy=policy) for i in range(members)]
+        for peer in peers:
+            assert peer.learner is not None
+            peer.learner.is_noisy = False  # a cost does not depend on the values
+        await made.live(4.0 * ROUNDS + 3.0)
+        # Before they leave: a round that somebody leaves at the commit has cost uploads too.
+        costs = [replace(peer.averager.stats) for peer in peers]
+        told = sum(p.averager.transport.counters["messages_sent"] for p in peers)
+        for peer in peers:
+            assert await peer.averager.drain(timeout_s=20.0)
+            await peer.averager.quiet(timeout_s=120.0)
+        made.check()
+        rounds = max(stats.rounds for stats in costs)
+        assert rounds >= 1
+        reducers = reducers_count(members, ENCODED, slice_bytes_min=SLICE_BYTES_MIN)
+        assert reducers == members
+        for stats in costs:
+            for each in (stats.sent_bytes / rounds, stats.received_bytes / rounds):
+                assert each <= 2.1 * ENCODED, f"{each / ENCODED:.2f} times the fragment"
+        # A dozen for each member (join to finished), a report per reducer and member.
+        most = 12 * members + 2 * members * reducers
+        assert told <= most * rounds, f"{told / rounds:.0f} messages a round"
 
 
 def test_the_number_of_reducers_follows_from_the_encoded_size() -> None:

@@ -18,7 +18,6 @@ from averaging.numbers.arrays import Float32s
 from averaging.rules.due import DuePolicy
 from averaging.rules.quorum import QuorumPolicy
 from dht.memory.host import MemoryNetwork
-from dht.memory.virtual_loop import run
 from tests.averaging.live import quadratic
 from tests.averaging.live.quadratic import POLICY, QuadraticLearner, swarm
 from tests.averaging.simulated import reference
@@ -82,50 +81,45 @@ class CycleLearner(QuadraticLearner):
 
 
 @pytest.mark.parametrize("rounds", [20, pytest.param(ROUNDS, marks=pytest.mark.slow)])
-def test_rounds_of_eight_peers_have_the_bits_of_the_central_syncer(
+async def test_rounds_of_eight_peers_have_the_bits_of_the_central_syncer(
     monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
     monkeypatch.setattr(quadratic, "QuadraticLearner", CycleLearner)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
-            peers = [await made.add(f"member {i}", policy=EXACT) for i in range(MEMBERS)]
-            learners = [peer.learner for peer in peers]
-            place = {peer.id: index for index, peer in enumerate(peers)}
-            await made.live(1.0)  # everybody begins before anybody is due
+    async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
+        peers = [await made.add(f"member {i}", policy=EXACT) for i in range(MEMBERS)]
+        learners = [peer.learner for peer in peers]
+        place = {peer.id: index for index, peer in enumerate(peers)}
+        await made.live(1.0)  # everybody begins before anybody is due
+        for learner in learners:
+            assert isinstance(learner, CycleLearner)
+            learner.is_ready = True
+        while min(peer.averager.stats.rounds for peer in peers) < rounds:
+            assert asyncio.get_running_loop().time() < 10.0 * rounds, "a round did not come about"
+            await made.live(5.0)
+        rosters = {
+            told["version"]: [place[peer] for peer in told["contributors"]]
+            for told in peers[0].told("round")
+            if told["contributors"]
+        }
+        syncer = reference.Syncer(made.start[0].theta, eta=ETA, mu=MU)
+        for version in range(1, rounds + 1):
+            done = work(version - 1)
+            assert sorted(rosters[version]) == list(range(MEMBERS))
+            syncer.merge(
+                [
+                    reference.Work(
+                        trained(syncer.theta, member, version - 1),
+                        done[member].tokens,
+                        done[member].steps,
+                    )
+                    for member in rosters[version]
+                ]
+            )
             for learner in learners:
                 assert isinstance(learner, CycleLearner)
-                learner.is_ready = True
-            while min(peer.averager.stats.rounds for peer in peers) < rounds:
-                assert asyncio.get_running_loop().time() < 10.0 * rounds, (
-                    "a round did not come about"
-                )
-                await made.live(5.0)
-            rosters = {
-                told["version"]: [place[peer] for peer in told["contributors"]]
-                for told in peers[0].told("round")
-                if told["contributors"]
-            }
-            syncer = reference.Syncer(made.start[0].theta, eta=ETA, mu=MU)
-            for version in range(1, rounds + 1):
-                done = work(version - 1)
-                assert sorted(rosters[version]) == list(range(MEMBERS))
-                syncer.merge(
-                    [
-                        reference.Work(
-                            trained(syncer.theta, member, version - 1),
-                            done[member].tokens,
-                            done[member].steps,
-                        )
-                        for member in rosters[version]
-                    ]
-                )
-                for learner in learners:
-                    assert isinstance(learner, CycleLearner)
-                    state = learner.merged[version - 1]
-                    assert np.array_equal(state.theta, syncer.theta), f"version {version}"
-                    assert np.array_equal(state.momentum, syncer.momentum), f"version {version}"
-            orders = {tuple(order) for order in rosters.values()}
-            assert len(orders) > 10, "the roster's order, and with it the sum's, goes round"
-
-    run(main())
+                state = learner.merged[version - 1]
+                assert np.array_equal(state.theta, syncer.theta), f"version {version}"
+                assert np.array_equal(state.momentum, syncer.momentum), f"version {version}"
+        orders = {tuple(order) for order in rosters.values()}
+        assert len(orders) > 10, "the roster's order, and with it the sum's, goes round"

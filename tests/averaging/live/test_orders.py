@@ -12,7 +12,6 @@ from averaging.history.state import FragmentState
 from averaging.messages import Stamp
 from averaging.rules.orders import Place, RoundOrders
 from dht.memory.host import MemoryNetwork
-from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import POLICY, Peer, Swarm, check_tokens, swarm
 
 
@@ -35,78 +34,69 @@ def codecs(peer: Peer) -> list[tuple[int, str]]:
     return [(t["version"], t["codec"]) for t in told]
 
 
-def test_an_amendment_known_to_one_peer_holds_for_all_from_its_version_on() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            amended = orders(1, policies=((6, replace(POLICY, codec="f16")),))
-            issued = {amended.encoded: amended}
-            peers = [await made.add(name, issued=issued) for name in ("anna", "boris", "clara")]
-            await made.live(20.0)
-            peers[2].averager.follow(amended)
-            await made.live(100.0)
-            made.check()
-            for peer in peers:
-                assert peer.averager.terms.book.orders is amended
-                assert {codec for v, codec in codecs(peer) if v < 6} == {"int8"}
-                assert {codec for v, codec in codecs(peer) if v >= 6} == {"f16"}
-            check_tokens(peers)
-
-    run(main())
+async def test_an_amendment_known_to_one_peer_holds_for_all_from_its_version_on() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        amended = orders(1, policies=((6, replace(POLICY, codec="f16")),))
+        issued = {amended.encoded: amended}
+        peers = [await made.add(name, issued=issued) for name in ("anna", "boris", "clara")]
+        await made.live(20.0)
+        peers[2].averager.follow(amended)
+        await made.live(100.0)
+        made.check()
+        for peer in peers:
+            assert peer.averager.terms.book.orders is amended
+            assert {codec for v, codec in codecs(peer) if v < 6} == {"int8"}
+            assert {codec for v, codec in codecs(peer) if v >= 6} == {"f16"}
+        check_tokens(peers)
 
 
 @pytest.mark.slow  # simulated peers do the same in tests/averaging/simulated/test_orders.py
-def test_a_partition_during_an_amendment_mixes_no_settings() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with swarm(network) as made:
-            amended = orders(1, policies=((1, replace(POLICY, codec="f16")),))
-            issued = {amended.encoded: amended}
-            names = ("anna", "boris", "clara", "dora", "emil")
-            peers = [await made.add(name, issued=issued) for name in names]
-            await made.live(20.0)
-            left, right = peers[:3], peers[3:]
-            network.partition([[p.id for p in left], [p.id for p in right]])
-            for peer in right:
-                peer.averager.follow(amended)
-            await made.live(60.0)
-            assert all(peer.averager.terms.book.orders.stamp is None for peer in left)
-            network.heal()
-            await made.live(120.0)
-            made.check()
-            assert {peer.averager.terms.book.orders.stamp for peer in peers} == {amended.stamp}
-            for peer in peers:
-                assert codecs(peer)[-1][1] == "f16"
-            assert len({tuple(peer.versions()) for peer in peers}) == 1
-
-    run(main())
+async def test_a_partition_during_an_amendment_mixes_no_settings() -> None:
+    network = MemoryNetwork()
+    async with swarm(network) as made:
+        amended = orders(1, policies=((1, replace(POLICY, codec="f16")),))
+        issued = {amended.encoded: amended}
+        names = ("anna", "boris", "clara", "dora", "emil")
+        peers = [await made.add(name, issued=issued) for name in names]
+        await made.live(20.0)
+        left, right = peers[:3], peers[3:]
+        network.partition([[p.id for p in left], [p.id for p in right]])
+        for peer in right:
+            peer.averager.follow(amended)
+        await made.live(60.0)
+        assert all(peer.averager.terms.book.orders.stamp is None for peer in left)
+        network.heal()
+        await made.live(120.0)
+        made.check()
+        assert {peer.averager.terms.book.orders.stamp for peer in peers} == {amended.stamp}
+        for peer in peers:
+            assert codecs(peer)[-1][1] == "f16"
+        assert len({tuple(peer.versions()) for peer in peers}) == 1
 
 
-def test_a_paused_run_makes_no_version_and_merges_the_work_of_the_pause_afterwards() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            paused, resumed = orders(1, paused="the owner has paused it"), orders(2)
-            issued = {each.encoded: each for each in (paused, resumed)}
-            peers = [await made.add(name, issued=issued) for name in ("anna", "boris")]
-            await made.live(30.0)
-            for peer in peers:
-                peer.averager.follow(paused)
-            await made.live(20.0)
-            before = peers[0].versions()
-            await made.live(60.0)
-            assert peers[0].versions() == peers[1].versions() == before
-            peers[0].averager.follow(resumed)
-            await made.live(60.0)
-            made.check()
-            assert all(
-                b is not None and v is not None and v > b
-                for b, v in zip(before, peers[1].versions(), strict=True)
-            )
-            check_tokens(peers)
-            for peer in peers:
-                assert peer.learner is not None
-                assert not any(peer.learner.discarded(f.index) for f in made.layout.fragments)
-
-    run(main())
+async def test_a_paused_run_makes_no_version_and_merges_the_work_of_the_pause_afterwards() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        paused, resumed = orders(1, paused="the owner has paused it"), orders(2)
+        issued = {each.encoded: each for each in (paused, resumed)}
+        peers = [await made.add(name, issued=issued) for name in ("anna", "boris")]
+        await made.live(30.0)
+        for peer in peers:
+            peer.averager.follow(paused)
+        await made.live(20.0)
+        before = peers[0].versions()
+        await made.live(60.0)
+        assert peers[0].versions() == peers[1].versions() == before
+        peers[0].averager.follow(resumed)
+        await made.live(60.0)
+        made.check()
+        assert all(
+            b is not None and v is not None and v > b
+            for b, v in zip(before, peers[1].versions(), strict=True)
+        )
+        check_tokens(peers)
+        for peer in peers:
+            assert peer.learner is not None
+            assert not any(peer.learner.discarded(f.index) for f in made.layout.fragments)
 
 
 async def at_one_version(made: Swarm) -> list[FragmentState]:
@@ -120,99 +110,90 @@ def places(states: Sequence[FragmentState]) -> dict[Place, bytes]:
     return {(s.fragment, s.version, s.lineage): numbers_digest(s) for s in states}
 
 
-def test_an_attested_state_of_one_peer_that_does_not_count_is_taken() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with swarm(network) as made:
-            anna, boris = await made.add("anna"), await made.add("boris")
-            await made.live(60.0)
-            states = await at_one_version(made)
-            for peer in (anna, boris):
-                await peer.stop()
-            holder = await made.add("holder", states=copies(states), trains=False)
-            for peer in (anna, boris):
-                network.crash(peer.id)
-                del holder.view[peer.id]
-                made.peers.remove(peer)
-            late = await made.add("late", knows_start=False)
-            for known in ("one", "two"):  # they count, and have nothing
-                other = await made.add(known, knows_start=False, keeps=False, trains=False)
-                assert other.id in late.view
-            await made.live(30.0)
-            attested = orders(1, attested=places(states))
-            changed = orders(2, attested=dict.fromkeys(places(states), bytes(32)))
-            late.averager.follow(changed)
-            await made.live(60.0)
-            assert late.versions() == [None] * len(states), "other bits than those attested"
-            late.averager.follow(attested)
-            there = [state.version for state in states]
-            await made.until(lambda: late.versions() == there, within_s=60.0)
-
-    run(main())
+async def test_an_attested_state_of_one_peer_that_does_not_count_is_taken() -> None:
+    network = MemoryNetwork()
+    async with swarm(network) as made:
+        anna, boris = await made.add("anna"), await made.add("boris")
+        await made.live(60.0)
+        states = await at_one_version(made)
+        for peer in (anna, boris):
+            await peer.stop()
+        holder = await made.add("holder", states=copies(states), trains=False)
+        for peer in (anna, boris):
+            network.crash(peer.id)
+            del holder.view[peer.id]
+            made.peers.remove(peer)
+        late = await made.add("late", knows_start=False)
+        for known in ("one", "two"):  # they count, and have nothing
+            other = await made.add(known, knows_start=False, keeps=False, trains=False)
+            assert other.id in late.view
+        await made.live(30.0)
+        attested = orders(1, attested=places(states))
+        changed = orders(2, attested=dict.fromkeys(places(states), bytes(32)))
+        late.averager.follow(changed)
+        await made.live(60.0)
+        assert late.versions() == [None] * len(states), "other bits than those attested"
+        late.averager.follow(attested)
+        there = [state.version for state in states]
+        await made.until(lambda: late.versions() == there, within_s=60.0)
 
 
-def test_a_run_that_is_taken_back_goes_on_from_there_at_every_peer() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with swarm(network) as made:
-            peers = [await made.add(name) for name in ("anna", "boris", "clara", "dora")]
-            await made.live(40.0)
-            good = await at_one_version(made)
-            await made.live(30.0)
-            gone = [copies(peer.averager.states) for peer in peers]
-            dora = peers[3]
-            network.partition([[dora.id]])  # away while it happens
-            await made.live(10.0)
-            roots = [rolled_back(state, 7) for state in good]
-            attested = orders(7, attested=places(good) | places(roots))
+async def test_a_run_that_is_taken_back_goes_on_from_there_at_every_peer() -> None:
+    network = MemoryNetwork()
+    async with swarm(network) as made:
+        peers = [await made.add(name) for name in ("anna", "boris", "clara", "dora")]
+        await made.live(40.0)
+        good = await at_one_version(made)
+        await made.live(30.0)
+        gone = [copies(peer.averager.states) for peer in peers]
+        dora = peers[3]
+        network.partition([[dora.id]])  # away while it happens
+        await made.live(10.0)
+        roots = [rolled_back(state, 7) for state in good]
+        attested = orders(7, attested=places(good) | places(roots))
 
-            async def take_back(peer: Peer, states: Sequence[FragmentState | None]) -> None:
-                peer.averager.follow(attested)
-                await peer.averager.begin_again(states, rollback=7, reason="rolled back")
+        async def take_back(peer: Peer, states: Sequence[FragmentState | None]) -> None:
+            peer.averager.follow(attested)
+            await peer.averager.begin_again(states, rollback=7, reason="rolled back")
 
-            for peer in peers[:2]:
-                await take_back(peer, copies(roots))
-            await take_back(peers[2], [None] * len(roots))  # it has not kept them
-            await made.until(lambda: None not in peers[2].versions(), within_s=60.0)
-            network.heal()
-            await made.live(30.0)
-            old = [state.version for state in gone[3]]
-            assert [v for v in dora.versions() if v is not None] >= old, "it does not know yet"
-            assert all(
-                root.chain.tip.lineage in {link.lineage for link in state.chain}
-                for root, state in zip(roots, peers[0].averager.states, strict=True)
-                if state is not None
-            ), "the heavier history of the one that was away moves nobody"
-            await take_back(dora, copies(roots))
-            await made.live(50.0)
-            made.check()
-            for peer in peers:
-                for root, before, state in zip(roots, gone[0], peer.averager.states, strict=True):
-                    assert state is not None and state.version > root.version
-                    assert state.chain.find(root.version, root.lineage) is not None
-                    assert state.chain.find(before.version, before.lineage) is None
-                assert peer.averager.stats.contributed > 0
-            assert len({tuple(peer.versions()) for peer in peers}) == 1
-            assert peers[3].told("round")[-1]["contributors"]
-
-    run(main())
+        for peer in peers[:2]:
+            await take_back(peer, copies(roots))
+        await take_back(peers[2], [None] * len(roots))  # it has not kept them
+        await made.until(lambda: None not in peers[2].versions(), within_s=60.0)
+        network.heal()
+        await made.live(30.0)
+        old = [state.version for state in gone[3]]
+        assert [v for v in dora.versions() if v is not None] >= old, "it does not know yet"
+        assert all(
+            root.chain.tip.lineage in {link.lineage for link in state.chain}
+            for root, state in zip(roots, peers[0].averager.states, strict=True)
+            if state is not None
+        ), "the heavier history of the one that was away moves nobody"
+        await take_back(dora, copies(roots))
+        await made.live(50.0)
+        made.check()
+        for peer in peers:
+            for root, before, state in zip(roots, gone[0], peer.averager.states, strict=True):
+                assert state is not None and state.version > root.version
+                assert state.chain.find(root.version, root.lineage) is not None
+                assert state.chain.find(before.version, before.lineage) is None
+            assert peer.averager.stats.contributed > 0
+        assert len({tuple(peer.versions()) for peer in peers}) == 1
+        assert peers[3].told("round")[-1]["contributors"]
 
 
-def test_merges_are_audited_after_a_rollback_as_before_it() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            policy = replace(POLICY, audit_rate=1.0)
-            peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
-            await made.live(20.0)
-            roots = [rolled_back(state, 7) for state in await at_one_version(made)]
-            for peer in peers:
-                peer.averager.follow(orders(7, attested=places(roots)))
-                await peer.averager.begin_again(copies(roots), rollback=7, reason="rolled back")
-            await made.live(10.0)  # audits of rounds from before are over
-            before = [peer.averager.audits.counters["audits"] for peer in peers]
-            await made.live(20.0)
-            made.check()
-            for peer, audits in zip(peers, before, strict=True):
-                assert peer.averager.audits.counters["audits"] > audits
-
-    run(main())
+async def test_merges_are_audited_after_a_rollback_as_before_it() -> None:
+    async with swarm(MemoryNetwork()) as made:
+        policy = replace(POLICY, audit_rate=1.0)
+        peers = [await made.add(name, policy=policy) for name in ("anna", "boris", "clara")]
+        await made.live(20.0)
+        roots = [rolled_back(state, 7) for state in await at_one_version(made)]
+        for peer in peers:
+            peer.averager.follow(orders(7, attested=places(roots)))
+            await peer.averager.begin_again(copies(roots), rollback=7, reason="rolled back")
+        await made.live(10.0)  # audits of rounds from before are over
+        before = [peer.averager.audits.counters["audits"] for peer in peers]
+        await made.live(20.0)
+        made.check()
+        for peer, audits in zip(peers, before, strict=True):
+            assert peer.averager.audits.counters["audits"] > audits

@@ -146,147 +146,126 @@ ALIKE = ("one group", "mixes", "without audits", "centered clip")
     "way",
     [pytest.param(way, marks=pytest.mark.slow) if way in ALIKE else way for way in WAYS],
 )
-def test_honest_peers_that_check_each_other_strike_nobody(way: str) -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
-            peers = await checking(made, *NAMES, "dora", policy=WAYS[way])
-            await made.live(30.0)
-            assert checks_of(peers) >= 24
-            assert failed(peers) == [set()] * 4
-            assert not any(peer.averager.counters()["spot_checks_evaded"] for peer in peers)
-            made.check()
-
-    run(main())
+async def test_honest_peers_that_check_each_other_strike_nobody(way: str) -> None:
+    async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
+        peers = await checking(made, *NAMES, "dora", policy=WAYS[way])
+        await made.live(30.0)
+        assert checks_of(peers) >= 24
+        assert failed(peers) == [set()] * 4
+        assert not any(peer.averager.counters()["spot_checks_evaded"] for peer in peers)
+        made.check()
 
 
 @pytest.mark.parametrize("direction", ["reverse", pytest.param("noise", marks=pytest.mark.slow)])
-def test_a_poisoner_within_the_norm_bound_is_refused_by_all_that_check(
+async def test_a_poisoner_within_the_norm_bound_is_refused_by_all_that_check(
     monkeypatch: pytest.MonkeyPatch, direction: str
 ) -> None:
     poison(monkeypatch, direction=direction)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
-            peers = await checking(made, *NAMES, "mallory")
-            await made.live(110.0)
-            # Some may never have been given anything of it to check: others refused it before.
-            assert set().union(*failed(peers[:3])) == {MALLORY}
-            merged = [
-                fields
-                for at, name, fields in peers[0].events
-                if name == "round" and fields["outcome"] == "finished" and at > 60.0
-            ]
-            with_poison = [each for each in merged if MALLORY in each["contributors"]]
-            assert len(merged) > 10 and len(with_poison) < len(merged) / 4
-            assert REFUSED in reasons_of(peers[:3])
-            made.check()
-
-    run(main())
+    async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
+        peers = await checking(made, *NAMES, "mallory")
+        await made.live(110.0)
+        # Some may never have been given anything of it to check: others refused it before.
+        assert set().union(*failed(peers[:3])) == {MALLORY}
+        merged = [
+            fields
+            for at, name, fields in peers[0].events
+            if name == "round" and fields["outcome"] == "finished" and at > 60.0
+        ]
+        with_poison = [each for each in merged if MALLORY in each["contributors"]]
+        assert len(merged) > 10 and len(with_poison) < len(merged) / 4
+        assert REFUSED in reasons_of(peers[:3])
+        made.check()
 
 
-def test_poison_that_moves_the_loss_nowhere_fails_the_first_checks(
+async def test_poison_that_moves_the_loss_nowhere_fails_the_first_checks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The effect of own contributions is the measure, long before anything is usual."""
     poison(monkeypatch, direction="noise")
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
-            peers = await checking(made, *NAMES, "mallory")
-            await made.live(15.0)
-            assert set().union(*failed(peers[:3])) == {MALLORY}
-            for peer in peers[:3]:
-                spot_checks = peer.averager.spot_checks
-                assert spot_checks is not None
-                counters, now = peer.averager.counters(), peer.averager.now()
-                assert 0 < counters["own_contributions_judged"] <= counters["spot_checks"]
-                assert spot_checks._checks.asks_own(0, now), "nothing is usual yet"
-
-    run(main())
+    async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
+        peers = await checking(made, *NAMES, "mallory")
+        await made.live(15.0)
+        assert set().union(*failed(peers[:3])) == {MALLORY}
+        for peer in peers[:3]:
+            spot_checks = peer.averager.spot_checks
+            assert spot_checks is not None
+            counters, now = peer.averager.counters(), peer.averager.now()
+            assert 0 < counters["own_contributions_judged"] <= counters["spot_checks"]
+            assert spot_checks._checks.asks_own(0, now), "nothing is usual yet"
 
 
-def test_a_leader_that_refuses_a_peer_leaves_its_work_out_whoever_reduces(
+async def test_a_leader_that_refuses_a_peer_leaves_its_work_out_whoever_reduces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One peer alone judges. The poisoner stays a member of its rounds: it keeps its work."""
     poison(monkeypatch)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
-            idle = {name: {"judges": False} for name in (*NAMES[1:], "mallory")}
-            one_reducer = replace(CHECKED, slice_bytes_min=1 << 20)
-            peers = await checking(made, *NAMES, "mallory", policy=one_reducer, judged_by=idle)
-            anna, mallory = peers[0], peers[3]
-            await made.live(85.0)
-            left_out = {each["round"] for each in anna.told("not_proposed")}
-            rounds = [each for each in mallory.told("round") if each["round"] in left_out]
-            assert len(rounds) > 3
-            for each in rounds:
-                assert each["leader"] == anna.id and each["outcome"] == "finished"
-                assert MALLORY in each["members"] and MALLORY not in each["contributors"]
-            assert {each["peer"] for each in anna.told("not_proposed")} == {MALLORY}
-            assert REFUSED in reasons_of([anna])
-            made.check()
-
-    run(main())
+    async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
+        idle = {name: {"judges": False} for name in (*NAMES[1:], "mallory")}
+        one_reducer = replace(CHECKED, slice_bytes_min=1 << 20)
+        peers = await checking(made, *NAMES, "mallory", policy=one_reducer, judged_by=idle)
+        anna, mallory = peers[0], peers[3]
+        await made.live(85.0)
+        left_out = {each["round"] for each in anna.told("not_proposed")}
+        rounds = [each for each in mallory.told("round") if each["round"] in left_out]
+        assert len(rounds) > 3
+        for each in rounds:
+            assert each["leader"] == anna.id and each["outcome"] == "finished"
+            assert MALLORY in each["members"] and MALLORY not in each["contributors"]
+        assert {each["peer"] for each in anna.told("not_proposed")} == {MALLORY}
+        assert REFUSED in reasons_of([anna])
+        made.check()
 
 
-def test_a_peer_that_hears_of_a_suspect_checks_it_without_having_drawn_it(
+async def test_a_peer_that_hears_of_a_suspect_checks_it_without_having_drawn_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Boris draws nobody itself, and looks at one of those that others name."""
     poison(monkeypatch)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
-            anna, boris, clara, *_ = peers = await checking(made, *NAMES, "mallory")
-            assert boris.averager.spot_checks is not None
-            checks = boris.averager.spot_checks._checks
-            checks._drawn_at, checks._every_steps = 0.0, 10**6
-            await made.live(75.0)
-            assert any(each.averager.counters()["peers_named"] > 0 for each in (anna, clara))
-            assert {e["peer"] for e in boris.told("spot_check_failed")} == {MALLORY}
-            assert checks.strikes_of(MALLORY, boris.averager.now()) > 0.0
-            assert not any(checks.strikes_of(each.id, boris.averager.now()) for each in peers[:3])
-            made.check()
-
-    run(main())
+    async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
+        anna, boris, clara, *_ = peers = await checking(made, *NAMES, "mallory")
+        assert boris.averager.spot_checks is not None
+        checks = boris.averager.spot_checks._checks
+        checks._drawn_at, checks._every_steps = 0.0, 10**6
+        await made.live(75.0)
+        assert any(each.averager.counters()["peers_named"] > 0 for each in (anna, clara))
+        assert {e["peer"] for e in boris.told("spot_check_failed")} == {MALLORY}
+        assert checks.strikes_of(MALLORY, boris.averager.now()) > 0.0
+        assert not any(checks.strikes_of(each.id, boris.averager.now()) for each in peers[:3])
+        made.check()
 
 
-def test_only_the_word_of_an_established_peer_about_one_that_is_there_makes_a_peer_look() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
-            anna, boris, clara = await checking(made, *NAMES[:3])
-            spot_checks = anna.averager.spot_checks
-            assert spot_checks is not None
-            named = spot_checks._checks._named
-            await made.live(65.0)
+async def test_only_an_established_peers_word_about_one_that_is_there_makes_a_peer_look() -> None:
+    async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
+        anna, boris, clara = await checking(made, *NAMES[:3])
+        spot_checks = anna.averager.spot_checks
+        assert spot_checks is not None
+        named = spot_checks._checks._named
+        await made.live(65.0)
 
-            spot_checks.heard_of(boris.id, Suspected(0, PeerId("invented")))
-            spot_checks.heard_of(PeerId("stranger"), Suspected(0, clara.id))
-            assert not named
-            spot_checks.heard_of(boris.id, Suspected(0, clara.id))
-            assert dict(named) == {clara.id: {boris.id}}
-
-    run(main())
+        spot_checks.heard_of(boris.id, Suspected(0, PeerId("invented")))
+        spot_checks.heard_of(PeerId("stranger"), Suspected(0, clara.id))
+        assert not named
+        spot_checks.heard_of(boris.id, Suspected(0, clara.id))
+        assert dict(named) == {clara.id: {boris.id}}
 
 
-def test_a_peer_of_an_older_protocol_is_told_of_no_suspects(
+async def test_a_peer_of_an_older_protocol_is_told_of_no_suspects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
-            anna, boris = await checking(made, *NAMES[:2])
-            await made.live(10.0)
-            sent: list[bytes] = []
-            monkeypatch.setattr(anna.averager.transport, "send", lambda to, data: sent.append(data))
-            for number in (1, 2):
-                seen = msgspec.structs.replace(anna.averager.around.view[boris.id], protocol=number)
-                monkeypatch.setitem(anna.averager.around.view, boris.id, seen)
-                anna.averager.send(boris.id, Suspected(0, MALLORY))
-                assert len(sent) == number - 1
-
-    run(main())
+    async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
+        anna, boris = await checking(made, *NAMES[:2])
+        await made.live(10.0)
+        sent: list[bytes] = []
+        monkeypatch.setattr(anna.averager.transport, "send", lambda to, data: sent.append(data))
+        for number in (1, 2):
+            seen = msgspec.structs.replace(anna.averager.around.view[boris.id], protocol=number)
+            monkeypatch.setitem(anna.averager.around.view, boris.id, seen)
+            anna.averager.send(boris.id, Suspected(0, MALLORY))
+            assert len(sent) == number - 1
 
 
 @pytest.mark.slow
@@ -313,31 +292,30 @@ def test_a_poisoner_cannot_hide_behind_other_data_where_the_run_fixes_it(
     assert any(peer.averager.counters()["spot_checks_of_other_data"] for peer in lenient)
 
 
-def test_a_slow_author_holds_nobody_up_and_is_struck_only_if_it_has_failed_before(
+async def test_a_slow_author_holds_nobody_up_and_is_struck_only_if_it_has_failed_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     poison(monkeypatch)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
-            how = {"clara": {"quick": 0}, "mallory": {"quick": 1}}
-            peers = await checking(made, *NAMES, "mallory", judged_by=how)
-            await made.live(150.0)
-            anna, boris, clara, _ = peers
-            assert all(each.averager.counters()["spot_checks_without_answer"] for each in peers[:2])
-            evaded = {e["peer"] for each in peers[:3] for e in each.told("spot_check_evaded")}
-            assert evaded == {MALLORY} and REFUSED in reasons_of(peers[:3])
-            assert clara.id not in set().union(*failed([anna, boris]))
-            for one, other in ((anna, boris), (boris, anna)):
-                passed = [at for at, name, e in one.events if name == "spot_check_passed"]
-                assert len(passed) > 5 and {other.id} == {
-                    e["peer"] for e in one.told("spot_check_passed")
-                }
-
-    run(main())
+    async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
+        how = {"clara": {"quick": 0}, "mallory": {"quick": 1}}
+        peers = await checking(made, *NAMES, "mallory", judged_by=how)
+        await made.live(150.0)
+        anna, boris, clara, _ = peers
+        assert all(each.averager.counters()["spot_checks_without_answer"] for each in peers[:2])
+        evaded = {e["peer"] for each in peers[:3] for e in each.told("spot_check_evaded")}
+        assert evaded == {MALLORY} and REFUSED in reasons_of(peers[:3])
+        assert clara.id not in set().union(*failed([anna, boris]))
+        for one, other in ((anna, boris), (boris, anna)):
+            passed = [at for at, name, e in one.events if name == "spot_check_passed"]
+            assert len(passed) > 5 and {other.id} == {
+                e["peer"] for e in one.told("spot_check_passed")
+            }
 
 
-def test_a_reducer_cannot_have_honest_authors_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reducer_cannot_have_honest_authors_suspected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Mallory lists other claims of the authors than they have signed."""
     honestly = Evidence.claim_merged
 
@@ -351,42 +329,33 @@ def test_a_reducer_cannot_have_honest_authors_suspected(monkeypatch: pytest.Monk
     monkeypatch.setattr(Evidence, "claim_merged", claim_merged)
     policy = replace(CHECKED, slice_bytes_min=16, audit_rate=0.0)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
-            peers = await checking(made, *NAMES, "mallory", policy=policy)
-            await made.live(35.0)
-            evaded = [each for peer in peers[:3] for each in peer.told("spot_check_evaded")]
-            assert evaded == []
-            refused = [each for peer in peers[:3] for each in peer.told("audit_refused")]
-            assert {each["peer"] for each in refused} == {MALLORY}
-
-    run(main())
+    async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
+        peers = await checking(made, *NAMES, "mallory", policy=policy)
+        await made.live(35.0)
+        evaded = [each for peer in peers[:3] for each in peer.told("spot_check_evaded")]
+        assert evaded == []
+        refused = [each for peer in peers[:3] for each in peer.told("audit_refused")]
+        assert {each["peer"] for each in refused} == {MALLORY}
 
 
-def test_a_peer_that_cannot_judge_asks_for_nothing_and_is_checked() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
-            how = {"anna": {"judges": False}}
-            peers = await checking(made, *NAMES, judged_by=how)
-            await made.live(40.0)
-            assert not sum(
-                count
-                for name, count in peers[0].averager.counters().items()
-                if name.startswith("spot_checks")
-            )
-            told = [each["peer"] for peer in peers[1:] for each in peer.told("spot_check_passed")]
-            assert peers[0].id in told
-
-    run(main())
+async def test_a_peer_that_cannot_judge_asks_for_nothing_and_is_checked() -> None:
+    async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
+        how = {"anna": {"judges": False}}
+        peers = await checking(made, *NAMES, judged_by=how)
+        await made.live(40.0)
+        assert not sum(
+            count
+            for name, count in peers[0].averager.counters().items()
+            if name.startswith("spot_checks")
+        )
+        told = [each["peer"] for peer in peers[1:] for each in peer.told("spot_check_passed")]
+        assert peers[0].id in told
 
 
-def test_without_the_runs_setting_nothing_is_read_kept_or_checked() -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
-            policy = replace(POLICY, spot_checks=0.0)
-            peers = await checking(made, *NAMES, policy=policy)
-            await made.live(30.0)
-            assert all(peer.averager.spot_checks is None for peer in peers)
-            assert not checks_of(peers)
-
-    run(main())
+async def test_without_the_runs_setting_nothing_is_read_kept_or_checked() -> None:
+    async with swarm(MemoryNetwork(), layout=LAYOUT) as made:
+        policy = replace(POLICY, spot_checks=0.0)
+        peers = await checking(made, *NAMES, policy=policy)
+        await made.live(30.0)
+        assert all(peer.averager.spot_checks is None for peer in peers)
+        assert not checks_of(peers)

@@ -192,51 +192,44 @@ def test_a_payload_is_moved_with_its_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("working_bytes_max", [0, 4 * BYTES])
 @pytest.mark.parametrize("mu", [0.0, 0.5])
-def test_peers_with_files_and_with_memory_have_equal_bits(
+async def test_peers_with_files_and_with_memory_have_equal_bits(
     tmp_path: Path, mu: float, working_bytes_max: int
 ) -> None:
     """Rounds, a replay after a partition, and a newcomer that fetches the state."""
-
-    async def main() -> None:
-        network, policy = MemoryNetwork(), replace(POLICY, mu=mu)
-        async with swarm(network) as made:
-            files = [files_in(tmp_path, working_bytes_max=working_bytes_max) for _ in range(2)]
-            anna = await made.add("anna", policy=policy, state_files=files[0])
-            boris = await made.add("boris", policy=policy)
-            clara = await made.add("clara", policy=policy, state_files=files[1])
-            await made.live(18.0)
-            network.partition([[clara.id]])
-            await made.live(30.0)
-            network.heal()
-            await made.live(36.0)
-            late = await made.add(
-                "dora", policy=policy, knows_start=False, state_files=files_in(tmp_path)
-            )
-            await made.live(30.0)
-            made.check()
-            assert anna.versions() == boris.versions() == clara.versions() == late.versions()
-            assert any(each["how"] == "replay" for each in clara.told("state_adopted"))
-            assert late.told("state_fetched")
-            for peer in (anna, clara, late):
-                await made.until(partial(is_put_away, peer), within_s=5.0)
-                assert not peer.told("state_in_memory")
-            log = anna.averager._works[0].replay
-            assert log is not None and len(log)
-            assert files[0].used_bytes > sum(8 * part.size for part in made.layout.fragments)
-
-    run(main())
+    network, policy = MemoryNetwork(), replace(POLICY, mu=mu)
+    async with swarm(network) as made:
+        files = [files_in(tmp_path, working_bytes_max=working_bytes_max) for _ in range(2)]
+        anna = await made.add("anna", policy=policy, state_files=files[0])
+        boris = await made.add("boris", policy=policy)
+        clara = await made.add("clara", policy=policy, state_files=files[1])
+        await made.live(18.0)
+        network.partition([[clara.id]])
+        await made.live(30.0)
+        network.heal()
+        await made.live(36.0)
+        late = await made.add(
+            "dora", policy=policy, knows_start=False, state_files=files_in(tmp_path)
+        )
+        await made.live(30.0)
+        made.check()
+        assert anna.versions() == boris.versions() == clara.versions() == late.versions()
+        assert any(each["how"] == "replay" for each in clara.told("state_adopted"))
+        assert late.told("state_fetched")
+        for peer in (anna, clara, late):
+            await made.until(partial(is_put_away, peer), within_s=5.0)
+            assert not peer.told("state_in_memory")
+        log = anna.averager._works[0].replay
+        assert log is not None and len(log)
+        assert files[0].used_bytes > sum(8 * part.size for part in made.layout.fragments)
 
 
-def test_a_peer_says_once_that_its_states_have_to_be_in_memory(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            none = StateFiles(tmp_path, allowed_bytes=lambda: 0.0, least_bytes=1)
-            anna = await made.add("anna", state_files=none)
-            await made.add("boris")
-            await made.live(30.0)
-            made.check()
-            assert len(anna.told("state_in_memory")) == 1
-            assert anna.averager.stats.rounds > 0
-            await asyncio.sleep(1.0)
-
-    run(main())
+async def test_a_peer_says_once_that_its_states_have_to_be_in_memory(tmp_path: Path) -> None:
+    async with swarm(MemoryNetwork()) as made:
+        none = StateFiles(tmp_path, allowed_bytes=lambda: 0.0, least_bytes=1)
+        anna = await made.add("anna", state_files=none)
+        await made.add("boris")
+        await made.live(30.0)
+        made.check()
+        assert len(anna.told("state_in_memory")) == 1
+        assert anna.averager.stats.rounds > 0
+        await asyncio.sleep(1.0)

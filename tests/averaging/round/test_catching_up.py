@@ -13,7 +13,6 @@ from averaging.live.fetch_server import FetchServer, Request
 from averaging.messages import Head, Link
 from averaging.round.catching_up import FETCH_BASE_S, UnreliableSources, fetch_timeout_s
 from dht.memory.host import MemoryNetwork, identity_of
-from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import LAYOUT, POLICY, Peer, swarm
 from tests.averaging.live.served_states import Dripping
 from tests.averaging.round.machines import ANNA, BORIS
@@ -90,7 +89,7 @@ def invented(standing: Standing, topic: bytes, fragment: int) -> Head:
     return Head(version, lineage, (link, *head.links), ((boris.peer_id, signature),))
 
 
-def test_a_slow_liar_delays_a_peer_for_a_while_and_not_for_ten_minutes() -> None:
+async def test_a_slow_liar_delays_a_peer_for_a_while_and_not_for_ten_minutes() -> None:
     """The liar says again and again that it is ahead, and answers drop by drop."""
 
     async def lie(liar: Peer, to: Peer) -> None:
@@ -103,26 +102,23 @@ def test_a_slow_liar_delays_a_peer_for_a_while_and_not_for_ten_minutes() -> None
                 liar.averager.transport.send(to.id, said.encode(behind))
             await asyncio.sleep(2.0)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork()) as made:
-            anna, liar = await made.add("anna"), await made.add("mallory", trains=False)
-            await made.add("boris")
-            liar.averager._server.__class__ = Drips
-            await made.live(20.0)
-            lying = asyncio.create_task(lie(liar, anna))
-            await made.live(FETCH_BASE_S + 5.0)
-            held = [version or 0 for version in anna.versions()]
-            await made.live(45.0)
-            lying.cancel()
-            made.check()
-            since = [(now or 0) - then for now, then in zip(anna.versions(), held, strict=True)]
-            assert min(since) >= 2, "in cycles of eight seconds"
-            (reason, *_) = [
-                fields["reason"]
-                for fields in anna.told("refused")
-                if (fields["peer"], fields["kind"]) == (liar.id, "did_not_deliver")
-            ]
-            assert "not done within 30" in reason
-            assert anna.averager.stats.blamed[liar.id]
-
-    run(main())
+    async with swarm(MemoryNetwork()) as made:
+        anna, liar = await made.add("anna"), await made.add("mallory", trains=False)
+        await made.add("boris")
+        liar.averager._server.__class__ = Drips
+        await made.live(20.0)
+        lying = asyncio.create_task(lie(liar, anna))
+        await made.live(FETCH_BASE_S + 5.0)
+        held = [version or 0 for version in anna.versions()]
+        await made.live(45.0)
+        lying.cancel()
+        made.check()
+        since = [(now or 0) - then for now, then in zip(anna.versions(), held, strict=True)]
+        assert min(since) >= 2, "in cycles of eight seconds"
+        (reason, *_) = [
+            fields["reason"]
+            for fields in anna.told("refused")
+            if (fields["peer"], fields["kind"]) == (liar.id, "did_not_deliver")
+        ]
+        assert "not done within 30" in reason
+        assert anna.averager.stats.blamed[liar.id]

@@ -21,6 +21,7 @@ from dht.identity import PeerId
 from tests.averaging.message_examples import COMMIT
 from tests.averaging.round.machines import OpinionsOf, sign
 from tests.averaging.simulated import breakages
+from tests.seeds import seeds
 
 POLICY = RoundPolicy()
 
@@ -643,10 +644,7 @@ ORDERS = 500
 """The rarest of the planted bugs chooses two seals in the 88th order for the first time."""
 
 
-@pytest.mark.parametrize(
-    "first",
-    [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(ORDERS, 100 * ORDERS, ORDERS))],
-)
+@pytest.mark.parametrize("first", seeds(ORDERS, soak=100 * ORDERS, step=ORDERS))
 def test_two_seals_are_never_chosen(first: int) -> None:
     outcomes = [chosen_seals(seed) for seed in range(first, first + ORDERS)]
 

@@ -15,7 +15,6 @@ from averaging.round.silence import HEARD_MAX, KEPT_S, LastHeard
 from averaging.rules.succession import succession
 from dht.identity import PeerId
 from dht.memory.host import MemoryNetwork
-from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import POLICY, Peer, layout_of, swarm
 from tests.averaging.round.machines import ANNA, BORIS, machine, of, offer, standing
 
@@ -115,35 +114,32 @@ def test_a_leader_that_noted_a_join_counts_as_silent_since_the_join_was_sent_aga
     assert silent == Silent(leader, asked_at)
 
 
-def test_all_fragments_together_wait_for_a_frozen_leader_once() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with swarm(network, layout=layout_of(4)) as made:
-            peers = [await made.add(name) for name in ("anna", "boris", "clara", "dora")]
-            await made.live(40.0)
-            while max(led_next(peers).values()) < 3:
-                await made.live(1.0)
-            (frozen, count), *_ = led_next(peers).most_common()
-            frozen_at = asyncio.get_running_loop().time()
-            network.pause(frozen)
-            await made.live(60.0)
-            found = 0
-            for peer in peers:
-                told = [
-                    (event, at - frozen_at)
-                    for at, event, fields in peer.events
-                    # Later its links are given up, and all fragments hear of that anyway.
-                    if frozen_at < at < frozen_at + 15.0 and fields.get("leader") == frozen
-                ]
-                joined = [at for event, at in told if event == "joining"]
-                left = [at for event, at in told if event == "leader_silent"]
-                if peer.id == frozen or len(left) < 2:
-                    continue  # the others were called away by somebody who knew before
-                found += 1
-                assert max(joined) - min(joined) > 0.5, "they joined one after the other"
-                assert max(left) - min(left) < 0.1, f"{peer.name} waited more than once: {told}"
-                assert peer.told("silent")[0]["peer"] == frozen
-            assert count >= 3 and found
-            made.check()
-
-    run(main())
+async def test_all_fragments_together_wait_for_a_frozen_leader_once() -> None:
+    network = MemoryNetwork()
+    async with swarm(network, layout=layout_of(4)) as made:
+        peers = [await made.add(name) for name in ("anna", "boris", "clara", "dora")]
+        await made.live(40.0)
+        while max(led_next(peers).values()) < 3:
+            await made.live(1.0)
+        (frozen, count), *_ = led_next(peers).most_common()
+        frozen_at = asyncio.get_running_loop().time()
+        network.pause(frozen)
+        await made.live(60.0)
+        found = 0
+        for peer in peers:
+            told = [
+                (event, at - frozen_at)
+                for at, event, fields in peer.events
+                # Later its links are given up, and all fragments hear of that anyway.
+                if frozen_at < at < frozen_at + 15.0 and fields.get("leader") == frozen
+            ]
+            joined = [at for event, at in told if event == "joining"]
+            left = [at for event, at in told if event == "leader_silent"]
+            if peer.id == frozen or len(left) < 2:
+                continue  # the others were called away by somebody who knew before
+            found += 1
+            assert max(joined) - min(joined) > 0.5, "they joined one after the other"
+            assert max(left) - min(left) < 0.1, f"{peer.name} waited more than once: {told}"
+            assert peer.told("silent")[0]["peer"] == frozen
+        assert count >= 3 and found
+        made.check()

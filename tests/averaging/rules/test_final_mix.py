@@ -12,7 +12,6 @@ from averaging.history.standing import LINKS_SHOWN
 from averaging.messages import Head, Link
 from averaging.rules.final_mix import Goal, RunsEnd, goes_on, grew_from, shows_final
 from dht.memory.host import MemoryNetwork
-from dht.memory.virtual_loop import run
 from tests.averaging.live.quadratic import POLICY, lineages, swarm
 from tests.averaging.message_examples import COMMIT
 from tests.averaging.simulated.several_groups import SEVERAL_GROUPS
@@ -96,23 +95,20 @@ def test_from_the_runs_tokens_on_lineages_only_mix(
     assert goes_on(commit, GOAL) == objected
 
 
-def test_groups_that_reach_the_runs_tokens_end_on_one_lineage_and_merge_no_more() -> None:
-    async def main() -> None:
-        policy = replace(POLICY, group_size=3, slice_bytes_min=1024, tokens_end=9_000)
-        async with swarm(MemoryNetwork()) as made:
-            peers = [await made.add(f"peer-{number}", policy=policy) for number in range(7)]
-            await made.live(30.0)
-            assert any(len(each) > 1 for each in lineages(made)), "groups have their own"
-            await made.live(200.0)
-            everything = frozenset(range(len(made.layout.fragments)))
-            assert all(peer.averager.final_fragments == everything for peer in peers)
-            assert [len(each) for each in lineages(made)] == [1] * len(everything)
-            made.check()  # equal lineage, equal bits
-            before = [peer.versions() for peer in peers]
-            await made.live(60.0)
-            assert [peer.versions() for peer in peers] == before, "nothing follows"
-
-    run(main())
+async def test_groups_that_reach_the_runs_tokens_end_on_one_lineage_and_merge_no_more() -> None:
+    policy = replace(POLICY, group_size=3, slice_bytes_min=1024, tokens_end=9_000)
+    async with swarm(MemoryNetwork()) as made:
+        peers = [await made.add(f"peer-{number}", policy=policy) for number in range(7)]
+        await made.live(30.0)
+        assert any(len(each) > 1 for each in lineages(made)), "groups have their own"
+        await made.live(200.0)
+        everything = frozenset(range(len(made.layout.fragments)))
+        assert all(peer.averager.final_fragments == everything for peer in peers)
+        assert [len(each) for each in lineages(made)] == [1] * len(everything)
+        made.check()  # equal lineage, equal bits
+        before = [peer.versions() for peer in peers]
+        await made.live(60.0)
+        assert [peer.versions() for peer in peers] == before, "nothing follows"
 
 
 @pytest.mark.parametrize(

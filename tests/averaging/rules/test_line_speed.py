@@ -16,7 +16,6 @@ from averaging.numbers.layout import Layout, TensorSpec
 from averaging.round.roster import slice_shares
 from averaging.rules.line_speed import TRANSFER_MIN_BYTES, LineSpeed, paired
 from dht.memory.host import MemoryNetwork
-from dht.memory.virtual_loop import run
 from dht.throttled_host import Gate, ThrottledHost
 from tests.averaging.live.links import introduce, linked
 from tests.averaging.live.quadratic import POLICY, swarm
@@ -133,7 +132,7 @@ def test_a_line_that_is_slow_in_one_direction_only_stays_known_for_it() -> None:
             assert up.bytes_per_s == pytest.approx(MB / 7)
 
 
-def test_a_transfer_that_was_cut_counts_with_the_bytes_that_passed() -> None:
+async def test_a_transfer_that_was_cut_counts_with_the_bytes_that_passed() -> None:
     """Both directions: a line may have become too slow for its rounds' deadlines."""
     cut_after_s = 4.0
 
@@ -141,61 +140,55 @@ def test_a_transfer_that_was_cut_counts_with_the_bytes_that_passed() -> None:
         async with asyncio.timeout(cut_after_s):
             await bulk.receive_growing(GrowingBytes(memoryview(bytearray(10 * MB))))
 
-    async def main() -> None:
-        network = MemoryNetwork()
-        hosts = network.host("anna"), network.host("boris")
-        await introduce(*hosts)
-        gate = Gate()
-        gate.set_rate(MB / 2)
-        async with linked(ThrottledHost(hosts[0], up=gate, down=Gate()), hosts[1], bulk=take) as (
-            anna,
-            boris,
-        ):
-            bulk = await anna.transport.open_bulk(boris.peer, b"header")
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(cut_after_s - 1.0):
-                    await bulk.send(bytes(10 * MB))
-            bulk.abort()
-            await asyncio.sleep(cut_after_s)
-            for line in (anna.transport.up, boris.transport.down):
-                assert line.bytes_per_s is not None
-                assert MB / 4 < line.bytes_per_s < MB
-        for host in hosts:
-            await host.close()
-
-    run(main())
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris")
+    await introduce(*hosts)
+    gate = Gate()
+    gate.set_rate(MB / 2)
+    async with linked(ThrottledHost(hosts[0], up=gate, down=Gate()), hosts[1], bulk=take) as (
+        anna,
+        boris,
+    ):
+        bulk = await anna.transport.open_bulk(boris.peer, b"header")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(cut_after_s - 1.0):
+                await bulk.send(bytes(10 * MB))
+        bulk.abort()
+        await asyncio.sleep(cut_after_s)
+        for line in (anna.transport.up, boris.transport.down):
+            assert line.bytes_per_s is not None
+            assert MB / 4 < line.bytes_per_s < MB
+    for host in hosts:
+        await host.close()
 
 
-def test_an_upload_measures_the_line_of_a_peer_that_answers_no_requests() -> None:
+async def test_an_upload_measures_the_line_of_a_peer_that_answers_no_requests() -> None:
     async def take(bulk: Bulk, header: bytes) -> None:
         await bulk.receive_into(memoryview(bytearray(MB)))
         await bulk.received()
         await asyncio.sleep(30.0)  # the others are late
         await bulk.grant()
 
-    async def main() -> None:
-        network = MemoryNetwork()
-        hosts = network.host("anna"), network.host("boris")
-        await introduce(*hosts)
-        gate = Gate()
-        gate.set_rate(MB / 10)
-        async with linked(ThrottledHost(hosts[0], up=gate, down=Gate()), hosts[1], bulk=take) as (
-            anna,
-            boris,
-        ):
-            bulk = await anna.transport.open_bulk(boris.peer, b"header")
-            await bulk.send(bytes(MB))
-            assert await bulk.granted(timeout_s=60.0) == ""
-            bulk.abort()
-            line = anna.transport.up.bytes_per_s
-            assert line is not None and MB / 12 < line < MB / 5
-        for host in hosts:
-            await host.close()
-
-    run(main())
+    network = MemoryNetwork()
+    hosts = network.host("anna"), network.host("boris")
+    await introduce(*hosts)
+    gate = Gate()
+    gate.set_rate(MB / 10)
+    async with linked(ThrottledHost(hosts[0], up=gate, down=Gate()), hosts[1], bulk=take) as (
+        anna,
+        boris,
+    ):
+        bulk = await anna.transport.open_bulk(boris.peer, b"header")
+        await bulk.send(bytes(MB))
+        assert await bulk.granted(timeout_s=60.0) == ""
+        bulk.abort()
+        line = anna.transport.up.bytes_per_s
+        assert line is not None and MB / 12 < line < MB / 5
+    for host in hosts:
+        await host.close()
 
 
-def test_the_peer_on_the_slow_line_reduces_nothing_and_rounds_get_shorter(
+async def test_the_peer_on_the_slow_line_reduces_nothing_and_rounds_get_shorter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layout = Layout.build([TensorSpec(f"block.{i}", (25, 1000)) for i in range(40)], 1)
@@ -213,45 +206,42 @@ def test_the_peer_on_the_slow_line_reduces_nothing_and_rounds_get_shorter(
 
     monkeypatch.setattr(Exchange, "__init__", noted)
 
-    async def main() -> None:
-        async with swarm(MemoryNetwork(), layout=layout) as made:
-            for name in ("anna", "boris", "clara", "slow"):
-                rate = slow_rate if name == "slow" else fast
-                up, down = Gate(), Gate()
-                up.set_rate(rate)
-                down.set_rate(rate)
-                await made.add(
-                    name,
-                    policy=policy,
-                    settings=AveragerSettings(progress_s=1.0, transport=transport),
-                    step_time_s=4.0,
-                    wrap=lambda host, up=up, down=down: ThrottledHost(host, up=up, down=down),  # type: ignore[misc]
-                )
-            await made.live(100.0)
-            made.check()
-            slow = made.peers[-1]
-            for peer in made.peers:
-                rate = slow_rate if peer is slow else fast
-                assert rate / 3 < peer.averager.bytes_per_s < 3 * rate, peer.name
-            whole = [told["round"] for told in slow.told("round") if len(told["contributors"]) == 4]
-            first, last = (commits[bytes.fromhex(whole[at])] for at in (0, -1))
-            assert set(first.shares) == {1}
-            assert slow.id in first.reducers and slow.id not in last.reducers
-            # The others wait for what the slow one sends, as a member and as a reducer.
-            waited = [
-                max(
-                    told["seconds"]
-                    for peer in made.peers[:-1]
-                    for told in peer.told("round")
-                    if told["round"] == round_id
-                )
-                for round_id in (whole[0], whole[-1])
-            ]
-            assert waited[1] < 0.9 * waited[0]
-            slow.averager.around = replace(slow.averager.around, line_max=lambda: 1000.0)
-            assert slow.averager.bytes_per_s == 1000.0
-
-    run(main())
+    async with swarm(MemoryNetwork(), layout=layout) as made:
+        for name in ("anna", "boris", "clara", "slow"):
+            rate = slow_rate if name == "slow" else fast
+            up, down = Gate(), Gate()
+            up.set_rate(rate)
+            down.set_rate(rate)
+            await made.add(
+                name,
+                policy=policy,
+                settings=AveragerSettings(progress_s=1.0, transport=transport),
+                step_time_s=4.0,
+                wrap=lambda host, up=up, down=down: ThrottledHost(host, up=up, down=down),  # type: ignore[misc]
+            )
+        await made.live(100.0)
+        made.check()
+        slow = made.peers[-1]
+        for peer in made.peers:
+            rate = slow_rate if peer is slow else fast
+            assert rate / 3 < peer.averager.bytes_per_s < 3 * rate, peer.name
+        whole = [told["round"] for told in slow.told("round") if len(told["contributors"]) == 4]
+        first, last = (commits[bytes.fromhex(whole[at])] for at in (0, -1))
+        assert set(first.shares) == {1}
+        assert slow.id in first.reducers and slow.id not in last.reducers
+        # The others wait for what the slow one sends, as a member and as a reducer.
+        waited = [
+            max(
+                told["seconds"]
+                for peer in made.peers[:-1]
+                for told in peer.told("round")
+                if told["round"] == round_id
+            )
+            for round_id in (whole[0], whole[-1])
+        ]
+        assert waited[1] < 0.9 * waited[0]
+        slow.averager.around = replace(slow.averager.around, line_max=lambda: 1000.0)
+        assert slow.averager.bytes_per_s == 1000.0
 
 
 def test_lines_of_similar_speed_get_equal_slices() -> None:

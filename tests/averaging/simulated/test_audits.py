@@ -20,6 +20,7 @@ from tests.averaging.simulated.false_reducers import (
 )
 from tests.averaging.simulated.liars import SwarmWithLiars
 from tests.averaging.simulated.swarm import Storm, Swarm, cause_storm, storm, weather_out
+from tests.seeds import all_that_happens, seeds
 
 RATE = 0.1
 CALM = Storm(peers=(5, 8), accidents=(0, 0), rough_s=1.0, audit_rate=RATE)
@@ -163,19 +164,7 @@ def audited(seed: int) -> Counter[str]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "first",
-    [
-        *range(0, QUICK, CHUNK),
-        *(pytest.param(n, marks=pytest.mark.soak) for n in range(QUICK, SOAK, CHUNK)),
-    ],
-)
+@pytest.mark.parametrize("first", seeds(QUICK, soak=SOAK, step=CHUNK))
 def test_no_honest_peer_is_convicted_in_any_weather(first: int) -> None:
-    happened: Counter[str] = Counter()
-    for seed in range(first, first + CHUNK):
-        try:
-            happened += audited(seed)
-        except Exception as error:
-            error.add_note(f"seed {seed}")
-            raise
+    happened = all_that_happens(audited, first=first, count=CHUNK)
     assert happened["audited"] > 10 * CHUNK

@@ -12,6 +12,7 @@ from averaging.rules.mixing import MixingPolicy
 from averaging.rules.probation import ProbationPolicy
 from averaging.rules.quorum import ALL
 from tests.averaging.simulated.swarm import Node, PeerPlan, Storm, Swarm, storm, weather_out
+from tests.seeds import seeds
 
 ALL_SPEEDS = Storm(speeds=(0.1, 1.0, 2.5), calm_s=400.0)
 STORMS = (
@@ -29,13 +30,7 @@ def refusals(swarm: Swarm) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "first",
-    [
-        *range(0, QUICK, CHUNK),
-        *(pytest.param(n, marks=pytest.mark.soak) for n in range(QUICK, 1000, CHUNK)),
-    ],
-)
+@pytest.mark.parametrize("first", seeds(QUICK, soak=1000, step=CHUNK))
 def test_no_storm_makes_honest_work_incredible(first: int) -> None:
     for seed in range(first, first + CHUNK):
         how = STORMS[seed % len(STORMS)]

@@ -17,6 +17,7 @@ import pytest
 from averaging.simulated.auditing import NodeAudits
 from dht.identity import PeerId
 from tests.averaging.simulated.swarm import Node, Storm, Swarm, storm, weather_out
+from tests.seeds import all_that_happens, seeds
 
 FAULTY = Storm(peers=(4, 7), accidents=(3, 6), audit_rate=0.4)
 ROT_EVERY_S = 3.0
@@ -69,27 +70,10 @@ def failing(seed: int) -> Counter[str]:
     return swarm.truth.coverage
 
 
-def chunk(first: int) -> Counter[str]:
-    happened: Counter[str] = Counter()
-    for seed in range(first, first + CHUNK):
-        try:
-            happened += failing(seed)
-        except Exception as error:
-            error.add_note(f"seed {seed}")
-            raise
-    return happened
-
-
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "first",
-    [
-        *range(0, QUICK, CHUNK),
-        *(pytest.param(n, marks=pytest.mark.soak) for n in range(QUICK, SOAK, CHUNK)),
-    ],
-)
+@pytest.mark.parametrize("first", seeds(QUICK, soak=SOAK, step=CHUNK))
 def test_no_machine_that_fails_convicts_its_owner(first: int) -> None:
-    happened = chunk(first)
+    happened = all_that_happens(failing, first=first, count=CHUNK)
     assert happened["audited"] > 3 * CHUNK
     assert happened["rotten upload"] > 5 * CHUNK
     assert happened["another clock"] > CHUNK // 2

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -24,6 +25,7 @@ from tests.averaging.simulated import false_reducers, liars, usurpers
 from tests.averaging.simulated.liars import Behaviour, SwarmWithLiars
 from tests.averaging.simulated.strangers import Chatterers
 from tests.averaging.simulated.swarm import Node, Storm, cause_storm, weather_out
+from tests.seeds import all_that_happens, seeds
 
 SHORT = Storm(peers=(4, 7), accidents=(1, 4), rough_s=50.0, calm_s=400.0, audit_rate=0.4)
 """A partner that falls silent costs a round its deadline: the calm lasts until all have met."""
@@ -254,41 +256,18 @@ def test_members_that_lie_where_slices_have_several_pieces_are_convicted(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "first",
-    [
-        *range(0, QUICK, CHUNK),
-        *(pytest.param(n, marks=pytest.mark.soak) for n in range(QUICK, SOAK, CHUNK)),
-    ],
-)
+@pytest.mark.parametrize("first", seeds(QUICK, soak=SOAK, step=CHUNK))
 def test_members_that_lie_cost_no_history_no_work_and_no_standstill(first: int) -> None:
-    happened: Counter[str] = Counter()
-    for seed in range(first, first + CHUNK):
-        try:
-            happened += besieged(seed)
-        except Exception as error:
-            error.add_note(f"seed {seed}")
-            raise
+    happened = all_that_happens(besieged, first=first, count=CHUNK)
 
     assert happened["finished merge"] > CHUNK
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "first",
-    [
-        *range(0, QUICK_VOTERS, CHUNK),
-        *(pytest.param(n, marks=pytest.mark.soak) for n in range(QUICK_VOTERS, SOAK, CHUNK)),
-    ],
-)
+@pytest.mark.parametrize("first", seeds(QUICK_VOTERS, soak=SOAK, step=CHUNK))
 def test_voters_that_lie_in_ballots_of_their_own_cost_no_history_and_no_work(first: int) -> None:
-    happened: Counter[str] = Counter()
-    for seed in range(first, first + CHUNK):
-        try:
-            happened += besieged(seed, OF_VOTERS)
-        except Exception as error:
-            error.add_note(f"seed {seed}")
-            raise
+    voters = partial(besieged, behaviours=OF_VOTERS)
+    happened = all_that_happens(voters, first=first, count=CHUNK)
 
     assert happened["finished merge"] > CHUNK
     assert min(happened[each.__name__] for each in OF_VOTERS) > 0

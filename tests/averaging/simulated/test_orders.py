@@ -23,6 +23,7 @@ from tests.averaging.simulated.swarm import (
 )
 from tests.averaging.simulated.swarm import weather_out as survive
 from tests.averaging.simulated.truth import Broken
+from tests.seeds import seeds
 
 ISSUED_AT = (20.0, 45.0, 70.0)
 QUICK, SOAK, CHUNK = 20, 1000, 10
@@ -94,13 +95,7 @@ def with_amendments(seed: int, how: Storm) -> tuple[Swarm, dict[str, int]]:
     return swarm, watch_settings(swarm)
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        *range(0, QUICK, CHUNK),
-        *(pytest.param(n, marks=pytest.mark.soak) for n in range(QUICK, SOAK, CHUNK)),
-    ],
-)
+@pytest.mark.parametrize("first", seeds(QUICK, soak=SOAK, step=CHUNK))
 def test_no_storm_of_orders_breaks_a_promise_or_mixes_settings(first: int) -> None:
     rounds: dict[str, int] = {}
     for seed in range(first, first + CHUNK):

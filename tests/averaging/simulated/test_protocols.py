@@ -19,6 +19,7 @@ from dht.protocol import SPOKEN, Range
 from tests.averaging.message_examples import EXAMPLES
 from tests.averaging.simulated.swarm import Node, PeerPlan, Storm, Swarm, storm
 from tests.averaging.simulated.swarm import weather_out as survive
+from tests.seeds import seeds
 
 BEFORE: Range = (1, 1)
 """The numbers that the release before speaks, as peers of this one see it."""
@@ -85,9 +86,7 @@ def test_peers_are_upgraded_one_by_one_and_every_round_is_read_by_all(seed: int)
     assert watch.notes["void"] == 0, f"seed {seed}: {watch.notes}"
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 200))]
-)
+@pytest.mark.parametrize("seed", seeds(6, soak=200))
 def test_storms_over_two_releases_break_no_promise(seed: int) -> None:
     """Every invariant of a storm, while peers come back as another release or as an older one."""
     # Every peer is started again: two that made a version alone are believed late (seed 68 once).

@@ -25,6 +25,7 @@ from tests.averaging.simulated import swarm as swarm_module
 from tests.averaging.simulated.phases import TABLE, Observed
 from tests.averaging.simulated.several_groups import SEVERAL_GROUPS
 from tests.averaging.simulated.swarm import Storm, Swarm, storm, weather_out
+from tests.seeds import seeds
 
 QUICK, SOAK_SEEDS, CHUNK = 60, 6000, 20
 
@@ -152,22 +153,14 @@ def outcome(seed: int) -> tuple[str, int, Counter[str]]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "first",
-    [
-        *range(0, QUICK, CHUNK),
-        *(pytest.param(n, marks=pytest.mark.soak) for n in range(QUICK, SOAK_SEEDS, CHUNK)),
-    ],
-)
+@pytest.mark.parametrize("first", seeds(QUICK, soak=SOAK_SEEDS, step=CHUNK))
 def test_no_storm_breaks_a_promise(first: int) -> None:
     made = [outcome(seed)[1] for seed in range(first, first + CHUNK)]
 
     assert sum(made) > 5 * CHUNK, "these swarms hardly merged anything"
 
 
-@pytest.mark.parametrize(
-    "first", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(10, 100, 10))]
-)
+@pytest.mark.parametrize("first", seeds(10, soak=100, step=10))
 def test_no_storm_loses_tokens_of_statistics_which_are_set(
     monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:

@@ -18,6 +18,7 @@ from dht.membership.admission import Admission
 from tests.averaging.simulated.strangers import Chatterers
 from tests.averaging.simulated.swarm import PeerPlan, Storm, Swarm, cause_storm
 from tests.dht.membership.signers import NOW, admission, credential, key
+from tests.seeds import seeds
 
 PEERS_MAX = 20
 STRANGERS = 20
@@ -61,13 +62,7 @@ QUICK = 10
 CHUNK = 10
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        *range(0, QUICK, CHUNK),
-        *(pytest.param(n, marks=pytest.mark.soak) for n in range(QUICK, 1000, CHUNK)),
-    ],
-)
+@pytest.mark.parametrize("first", seeds(QUICK, soak=1000, step=CHUNK))
 def test_strangers_do_not_change_one_bit_of_a_swarms_trace(first: int) -> None:
     versions = 0
     for seed in range(first, first + CHUNK):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from multiaddr import Multiaddr
 
 from dht.identity import PeerId, RunId
@@ -24,12 +24,6 @@ from dht.records import Role
 
 RUN = RunId("5f" * 32)
 OTHER_RUN = RunId("6f" * 32)
-
-
-def seeds(default: int, *, soak: int) -> list[Any]:
-    """Seeds to parametrize with: a few in every run of the tests, the rest in `make soak`."""
-    rest = (pytest.param(seed, marks=pytest.mark.soak) for seed in range(default, soak))
-    return [*range(default), *rest]
 
 
 @dataclass
@@ -57,9 +51,14 @@ class Swarm:
     """Starts, stops and counts peers. All of it on the virtual clock, from one seed."""
 
     def __init__(self, weather: Weather = CALM, *, seed: int = 0) -> None:
-        self.network = MemoryNetwork(weather, seed=seed)
+        self.weather = weather
         self.seed = seed
         self.peers: dict[str, Peer] = {}
+
+    @cached_property
+    def network(self) -> MemoryNetwork:
+        """Made at its first use, on the loop of the test."""
+        return MemoryNetwork(self.weather, seed=self.seed)
 
     async def seed_addresses(self, *names: str) -> list[Multiaddr]:
         return [address for name in names for address in await self.peers[name].host.addresses()]

@@ -32,7 +32,8 @@ from tests.dht.membership.signers import (
     credential,
     invitation,
 )
-from tests.dht.presence.presence_swarm import Peer, Swarm, seeds, simulate, until
+from tests.dht.presence.presence_swarm import Peer, Swarm, simulate, until
+from tests.seeds import seeds
 
 assert NOW == EPOCH, "invites and the hosts' clocks begin at one moment"
 
@@ -95,73 +96,61 @@ async def first_frame(asker: MemoryHost, peer: Peer) -> bytes | None:
         stream.abort()
 
 
-def test_invited_peers_meet_and_a_stranger_is_neither_seen_nor_served() -> None:
-    async def story(swarm: Swarm) -> None:
-        invited = [await member(swarm, name) for name in ("anna", "boris", "clara")]
-        stranger = await swarm.start(
-            "mallory", run=RUN, seeds=await swarm.seed_addresses("anna", "boris")
-        )
-        await until(lambda: swarm.all_see(invited), within_s=60, what="members see each other")
-        await asyncio.sleep(120.0)
-        for peer in invited:
-            assert stranger.id not in {each.peer for each in peer.presence.table}
-            assert peer.presence.rejected["unadmitted"] > 0
-            assert NO_INVITE in await reply(stranger.host, peer)
-            assert await first_frame(stranger.host, peer) == REFUSED + NO_INVITE.encode()
-            assert peer.host.directory.keeper.rejected["unadmitted"] > 0, "its records were stored"
-        assert await reply(invited[0].host, invited[1]) == "hello"
-
-    simulate(story)
+async def test_invited_peers_meet_and_a_stranger_is_neither_seen_nor_served(swarm: Swarm) -> None:
+    invited = [await member(swarm, name) for name in ("anna", "boris", "clara")]
+    stranger = await swarm.start(
+        "mallory", run=RUN, seeds=await swarm.seed_addresses("anna", "boris")
+    )
+    await until(lambda: swarm.all_see(invited), within_s=60, what="members see each other")
+    await asyncio.sleep(120.0)
+    for peer in invited:
+        assert stranger.id not in {each.peer for each in peer.presence.table}
+        assert peer.presence.rejected["unadmitted"] > 0
+        assert NO_INVITE in await reply(stranger.host, peer)
+        assert await first_frame(stranger.host, peer) == REFUSED + NO_INVITE.encode()
+        assert peer.host.directory.keeper.rejected["unadmitted"] > 0, "its records were stored"
+    assert await reply(invited[0].host, invited[1]) == "hello"
 
 
-def test_members_open_no_stream_to_a_stranger() -> None:
-    async def story(swarm: Swarm) -> None:
-        anna = await member(swarm, "anna")
-        mallory = await swarm.start("mallory", run=RUN)
-        guarded = GuardedHost(anna.host, anna.presence.door.refusal)
-        await anna.host.connect(mallory.id, await mallory.host.addresses(), timeout_s=5.0)
-        with pytest.raises(PeerUnreachable, match="admits invited peers only"):
-            await guarded.open_stream(mallory.id, STRAY, timeout_s=5.0)
-
-    simulate(story)
+async def test_members_open_no_stream_to_a_stranger(swarm: Swarm) -> None:
+    anna = await member(swarm, "anna")
+    mallory = await swarm.start("mallory", run=RUN)
+    guarded = GuardedHost(anna.host, anna.presence.door.refusal)
+    await anna.host.connect(mallory.id, await mallory.host.addresses(), timeout_s=5.0)
+    with pytest.raises(PeerUnreachable, match="admits invited peers only"):
+        await guarded.open_stream(mallory.id, STRAY, timeout_s=5.0)
 
 
-def test_a_peer_whose_record_is_unknown_is_asked_once() -> None:
-    async def story(swarm: Swarm) -> None:
-        anna = await member(swarm, "anna")
-        newcomer, mallory = swarm.network.host("newcomer"), swarm.network.host("mallory")
-        calls: Counter[PeerId] = Counter()
+async def test_a_peer_whose_record_is_unknown_is_asked_once(swarm: Swarm) -> None:
+    anna = await member(swarm, "anna")
+    newcomer, mallory = swarm.network.host("newcomer"), swarm.network.host("mallory")
+    calls: Counter[PeerId] = Counter()
 
-        def shows(host: MemoryHost, shown: bytes) -> Any:
-            async def answer(peer: PeerId, request: bytes) -> bytes:
-                calls[host.peer_id] += 1
-                return wire.write(wire.Papers(run=RUN, credential=shown))
+    def shows(host: MemoryHost, shown: bytes) -> Any:
+        async def answer(peer: PeerId, request: bytes) -> bytes:
+            calls[host.peer_id] += 1
+            return wire.write(wire.Papers(run=RUN, credential=shown))
 
-            return host.serve_calls(wire.PAPERS_PROTOCOL, answer, request_max_bytes=1 << 16)
+        return host.serve_calls(wire.PAPERS_PROTOCOL, answer, request_max_bytes=1 << 16)
 
-        await shows(newcomer, credential(newcomer.peer_id))
-        await shows(mallory, credential(newcomer.peer_id))  # another peer's
-        answers = await asyncio.gather(*(reply(newcomer, anna) for _ in range(20)))
-        assert set(answers) == {"hello"}
-        answers = await asyncio.gather(*(reply(mallory, anna) for _ in range(20)))
-        assert set(answers) == {NO_INVITE}
-        assert calls == {newcomer.peer_id: 1, mallory.peer_id: 1}
-        for host in (newcomer, mallory):
-            await host.close()
-
-    simulate(story)
+    await shows(newcomer, credential(newcomer.peer_id))
+    await shows(mallory, credential(newcomer.peer_id))  # another peer's
+    answers = await asyncio.gather(*(reply(newcomer, anna) for _ in range(20)))
+    assert set(answers) == {"hello"}
+    answers = await asyncio.gather(*(reply(mallory, anna) for _ in range(20)))
+    assert set(answers) == {NO_INVITE}
+    assert calls == {newcomer.peer_id: 1, mallory.peer_id: 1}
+    for host in (newcomer, mallory):
+        await host.close()
 
 
-def test_a_keepers_invite_does_not_let_a_learner_in() -> None:
-    async def story(swarm: Swarm) -> None:
-        keepers = invitation(role="keeper")
-        anna = await member(swarm, "anna")
-        clara = await member(swarm, "clara", by=keepers, role="keeper")
-        await member(swarm, "mallory", by=keepers)
-        await asyncio.sleep(60.0)
-        assert anna.sees() == {clara.id}
-
-    simulate(story)
+async def test_a_keepers_invite_does_not_let_a_learner_in(swarm: Swarm) -> None:
+    keepers = invitation(role="keeper")
+    anna = await member(swarm, "anna")
+    clara = await member(swarm, "clara", by=keepers, role="keeper")
+    await member(swarm, "mallory", by=keepers)
+    await asyncio.sleep(60.0)
+    assert anna.sees() == {clara.id}
 
 
 @pytest.mark.parametrize("weather", [CALM, STORM], ids=["calm", "storm"])
@@ -217,32 +206,28 @@ def test_a_ban_holds_everywhere_within_a_minute(
     simulate(story, weather=weather, seed=seed)
 
 
-def test_open_streams_of_a_banned_peer_are_cut() -> None:
-    async def story(swarm: Swarm) -> None:
-        anna, boris = await member(swarm, "anna"), await member(swarm, "boris")
-        await until(lambda: swarm.all_see([anna, boris]), within_s=60, what="both see each other")
-        stream = await boris.host.open_stream(anna.id, f"{STRAY}/stream", timeout_s=5.0)
-        assert await stream.receive(timeout_s=5.0) == b"hello"
-        anna.presence.door.take([banning(public_key_of(boris.id))])
-        with pytest.raises(Exception, match="broke"):
-            await stream.receive(timeout_s=10.0)
-
-    simulate(story)
+async def test_open_streams_of_a_banned_peer_are_cut(swarm: Swarm) -> None:
+    anna, boris = await member(swarm, "anna"), await member(swarm, "boris")
+    await until(lambda: swarm.all_see([anna, boris]), within_s=60, what="both see each other")
+    stream = await boris.host.open_stream(anna.id, f"{STRAY}/stream", timeout_s=5.0)
+    assert await stream.receive(timeout_s=5.0) == b"hello"
+    anna.presence.door.take([banning(public_key_of(boris.id))])
+    with pytest.raises(Exception, match="broke"):
+        await stream.receive(timeout_s=10.0)
 
 
-def test_a_peer_that_is_proved_to_lie_is_forgotten_and_cut_off_in_a_run_without_an_owner() -> None:
-    async def story(swarm: Swarm) -> None:
-        anna = await swarm.start("anna", run=RUN)
-        boris = await swarm.start("boris", run=RUN, seeds=await swarm.seed_addresses("anna"))
-        anna.host.directory.keeper.judge = anna.presence.door.judge
-        await until(lambda: swarm.all_see([anna, boris]), within_s=60, what="both see each other")
-        await anna.presence.door.ban(boris.id, "merged slice 0 falsely")
-        assert anna.presence.table.get(boris.id) is None
-        assert "falsely" in (await anna.presence.door.refusal(boris.id) or "")
-        await asyncio.sleep(WITHIN_S)
-        assert anna.presence.table.get(boris.id) is None, "its record is believed again"
-
-    simulate(story)
+async def test_a_peer_that_is_proved_to_lie_is_cut_off_in_a_run_without_an_owner(
+    swarm: Swarm,
+) -> None:
+    anna = await swarm.start("anna", run=RUN)
+    boris = await swarm.start("boris", run=RUN, seeds=await swarm.seed_addresses("anna"))
+    anna.host.directory.keeper.judge = anna.presence.door.judge
+    await until(lambda: swarm.all_see([anna, boris]), within_s=60, what="both see each other")
+    await anna.presence.door.ban(boris.id, "merged slice 0 falsely")
+    assert anna.presence.table.get(boris.id) is None
+    assert "falsely" in (await anna.presence.door.refusal(boris.id) or "")
+    await asyncio.sleep(WITHIN_S)
+    assert anna.presence.table.get(boris.id) is None, "its record is believed again"
 
 
 async def invited_for_two_minutes(swarm: Swarm) -> tuple[Peer, Peer]:
@@ -253,59 +238,47 @@ async def invited_for_two_minutes(swarm: Swarm) -> tuple[Peer, Peer]:
     return anna, boris
 
 
-def test_an_invite_that_ends_turns_its_peer_out() -> None:
-    async def story(swarm: Swarm) -> None:
-        anna, boris = await invited_for_two_minutes(swarm)
-        await asyncio.sleep(130.0 - asyncio.get_running_loop().time())
-        assert anna.sees() == set()
-        assert "expired" in boris.told("not_admitted")[0].text
-
-    simulate(story)
+async def test_an_invite_that_ends_turns_its_peer_out(swarm: Swarm) -> None:
+    anna, boris = await invited_for_two_minutes(swarm)
+    await asyncio.sleep(130.0 - asyncio.get_running_loop().time())
+    assert anna.sees() == set()
+    assert "expired" in boris.told("not_admitted")[0].text
 
 
-def test_the_end_of_an_invite_is_told_once_before_it_comes() -> None:
-    async def story(swarm: Swarm) -> None:
-        anna, boris = await invited_for_two_minutes(swarm)
-        await asyncio.sleep(105.0 - asyncio.get_running_loop().time())
-        assert not boris.told("invite_ends")
-        await asyncio.sleep(14.5)
-        (said,) = boris.told("invite_ends")
-        assert said.fields == {"expires_at": NOW + 120}
-        assert "shoal join" in said.text
-        await asyncio.sleep(60.0)
-        assert len(boris.told("invite_ends")) == 1
-        assert not anna.told("invite_ends")
-
-    simulate(story)
+async def test_the_end_of_an_invite_is_told_once_before_it_comes(swarm: Swarm) -> None:
+    anna, boris = await invited_for_two_minutes(swarm)
+    await asyncio.sleep(105.0 - asyncio.get_running_loop().time())
+    assert not boris.told("invite_ends")
+    await asyncio.sleep(14.5)
+    (said,) = boris.told("invite_ends")
+    assert said.fields == {"expires_at": NOW + 120}
+    assert "shoal join" in said.text
+    await asyncio.sleep(60.0)
+    assert len(boris.told("invite_ends")) == 1
+    assert not anna.told("invite_ends")
 
 
-def test_a_long_invite_is_told_of_a_day_before_its_end_and_where_none_is_needed_nothing_is() -> (
-    None
-):
-    async def story(swarm: Swarm) -> None:
-        peer = await member(swarm, "anna", by=invitation("long", days=30))
-        await swarm.start("owner", run=RUN, admission=admission("open"))
-        for passed, told in ((28.9, 0), (0.2, 1)):
-            peer.host.wall_offset_s += passed * DAY
-            await asyncio.sleep(30.0)
-            assert len(peer.told("invite_ends")) == told
-        assert not swarm.peers["owner"].told("invite_ends")
-
-    simulate(story)
+async def test_a_long_invite_is_told_of_a_day_before_its_end_where_one_is_needed(
+    swarm: Swarm,
+) -> None:
+    peer = await member(swarm, "anna", by=invitation("long", days=30))
+    await swarm.start("owner", run=RUN, admission=admission("open"))
+    for passed, told in ((28.9, 0), (0.2, 1)):
+        peer.host.wall_offset_s += passed * DAY
+        await asyncio.sleep(30.0)
+        assert len(peer.told("invite_ends")) == told
+    assert not swarm.peers["owner"].told("invite_ends")
 
 
-def test_a_peer_whose_invite_has_ended_comes_back_with_a_later_one() -> None:
-    async def story(swarm: Swarm) -> None:
-        anna, boris = await invited_for_two_minutes(swarm)
-        await asyncio.sleep(130.0 - asyncio.get_running_loop().time())
-        assert anna.sees() == set()
-        assert "expired" in await reply(boris.host, anna)
-        await swarm.stop("boris")
-        again = await member(swarm, "boris", by=invitation("later", days=1))
-        await until(lambda: anna.sees() == {again.id}, within_s=60, what="anna sees boris again")
-        assert await reply(again.host, anna) == "hello"
-
-    simulate(story)
+async def test_a_peer_whose_invite_has_ended_comes_back_with_a_later_one(swarm: Swarm) -> None:
+    anna, boris = await invited_for_two_minutes(swarm)
+    await asyncio.sleep(130.0 - asyncio.get_running_loop().time())
+    assert anna.sees() == set()
+    assert "expired" in await reply(boris.host, anna)
+    await swarm.stop("boris")
+    again = await member(swarm, "boris", by=invitation("later", days=1))
+    await until(lambda: anna.sees() == {again.id}, within_s=60, what="anna sees boris again")
+    assert await reply(again.host, anna) == "hello"
 
 
 async def banned_and_gone(swarm: Swarm, kept: Path) -> Peer:
@@ -320,104 +293,86 @@ async def banned_and_gone(swarm: Swarm, kept: Path) -> Peer:
     return anna
 
 
-def test_a_peer_whose_ban_was_lifted_while_it_was_away_comes_back(tmp_path: Path) -> None:
+async def test_a_peer_whose_ban_was_lifted_meanwhile_comes_back(
+    tmp_path: Path, swarm: Swarm
+) -> None:
     """Earlier, its own file of directives refused it at its start, before it could hear a newer
     one."""
-
-    async def story(swarm: Swarm) -> None:
-        anna = await banned_and_gone(swarm, tmp_path / "boris")
-        anna.presence.door.take([banning(number=2)])
-        again = await member(swarm, "boris", kept=tmp_path / "boris")
-        await until(lambda: anna.sees() == {again.id}, within_s=60, what="anna sees boris again")
-        await asyncio.sleep(60.0)
-        assert not again.told("not_admitted")
-        assert await reply(again.host, anna) == "hello"
-
-    simulate(story)
+    anna = await banned_and_gone(swarm, tmp_path / "boris")
+    anna.presence.door.take([banning(number=2)])
+    again = await member(swarm, "boris", kept=tmp_path / "boris")
+    await until(lambda: anna.sees() == {again.id}, within_s=60, what="anna sees boris again")
+    await asyncio.sleep(60.0)
+    assert not again.told("not_admitted")
+    assert await reply(again.host, anna) == "hello"
 
 
 @pytest.mark.parametrize("anna_is_here", [True, False])
-def test_a_peer_that_is_banned_is_told_so_again_at_its_next_start(
-    anna_is_here: bool, tmp_path: Path
+async def test_a_peer_that_is_banned_is_told_so_again_at_its_next_start(
+    anna_is_here: bool, tmp_path: Path, swarm: Swarm
 ) -> None:
-    async def story(swarm: Swarm) -> None:
-        await banned_and_gone(swarm, tmp_path / "boris")
-        if not anna_is_here:
-            await swarm.stop("anna")
-        again = await member(swarm, "boris", kept=tmp_path / "boris")
-        took_s = await until(
-            lambda: bool(again.told("not_admitted")), within_s=60, what="boris is told again"
-        )
-        assert took_s < 15.0 if anna_is_here else took_s >= ASKS_FIRST_S
-
-    simulate(story)
+    await banned_and_gone(swarm, tmp_path / "boris")
+    if not anna_is_here:
+        await swarm.stop("anna")
+    again = await member(swarm, "boris", kept=tmp_path / "boris")
+    took_s = await until(
+        lambda: bool(again.told("not_admitted")), within_s=60, what="boris is told again"
+    )
+    assert took_s < 15.0 if anna_is_here else took_s >= ASKS_FIRST_S
 
 
-def test_an_invite_that_is_renewed_in_time_is_never_felt() -> None:
-    async def story(swarm: Swarm) -> None:
-        anna, _ = await invited_for_two_minutes(swarm)
-        await swarm.stop("boris")
-        again = await member(swarm, "boris", by=invitation("later", days=1))
-        await until(lambda: again.sees() == {anna.id}, within_s=60, what="boris is back")
-        while asyncio.get_running_loop().time() < 300.0:
-            await asyncio.sleep(5.0)
-            assert anna.sees() == {again.id}
-        assert not again.told("not_admitted")
-
-    simulate(story)
+async def test_an_invite_that_is_renewed_in_time_is_never_felt(swarm: Swarm) -> None:
+    anna, _ = await invited_for_two_minutes(swarm)
+    await swarm.stop("boris")
+    again = await member(swarm, "boris", by=invitation("later", days=1))
+    await until(lambda: again.sees() == {anna.id}, within_s=60, what="boris is back")
+    while asyncio.get_running_loop().time() < 300.0:
+        await asyncio.sleep(5.0)
+        assert anna.sees() == {again.id}
+    assert not again.told("not_admitted")
 
 
 @pytest.mark.parametrize("wrong_s", [-DAY, -3600.0, 3600.0, DAY])
-def test_a_member_whose_clock_is_set_stays_in_the_run(wrong_s: float) -> None:
+async def test_a_member_whose_clock_is_set_stays_in_the_run(wrong_s: float, swarm: Swarm) -> None:
     """Silence is measured by monotonic clocks, and records are numbered upwards in any case."""
-
-    async def story(swarm: Swarm) -> None:
-        peers = [await member(swarm, name) for name in ("anna", "boris", "clara")]
-        await until(lambda: swarm.all_see(peers), within_s=60, what="all see each other")
-        for wrong_by_s in (wrong_s, 0.0):
-            peers[1].host.wall_offset_s = wrong_by_s
-            for _ in range(60):
-                await asyncio.sleep(5.0)
-                assert swarm.all_see(peers)
-
-    simulate(story)
+    peers = [await member(swarm, name) for name in ("anna", "boris", "clara")]
+    await until(lambda: swarm.all_see(peers), within_s=60, what="all see each other")
+    for wrong_by_s in (wrong_s, 0.0):
+        peers[1].host.wall_offset_s = wrong_by_s
+        for _ in range(60):
+            await asyncio.sleep(5.0)
+            assert swarm.all_see(peers)
 
 
-def test_a_lower_number_is_refused_and_told_with_the_directive_in_force() -> None:
-    async def story(swarm: Swarm) -> None:
-        anna = await member(swarm, "anna")
-        anna.presence.door.take([banning(number=5), banning(number=2, signer=DELEGATES)])
-        visitor = swarm.network.host("visitor")
-        await visitor.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
-        papers = wire.Papers(run=RUN, directives=(banning(number=4),))
-        answer = await exchange_papers(visitor, anna.id, papers, timeout_s=5.0)
-        assert "directive 5, which is in force" in answer.not_taken
-        assert answer.directives == (banning(number=5), banning(number=2, signer=DELEGATES))
-        assert answer.not_admitted == NO_INVITE
-        await visitor.close()
-
-    simulate(story)
+async def test_a_lower_number_is_refused_and_told_with_the_directive_in_force(swarm: Swarm) -> None:
+    anna = await member(swarm, "anna")
+    anna.presence.door.take([banning(number=5), banning(number=2, signer=DELEGATES)])
+    visitor = swarm.network.host("visitor")
+    await visitor.connect(anna.id, await anna.host.addresses(), timeout_s=5.0)
+    papers = wire.Papers(run=RUN, directives=(banning(number=4),))
+    answer = await exchange_papers(visitor, anna.id, papers, timeout_s=5.0)
+    assert "directive 5, which is in force" in answer.not_taken
+    assert answer.directives == (banning(number=5), banning(number=2, signer=DELEGATES))
+    assert answer.not_admitted == NO_INVITE
+    await visitor.close()
 
 
-def test_the_directory_brings_a_ban_where_no_member_is_met() -> None:
-    async def story(swarm: Swarm) -> None:
-        anna = await member(swarm, "anna")
-        store = await swarm.start_bootstrap("store", seeds=await swarm.seed_addresses("anna"))
-        anna.presence.door.take([banning(number=3)])
-        await asyncio.sleep(30.0)
-        await swarm.stop("anna")
-        late = await swarm.start(
-            "late",
-            run=RUN,
-            seeds=await swarm.seed_addresses("store"),
-            admission=admission(),
-            credential=credential(identity_of("late").peer_id),
-        )
-        assert store.id != late.id
+async def test_the_directory_brings_a_ban_where_no_member_is_met(swarm: Swarm) -> None:
+    anna = await member(swarm, "anna")
+    store = await swarm.start_bootstrap("store", seeds=await swarm.seed_addresses("anna"))
+    anna.presence.door.take([banning(number=3)])
+    await asyncio.sleep(30.0)
+    await swarm.stop("anna")
+    late = await swarm.start(
+        "late",
+        run=RUN,
+        seeds=await swarm.seed_addresses("store"),
+        admission=admission(),
+        credential=credential(identity_of("late").peer_id),
+    )
+    assert store.id != late.id
 
-        def knows() -> bool:
-            return bool(late.presence.door.admission.in_force(NOW))
+    def knows() -> bool:
+        return bool(late.presence.door.admission.in_force(NOW))
 
-        await until(knows, within_s=WITHIN_S, what="the directory has it")
-
-    simulate(story)
+    await until(knows, within_s=WITHIN_S, what="the directory has it")

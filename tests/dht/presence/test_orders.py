@@ -16,7 +16,8 @@ from dht.memory.network import CALM, STORM, Weather
 from dht.presence.door import exchange_papers
 from dht.presence.settings import PresenceSettings
 from tests.dht.membership.signers import OWNERS, RUN, admission, key
-from tests.dht.presence.presence_swarm import Peer, Swarm, seeds, simulate, until
+from tests.dht.presence.presence_swarm import Peer, Swarm, simulate, until
+from tests.seeds import seeds
 
 WITHIN_S = 60.0
 """Time within which an order is known to every peer that is on line."""
@@ -74,69 +75,56 @@ def test_an_order_is_known_to_all_within_a_minute_also_to_those_that_were_away(
     simulate(story, weather=weather, seed=seed)
 
 
-def test_of_two_orders_at_once_all_peers_follow_the_same_one() -> None:
-    async def story(swarm: Swarm) -> None:
-        peers = [await member(swarm, f"p{number}") for number in range(6)]
-        await until(lambda: swarm.all_see(peers), within_s=300, what="all see each other")
-        peers[0].presence.door.take([ordering(3, Orders(paused=True))])
-        peers[5].presence.door.take([ordering(3, Orders(end=End(version=9)))])
+async def test_of_two_orders_at_once_all_peers_follow_the_same_one(swarm: Swarm) -> None:
+    peers = [await member(swarm, f"p{number}") for number in range(6)]
+    await until(lambda: swarm.all_see(peers), within_s=300, what="all see each other")
+    peers[0].presence.door.take([ordering(3, Orders(paused=True))])
+    peers[5].presence.door.take([ordering(3, Orders(end=End(version=9)))])
 
-        def agreed() -> bool:
-            return len({each.presence.door.admission.digest(0.0) for each in peers}) == 1
+    def agreed() -> bool:
+        return len({each.presence.door.admission.digest(0.0) for each in peers}) == 1
 
-        await until(agreed, within_s=WITHIN_S, what="one of the two is in force")
-        (orders,) = {each.presence.door.admission.orders for each in peers}
-        assert orders != NONE
-
-    simulate(story)
+    await until(agreed, within_s=WITHIN_S, what="one of the two is in force")
+    (orders,) = {each.presence.door.admission.orders for each in peers}
+    assert orders != NONE
 
 
-def test_an_order_that_was_given_in_a_partition_holds_everywhere_after_it() -> None:
-    async def story(swarm: Swarm) -> None:
-        peers = [await member(swarm, f"p{number}") for number in range(6)]
-        await until(lambda: swarm.all_see(peers), within_s=300, what="all see each other")
-        left, right = peers[:3], peers[3:]
-        swarm.network.partition([[each.id for each in left], [each.id for each in right]])
-        await asyncio.sleep(20.0)
-        left[0].presence.door.take([ordering(2, Orders(end=End(version=5)))])
-        right[0].presence.door.take([ordering(4, Orders(paused=True))])
-        await until(lambda: all(follows(each, 2) for each in left), within_s=60, what="one side")
-        swarm.network.heal()
-        await until(lambda: all(follows(each, 4) for each in peers), within_s=300, what="all")
-
-    simulate(story)
-
-
-def test_an_old_order_that_is_replayed_is_refused_with_the_one_in_force() -> None:
-    async def story(swarm: Swarm) -> None:
-        anna = await member(swarm, "anna")
-        old, new = ordering(1, Orders(paused=True)), ordering(2)
-        for data in (old, new):
-            assert (await tell(swarm, anna, data)).not_taken == ""
-        answer = await tell(swarm, anna, old)
-        assert "does not replace its directive 2, which is in force" in answer.not_taken
-        assert answer.directives == (new,)
-        assert not anna.presence.door.admission.orders.paused
-
-    simulate(story)
+async def test_an_order_that_was_given_in_a_partition_holds_everywhere_after_it(
+    swarm: Swarm,
+) -> None:
+    peers = [await member(swarm, f"p{number}") for number in range(6)]
+    await until(lambda: swarm.all_see(peers), within_s=300, what="all see each other")
+    left, right = peers[:3], peers[3:]
+    swarm.network.partition([[each.id for each in left], [each.id for each in right]])
+    await asyncio.sleep(20.0)
+    left[0].presence.door.take([ordering(2, Orders(end=End(version=5)))])
+    right[0].presence.door.take([ordering(4, Orders(paused=True))])
+    await until(lambda: all(follows(each, 2) for each in left), within_s=60, what="one side")
+    swarm.network.heal()
+    await until(lambda: all(follows(each, 4) for each in peers), within_s=300, what="all")
 
 
-def test_a_forged_order_is_refused() -> None:
-    async def story(swarm: Swarm) -> None:
-        anna = await member(swarm, "anna")
-        by_mallory = ordering(9, Orders(paused=True), Signer(key("mallory"), RUN))
-        assert "is not signed by" in (await tell(swarm, anna, by_mallory)).not_taken
-        genuine = OWNERS.directive(9, frozenset())
-        changed = encode(msgspec.structs.replace(genuine, orders=Orders(paused=True)))
-        assert "is not signed by" in (await tell(swarm, anna, changed)).not_taken
-        assert anna.presence.door.admission.owners_directive is None
-
-    simulate(story)
+async def test_an_old_order_that_is_replayed_is_refused_with_the_one_in_force(swarm: Swarm) -> None:
+    anna = await member(swarm, "anna")
+    old, new = ordering(1, Orders(paused=True)), ordering(2)
+    for data in (old, new):
+        assert (await tell(swarm, anna, data)).not_taken == ""
+    answer = await tell(swarm, anna, old)
+    assert "does not replace its directive 2, which is in force" in answer.not_taken
+    assert answer.directives == (new,)
+    assert not anna.presence.door.admission.orders.paused
 
 
-def test_a_run_without_an_owner_takes_no_orders() -> None:
-    async def story(swarm: Swarm) -> None:
-        anna = await swarm.start("anna", run=RUN, admission=admission("open", owner=None))
-        assert "no owner" in (await tell(swarm, anna, ordering(1))).not_taken
+async def test_a_forged_order_is_refused(swarm: Swarm) -> None:
+    anna = await member(swarm, "anna")
+    by_mallory = ordering(9, Orders(paused=True), Signer(key("mallory"), RUN))
+    assert "is not signed by" in (await tell(swarm, anna, by_mallory)).not_taken
+    genuine = OWNERS.directive(9, frozenset())
+    changed = encode(msgspec.structs.replace(genuine, orders=Orders(paused=True)))
+    assert "is not signed by" in (await tell(swarm, anna, changed)).not_taken
+    assert anna.presence.door.admission.owners_directive is None
 
-    simulate(story)
+
+async def test_a_run_without_an_owner_takes_no_orders(swarm: Swarm) -> None:
+    anna = await swarm.start("anna", run=RUN, admission=admission("open", owner=None))
+    assert "no owner" in (await tell(swarm, anna, ordering(1))).not_taken

@@ -24,7 +24,8 @@ from dht.presence.kept_peers import load_cache
 from dht.presence.presence import Presence
 from dht.presence.settings import GOODBYE_TIMEOUT_S, PresenceSettings, Profile
 from dht.records import PeerRecord, seal
-from tests.dht.presence.presence_swarm import OTHER_RUN, RUN, Peer, Swarm, seeds, simulate, until
+from tests.dht.presence.presence_swarm import OTHER_RUN, RUN, Peer, Swarm, simulate, until
+from tests.seeds import seeds
 
 MINUTE = 60.0
 
@@ -63,11 +64,8 @@ def forget_events(swarm: Swarm) -> None:
 # --- who is here -------------------------------------------------------------------------------
 
 
-def test_thirty_peers_see_one_another_within_ten_seconds() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 30, within_s=10)
-
-    simulate(story)
+async def test_thirty_peers_see_one_another_within_ten_seconds(swarm: Swarm) -> None:
+    await start_swarm(swarm, 30, within_s=10)
 
 
 @pytest.mark.parametrize("seed", seeds(2, soak=40))
@@ -94,72 +92,59 @@ def test_the_same_seed_tells_the_same_story() -> None:
     assert told != simulate(story, weather=STORM, seed=6)
 
 
-def test_goodbye_is_known_to_all_at_once_or_with_the_next_heartbeat() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 10)
-        leaver = swarm.peers["peer3"]
-        await swarm.stop("peer3", leave=True)
-        await until(lambda: swarm.all_see(swarm.members()), within_s=12, what="it is gone")
-        assert any(peer.told("peer_left") for peer in swarm.members())
-        assert not any(peer.told("peer_lost") for peer in swarm.members())
-        # Nobody who passes on its older records revives it.
-        await asyncio.sleep(2 * MINUTE)
-        assert not any(leaver.id in peer.sees() for peer in swarm.members())
-
-    simulate(story)
+async def test_goodbye_is_known_to_all_at_once_or_with_the_next_heartbeat(swarm: Swarm) -> None:
+    await start_swarm(swarm, 10)
+    leaver = swarm.peers["peer3"]
+    await swarm.stop("peer3", leave=True)
+    await until(lambda: swarm.all_see(swarm.members()), within_s=12, what="it is gone")
+    assert any(peer.told("peer_left") for peer in swarm.members())
+    assert not any(peer.told("peer_lost") for peer in swarm.members())
+    # Nobody who passes on its older records revives it.
+    await asyncio.sleep(2 * MINUTE)
+    assert not any(leaver.id in peer.sees() for peer in swarm.members())
 
 
-def test_a_peer_that_crashed_is_missed_by_all_within_a_minute_and_never_revived() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 10)
-        await asyncio.sleep(MINUTE)
-        gone = swarm.peers["peer3"].id
-        await swarm.crash("peer3")
-        await until(
-            lambda: not any(gone in peer.sees() for peer in swarm.members()),
-            within_s=MINUTE,
-            what="it is lost",
-        )
-        for _ in range(60):
-            await asyncio.sleep(5)
-            assert not any(gone in peer.sees() for peer in swarm.members())
-
-    simulate(story)
-
-
-def test_a_peer_that_comes_back_after_a_crash_is_seen_again() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 5)
-        await swarm.crash("peer3")
+async def test_a_peer_that_crashed_is_missed_by_all_within_a_minute_and_never_revived(
+    swarm: Swarm,
+) -> None:
+    await start_swarm(swarm, 10)
+    await asyncio.sleep(MINUTE)
+    gone = swarm.peers["peer3"].id
+    await swarm.crash("peer3")
+    await until(
+        lambda: not any(gone in peer.sees() for peer in swarm.members()),
+        within_s=MINUTE,
+        what="it is lost",
+    )
+    for _ in range(60):
         await asyncio.sleep(5)
-        await swarm.start("peer3", seeds=await swarm.seed_addresses("seed"))
-        await until(lambda: swarm.all_see(swarm.members()), within_s=20, what="it is back")
-
-    simulate(story)
+        assert not any(gone in peer.sees() for peer in swarm.members())
 
 
-def test_the_facts_that_a_peer_states_about_itself_reach_the_others() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 3)
-        anna, boris = swarm.peers["peer0"], swarm.peers["peer1"]
-        anna.presence.update(trains=True, step_time_s=0.5, versions=[4, 5, 6], name="Anna")
-
-        def known() -> bool:
-            member = boris.presence.table.get(anna.id)
-            return member is not None and member.record.trains and member.record.name == "Anna"
-
-        await until(known, within_s=12, what="the facts are known")
-
-    simulate(story)
+async def test_a_peer_that_comes_back_after_a_crash_is_seen_again(swarm: Swarm) -> None:
+    await start_swarm(swarm, 5)
+    await swarm.crash("peer3")
+    await asyncio.sleep(5)
+    await swarm.start("peer3", seeds=await swarm.seed_addresses("seed"))
+    await until(lambda: swarm.all_see(swarm.members()), within_s=20, what="it is back")
 
 
-def test_a_fact_that_no_record_can_hold_is_refused_at_once() -> None:
-    async def story(swarm: Swarm) -> None:
-        await swarm.start("anna")
-        with pytest.raises(ValueError, match="start at 0"):
-            swarm.peers["anna"].presence.update(versions=[-1])
+async def test_the_facts_that_a_peer_states_about_itself_reach_the_others(swarm: Swarm) -> None:
+    await start_swarm(swarm, 3)
+    anna, boris = swarm.peers["peer0"], swarm.peers["peer1"]
+    anna.presence.update(trains=True, step_time_s=0.5, versions=[4, 5, 6], name="Anna")
 
-    simulate(story)
+    def known() -> bool:
+        member = boris.presence.table.get(anna.id)
+        return member is not None and member.record.trains and member.record.name == "Anna"
+
+    await until(known, within_s=12, what="the facts are known")
+
+
+async def test_a_fact_that_no_record_can_hold_is_refused_at_once(swarm: Swarm) -> None:
+    await swarm.start("anna")
+    with pytest.raises(ValueError, match="start at 0"):
+        swarm.peers["anna"].presence.update(versions=[-1])
 
 
 def without_hellos(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,57 +176,54 @@ def test_a_swarm_that_knows_itself_asks_one_holder_of_a_bucket_and_not_all(
     assert later < first / 2
 
 
-def test_holders_without_a_peers_record_do_not_make_it_lost(
+async def test_holders_without_a_peers_record_do_not_make_it_lost(
     monkeypatch: pytest.MonkeyPatch,
+    swarm: Swarm,
 ) -> None:
     without_hellos(monkeypatch)
 
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 12)
-        unlucky = swarm.peers["peer3"]
-        await asyncio.sleep(MINUTE)
-        loop = asyncio.get_running_loop()
-        key = bucket_key(RUN, "")
-        nodes = [peer.host.directory for peer in swarm.peers.values() if peer is not unlucky]
-        holders = [node for node in nodes if node._read(key)]
-        assert len(holders) > 2
-        store = MemoryDirectory._store
+    await start_swarm(swarm, 12)
+    unlucky = swarm.peers["peer3"]
+    await asyncio.sleep(MINUTE)
+    loop = asyncio.get_running_loop()
+    key = bucket_key(RUN, "")
+    nodes = [peer.host.directory for peer in swarm.peers.values() if peer is not unlucky]
+    holders = [node for node in nodes if node._read(key)]
+    assert len(holders) > 2
+    store = MemoryDirectory._store
 
-        def forgetful(
-            node: MemoryDirectory, key: str, peer: PeerId, record: bytes, ttl_s: float
-        ) -> bool:
-            if peer == unlucky.id and node in holders[1:]:
-                return False
-            return store(node, key, peer, record, ttl_s)
+    def forgetful(
+        node: MemoryDirectory, key: str, peer: PeerId, record: bytes, ttl_s: float
+    ) -> bool:
+        if peer == unlucky.id and node in holders[1:]:
+            return False
+        return store(node, key, peer, record, ttl_s)
 
-        monkeypatch.setattr(MemoryDirectory, "_store", forgetful)
-        until_s = loop.time() + 5 * MINUTE
-        while loop.time() < until_s:
-            await asyncio.sleep(1)
-            assert swarm.all_see(swarm.members())
-
-    simulate(story)
+    monkeypatch.setattr(MemoryDirectory, "_store", forgetful)
+    until_s = loop.time() + 5 * MINUTE
+    while loop.time() < until_s:
+        await asyncio.sleep(1)
+        assert swarm.all_see(swarm.members())
 
 
 @pytest.mark.slow
-def test_140_peers_in_four_buckets_cost_each_a_bounded_number_of_look_ups() -> None:
-    async def story(swarm: Swarm) -> None:
-        await swarm.start_bootstrap("seed")
-        seeds = await swarm.seed_addresses("seed")
-        for number in range(140):
-            await swarm.start(f"peer{number}", seeds=seeds)
-        await until(lambda: swarm.all_see(swarm.members()), within_s=60, what="all", step_s=2)
-        before = {p.name: replace(p.presence.stats) for p in swarm.members()}
-        await asyncio.sleep(15)
-        assert swarm.all_see(swarm.members())
-        for peer in swarm.members():
-            assert peer.presence.table.depth(asyncio.get_running_loop().time()) == 2
-            stats, old = peer.presence.stats, before[peer.name]
-            beats = stats.heartbeats - old.heartbeats
-            assert stats.look_ups - old.look_ups <= 14 * (beats + 1)  # 4 buckets, 2 + 8 beside
-            assert stats.hellos_sent - old.hellos_sent <= 6 * beats
-
-    simulate(story)
+async def test_140_peers_in_four_buckets_cost_each_a_bounded_number_of_look_ups(
+    swarm: Swarm,
+) -> None:
+    await swarm.start_bootstrap("seed")
+    seeds = await swarm.seed_addresses("seed")
+    for number in range(140):
+        await swarm.start(f"peer{number}", seeds=seeds)
+    await until(lambda: swarm.all_see(swarm.members()), within_s=60, what="all", step_s=2)
+    before = {p.name: replace(p.presence.stats) for p in swarm.members()}
+    await asyncio.sleep(15)
+    assert swarm.all_see(swarm.members())
+    for peer in swarm.members():
+        assert peer.presence.table.depth(asyncio.get_running_loop().time()) == 2
+        stats, old = peer.presence.stats, before[peer.name]
+        beats = stats.heartbeats - old.heartbeats
+        assert stats.look_ups - old.look_ups <= 14 * (beats + 1)  # 4 buckets, 2 + 8 beside
+        assert stats.hellos_sent - old.hellos_sent <= 6 * beats
 
 
 # --- seeds -------------------------------------------------------------------------------------
@@ -268,47 +250,43 @@ def test_a_seed_that_comes_back_is_met_within_30_seconds_without_a_restart(seed:
     simulate(story, weather=STORM if seed % 2 else CALM, seed=seed)
 
 
-def test_if_nobody_answers_it_is_told_once_with_each_address_and_its_reason() -> None:
-    async def story(swarm: Swarm) -> None:
-        await swarm.start_bootstrap("seed")
-        (closed,) = await swarm.seed_addresses("seed")
-        await swarm.stop("seed")
-        nowhere = parse(f"/ip4/203.0.113.9/tcp/7700/p2p/{identity_of('nobody').peer_id}")
-        anna = await swarm.start("anna", seeds=[closed, nowhere])
-        await asyncio.sleep(20 * MINUTE)
+async def test_if_nobody_answers_it_is_told_once_with_each_address_and_its_reason(
+    swarm: Swarm,
+) -> None:
+    await swarm.start_bootstrap("seed")
+    (closed,) = await swarm.seed_addresses("seed")
+    await swarm.stop("seed")
+    nowhere = parse(f"/ip4/203.0.113.9/tcp/7700/p2p/{identity_of('nobody').peer_id}")
+    anna = await swarm.start("anna", seeds=[closed, nowhere])
+    await asyncio.sleep(20 * MINUTE)
 
-        (event,) = anna.told("nobody_answered")
-        assert str(closed) in event.text and "refuses connections" in event.text
-        assert str(nowhere) in event.text and "belongs to no peer" in event.text
-        assert "\n" not in event.text
-        attempts = [outcome.attempts for outcome in anna.presence.seed_outcomes]
-        assert all(60 <= count <= 160 for count in attempts), "it keeps trying, not too often"
-
-    simulate(story)
+    (event,) = anna.told("nobody_answered")
+    assert str(closed) in event.text and "refuses connections" in event.text
+    assert str(nowhere) in event.text and "belongs to no peer" in event.text
+    assert "\n" not in event.text
+    attempts = [outcome.attempts for outcome in anna.presence.seed_outcomes]
+    assert all(60 <= count <= 160 for count in attempts), "it keeps trying, not too often"
 
 
-def test_losing_all_seeds_leaves_a_connected_swarm_connected() -> None:
-    async def story(swarm: Swarm) -> None:
-        await swarm.start_bootstrap("seed")
-        await swarm.start_bootstrap("seed2", seeds=await swarm.seed_addresses("seed"))
-        seeds = await swarm.seed_addresses("seed", "seed2")
-        for number in range(8):
-            await swarm.start(f"peer{number}", seeds=seeds)
-        await until(lambda: swarm.all_see(swarm.members()), within_s=60, what="all see all")
-        await swarm.crash("seed")
-        await swarm.crash("seed2")
-        forget_events(swarm)
-        for _ in range(20):  # several times what a record and a hello hold
-            await asyncio.sleep(10)
-            assert swarm.all_see(swarm.members())
-        assert not any(peer.told("nobody_answered") for peer in swarm.members())
+async def test_losing_all_seeds_leaves_a_connected_swarm_connected(swarm: Swarm) -> None:
+    await swarm.start_bootstrap("seed")
+    await swarm.start_bootstrap("seed2", seeds=await swarm.seed_addresses("seed"))
+    seeds = await swarm.seed_addresses("seed", "seed2")
+    for number in range(8):
+        await swarm.start(f"peer{number}", seeds=seeds)
+    await until(lambda: swarm.all_see(swarm.members()), within_s=60, what="all see all")
+    await swarm.crash("seed")
+    await swarm.crash("seed2")
+    forget_events(swarm)
+    for _ in range(20):  # several times what a record and a hello hold
+        await asyncio.sleep(10)
+        assert swarm.all_see(swarm.members())
+    assert not any(peer.told("nobody_answered") for peer in swarm.members())
 
-        # And who knows one of them still gets in.
-        door = await swarm.seed_addresses("peer4")
-        await swarm.start("late", seeds=door)
-        await until(lambda: swarm.all_see(swarm.members()), within_s=30, what="late is in")
-
-    simulate(story)
+    # And who knows one of them still gets in.
+    door = await swarm.seed_addresses("peer4")
+    await swarm.start("late", seeds=door)
+    await until(lambda: swarm.all_see(swarm.members()), within_s=30, what="late is in")
 
 
 @pytest.mark.parametrize("seed", seeds(2, soak=30))
@@ -346,113 +324,99 @@ def test_a_partition_that_heals_after_the_seeds_have_gone_leaves_one_swarm(seed:
     simulate(story, seed=seed)
 
 
-def test_a_peer_finds_its_swarm_through_the_peers_kept_on_disk(tmp_path: Path) -> None:
+async def test_a_peer_finds_its_swarm_through_the_peers_kept_on_disk(
+    tmp_path: Path, swarm: Swarm
+) -> None:
     path = tmp_path / "peers.json"
 
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 5)
-        seeds = await swarm.seed_addresses("seed")
-        anna = await swarm.start("anna", seeds=seeds, cache_path=path)
-        await until(lambda: len(anna.sees()) == 5, within_s=30, what="anna is in")
-        await asyncio.sleep(30)
-        await swarm.stop("anna", leave=True)
-        await swarm.crash("seed")
-        cache = load_cache(path)
-        assert cache is not None and len(cache.peers) >= 3
+    await start_swarm(swarm, 5)
+    seeds = await swarm.seed_addresses("seed")
+    anna = await swarm.start("anna", seeds=seeds, cache_path=path)
+    await until(lambda: len(anna.sees()) == 5, within_s=30, what="anna is in")
+    await asyncio.sleep(30)
+    await swarm.stop("anna", leave=True)
+    await swarm.crash("seed")
+    cache = load_cache(path)
+    assert cache is not None and len(cache.peers) >= 3
 
-        again = await swarm.start("anna", seeds=seeds, cache_path=path)
-        await until(lambda: len(again.sees()) == 5, within_s=15, what="anna is in again")
-        await until(lambda: swarm.all_see(swarm.members()), within_s=15, what="the others see her")
-
-    simulate(story)
+    again = await swarm.start("anna", seeds=seeds, cache_path=path)
+    await until(lambda: len(again.sees()) == 5, within_s=15, what="anna is in again")
+    await until(lambda: swarm.all_see(swarm.members()), within_s=15, what="the others see her")
 
 
-def test_a_peer_that_is_killed_in_its_first_minute_has_kept_those_it_met(tmp_path: Path) -> None:
+async def test_a_peer_that_is_killed_in_its_first_minute_has_kept_those_it_met(
+    tmp_path: Path, swarm: Swarm
+) -> None:
     # With all seeds down as well it found nobody until one of them was back.
     path = tmp_path / "peers.json"
 
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 5)
-        seeds = await swarm.seed_addresses("seed")
-        anna = await swarm.start("anna", seeds=seeds, cache_path=path)
-        await until(lambda: len(anna.sees()) == 5, within_s=30, what="anna is in")
-        await asyncio.sleep(15)
-        cache = load_cache(path)
-        assert cache is not None and len(cache.peers) >= 3
-        # A few are enough to find the others: the file is not written for everybody who comes.
-        written_at = path.stat().st_mtime_ns
-        await asyncio.sleep(15)
-        assert path.stat().st_mtime_ns == written_at
-
-    simulate(story)
+    await start_swarm(swarm, 5)
+    seeds = await swarm.seed_addresses("seed")
+    anna = await swarm.start("anna", seeds=seeds, cache_path=path)
+    await until(lambda: len(anna.sees()) == 5, within_s=30, what="anna is in")
+    await asyncio.sleep(15)
+    cache = load_cache(path)
+    assert cache is not None and len(cache.peers) >= 3
+    # A few are enough to find the others: the file is not written for everybody who comes.
+    written_at = path.stat().st_mtime_ns
+    await asyncio.sleep(15)
+    assert path.stat().st_mtime_ns == written_at
 
 
-def test_a_damaged_cache_is_told_and_does_not_matter(tmp_path: Path) -> None:
+async def test_a_damaged_cache_is_told_and_does_not_matter(tmp_path: Path, swarm: Swarm) -> None:
     path = tmp_path / "peers.json"
     path.write_bytes(b"{not json")
 
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 2)
-        seeds = await swarm.seed_addresses("seed")
-        anna = await swarm.start("anna", seeds=seeds, cache_path=path)
-        await until(lambda: len(anna.sees()) == 2, within_s=20, what="anna is in")
-        assert len(anna.told("cache_unreadable")) == 1
-
-    simulate(story)
+    await start_swarm(swarm, 2)
+    seeds = await swarm.seed_addresses("seed")
+    anna = await swarm.start("anna", seeds=seeds, cache_path=path)
+    await until(lambda: len(anna.sees()) == 2, within_s=20, what="anna is in")
+    assert len(anna.told("cache_unreadable")) == 1
 
 
-def test_a_cache_that_cannot_be_written_is_told_and_does_not_matter(tmp_path: Path) -> None:
+async def test_a_cache_that_cannot_be_written_is_told_and_does_not_matter(
+    tmp_path: Path, swarm: Swarm
+) -> None:
     (tmp_path / "file").write_bytes(b"")
 
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 2)
-        seeds = await swarm.seed_addresses("seed")
-        anna = await swarm.start("anna", seeds=seeds, cache_path=tmp_path / "file" / "peers.json")
-        await asyncio.sleep(3 * MINUTE)
-        assert len(anna.sees()) == 2
-        assert anna.told("cache_unwritable") or anna.told("cache_unreadable")
-
-    simulate(story)
+    await start_swarm(swarm, 2)
+    seeds = await swarm.seed_addresses("seed")
+    anna = await swarm.start("anna", seeds=seeds, cache_path=tmp_path / "file" / "peers.json")
+    await asyncio.sleep(3 * MINUTE)
+    assert len(anna.sees()) == 2
+    assert anna.told("cache_unwritable") or anna.told("cache_unreadable")
 
 
 # --- clocks ------------------------------------------------------------------------------------
 
 
-def test_wrong_clocks_are_told_and_change_nothing() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 5)
-        seeds = await swarm.seed_addresses("seed")
-        slow = await swarm.start("slow", seeds=seeds, wall_offset_s=-86_400.0)
-        fast = await swarm.start("fast", seeds=seeds, wall_offset_s=86_400.0)
-        await until(lambda: swarm.all_see(swarm.members()), within_s=20, what="all see all")
-        await asyncio.sleep(2 * MINUTE)
-        assert swarm.all_see(swarm.members())
+async def test_wrong_clocks_are_told_and_change_nothing(swarm: Swarm) -> None:
+    await start_swarm(swarm, 5)
+    seeds = await swarm.seed_addresses("seed")
+    slow = await swarm.start("slow", seeds=seeds, wall_offset_s=-86_400.0)
+    fast = await swarm.start("fast", seeds=seeds, wall_offset_s=86_400.0)
+    await until(lambda: swarm.all_see(swarm.members()), within_s=20, what="all see all")
+    await asyncio.sleep(2 * MINUTE)
+    assert swarm.all_see(swarm.members())
 
-        assert slow.presence.clock is not None and fast.presence.clock is not None
-        assert slow.presence.clock.offset_s == pytest.approx(86_400, abs=1)
-        assert fast.presence.clock.offset_s == pytest.approx(-86_400, abs=1)
-        assert [e.fields["offset_s"] for e in slow.told("clock_off")] == [
-            pytest.approx(86_400, abs=1)
-        ]
-        assert "behind" in slow.told("clock_off")[0].text
-        right = swarm.peers["peer0"].presence.clock
-        assert right is not None and abs(right.offset_s) < 1
-        assert not swarm.peers["peer0"].told("clock_off")
-
-    simulate(story)
+    assert slow.presence.clock is not None and fast.presence.clock is not None
+    assert slow.presence.clock.offset_s == pytest.approx(86_400, abs=1)
+    assert fast.presence.clock.offset_s == pytest.approx(-86_400, abs=1)
+    assert [e.fields["offset_s"] for e in slow.told("clock_off")] == [pytest.approx(86_400, abs=1)]
+    assert "behind" in slow.told("clock_off")[0].text
+    right = swarm.peers["peer0"].presence.clock
+    assert right is not None and abs(right.offset_s) < 1
+    assert not swarm.peers["peer0"].told("clock_off")
 
 
-def test_a_clock_set_back_over_a_restart_keeps_nobody_out() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 5)
-        await swarm.stop("peer2")
-        seeds = await swarm.seed_addresses("seed")
-        await swarm.start("peer2", seeds=seeds, wall_offset_s=-7200.0)
-        await until(lambda: swarm.all_see(swarm.members()), within_s=20, what="it is back")
-        await asyncio.sleep(2 * MINUTE)
-        assert swarm.all_see(swarm.members())
-
-    simulate(story)
+async def test_a_clock_set_back_over_a_restart_keeps_nobody_out(swarm: Swarm) -> None:
+    await start_swarm(swarm, 5)
+    await swarm.stop("peer2")
+    seeds = await swarm.seed_addresses("seed")
+    await swarm.start("peer2", seeds=seeds, wall_offset_s=-7200.0)
+    await until(lambda: swarm.all_see(swarm.members()), within_s=20, what="it is back")
+    await asyncio.sleep(2 * MINUTE)
+    assert swarm.all_see(swarm.members())
 
 
 # --- without the directory -----------------------------------------------------------------------
@@ -471,96 +435,81 @@ def silent_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("silent_directory")
-def test_hellos_alone_keep_a_small_swarm_together() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 8)
-        forget_events(swarm)
-        await asyncio.sleep(5 * MINUTE)
-        assert swarm.all_see(swarm.members())
-        assert not any(peer.told("peer_lost") for peer in swarm.members())
-
-    simulate(story)
+async def test_hellos_alone_keep_a_small_swarm_together(swarm: Swarm) -> None:
+    await start_swarm(swarm, 8)
+    forget_events(swarm)
+    await asyncio.sleep(5 * MINUTE)
+    assert swarm.all_see(swarm.members())
+    assert not any(peer.told("peer_lost") for peer in swarm.members())
 
 
 @pytest.mark.usefixtures("silent_directory")
-def test_two_peers_seldom_say_hello_to_each_other_in_the_same_heartbeat() -> None:
+async def test_two_peers_seldom_say_hello_to_each_other_in_the_same_heartbeat(swarm: Swarm) -> None:
     """One hello brings both records. All the same every peer asks for the others' clocks."""
-
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 5)
-        forget_events(swarm)
-        before = [peer.presence.stats for peer in swarm.members()]
-        counted = [(stats.hellos_sent, stats.heartbeats) for stats in before]
-        await asyncio.sleep(10 * MINUTE)
-        sent = beats = 0
-        for peer, (hellos, heartbeats) in zip(swarm.members(), counted, strict=True):
-            sent += peer.presence.stats.hellos_sent - hellos
-            beats += peer.presence.stats.heartbeats - heartbeats
-            assert peer.presence.clock is not None and peer.presence.clock.peers == 5
-            assert not peer.told("peer_lost")
-        # Four others, and the bootstrap peer now and then.
-        assert 2.0 < sent / beats < 3.2, sent / beats
-
-    simulate(story)
+    await start_swarm(swarm, 5)
+    forget_events(swarm)
+    before = [peer.presence.stats for peer in swarm.members()]
+    counted = [(stats.hellos_sent, stats.heartbeats) for stats in before]
+    await asyncio.sleep(10 * MINUTE)
+    sent = beats = 0
+    for peer, (hellos, heartbeats) in zip(swarm.members(), counted, strict=True):
+        sent += peer.presence.stats.hellos_sent - hellos
+        beats += peer.presence.stats.heartbeats - heartbeats
+        assert peer.presence.clock is not None and peer.presence.clock.peers == 5
+        assert not peer.told("peer_lost")
+    # Four others, and the bootstrap peer now and then.
+    assert 2.0 < sent / beats < 3.2, sent / beats
 
 
 @pytest.mark.usefixtures("silent_directory")
-def test_a_peer_that_another_has_lost_sight_of_is_seen_as_soon_as_it_greets() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 3)
-        anna, boris, *_ = swarm.members()
-        anna.presence.table.remove(boris.id)
-        assert boris.id not in anna.sees()
-        await boris.presence.greet([anna.id])
-        assert boris.id in anna.sees()
-
-    simulate(story)
+async def test_a_peer_that_another_has_lost_sight_of_is_seen_as_soon_as_it_greets(
+    swarm: Swarm,
+) -> None:
+    await start_swarm(swarm, 3)
+    anna, boris, *_ = swarm.members()
+    anna.presence.table.remove(boris.id)
+    assert boris.id not in anna.sees()
+    await boris.presence.greet([anna.id])
+    assert boris.id in anna.sees()
 
 
 @pytest.mark.usefixtures("silent_directory")
-def test_a_peer_that_has_just_said_hello_learns_at_once_that_another_stopped_training() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 2)
-        anna, boris = swarm.members()
-        anna.presence.update(trains=True)
-        await asyncio.sleep(5 * MINUTE)
-        for tenth in range(10):
-            anna.presence.update(trains=bool(tenth % 2))
-            await asyncio.sleep(2.0 + tenth)
-            member = boris.presence.table.get(anna.id)
-            assert member is not None and member.record.trains == bool(tenth % 2), tenth
-
-    simulate(story)
+async def test_a_peer_that_has_just_said_hello_learns_at_once_that_another_stopped_training(
+    swarm: Swarm,
+) -> None:
+    await start_swarm(swarm, 2)
+    anna, boris = swarm.members()
+    anna.presence.update(trains=True)
+    await asyncio.sleep(5 * MINUTE)
+    for tenth in range(10):
+        anna.presence.update(trains=bool(tenth % 2))
+        await asyncio.sleep(2.0 + tenth)
+        member = boris.presence.table.get(anna.id)
+        assert member is not None and member.record.trains == bool(tenth % 2), tenth
 
 
 @pytest.mark.usefixtures("silent_directory")
 @pytest.mark.parametrize("ends", [("east0", "west3"), ("east", "west"), ("east2", "west")])
-def test_halves_join_up_by_hellos_alone(ends: tuple[str, str]) -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_halves(swarm, 4)
-        await link(swarm, *ends)
-        await until(lambda: swarm.all_see(swarm.members()), within_s=2 * MINUTE, what="one swarm")
-
-    simulate(story)
+async def test_halves_join_up_by_hellos_alone(ends: tuple[str, str], swarm: Swarm) -> None:
+    await start_halves(swarm, 4)
+    await link(swarm, *ends)
+    await until(lambda: swarm.all_see(swarm.members()), within_s=2 * MINUTE, what="one swarm")
 
 
 @pytest.mark.usefixtures("silent_directory")
-def test_the_others_tell_a_peer_whose_clock_was_set_back() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 5)
-        await swarm.stop("peer2")
-        await asyncio.sleep(MINUTE)
-        seeds = await swarm.seed_addresses("seed")
-        back = await swarm.start("peer2", seeds=seeds, wall_offset_s=-7200.0)
-        back.presence.update(trains=True)
+async def test_the_others_tell_a_peer_whose_clock_was_set_back(swarm: Swarm) -> None:
+    await start_swarm(swarm, 5)
+    await swarm.stop("peer2")
+    await asyncio.sleep(MINUTE)
+    seeds = await swarm.seed_addresses("seed")
+    back = await swarm.start("peer2", seeds=seeds, wall_offset_s=-7200.0)
+    back.presence.update(trains=True)
 
-        def known() -> bool:
-            members = [p.presence.table.get(back.id) for p in swarm.members() if p is not back]
-            return all(member is not None and member.record.trains for member in members)
+    def known() -> bool:
+        members = [p.presence.table.get(back.id) for p in swarm.members() if p is not back]
+        return all(member is not None and member.record.trains for member in members)
 
-        await until(known, within_s=30, what="its new record is believed")
-
-    simulate(story)
+    await until(known, within_s=30, what="its new record is believed")
 
 
 # --- reachability ------------------------------------------------------------------------------
@@ -570,152 +519,132 @@ def reachability(peer: Peer) -> list[object]:
     return [event.fields["reachable"] for event in peer.told("reachability")]
 
 
-def test_others_find_out_who_can_be_dialled_and_who_cannot() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 4)
-        seeds = await swarm.seed_addresses("seed")
-        decided: list[bool] = []
+async def test_others_find_out_who_can_be_dialled_and_who_cannot(swarm: Swarm) -> None:
+    await start_swarm(swarm, 4)
+    seeds = await swarm.seed_addresses("seed")
+    decided: list[bool] = []
 
-        async def on_reachable(reachable: bool) -> None:
-            decided.append(reachable)
+    async def on_reachable(reachable: bool) -> None:
+        decided.append(reachable)
 
-        shy = await swarm.start("shy", seeds=seeds, dial_out_only=True, on_reachable=on_reachable)
-        await until(lambda: shy.presence.reachable is False, within_s=90, what="shy knows")
-        await asyncio.sleep(15)
-        assert swarm.all_see(swarm.members()), "it is a member all the same"
-        for peer in swarm.members():
-            assert peer.presence.reachable == (peer is not shy)
-            for member in peer.presence.table:
-                assert member.reachable == (member.peer != shy.id)
-        assert reachability(shy) == [False] == decided
-        assert "dial-out only" in shy.told("reachability")[0].text
+    shy = await swarm.start("shy", seeds=seeds, dial_out_only=True, on_reachable=on_reachable)
+    await until(lambda: shy.presence.reachable is False, within_s=90, what="shy knows")
+    await asyncio.sleep(15)
+    assert swarm.all_see(swarm.members()), "it is a member all the same"
+    for peer in swarm.members():
+        assert peer.presence.reachable == (peer is not shy)
+        for member in peer.presence.table:
+            assert member.reachable == (member.peer != shy.id)
+    assert reachability(shy) == [False] == decided
+    assert "dial-out only" in shy.told("reachability")[0].text
 
-        await asyncio.sleep(10 * MINUTE)
-        assert swarm.all_see(swarm.members())
-        contacts = shy.presence.connected & shy.sees()
-        assert len(contacts) >= shy.presence.settings.contacts.peers_min
-
-    simulate(story)
+    await asyncio.sleep(10 * MINUTE)
+    assert swarm.all_see(swarm.members())
+    contacts = shy.presence.connected & shy.sees()
+    assert len(contacts) >= shy.presence.settings.contacts.peers_min
 
 
-def test_two_peers_alone_in_the_world_find_out_about_each_other() -> None:
-    async def story(swarm: Swarm) -> None:
-        anna = await swarm.start("anna")
-        shy = await swarm.start("shy", seeds=await swarm.seed_addresses("anna"), dial_out_only=True)
-        await until(
-            lambda: anna.presence.reachable is True and shy.presence.reachable is False,
-            within_s=2 * MINUTE,
-            what="both know",
-        )
-        await asyncio.sleep(5 * MINUTE)
-        assert swarm.all_see([anna, shy])
-        assert reachability(anna) == [True] and reachability(shy) == [False]
-
-    simulate(story)
+async def test_two_peers_alone_in_the_world_find_out_about_each_other(swarm: Swarm) -> None:
+    anna = await swarm.start("anna")
+    shy = await swarm.start("shy", seeds=await swarm.seed_addresses("anna"), dial_out_only=True)
+    await until(
+        lambda: anna.presence.reachable is True and shy.presence.reachable is False,
+        within_s=2 * MINUTE,
+        what="both know",
+    )
+    await asyncio.sleep(5 * MINUTE)
+    assert swarm.all_see([anna, shy])
+    assert reachability(anna) == [True] and reachability(shy) == [False]
 
 
-def test_a_new_address_is_announced_and_tested_at_once() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 4)
-        mover = swarm.peers["peer1"]
-        await until(lambda: mover.presence.reachable is True, within_s=MINUTE, what="known")
-        swarm.network.move(mover.id)
-        await asyncio.sleep(MINUTE)
-        address = (await mover.host.addresses())[0]
-        other = swarm.peers["peer2"].presence.table.get(mover.id)
-        assert other is not None
-        assert [f"{a}/p2p/{mover.id}" for a in other.addresses] == [str(address)]
-        assert mover.presence.reachable is True
+async def test_a_new_address_is_announced_and_tested_at_once(swarm: Swarm) -> None:
+    await start_swarm(swarm, 4)
+    mover = swarm.peers["peer1"]
+    await until(lambda: mover.presence.reachable is True, within_s=MINUTE, what="known")
+    swarm.network.move(mover.id)
+    await asyncio.sleep(MINUTE)
+    address = (await mover.host.addresses())[0]
+    other = swarm.peers["peer2"].presence.table.get(mover.id)
+    assert other is not None
+    assert [f"{a}/p2p/{mover.id}" for a in other.addresses] == [str(address)]
+    assert mover.presence.reachable is True
 
-        swarm.network.dial_out_only(mover.id)
-        swarm.network.move(mover.id)
-        await until(lambda: mover.presence.reachable is False, within_s=2 * MINUTE, what="noticed")
-        assert reachability(mover) == [True, False]
-
-    simulate(story)
+    swarm.network.dial_out_only(mover.id)
+    swarm.network.move(mover.id)
+    await until(lambda: mover.presence.reachable is False, within_s=2 * MINUTE, what="noticed")
+    assert reachability(mover) == [True, False]
 
 
-def test_a_peer_that_can_only_dial_out_keeps_a_few_connections_to_be_reached_over() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 8)
-        settings = PresenceSettings(contacts=ContactSettings(hellos_per_beat=1))
-        seeds = await swarm.seed_addresses("seed")
-        shy = await swarm.start("shy", seeds=seeds, settings=settings, dial_out_only=True)
+async def test_a_peer_that_can_only_dial_out_keeps_a_few_connections_to_be_reached_over(
+    swarm: Swarm,
+) -> None:
+    await start_swarm(swarm, 8)
+    settings = PresenceSettings(contacts=ContactSettings(hellos_per_beat=1))
+    seeds = await swarm.seed_addresses("seed")
+    shy = await swarm.start("shy", seeds=seeds, settings=settings, dial_out_only=True)
 
-        def contacts() -> int:
-            return len(shy.presence.connected & shy.sees())
+    def contacts() -> int:
+        return len(shy.presence.connected & shy.sees())
 
-        await until(lambda: contacts() >= 3, within_s=5, what="contacts")
-        for peer in sorted(shy.presence.connected & shy.sees()):
-            await shy.host.disconnect(peer)
-        await until(lambda: contacts() == 0, within_s=10, what="noticed")
-        await until(lambda: contacts() >= 3, within_s=12, what="contacts again")
-
-    simulate(story)
+    await until(lambda: contacts() >= 3, within_s=5, what="contacts")
+    for peer in sorted(shy.presence.connected & shy.sees()):
+        await shy.host.disconnect(peer)
+    await until(lambda: contacts() == 0, within_s=10, what="noticed")
+    await until(lambda: contacts() >= 3, within_s=12, what="contacts again")
 
 
-def test_a_peer_that_is_about_to_be_dialled_back_does_not_spoil_it() -> None:
-    async def story(swarm: Swarm) -> None:
-        anna = await swarm.start("anna")
-        boris = await swarm.start("boris", seeds=await swarm.seed_addresses("anna"))
-        await until(lambda: swarm.all_see([anna, boris]), within_s=20, what="they met")
-        await until(lambda: boris.presence.reachable is True, within_s=MINUTE, what="tested")
-        boris.presence._dialler.awaited = anna.id
-        await boris.host.disconnect(anna.id)
-        with pytest.raises(PeerUnreachable, match="about to dial"):
-            await boris.presence.connect(anna.id, timeout_s=5)
-        boris.presence._dialler.awaited = None
+async def test_a_peer_that_is_about_to_be_dialled_back_does_not_spoil_it(swarm: Swarm) -> None:
+    anna = await swarm.start("anna")
+    boris = await swarm.start("boris", seeds=await swarm.seed_addresses("anna"))
+    await until(lambda: swarm.all_see([anna, boris]), within_s=20, what="they met")
+    await until(lambda: boris.presence.reachable is True, within_s=MINUTE, what="tested")
+    boris.presence._dialler.awaited = anna.id
+    await boris.host.disconnect(anna.id)
+    with pytest.raises(PeerUnreachable, match="about to dial"):
         await boris.presence.connect(anna.id, timeout_s=5)
-
-    simulate(story)
-
-
-def test_a_helper_dials_for_nobody_but_the_caller_and_not_into_its_own_network() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 2)
-        anna, boris = swarm.peers["peer0"], swarm.peers["peer1"]
-        request = wire.DialBack(
-            peer=identity_of("victim").peer_id,
-            nonce=bytes(16),
-            addresses=(),
-            relay=True,
-            may_cut=True,
-        )
-        with pytest.raises(CallRefused, match="to itself only"):
-            await anna.host.call(
-                boris.id, wire.DIAL_BACK_PROTOCOL, wire.write(request), timeout_s=5
-            )
-        loopback = msgspec.structs.replace(
-            request, addresses=(b"\x04\x7f\0\0\x01\x06\0\x16",), relay=False
-        )
-        data = await anna.host.call(
-            boris.id, wire.DIAL_BACK_PROTOCOL, wire.write(loopback), timeout_s=5
-        )
-        assert wire.read(wire.DialBackReply, data).verdict == "not reached"
-
-    simulate(story)
+    boris.presence._dialler.awaited = None
+    await boris.presence.connect(anna.id, timeout_s=5)
 
 
-def test_a_home_computer_with_private_addresses_alone_hears_that_it_is_not_reached() -> None:
+async def test_a_helper_dials_for_nobody_but_the_caller_and_not_into_its_own_network(
+    swarm: Swarm,
+) -> None:
+    await start_swarm(swarm, 2)
+    anna, boris = swarm.peers["peer0"], swarm.peers["peer1"]
+    request = wire.DialBack(
+        peer=identity_of("victim").peer_id,
+        nonce=bytes(16),
+        addresses=(),
+        relay=True,
+        may_cut=True,
+    )
+    with pytest.raises(CallRefused, match="to itself only"):
+        await anna.host.call(boris.id, wire.DIAL_BACK_PROTOCOL, wire.write(request), timeout_s=5)
+    loopback = msgspec.structs.replace(
+        request, addresses=(b"\x04\x7f\0\0\x01\x06\0\x16",), relay=False
+    )
+    data = await anna.host.call(
+        boris.id, wire.DIAL_BACK_PROTOCOL, wire.write(loopback), timeout_s=5
+    )
+    assert wire.read(wire.DialBackReply, data).verdict == "not reached"
+
+
+async def test_a_home_computer_with_private_addresses_alone_hears_that_it_is_not_reached(
+    swarm: Swarm,
+) -> None:
     """Earlier, such a computer heard "cannot help" for ever, and so never looked for a relay."""
-
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 3)
-        anna, boris = swarm.peers["peer0"], swarm.peers["peer1"]
-        request = wire.DialBack(
-            peer=anna.id,
-            nonce=bytes(16),
-            # A network that the helpers, at 10.x.x.x, are not in: here loopback stands for it.
-            addresses=(b"\x04\x7f\0\0\x01\x06\x1e\x14",),
-            relay=True,
-            may_cut=False,
-        )
-        data = await anna.host.call(
-            boris.id, wire.DIAL_BACK_PROTOCOL, wire.write(request), timeout_s=5
-        )
-        assert wire.read(wire.DialBackReply, data).verdict == "not reached"
-
-    simulate(story)
+    await start_swarm(swarm, 3)
+    anna, boris = swarm.peers["peer0"], swarm.peers["peer1"]
+    request = wire.DialBack(
+        peer=anna.id,
+        nonce=bytes(16),
+        # A network that the helpers, at 10.x.x.x, are not in: here loopback stands for it.
+        addresses=(b"\x04\x7f\0\0\x01\x06\x1e\x14",),
+        relay=True,
+        may_cut=False,
+    )
+    data = await anna.host.call(boris.id, wire.DIAL_BACK_PROTOCOL, wire.write(request), timeout_s=5)
+    assert wire.read(wire.DialBackReply, data).verdict == "not reached"
 
 
 HOMES = ("/ip4/192.168.1.5/tcp/7700", "/ip4/192.168.1.6/tcp/7700")
@@ -733,86 +662,79 @@ async def start_at_home(swarm: Swarm, **options: object) -> list[Peer]:
     return [anna, boris]
 
 
-def test_in_a_run_of_one_network_neighbours_prove_enough_though_the_bootstrap_is_outside() -> None:
-    async def story(swarm: Swarm) -> None:
-        homes = await start_at_home(swarm)
-        await until(
-            lambda: all(peer.presence.reachable is True for peer in homes),
-            within_s=30,
-            what="both are proved",
-        )
-        assert all("local network" in peer.presence.reachability_reason for peer in homes)
-
-    simulate(story)
-
-
-def test_a_neighbour_proves_nothing_once_a_member_lives_outside_and_that_counts_at_once() -> None:
-    async def story(swarm: Swarm) -> None:
-        decided: list[bool] = []
-
-        async def on_reachable(reachable: bool) -> None:
-            decided.append(reachable)
-
-        homes = await start_at_home(swarm, on_reachable=on_reachable)
-        await until(lambda: decided == [True, True], within_s=30, what="both are proved")
-        seeds = await swarm.seed_addresses("seed")
-        far = await swarm.start("far", seeds=seeds, at=PUBLIC[1])
-        await until(
-            lambda: not any(peer.presence.reachable for peer in homes),
-            within_s=15,
-            what="the homes know",
-        )
-        await until(lambda: decided[2:4] == [False, False], within_s=2, what="the owners know")
-        await until(
-            lambda: (
-                [far.presence.table.get(peer.id).reachable for peer in homes]  # type: ignore[union-attr]
-                == [False, False]
-            ),
-            within_s=30,
-            what="the others know",
-        )
-        await asyncio.sleep(5 * MINUTE)
-        assert not any(peer.presence.reachable for peer in homes)
-        assert far.presence.reachable is True, "the homes connected to it"
-
-    simulate(story)
+async def test_in_a_run_of_one_network_neighbours_prove_enough_though_the_bootstrap_is_outside(
+    swarm: Swarm,
+) -> None:
+    homes = await start_at_home(swarm)
+    await until(
+        lambda: all(peer.presence.reachable is True for peer in homes),
+        within_s=30,
+        what="both are proved",
+    )
+    assert all("local network" in peer.presence.reachability_reason for peer in homes)
 
 
-def test_a_public_peer_that_meets_dial_out_peers_alone_is_never_called_dial_out() -> None:
+async def test_a_neighbour_proves_nothing_once_a_member_lives_outside_and_that_counts_at_once(
+    swarm: Swarm,
+) -> None:
+    decided: list[bool] = []
+
+    async def on_reachable(reachable: bool) -> None:
+        decided.append(reachable)
+
+    homes = await start_at_home(swarm, on_reachable=on_reachable)
+    await until(lambda: decided == [True, True], within_s=30, what="both are proved")
+    seeds = await swarm.seed_addresses("seed")
+    far = await swarm.start("far", seeds=seeds, at=PUBLIC[1])
+    await until(
+        lambda: not any(peer.presence.reachable for peer in homes),
+        within_s=15,
+        what="the homes know",
+    )
+    await until(lambda: decided[2:4] == [False, False], within_s=2, what="the owners know")
+    await until(
+        lambda: (
+            [far.presence.table.get(peer.id).reachable for peer in homes]  # type: ignore[union-attr]
+            == [False, False]
+        ),
+        within_s=30,
+        what="the others know",
+    )
+    await asyncio.sleep(5 * MINUTE)
+    assert not any(peer.presence.reachable for peer in homes)
+    assert far.presence.reachable is True, "the homes connected to it"
+
+
+async def test_a_public_peer_that_meets_dial_out_peers_alone_is_never_called_dial_out(
+    swarm: Swarm,
+) -> None:
     """A restarted bootstrap peer meets only peers behind routers."""
-
-    async def story(swarm: Swarm) -> None:
-        await swarm.start("seed", run=None, role="bootstrap", at=PUBLIC[0])
-        seeds = await swarm.seed_addresses("seed")
-        for number in (1, 2, 3):
-            await swarm.start(f"home{number}", seeds=seeds, at=PUBLIC[number], dial_out_only=True)
-        keeper = await swarm.start("keeper", seeds=seeds, at=PUBLIC[4])
-        await asyncio.sleep(5 * MINUTE)
-        assert keeper.presence.reachable is True
-        swarm.network.crash(swarm.peers["seed"].id)
-        await swarm.peers.pop("seed").presence.close()
-        await swarm.stop("keeper")
-        seed = await swarm.start("seed", run=None, role="bootstrap", at=PUBLIC[0])
-        await until(lambda: seed.presence.reachable is True, within_s=2 * MINUTE, what="proved")
-        await asyncio.sleep(5 * MINUTE)
-        assert reachability(seed) == [True]
-
-    simulate(story)
+    await swarm.start("seed", run=None, role="bootstrap", at=PUBLIC[0])
+    seeds = await swarm.seed_addresses("seed")
+    for number in (1, 2, 3):
+        await swarm.start(f"home{number}", seeds=seeds, at=PUBLIC[number], dial_out_only=True)
+    keeper = await swarm.start("keeper", seeds=seeds, at=PUBLIC[4])
+    await asyncio.sleep(5 * MINUTE)
+    assert keeper.presence.reachable is True
+    swarm.network.crash(swarm.peers["seed"].id)
+    await swarm.peers.pop("seed").presence.close()
+    await swarm.stop("keeper")
+    seed = await swarm.start("seed", run=None, role="bootstrap", at=PUBLIC[0])
+    await until(lambda: seed.presence.reachable is True, within_s=2 * MINUTE, what="proved")
+    await asyncio.sleep(5 * MINUTE)
+    assert reachability(seed) == [True]
 
 
-def test_a_helper_does_not_ask_a_third_peer_that_can_only_dial_out() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 3)
-        seeds = await swarm.seed_addresses("seed")
-        shy = await swarm.start("shy", seeds=seeds, dial_out_only=True)
-        await until(lambda: shy.presence.reachable is False, within_s=90, what="shy knows")
-        await asyncio.sleep(MINUTE)
-        assert swarm.peers["peer0"].presence._dialler.can_dial(swarm.peers["peer1"].id)
-        for name in ("seed", "peer0"):
-            assert not swarm.peers[name].presence._dialler.can_dial(shy.id)
-        assert not shy.presence._dialler.can_dial(shy.id), "nor does it cut and redial for others"
-
-    simulate(story)
+async def test_a_helper_does_not_ask_a_third_peer_that_can_only_dial_out(swarm: Swarm) -> None:
+    await start_swarm(swarm, 3)
+    seeds = await swarm.seed_addresses("seed")
+    shy = await swarm.start("shy", seeds=seeds, dial_out_only=True)
+    await until(lambda: shy.presence.reachable is False, within_s=90, what="shy knows")
+    await asyncio.sleep(MINUTE)
+    assert swarm.peers["peer0"].presence._dialler.can_dial(swarm.peers["peer1"].id)
+    for name in ("seed", "peer0"):
+        assert not swarm.peers[name].presence._dialler.can_dial(shy.id)
+    assert not shy.presence._dialler.can_dial(shy.id), "nor does it cut and redial for others"
 
 
 async def ask_for_dial(
@@ -833,57 +755,52 @@ async def ask_for_dial(
     return reply.verdict
 
 
-def test_a_dial_back_goes_to_the_address_alone_that_the_asking_peer_has() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 3)
-        anna, boris = swarm.peers["peer0"], swarm.peers["peer1"]
-        victim = str((await swarm.peers["peer2"].host.addresses())[0]).partition("/p2p/")[0]
-        done = [peer.presence._dial_backs.done for peer in swarm.peers.values()]
-        assert await ask_for_dial(anna, boris, victim, relay=True) == "not reached"
-        assert await ask_for_dial(anna, boris, "/ip4/11.77.0.9/tcp/22", relay=True) == "not reached"
-        assert [peer.presence._dial_backs.done for peer in swarm.peers.values()] == done
-
-    simulate(story)
+async def test_a_dial_back_goes_to_the_address_alone_that_the_asking_peer_has(swarm: Swarm) -> None:
+    await start_swarm(swarm, 3)
+    anna, boris = swarm.peers["peer0"], swarm.peers["peer1"]
+    victim = str((await swarm.peers["peer2"].host.addresses())[0]).partition("/p2p/")[0]
+    done = [peer.presence._dial_backs.done for peer in swarm.peers.values()]
+    assert await ask_for_dial(anna, boris, victim, relay=True) == "not reached"
+    assert await ask_for_dial(anna, boris, "/ip4/11.77.0.9/tcp/22", relay=True) == "not reached"
+    assert [peer.presence._dial_backs.done for peer in swarm.peers.values()] == done
 
 
-def test_a_stranger_has_nobody_dialled_and_learns_nothing() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 2)
-        boris = swarm.peers["peer1"]
-        stranger = await swarm.start("stranger", run=OTHER_RUN)
-        await stranger.host.connect(boris.id, await boris.host.addresses(), timeout_s=5)
-        done = boris.presence._dial_backs.done
-        someone = identity_of("someone").peer_id
-        for at in ("/ip4/10.0.0.0/tcp/7700", "/ip4/10.0.0.0/tcp/7701", "/ip4/11.77.0.9/tcp/22"):
-            verdict = await ask_for_dial(stranger, boris, at, peer=someone, relay=False)
-            assert verdict == "cannot help"
-        assert boris.presence._dial_backs.done == done
-
-    simulate(story)
+async def test_a_stranger_has_nobody_dialled_and_learns_nothing(swarm: Swarm) -> None:
+    await start_swarm(swarm, 2)
+    boris = swarm.peers["peer1"]
+    stranger = await swarm.start("stranger", run=OTHER_RUN)
+    await stranger.host.connect(boris.id, await boris.host.addresses(), timeout_s=5)
+    done = boris.presence._dial_backs.done
+    someone = identity_of("someone").peer_id
+    for at in ("/ip4/10.0.0.0/tcp/7700", "/ip4/10.0.0.0/tcp/7701", "/ip4/11.77.0.9/tcp/22"):
+        verdict = await ask_for_dial(stranger, boris, at, peer=someone, relay=False)
+        assert verdict == "cannot help"
+    assert boris.presence._dial_backs.done == done
 
 
-def test_a_peer_that_is_in_backoff_dials_again_before_it_is_taken_for_a_denial() -> None:
-    async def story(swarm: Swarm) -> None:
-        anna = await swarm.start("anna")
-        boris = await swarm.start("boris", seeds=await swarm.seed_addresses("anna"))
-        connect = anna.host.connect
-        refused: list[PeerId] = []
+async def test_a_peer_that_is_in_backoff_dials_again_before_it_is_taken_for_a_denial(
+    swarm: Swarm,
+) -> None:
+    anna = await swarm.start("anna")
+    boris = await swarm.start("boris", seeds=await swarm.seed_addresses("anna"))
+    connect = anna.host.connect
+    refused: list[PeerId] = []
 
-        async def in_backoff(peer: PeerId, addresses: object, *, timeout_s: float) -> None:
-            if not refused:
-                refused.append(peer)
-                raise PeerUnreachable(peer, "dial backoff")
-            await connect(peer, addresses, timeout_s=timeout_s)  # type: ignore[arg-type]
+    async def in_backoff(peer: PeerId, addresses: object, *, timeout_s: float) -> None:
+        if not refused:
+            refused.append(peer)
+            raise PeerUnreachable(peer, "dial backoff")
+        await connect(peer, addresses, timeout_s=timeout_s)  # type: ignore[arg-type]
 
-        anna.host.connect = in_backoff
-        await until(lambda: bool(refused), within_s=MINUTE, what="a redial in backoff")
-        await until(lambda: boris.presence.reachable is True, within_s=6, what="the next redial")
-        assert reachability(boris) == [True]
-
-    simulate(story)
+    anna.host.connect = in_backoff
+    await until(lambda: bool(refused), within_s=MINUTE, what="a redial in backoff")
+    await until(lambda: boris.presence.reachable is True, within_s=6, what="the next redial")
+    assert reachability(boris) == [True]
 
 
-def test_a_newcomer_is_tested_as_soon_as_it_is_connected(monkeypatch: MonkeyPatch) -> None:
+async def test_a_newcomer_is_tested_as_soon_as_it_is_connected(
+    monkeypatch: MonkeyPatch, swarm: Swarm
+) -> None:
     """Earlier, the newcomer asked before it had looked who could help, and again only five seconds
     later, while its download of the run's state waited."""
     connections = MemoryHost.connections
@@ -894,55 +811,46 @@ def test_a_newcomer_is_tested_as_soon_as_it_is_connected(monkeypatch: MonkeyPatc
 
     monkeypatch.setattr(MemoryHost, "connections", asked_of_a_daemon)
 
-    async def story(swarm: Swarm) -> None:
-        await swarm.start("anna")
-        boris = await swarm.start("boris", seeds=await swarm.seed_addresses("anna"))
-        await until(lambda: boris.presence.reachable is True, within_s=2, what="the test")
-
-    simulate(story)
+    await swarm.start("anna")
+    boris = await swarm.start("boris", seeds=await swarm.seed_addresses("anna"))
+    await until(lambda: boris.presence.reachable is True, within_s=2, what="the test")
 
 
-def test_how_long_a_failed_dial_took_is_nobodys_business() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 2)
-        anna, boris = swarm.peers["peer0"], swarm.peers["peer1"]
-        loop, took = asyncio.get_running_loop(), []
-        someone = identity_of("someone").peer_id
-        swarm.network.dial_out_only(swarm.peers["seed"].id)  # it drops what comes in
-        silent = str((await swarm.peers["seed"].host.addresses())[0]).partition("/p2p/")[0]
-        open_port = str((await anna.host.addresses())[0]).partition("/p2p/")[0]
-        for at in (open_port, "/ip4/10.0.9.9/tcp/7700", silent):
-            began = loop.time()
-            verdict = await ask_for_dial(anna, boris, at, peer=someone, relay=False)
-            took.append(loop.time() - began)
-            assert verdict == "not reached"
-        assert max(took) - min(took) < 0.2, took
-
-    simulate(story)
+async def test_how_long_a_failed_dial_took_is_nobodys_business(swarm: Swarm) -> None:
+    await start_swarm(swarm, 2)
+    anna, boris = swarm.peers["peer0"], swarm.peers["peer1"]
+    loop, took = asyncio.get_running_loop(), []
+    someone = identity_of("someone").peer_id
+    swarm.network.dial_out_only(swarm.peers["seed"].id)  # it drops what comes in
+    silent = str((await swarm.peers["seed"].host.addresses())[0]).partition("/p2p/")[0]
+    open_port = str((await anna.host.addresses())[0]).partition("/p2p/")[0]
+    for at in (open_port, "/ip4/10.0.9.9/tcp/7700", silent):
+        began = loop.time()
+        verdict = await ask_for_dial(anna, boris, at, peer=someone, relay=False)
+        took.append(loop.time() - began)
+        assert verdict == "not reached"
+    assert max(took) - min(took) < 0.2, took
 
 
 # --- run file ----------------------------------------------------------------------------------
 
 
-def test_a_newcomer_with_a_link_gets_the_run_file_from_the_peers() -> None:
-    async def story(swarm: Swarm) -> None:
-        run = RunId(blake3(b"name = 'ours'").hexdigest())
-        await start_swarm(swarm, 3, run_file=b"name = 'ours'", run=run)
-        seeds = await swarm.seed_addresses("seed")
-        late = await swarm.start("late", seeds=seeds, run=run)
-        content = await late.presence.fetch_run_file(
-            lambda found: found == b"name = 'ours'", timeout_s=30
-        )
-        assert content == b"name = 'ours'"
+async def test_a_newcomer_with_a_link_gets_the_run_file_from_the_peers(swarm: Swarm) -> None:
+    run = RunId(blake3(b"name = 'ours'").hexdigest())
+    await start_swarm(swarm, 3, run_file=b"name = 'ours'", run=run)
+    seeds = await swarm.seed_addresses("seed")
+    late = await swarm.start("late", seeds=seeds, run=run)
+    content = await late.presence.fetch_run_file(
+        lambda found: found == b"name = 'ours'", timeout_s=30
+    )
+    assert content == b"name = 'ours'"
 
-        # One who can dial no member finds a copy in the directory.
-        shy = await swarm.start("shy", seeds=seeds, run=run, dial_out_only=True)
-        for number in range(3):
-            swarm.network.dial_out_only(swarm.peers[f"peer{number}"].id)
-        swarm.network.dial_out_only(late.id)
-        assert await shy.presence.fetch_run_file(lambda found: True, timeout_s=30) == content
-
-    simulate(story)
+    # One who can dial no member finds a copy in the directory.
+    shy = await swarm.start("shy", seeds=seeds, run=run, dial_out_only=True)
+    for number in range(3):
+        swarm.network.dial_out_only(swarm.peers[f"peer{number}"].id)
+    swarm.network.dial_out_only(late.id)
+    assert await shy.presence.fetch_run_file(lambda found: True, timeout_s=30) == content
 
 
 def test_a_few_of_many_peers_without_a_run_file_are_named() -> None:
@@ -952,163 +860,134 @@ def test_a_few_of_many_peers_without_a_run_file_are_named() -> None:
     assert str(RunFileUnavailable(RUN, answers[:3], 20.0)).endswith("peer02: no run file")
 
 
-def test_a_run_file_that_does_not_match_is_not_believed() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 2, run_file=b"name = 'forged'")
-        late = await swarm.start("late", seeds=await swarm.seed_addresses("seed"))
-        with pytest.raises(RunFileUnavailable) as caught:
-            await late.presence.fetch_run_file(lambda found: False, timeout_s=20)
-        reasons = dict(caught.value.answers)
-        assert "something else" in reasons[swarm.peers["peer0"].id]
-        assert "no run file" in reasons[swarm.peers["seed"].id]
-
-    simulate(story)
+async def test_a_run_file_that_does_not_match_is_not_believed(swarm: Swarm) -> None:
+    await start_swarm(swarm, 2, run_file=b"name = 'forged'")
+    late = await swarm.start("late", seeds=await swarm.seed_addresses("seed"))
+    with pytest.raises(RunFileUnavailable) as caught:
+        await late.presence.fetch_run_file(lambda found: False, timeout_s=20)
+    reasons = dict(caught.value.answers)
+    assert "something else" in reasons[swarm.peers["peer0"].id]
+    assert "no run file" in reasons[swarm.peers["seed"].id]
 
 
-def test_a_visitor_has_the_run_file_within_a_second() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 3, run_file=b"name = 'ours'")
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        late = await swarm.start("late", seeds=await swarm.seed_addresses("seed"), observes=True)
-        await late.presence.fetch_run_file(lambda found: True, timeout_s=30)
-        assert loop.time() - began < 1.0
-
-    simulate(story)
+async def test_a_visitor_has_the_run_file_within_a_second(swarm: Swarm) -> None:
+    await start_swarm(swarm, 3, run_file=b"name = 'ours'")
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    late = await swarm.start("late", seeds=await swarm.seed_addresses("seed"), observes=True)
+    await late.presence.fetch_run_file(lambda found: True, timeout_s=30)
+    assert loop.time() - began < 1.0
 
 
-def test_a_peer_that_hangs_does_not_hold_up_the_run_file() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 4, run_file=b"name = 'ours'")
-        late = await swarm.start("late", seeds=await swarm.seed_addresses("seed"))
-        await until(lambda: len(late.sees()) == 4, within_s=20, what="it sees all")
-        for name in sorted(swarm.peers, key=lambda name: swarm.peers[name].id)[:2]:
-            if name != "late":
-                swarm.network.pause(swarm.peers[name].id)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        await late.presence.fetch_run_file(lambda found: True, timeout_s=30)
-        assert loop.time() - began < late.presence.settings.call_timeout_s
-
-    simulate(story)
+async def test_a_peer_that_hangs_does_not_hold_up_the_run_file(swarm: Swarm) -> None:
+    await start_swarm(swarm, 4, run_file=b"name = 'ours'")
+    late = await swarm.start("late", seeds=await swarm.seed_addresses("seed"))
+    await until(lambda: len(late.sees()) == 4, within_s=20, what="it sees all")
+    for name in sorted(swarm.peers, key=lambda name: swarm.peers[name].id)[:2]:
+        if name != "late":
+            swarm.network.pause(swarm.peers[name].id)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await late.presence.fetch_run_file(lambda found: True, timeout_s=30)
+    assert loop.time() - began < late.presence.settings.call_timeout_s
 
 
 # --- observers ---------------------------------------------------------------------------------
 
 
-def test_an_observer_sees_all_and_is_seen_by_nobody() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 14)  # more than one hello passes on
-        members = swarm.members()
-        forget_events(swarm)
-        seeds = await swarm.seed_addresses("seed")
-        visitor = await swarm.start("visitor", seeds=seeds, observes=True)
-        everybody = {peer.id for peer in members}
-        await until(lambda: visitor.sees() == everybody, within_s=5, what="it sees all")
-        await asyncio.sleep(2 * MINUTE)
-        assert visitor.sees() == everybody
-        assert visitor.presence.stats.hellos_sent > 10, "a test of an observer that says nothing"
-        assert visitor.presence.stats.hellos_received > 0
+async def test_an_observer_sees_all_and_is_seen_by_nobody(swarm: Swarm) -> None:
+    await start_swarm(swarm, 14)  # more than one hello passes on
+    members = swarm.members()
+    forget_events(swarm)
+    seeds = await swarm.seed_addresses("seed")
+    visitor = await swarm.start("visitor", seeds=seeds, observes=True)
+    everybody = {peer.id for peer in members}
+    await until(lambda: visitor.sees() == everybody, within_s=5, what="it sees all")
+    await asyncio.sleep(2 * MINUTE)
+    assert visitor.sees() == everybody
+    assert visitor.presence.stats.hellos_sent > 10, "a test of an observer that says nothing"
+    assert visitor.presence.stats.hellos_received > 0
 
-        await swarm.stop("visitor", leave=True)
-        await asyncio.sleep(MINUTE)
-        for peer in [swarm.peers["seed"], *members]:
-            tables = peer.presence.tables.values()
-            assert all(table.get(visitor.id) is None for table in tables)
-            assert not [event for event in peer.events if event.name.startswith("peer_")]
-        found = await members[0].host.directory.look_up(bucket_key(RUN, ""), timeout_s=5)
-        assert everybody == set(found)
-
-    simulate(story)
+    await swarm.stop("visitor", leave=True)
+    await asyncio.sleep(MINUTE)
+    for peer in [swarm.peers["seed"], *members]:
+        tables = peer.presence.tables.values()
+        assert all(table.get(visitor.id) is None for table in tables)
+        assert not [event for event in peer.events if event.name.startswith("peer_")]
+    found = await members[0].host.directory.look_up(bucket_key(RUN, ""), timeout_s=5)
+    assert everybody == set(found)
 
 
-def test_an_observer_needs_a_run_to_look_at() -> None:
-    async def story(swarm: Swarm) -> None:
-        with pytest.raises(ValueError, match="observes"):
-            await swarm.start("nobody", run=None, observes=True)
-
-    simulate(story)
+async def test_an_observer_needs_a_run_to_look_at(swarm: Swarm) -> None:
+    with pytest.raises(ValueError, match="observes"):
+        await swarm.start("nobody", run=None, observes=True)
 
 
 # --- strangers ---------------------------------------------------------------------------------
 
 
-def test_a_peer_of_another_run_is_refused_with_both_ids() -> None:
-    async def story(swarm: Swarm) -> None:
-        anna = await swarm.start("anna")
-        seeds = await swarm.seed_addresses("anna")
-        boris = await swarm.start("boris", run=OTHER_RUN, seeds=seeds)
-        await asyncio.sleep(2 * MINUTE)
-        assert anna.sees() == boris.sees() == set()
-        (event,) = boris.told("other_run")
-        assert RUN in event.text and OTHER_RUN in event.text
-
-    simulate(story)
+async def test_a_peer_of_another_run_is_refused_with_both_ids(swarm: Swarm) -> None:
+    anna = await swarm.start("anna")
+    seeds = await swarm.seed_addresses("anna")
+    boris = await swarm.start("boris", run=OTHER_RUN, seeds=seeds)
+    await asyncio.sleep(2 * MINUTE)
+    assert anna.sees() == boris.sees() == set()
+    (event,) = boris.told("other_run")
+    assert RUN in event.text and OTHER_RUN in event.text
 
 
-def test_a_bootstrap_peer_introduces_the_members_of_each_run_to_each_other_only() -> None:
-    async def story(swarm: Swarm) -> None:
-        seed = await swarm.start_bootstrap("seed")
-        seeds = await swarm.seed_addresses("seed")
-        ours = [await swarm.start(f"ours{n}", seeds=seeds) for n in range(3)]
-        theirs = [await swarm.start(f"theirs{n}", seeds=seeds, run=OTHER_RUN) for n in range(3)]
-        await until(
-            lambda: swarm.all_see(ours) and swarm.all_see(theirs), within_s=30, what="both runs"
-        )
-        assert set(seed.presence.tables) == {RUN, OTHER_RUN}
-        with pytest.raises(ValueError, match="no run of its own"):
-            _ = seed.presence.table
+async def test_a_bootstrap_peer_introduces_the_members_of_each_run_to_each_other_only(
+    swarm: Swarm,
+) -> None:
+    seed = await swarm.start_bootstrap("seed")
+    seeds = await swarm.seed_addresses("seed")
+    ours = [await swarm.start(f"ours{n}", seeds=seeds) for n in range(3)]
+    theirs = [await swarm.start(f"theirs{n}", seeds=seeds, run=OTHER_RUN) for n in range(3)]
+    await until(
+        lambda: swarm.all_see(ours) and swarm.all_see(theirs), within_s=30, what="both runs"
+    )
+    assert set(seed.presence.tables) == {RUN, OTHER_RUN}
+    with pytest.raises(ValueError, match="no run of its own"):
+        _ = seed.presence.table
 
-    simulate(story)
 
-
-def test_a_bootstrap_peer_does_not_lose_a_member_that_is_alone() -> None:
+async def test_a_bootstrap_peer_does_not_lose_a_member_that_is_alone(swarm: Swarm) -> None:
     """Greeted every 30 to 40 s, it forgot the founder of a run for a quarter of the time."""
-
-    async def story(swarm: Swarm) -> None:
-        seed = await swarm.start_bootstrap("seed")
-        await swarm.start("alone", seeds=await swarm.seed_addresses("seed"))
-        await asyncio.sleep(20 * MINUTE)
-        assert len(seed.told("peer_joined")) == 1
-        assert not seed.told("peer_lost")
-
-    simulate(story)
+    seed = await swarm.start_bootstrap("seed")
+    await swarm.start("alone", seeds=await swarm.seed_addresses("seed"))
+    await asyncio.sleep(20 * MINUTE)
+    assert len(seed.told("peer_joined")) == 1
+    assert not seed.told("peer_lost")
 
 
-def test_nobody_says_goodbye_for_another() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 3)
-        anna, boris, clara = swarm.members()
-        record = PeerRecord(protocol=(1, 1), role="learner", incarnation=1, leaving=True)
-        forged = seal(
-            record, identity_of("peer0"), key=bucket_key(RUN, ""), sequence=1, ttl_s=30
-        )  # an old goodbye of Anna's own, replayed by Boris
-        for sealed in (forged, forged[:-1], b"", bytes(900)):
-            with pytest.raises(CallRefused):
-                await boris.host.call(clara.id, wire.GOODBYE_PROTOCOL, sealed, timeout_s=5)
-        assert anna.id in clara.sees()
-        assert clara.presence.rejected["forged"] + clara.presence.rejected["malformed"] >= 3
-
-    simulate(story)
+async def test_nobody_says_goodbye_for_another(swarm: Swarm) -> None:
+    await start_swarm(swarm, 3)
+    anna, boris, clara = swarm.members()
+    record = PeerRecord(protocol=(1, 1), role="learner", incarnation=1, leaving=True)
+    forged = seal(
+        record, identity_of("peer0"), key=bucket_key(RUN, ""), sequence=1, ttl_s=30
+    )  # an old goodbye of Anna's own, replayed by Boris
+    for sealed in (forged, forged[:-1], b"", bytes(900)):
+        with pytest.raises(CallRefused):
+            await boris.host.call(clara.id, wire.GOODBYE_PROTOCOL, sealed, timeout_s=5)
+    assert anna.id in clara.sees()
+    assert clara.presence.rejected["forged"] + clara.presence.rejected["malformed"] >= 3
 
 
-def test_a_flood_of_hellos_is_refused_and_the_swarm_goes_on() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 3)
-        anna, boris, _ = swarm.members()
-        flood = wire.write(wire.Hello(run=RUN))
-        refused = 0
-        for _ in range(300):
-            try:
-                await anna.host.call(boris.id, wire.HELLO_PROTOCOL, flood, timeout_s=5)
-            except CallRefused:
-                refused += 1
-        assert refused >= 150
-        assert boris.presence.stats.refused >= refused
-        await asyncio.sleep(2 * MINUTE)
-        assert swarm.all_see(swarm.members())
-
-    simulate(story)
+async def test_a_flood_of_hellos_is_refused_and_the_swarm_goes_on(swarm: Swarm) -> None:
+    await start_swarm(swarm, 3)
+    anna, boris, _ = swarm.members()
+    flood = wire.write(wire.Hello(run=RUN))
+    refused = 0
+    for _ in range(300):
+        try:
+            await anna.host.call(boris.id, wire.HELLO_PROTOCOL, flood, timeout_s=5)
+        except CallRefused:
+            refused += 1
+    assert refused >= 150
+    assert boris.presence.stats.refused >= refused
+    await asyncio.sleep(2 * MINUTE)
+    assert swarm.all_see(swarm.members())
 
 
 @pytest.mark.parametrize(
@@ -1121,101 +1000,88 @@ def test_a_flood_of_hellos_is_refused_and_the_swarm_goes_on() -> None:
         wire.RUN_FILE_PROTOCOL,
     ],
 )
-def test_nonsense_from_a_stranger_is_refused_and_breaks_nothing(protocol: str) -> None:
-    async def story(swarm: Swarm) -> None:
-        settings = PresenceSettings(calls_per_minute=100_000)
-        await start_swarm(swarm, 2, settings=settings)
-        anna, boris = swarm.members()
-        good = {
-            wire.HELLO_PROTOCOL: wire.write(wire.Hello(run=RUN)),
-            wire.DIAL_BACK_PROTOCOL: wire.write(
-                wire.DialBack(
-                    peer=anna.id, nonce=bytes(16), addresses=(b"x",), relay=False, may_cut=False
-                )
-            ),
-        }.get(protocol, b"\x93\x01\x02\x03")
-        rng = random.Random(4)
-        refused = 0
-        for number in range(200):
-            data = bytearray(rng.randbytes(rng.randint(0, 200)) if number % 2 else good)
-            if number % 2 == 0 and data:
-                data[rng.randrange(len(data))] = rng.randrange(256)
-            try:
-                await anna.host.call(boris.id, protocol, bytes(data), timeout_s=10)
-            except CallRefused:
-                refused += 1
-        assert refused > 50
-        await asyncio.sleep(MINUTE)
-        assert swarm.all_see(swarm.members())
-
-    simulate(story)
-
-
-def test_two_peers_with_one_key_file_are_told_so() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 2)
-        anna, boris = swarm.members()
-        record = PeerRecord(protocol=(1, 1), role="learner", incarnation=2)
-        for ahead in range(1, 7):  # the other process is always a little further
-            data = seal(
-                record,
-                identity_of("peer0"),
-                key=bucket_key(RUN, ""),
-                sequence=2_000_000_000_000 + 1000 * ahead,
-                ttl_s=30,
+async def test_nonsense_from_a_stranger_is_refused_and_breaks_nothing(
+    protocol: str, swarm: Swarm
+) -> None:
+    settings = PresenceSettings(calls_per_minute=100_000)
+    await start_swarm(swarm, 2, settings=settings)
+    anna, boris = swarm.members()
+    good = {
+        wire.HELLO_PROTOCOL: wire.write(wire.Hello(run=RUN)),
+        wire.DIAL_BACK_PROTOCOL: wire.write(
+            wire.DialBack(
+                peer=anna.id, nonce=bytes(16), addresses=(b"x",), relay=False, may_cut=False
             )
-            passed = wire.write(wire.Hello(run=RUN, passed=(wire.Passed(data, 0.0),)))
-            await boris.host.call(anna.id, wire.HELLO_PROTOCOL, passed, timeout_s=5)
-        assert len(anna.told("identity_in_use")) == 1
+        ),
+    }.get(protocol, b"\x93\x01\x02\x03")
+    rng = random.Random(4)
+    refused = 0
+    for number in range(200):
+        data = bytearray(rng.randbytes(rng.randint(0, 200)) if number % 2 else good)
+        if number % 2 == 0 and data:
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        try:
+            await anna.host.call(boris.id, protocol, bytes(data), timeout_s=10)
+        except CallRefused:
+            refused += 1
+    assert refused > 50
+    await asyncio.sleep(MINUTE)
+    assert swarm.all_see(swarm.members())
 
-    simulate(story)
+
+async def test_two_peers_with_one_key_file_are_told_so(swarm: Swarm) -> None:
+    await start_swarm(swarm, 2)
+    anna, boris = swarm.members()
+    record = PeerRecord(protocol=(1, 1), role="learner", incarnation=2)
+    for ahead in range(1, 7):  # the other process is always a little further
+        data = seal(
+            record,
+            identity_of("peer0"),
+            key=bucket_key(RUN, ""),
+            sequence=2_000_000_000_000 + 1000 * ahead,
+            ttl_s=30,
+        )
+        passed = wire.write(wire.Hello(run=RUN, passed=(wire.Passed(data, 0.0),)))
+        await boris.host.call(anna.id, wire.HELLO_PROTOCOL, passed, timeout_s=5)
+    assert len(anna.told("identity_in_use")) == 1
 
 
 # --- life --------------------------------------------------------------------------------------
 
 
-def test_a_bug_is_not_swallowed() -> None:
+async def test_a_bug_is_not_swallowed(swarm: Swarm) -> None:
     class Bug(Exception):
         pass
 
-    async def story(swarm: Swarm) -> None:
-        def break_it(event: PresenceEvent) -> None:
-            if event.name == "reachability":
-                raise Bug
+    def break_it(event: PresenceEvent) -> None:
+        if event.name == "reachability":
+            raise Bug
 
-        anna = await swarm.start("anna", on_event=break_it)
-        await swarm.start("boris", seeds=await swarm.seed_addresses("anna"))
-        with pytest.raises(ExceptionGroup) as caught:
-            await anna.presence.watch()
-        assert caught.value.subgroup(Bug) is not None
-        await swarm.peers.pop("anna").host.close()
-
-    simulate(story)
+    anna = await swarm.start("anna", on_event=break_it)
+    await swarm.start("boris", seeds=await swarm.seed_addresses("anna"))
+    with pytest.raises(ExceptionGroup) as caught:
+        await anna.presence.watch()
+    assert caught.value.subgroup(Bug) is not None
+    await swarm.peers.pop("anna").host.close()
 
 
-def test_closing_twice_and_leaving_alone_is_quick() -> None:
-    async def story(swarm: Swarm) -> None:
-        anna = await swarm.start("anna")
-        await asyncio.sleep(1)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        await anna.presence.leave()
-        await anna.presence.leave()
-        await anna.presence.close()
-        await anna.presence.close()
-        assert loop.time() - began <= GOODBYE_TIMEOUT_S
-
-    simulate(story)
+async def test_closing_twice_and_leaving_alone_is_quick(swarm: Swarm) -> None:
+    anna = await swarm.start("anna")
+    await asyncio.sleep(1)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await anna.presence.leave()
+    await anna.presence.leave()
+    await anna.presence.close()
+    await anna.presence.close()
+    assert loop.time() - began <= GOODBYE_TIMEOUT_S
 
 
-def test_the_identity_has_to_be_the_hosts() -> None:
-    async def story(swarm: Swarm) -> None:
-        host = swarm.network.host("anna")
-        with pytest.raises(ValueError, match="identity is"):
-            Presence(host, Identity.from_seed(bytes(32)), Profile(RUN))
-        await host.close()
-
-    simulate(story)
+async def test_the_identity_has_to_be_the_hosts(swarm: Swarm) -> None:
+    host = swarm.network.host("anna")
+    with pytest.raises(ValueError, match="identity is"):
+        Presence(host, Identity.from_seed(bytes(32)), Profile(RUN))
+    await host.close()
 
 
 @pytest.mark.parametrize("wrong", ["calls_per_minute", "call_timeout_s"])
@@ -1224,16 +1090,15 @@ def test_impossible_settings_are_refused_by_name(wrong: str) -> None:
         PresenceSettings(**{wrong: 0})  # type: ignore[arg-type]
 
 
-def test_the_seeds_of_a_run_hold_its_records_whatever_is_nearer_to_their_keys() -> None:
-    async def story(swarm: Swarm) -> None:
-        await start_swarm(swarm, 20)
-        seeds = set(swarm.peers) - {member.name for member in swarm.members()}
-        await asyncio.sleep(30.0)
-        members = {member.id for member in swarm.members()}
-        ids = {swarm.peers[name].id for name in seeds}
-        assert all(member.host.directory._seeds == ids for member in swarm.members())
-        for name in seeds:
-            stored = swarm.peers[name].host.directory._stored
-            assert {peer for records in stored.values() for peer in records} == members
-
-    simulate(story)
+async def test_the_seeds_of_a_run_hold_its_records_whatever_is_nearer_to_their_keys(
+    swarm: Swarm,
+) -> None:
+    await start_swarm(swarm, 20)
+    seeds = set(swarm.peers) - {member.name for member in swarm.members()}
+    await asyncio.sleep(30.0)
+    members = {member.id for member in swarm.members()}
+    ids = {swarm.peers[name].id for name in seeds}
+    assert all(member.host.directory._seeds == ids for member in swarm.members())
+    for name in seeds:
+        stored = swarm.peers[name].host.directory._stored
+        assert {peer for records in stored.values() for peer in records} == members

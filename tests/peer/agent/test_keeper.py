@@ -103,23 +103,20 @@ async def taking_part(online: OnlinePeer, averager: Averager) -> None:
 
 
 @pytest.mark.parametrize("is_paused", [False, True])
-def test_a_leaving_peer_does_not_wait_for_merges_in_a_run_that_its_owner_has_paused(
+async def test_a_leaving_peer_does_not_wait_for_merges_in_a_run_that_its_owner_has_paused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_paused: bool
 ) -> None:
-    async def main() -> None:
-        async with keeper_online(tmp_path, monkeypatch) as (online, averager):
-            local = online.local
-            status = replace(local.delegate.trainer_status(), pending_tokens=7)
-            monkeypatch.setattr(local.delegate, "trainer_status", lambda: status)
-            local.paused = "its owner has paused it" if is_paused else None
-            loop = asyncio.get_running_loop()
-            loop.call_later(20.0, local.hurry)
-            began = loop.time()
-            ending = Ending("asked", 0, finished=False, timeout_s=30.0, patience_s=300.0)
-            await local.unless_hurried(ActivePeer(online, averager)._merge_pending(ending))
-            assert (loop.time() - began < 1.0) == is_paused
-
-    run(main())
+    async with keeper_online(tmp_path, monkeypatch) as (online, averager):
+        local = online.local
+        status = replace(local.delegate.trainer_status(), pending_tokens=7)
+        monkeypatch.setattr(local.delegate, "trainer_status", lambda: status)
+        local.paused = "its owner has paused it" if is_paused else None
+        loop = asyncio.get_running_loop()
+        loop.call_later(20.0, local.hurry)
+        began = loop.time()
+        ending = Ending("asked", 0, finished=False, timeout_s=30.0, patience_s=300.0)
+        await local.unless_hurried(ActivePeer(online, averager)._merge_pending(ending))
+        assert (loop.time() - began < 1.0) == is_paused
 
 
 def test_a_leaving_peer_greets_the_keepers_at_once_and_only_so_many_of_them(
@@ -147,7 +144,7 @@ def test_a_leaving_peer_greets_the_keepers_at_once_and_only_so_many_of_them(
     assert greeted == [each.peer for each in members[1 : 1 + GREETED_MAX]]
 
 
-def test_a_keeper_stays_open_after_the_date_until_all_learners_have_left_it_their_work(
+async def test_a_keeper_stays_open_after_the_date_until_all_learners_have_left_it_their_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It closed at the date, and refused the last round of a learner that can only dial out."""
@@ -156,28 +153,22 @@ def test_a_keeper_stays_open_after_the_date_until_all_learners_have_left_it_thei
     async def statuses(online: OnlinePeer, peers: Sequence[PeerId]) -> list[Status]:
         return [boris] if peers else []
 
-    async def main() -> None:
-        nonlocal boris
-        async with keeper_online(tmp_path, monkeypatch) as (online, averager):
-            local, loop = online.local, asyncio.get_running_loop()
-            monkeypatch.setattr(OnlinePeer, "statuses", statuses)
-            monkeypatch.setattr(local, "others_who_train", lambda: [PeerId("boris")])
-            last = asyncio.create_task(
-                ActivePeer(online, averager)._make_last_rounds(LastRounds(()))
-            )
-            await asyncio.sleep(10.0)
-            assert not local.closed
-            boris = a_status(name="boris", phase="leaving", ended_at=2.0)
-            await asyncio.sleep(1.0)
-            assert last.done() and local.closed == {0}
+    async with keeper_online(tmp_path, monkeypatch) as (online, averager):
+        local, loop = online.local, asyncio.get_running_loop()
+        monkeypatch.setattr(OnlinePeer, "statuses", statuses)
+        monkeypatch.setattr(local, "others_who_train", lambda: [PeerId("boris")])
+        last = asyncio.create_task(ActivePeer(online, averager)._make_last_rounds(LastRounds(())))
+        await asyncio.sleep(10.0)
+        assert not local.closed
+        boris = a_status(name="boris", phase="leaving", ended_at=2.0)
+        await asyncio.sleep(1.0)
+        assert last.done() and local.closed == {0}
 
-            boris = a_status(name="boris", phase="ready")  # and never ends
-            began = loop.time()
-            await ActivePeer(online, averager)._make_last_rounds(LastRounds(()))
-            rules = local.run_file.rounds
-            assert loop.time() - began <= rules.quorum_deadline_s + LAST_ROUND_S + 1.0
-
-    run(main())
+        boris = a_status(name="boris", phase="ready")  # and never ends
+        began = loop.time()
+        await ActivePeer(online, averager)._make_last_rounds(LastRounds(()))
+        rules = local.run_file.rounds
+        assert loop.time() - began <= rules.quorum_deadline_s + LAST_ROUND_S + 1.0
 
 
 def incarnation_of_a_life(directory: Path) -> int:
@@ -214,54 +205,44 @@ def test_a_keeper_in_a_learners_folder_leaves_its_account_as_it_is(
     assert (after.total_tokens, after.clean) == (300, clean)
 
 
-def test_records_of_other_runs_take_little_of_a_members_memory(
+async def test_records_of_other_runs_take_little_of_a_members_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Anybody can make run files without end; a bootstrap peer keeps 64 MiB of them."""
-
-    async def main() -> None:
-        async with keeper_online(tmp_path, monkeypatch) as (online, _):
-            keeper, kept = online.host.keeper, 0
-            evicted: list[str] = []
-            keeper.on_evicted = lambda key, peer: evicted.append(key)
-            mallory, size = identity_of("mallory"), RUN_FILE_MAX_BYTES
-            for number in range(1000):
-                content = number.to_bytes(4, "big") * (size // 4)
-                key = file_key(RunId(blake3(content).hexdigest()))
-                record = seal(RunRecord(content=content), mallory, key=key, sequence=1, ttl_s=600)
-                kept += not isinstance(keeper.admit(record, now=0.0), Rejected)
-            assert 100 < kept - len(evicted) <= (8 << 20) // size
-
-    run(main())
+    async with keeper_online(tmp_path, monkeypatch) as (online, _):
+        keeper, kept = online.host.keeper, 0
+        evicted: list[str] = []
+        keeper.on_evicted = lambda key, peer: evicted.append(key)
+        mallory, size = identity_of("mallory"), RUN_FILE_MAX_BYTES
+        for number in range(1000):
+            content = number.to_bytes(4, "big") * (size // 4)
+            key = file_key(RunId(blake3(content).hexdigest()))
+            record = seal(RunRecord(content=content), mallory, key=key, sequence=1, ttl_s=600)
+            kept += not isinstance(keeper.admit(record, now=0.0), Rejected)
+        assert 100 < kept - len(evicted) <= (8 << 20) // size
 
 
-def test_a_verdict_between_building_the_averager_and_taking_part_is_not_lost(
+async def test_a_verdict_between_building_the_averager_and_taking_part_is_not_lost(
     tmp_path: Path, acted_upon: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with keeper_online(tmp_path, monkeypatch) as (online, averager):
-            assert online.presence.reachable is None
-            await until(lambda: bool(acted_upon), within_s=60.0, what="it knows")
-            assert acted_upon == [True]
-            await taking_part(online, averager)
-            assert averager.reachable
-
-    run(main())
+    async with keeper_online(tmp_path, monkeypatch) as (online, averager):
+        assert online.presence.reachable is None
+        await until(lambda: bool(acted_upon), within_s=60.0, what="it knows")
+        assert acted_upon == [True]
+        await taking_part(online, averager)
+        assert averager.reachable
 
 
-def test_a_peer_of_unknown_reachability_starts_as_one_that_only_dials_out(
+async def test_a_peer_of_unknown_reachability_starts_as_one_that_only_dials_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        alone = keeper_online(tmp_path, monkeypatch, can_be_dialled_back=False)
-        async with alone as (online, averager):
-            await taking_part(online, averager)
-            assert not averager.reachable
-
-    run(main())
+    alone = keeper_online(tmp_path, monkeypatch, can_be_dialled_back=False)
+    async with alone as (online, averager):
+        await taking_part(online, averager)
+        assert not averager.reachable
 
 
-def test_a_verdict_reaches_rounds_although_the_daemon_is_just_down(
+async def test_a_verdict_reaches_rounds_although_the_daemon_is_just_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def set_reachable(host: MemoryHost, reachable: bool) -> None:
@@ -272,14 +253,11 @@ def test_a_verdict_reaches_rounds_although_the_daemon_is_just_down(
 
     monkeypatch.setattr(MemoryHost, "set_reachable", set_reachable, raising=False)
 
-    async def main() -> None:
-        async with keeper_online(tmp_path, monkeypatch) as (online, averager):
-            ActivePeer(online, averager)
-            averager.set_reachable(False)
-            await until(lambda: bool(tried), within_s=60.0, what="the daemon is told")
-            assert averager.reachable
-
-    run(main())
+    async with keeper_online(tmp_path, monkeypatch) as (online, averager):
+        ActivePeer(online, averager)
+        averager.set_reachable(False)
+        await until(lambda: bool(tried), within_s=60.0, what="the daemon is told")
+        assert averager.reachable
 
 
 def test_a_keeper_is_behind_by_the_versions_that_others_tell_of() -> None:

@@ -90,21 +90,18 @@ def test_states_that_a_killed_agent_has_left_are_removed(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
-def test_a_step_is_waited_for_until_the_trainer_tells_of_it() -> None:
-    async def main() -> None:
-        trials = TrainersTrials(cast(TrainerLine, None), Path(), same_data=True)
-        trials.heard_reading(HasRead({5: READING, 6: None}))
-        assert await trials.reading_of(5) == READING
-        assert not trials.judges
-        assert await trials.reading_of(6) is None
-        assert await trials.reading_of(2) is None, "too long ago"
-        loop = asyncio.get_running_loop()
-        loop.call_later(1.0, trials.heard_reading, HasRead({7: READING}, judges=True))
-        assert await trials.reading_of(7) == READING
-        assert trials.judges
-        began = loop.time()
-        with pytest.raises(TimeoutError):
-            await trials.reading_of(8)
-        assert loop.time() - began == pytest.approx(READ_WITHIN_S)
-
-    virtual(main())
+async def test_a_step_is_waited_for_until_the_trainer_tells_of_it() -> None:
+    trials = TrainersTrials(cast(TrainerLine, None), Path(), same_data=True)
+    trials.heard_reading(HasRead({5: READING, 6: None}))
+    assert await trials.reading_of(5) == READING
+    assert not trials.judges
+    assert await trials.reading_of(6) is None
+    assert await trials.reading_of(2) is None, "too long ago"
+    loop = asyncio.get_running_loop()
+    loop.call_later(1.0, trials.heard_reading, HasRead({7: READING}, judges=True))
+    assert await trials.reading_of(7) == READING
+    assert trials.judges
+    began = loop.time()
+    with pytest.raises(TimeoutError):
+        await trials.reading_of(8)
+    assert loop.time() - began == pytest.approx(READ_WITHIN_S)

@@ -23,7 +23,6 @@ from averaging.numbers.layout import Layout, TensorSpec
 from dht.identity import PeerId, RunId
 from dht.memory.host import MemoryHost, MemoryNetwork
 from dht.memory.network import Weather
-from dht.memory.virtual_loop import run
 from peer.joining.visit import RunStatus, Silent
 from peer.status import Status
 from peer.storage.download import NotDownloaded, fetch_fragments, sources_in
@@ -100,59 +99,52 @@ def check(states: Sequence[FragmentState]) -> None:
         assert (state.theta == np.float32(state.version + state.fragment / FRAGMENTS)).all()
 
 
-def test_many_small_fragments_of_two_learners_are_read_without_a_pause(tmp_path: Path) -> None:
+async def test_many_small_fragments_of_two_learners_are_read_without_a_pause(
+    tmp_path: Path,
+) -> None:
     """A source keeps four states for readers; it lets go of those that their one reader has."""
-
-    async def main() -> None:
-        learners = Merging(FOR_EVER), Merging(FOR_EVER)
-        async with reading(*learners, weather=NEAR) as (fetcher, sources, _):
-            began = asyncio.get_running_loop().time()
-            check(await fetch_fragments(fetcher, LAYOUT, sources, tmp_path, run_name="small"))
-            assert asyncio.get_running_loop().time() - began < 1.0
-
-    run(main())
+    learners = Merging(FOR_EVER), Merging(FOR_EVER)
+    async with reading(*learners, weather=NEAR) as (fetcher, sources, _):
+        began = asyncio.get_running_loop().time()
+        check(await fetch_fragments(fetcher, LAYOUT, sources, tmp_path, run_name="small"))
+        assert asyncio.get_running_loop().time() - began < 1.0
 
 
 @pytest.mark.parametrize("late_s", [0.05, 0.25])
-def test_a_model_is_read_from_learners_that_merge_all_the_time(
+async def test_a_model_is_read_from_learners_that_merge_all_the_time(
     late_s: float, tmp_path: Path
 ) -> None:
     """One of them is always behind for a part of the time: then no two hold the same bits."""
-
-    async def main() -> None:
-        async with reading(Merging(0.5), Merging(0.5, late_s)) as (fetcher, sources, _):
-            states = await fetch_fragments(fetcher, LAYOUT, sources, tmp_path, run_name="quick")
-            check(states)
-            assert states[-1].version > states[0].version  # they went on meanwhile
-
-    run(main())
+    async with reading(Merging(0.5), Merging(0.5, late_s)) as (fetcher, sources, _):
+        states = await fetch_fragments(fetcher, LAYOUT, sources, tmp_path, run_name="quick")
+        check(states)
+        assert states[-1].version > states[0].version  # they went on meanwhile
 
 
-def test_fragments_that_have_arrived_are_kept_when_the_sources_are_gone(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with reading(Merging(FOR_EVER)) as (fetcher, sources, (host,)):
-            closing: list[asyncio.Future[None]] = []
+async def test_fragments_that_have_arrived_are_kept_when_the_sources_are_gone(
+    tmp_path: Path,
+) -> None:
+    async with reading(Merging(FOR_EVER)) as (fetcher, sources, (host,)):
+        closing: list[asyncio.Future[None]] = []
 
-            def close_at_half(share: float) -> None:
-                if share >= 0.5 and not closing:
-                    closing.append(asyncio.ensure_future(host.close()))
+        def close_at_half(share: float) -> None:
+            if share >= 0.5 and not closing:
+                closing.append(asyncio.ensure_future(host.close()))
 
-            with pytest.raises(NotDownloaded, match="run the command again"):
-                await fetch_fragments(
-                    fetcher, LAYOUT, sources, tmp_path, on_progress=close_at_half, run_name="gone"
-                )
-            kept = _files(tmp_path)
-            assert FRAGMENTS // 2 <= kept < FRAGMENTS
-        async with reading(Merging(FOR_EVER)) as (fetcher, sources, _):
-            shares: list[float] = []
-            check(
-                await fetch_fragments(
-                    fetcher, LAYOUT, sources, tmp_path, on_progress=shares.append, run_name="gone"
-                )
+        with pytest.raises(NotDownloaded, match="run the command again"):
+            await fetch_fragments(
+                fetcher, LAYOUT, sources, tmp_path, on_progress=close_at_half, run_name="gone"
             )
-            assert shares[kept - 1] == kept / FRAGMENTS  # each of those was told at once, and once
-
-    run(main())
+        kept = _files(tmp_path)
+        assert FRAGMENTS // 2 <= kept < FRAGMENTS
+    async with reading(Merging(FOR_EVER)) as (fetcher, sources, _):
+        shares: list[float] = []
+        check(
+            await fetch_fragments(
+                fetcher, LAYOUT, sources, tmp_path, on_progress=shares.append, run_name="gone"
+            )
+        )
+        assert shares[kept - 1] == kept / FRAGMENTS  # each of those was told at once, and once
 
 
 def test_a_run_that_has_no_state_yet_is_one_sentence() -> None:
