@@ -357,9 +357,7 @@ class FetchServer:
             if self._served.gives_way(reader.place, frozen.read_at):
                 await asyncio.sleep(GIVE_WAY_S)
             self._kept(request)  # a slow reader's is let go for others, and then written to
-            piece = bytes(
-                pieces.view(index, theta, momentum)
-            )  # as it is now: it may travel for long
+            piece = bytes(pieces.view(index, theta, momentum))  # a copy: it may travel for long
             await reader.tell(piece)
             frozen.served_bytes += len(piece)
             self.counters["pieces_served"] += 1
