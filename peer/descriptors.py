@@ -20,7 +20,7 @@ def keep_from_children(descriptor: int) -> None:
 
 
 def release(descriptor: int) -> None:
-    """To be called before the descriptor is closed: its number may then be another file's."""
+    """Undo ``keep_from_children``: once it is closed another file may get its number."""
     _own.discard(descriptor)
 
 
@@ -30,9 +30,9 @@ def _watch_forks() -> None:
 
 
 def _let_go() -> None:
-    """In a child: put nothing in the place of each descriptor.
+    """Replace each descriptor by one of /dev/null, in a child.
 
-    It is not closed, since objects that were copied with it close it when they are freed.
+    None is closed, since objects that were copied with it close it when they are freed.
     """
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for descriptor in _own:

@@ -210,7 +210,7 @@ class Court:
     """Facts that a peer needs to check a proof."""
 
     topic: bytes
-    """Of the run, before its owner has taken it back."""
+    """Topic of the run and layout, before its owner has taken the run back."""
     layout: Layout
     verify: Verify
     believes: bool = False
