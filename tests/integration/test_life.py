@@ -180,6 +180,7 @@ def test_of_two_histories_founded_apart_the_heavier_goes_on_and_both_sides_read_
     boris.stop()
     own = boris.end()["fates"]["merged"]
     assert own > 0
+    boris.options = boris.options[: boris.options.index("--weights")]  # `shoal join` refuses them
     boris.come_back(anna.link())
     boris.wait_for(lambda r: r.get("event") == "went_over", "boris goes over", timeout_s=180)
     anna.wait_for(lambda r: r.get("event") == "founded_apart", "anna reads of it")
