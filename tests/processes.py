@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -42,6 +43,21 @@ def _is_tracker(process: psutil.Process) -> bool:
         return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
     except psutil.Error:
         return False
+
+
+@contextmanager
+def killed_beside_its_child(program: str, argument: Path) -> Iterator[None]:
+    """Run a program that prints the process id of its child and kills itself. The child is killed
+    at the end."""
+    command = [sys.executable, "-c", program, str(argument)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as killed:
+        assert killed.stdout is not None
+        child = int(killed.stdout.readline())
+        killed.wait(60)
+        try:
+            yield
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def still_running(processes: Iterable[psutil.Process], *, timeout_s: float) -> list[psutil.Process]:

@@ -182,7 +182,7 @@ class SpotChecking:
                     author, fragment, "it has failed before, and this came to nothing"
                 )
         else:
-            self._conclude(author, fragment, losses, own, _upload_bytes(parts))
+            self._conclude(author, fragment, losses, own, parts.cutting.data_size)
         finally:
             self._busy = False
 
@@ -323,11 +323,6 @@ class SpotChecking:
     ) -> None:
         # As error feedback does with the own contribution: the values that it stands for.
         parts.numbers.leave_rest(chunk, Moved(before, after), data, self._around.threads.scratch())
-
-
-def _upload_bytes(parts: Parts) -> int:
-    """Size of a contribution to the round, of all slices."""
-    return sum(map(parts.cutting.upload_size, range(len(parts.cutting.slices))))
 
 
 class _OtherDataThere(Exception):

@@ -283,9 +283,11 @@ def trains(
     not in its help.
     """
 
+    without = () if founds else OF_FOUNDERS
+
     def made(command: Callable[[str, Options], int]) -> Callable[..., int]:
         def with_options(where: str, **options: Any) -> int:
-            for name in () if founds else OF_FOUNDERS:
+            for name in without:
                 if options[name]:
                     raise typer.BadParameter(
                         f"--{name} is for `shoal start`: `shoal join` never founds a run"
@@ -293,7 +295,7 @@ def trains(
             return command(where, Options(**options))
 
         hints = get_type_hints(Options, include_extras=True)
-        for name in () if founds else OF_FOUNDERS:
+        for name in without:
             hints[name] = _hidden(hints[name])
         parameters = [Parameter("where", Parameter.POSITIONAL_OR_KEYWORD)]
         parameters += [

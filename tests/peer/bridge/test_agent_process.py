@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from peer.bridge.agent_process import AgentProcess, LineSettings, agent_environm
 from peer.bridge.messages import Beat, FromAgent, Tensor
 from peer.bridge.shared_memory import SharedTensors
 from tests.peer.bridge.example_messages import BEGIN
-from tests.processes import descendants
+from tests.processes import descendants, killed_beside_its_child
 
 
 def test_the_agent_gets_no_accelerator_and_one_thread() -> None:
@@ -113,18 +112,11 @@ def test_an_agent_hears_that_its_trainer_was_killed_though_a_forked_child_lives_
 ) -> None:
     """Workers of torch's ``DataLoader`` are such children. They had copies of the line."""
     heard = tmp_path / "heard"
-    command = [sys.executable, "-c", FORKS, str(heard)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as killed:
-        assert killed.stdout is not None
-        child = int(killed.stdout.readline())
-        killed.wait(60)
-        try:
-            deadline = time.monotonic() + 20
-            while not heard.exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert heard.exists()
-        finally:
-            os.kill(child, signal.SIGKILL)
+    with killed_beside_its_child(FORKS, heard):
+        deadline = time.monotonic() + 20
+        while not heard.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert heard.exists()
 
 
 def test_of_an_agent_that_has_ended_no_open_file_is_left(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ from peer.storage.home import (
     run_of,
     running_peers,
 )
+from tests.processes import killed_beside_its_child
 
 
 def run_named(name: str) -> RunFile:
@@ -82,18 +82,11 @@ def test_a_folder_is_free_when_its_peer_was_killed_and_a_forked_child_lives_on(
     tmp_path: Path,
 ) -> None:
     """Workers of torch's ``DataLoader`` are such children. They had copies of the lock."""
-    command = [sys.executable, "-c", FORKS, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as killed:
-        assert killed.stdout is not None
-        child = int(killed.stdout.readline())
-        killed.wait(60)
-        try:
-            deadline = time.monotonic() + 20  # the child may just begin
-            while is_in_use(tmp_path) and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert not is_in_use(tmp_path)
-        finally:
-            os.kill(child, signal.SIGKILL)
+    with killed_beside_its_child(FORKS, tmp_path):
+        deadline = time.monotonic() + 20  # the child may just begin
+        while is_in_use(tmp_path) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not is_in_use(tmp_path)
 
 
 @pytest.mark.parametrize("name", [".git", "pyproject.toml", "notes.txt"])
