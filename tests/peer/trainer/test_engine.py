@@ -52,8 +52,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def engine_of(run: Any = RUN, *, choices: Choices | None = None, **own: Any) -> Engine:
-    model = build_model(run)
+def engine_of(
+    run: Any = RUN, *, choices: Choices | None = None, device: str = "cpu", **own: Any
+) -> Engine:
+    model = build_model(run).to(device)
     chosen = choices or Choices(micro_batch=run.inner.batch_size)
     return Engine(run, model, build_optimizer(run, model), chosen, **own)
 
@@ -271,15 +273,16 @@ def test_a_scaler_reads_nothing_from_the_device(
     assert made == [0, 1, 0, 1, 1], "the second step was skipped"
 
 
-def losses(precision: Any, steps: int) -> list[float]:
-    engine = engine_of(choices=Choices(precision=precision, micro_batch=7))
+def losses(precision: Any, steps: int, *, device: str = "cpu") -> list[float]:
+    engine = engine_of(choices=Choices(precision=precision, micro_batch=7), device=device)
     generator = torch.Generator().manual_seed(3)
     found = []
     for _ in range(steps):
         # Arithmetic sequences: there is something to learn.
         first = torch.randint(0, 64, (7, 1), generator=generator)
         pace = torch.randint(1, 4, (7, 1), generator=generator)
-        found.append(float(engine.gradients((first + pace * torch.arange(17)) % 256)))
+        batch = (first + pace * torch.arange(17)) % 256
+        found.append(float(engine.gradients(batch.to(device))))
         assert engine.apply()
     return found
 
@@ -296,7 +299,12 @@ def test_parameters_stay_fp32_and_losses_near_those_of_fp32(precision: str) -> N
 
 @pytest.mark.slow
 def test_bf16_learns_as_well_as_fp32_over_a_thousand_steps() -> None:
-    found, expected = losses("bf16", 1000), losses("fp32", 1000)
+    assert_alike_over_a_thousand_steps("bf16")
+
+
+def assert_alike_over_a_thousand_steps(precision: str, *, device: str = "cpu") -> None:
+    """Means of a hundred steps each are those of fp32, to the noise between two trainings."""
+    found, expected = (losses(kind, 1000, device=device) for kind in (precision, "fp32"))
     assert expected[-1] < 0.6 * expected[0]
     for end in range(100, 1001, 100):
         mean = sum(found[end - 100 : end]) / 100
@@ -889,6 +897,12 @@ def test_a_compiled_engine_measures_trains_and_reads_nothing_on_cuda() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert losses[-1] < losses[0]
+
+
+@needs_cuda
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_a_thousand_steps_on_cuda_learn_as_well_as_in_fp32(precision: str) -> None:
+    assert_alike_over_a_thousand_steps(precision, device="cuda")
 
 
 @needs_cuda
