@@ -72,6 +72,11 @@ class KnownRuns:
         assert self.run is not None
         self._known[self.run].keeper.judge = judge
 
+    def refuses(self, sealed: Sealed) -> bool:
+        """Say whether the own run does not admit the author of a record."""
+        assert self.run is not None
+        return self._known[self.run].keeper.judge(sealed) is not None
+
     def is_member(self, peer: PeerId) -> bool:
         """Say whether a peer is known as a member of any of these runs."""
         return any(known.table.get(peer) is not None for known in self._known.values())
