@@ -7,6 +7,7 @@ people who read logs, and breaks TLS certificates and dates of runs.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dht.bounded_mapping import BoundedMapping
@@ -65,9 +66,15 @@ class ClockOffsets:
         if measured.round_trip_s <= ROUND_TRIP_MAX_S:
             self._samples.renew(peer, measured)
 
-    def estimate(self, now: float) -> ClockEstimate | None:
-        """The estimate; ``None`` without a recent exchange."""
-        recent = [s for s in self._samples.values() if now - s.at <= SAMPLE_LIFE_S]
+    def estimate(
+        self, now: float, counts: Callable[[PeerId], bool] = lambda peer: True
+    ) -> ClockEstimate | None:
+        """The estimate by the peers that count; ``None`` without a recent exchange."""
+        recent = [
+            each
+            for peer, each in self._samples.items()
+            if now - each.at <= SAMPLE_LIFE_S and counts(peer)
+        ]
         if not recent:
             return None
         return ClockEstimate(

@@ -5,6 +5,7 @@ Every record from the network passes ``take``. Pure.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from multiaddr import Multiaddr
 
 from dht.identity import PeerId, RunId
 from dht.membership.hello import PASSED_MAX, Passed
-from dht.membership.table import Member, MembershipSettings, PeerTable
+from dht.membership.table import SWEEP_EVERY_S, Member, MembershipSettings, PeerTable
 from dht.record_keeper import RecordKeeper
 from dht.records import Reason, Rejected, Sealed, check, claimed_run
 
@@ -23,6 +24,9 @@ RUNS_MAX = 64
 
 SILENT_S = 60.0
 """Silence after which a run may be replaced by another one."""
+
+MEMBERS_MAX = 16_384
+"""Limit of members of all runs together at a bootstrap peer, 90 MB: anybody may name members."""
 
 
 @dataclass(slots=True)
@@ -45,6 +49,10 @@ class KnownRuns:
     """Number of records that were not believed, by reason. Repeats and replays are common."""
 
     _known: dict[RunId, _Known] = field(default_factory=dict)
+    _of_all_runs: RecordKeeper = field(default_factory=RecordKeeper)
+    """Keeper of a bootstrap peer: one for all runs, or its limits would hold for each of them."""
+
+    _swept_at: float = -math.inf
 
     def __post_init__(self) -> None:
         if self.run is not None:
@@ -63,6 +71,11 @@ class KnownRuns:
         """Take only records of the own run that ``judge`` has no objection to."""
         assert self.run is not None
         self._known[self.run].keeper.judge = judge
+
+    def refuses(self, sealed: Sealed) -> bool:
+        """Say whether the own run does not admit the author of a record."""
+        assert self.run is not None
+        return self._known[self.run].keeper.judge(sealed) is not None
 
     def is_member(self, peer: PeerId) -> bool:
         """Say whether a peer is known as a member of any of these runs."""
@@ -89,6 +102,9 @@ class KnownRuns:
         verdict = known.keeper.admit(data, now=now, key=key, peer=peer, age_s=age_s)
         if isinstance(verdict, Rejected):
             self.rejected[verdict.reason] += 1
+            return False
+        if self.run is None and not self._has_room_in(known.table, verdict.peer, now):
+            self.rejected["full"] += 1
             return False
         return known.table.observe(verdict, data, now=now)
 
@@ -161,6 +177,25 @@ class KnownRuns:
         # When all are in use, a stranger cannot displace them.
         return now - self._known[self._longest_silent()].heard_at >= SILENT_S
 
+    def _has_room_in(self, table: PeerTable, peer: PeerId, now: float) -> bool:
+        """Say whether a peer is known or may be taken in: the largest run gives way to others."""
+        if table.get(peer) is not None or self._members() < MEMBERS_MAX:
+            return True
+        if now - self._swept_at >= SWEEP_EVERY_S:  # a sweep is not free
+            self._swept_at = now
+            for known in self._known.values():
+                known.table.forget_lost(now)
+        if self._members() < MEMBERS_MAX:
+            return True
+        largest = max((known.table for known in self._known.values()), key=len)
+        if len(largest) <= len(table) + 1:
+            return False
+        largest.forget_one()
+        return True
+
+    def _members(self) -> int:
+        return sum(len(known.table) for known in self._known.values())
+
     def _longest_silent(self) -> RunId:
         return min(self._known, key=lambda run: (self._known[run].heard_at, run))
 
@@ -172,4 +207,5 @@ class KnownRuns:
         return self._known[run]
 
     def _new(self, run: RunId, me: PeerId | None, now: float) -> _Known:
-        return _Known(RecordKeeper(run), PeerTable(run, me, self.settings), now)
+        keeper = self._of_all_runs if self.run is None else RecordKeeper(run)
+        return _Known(keeper, PeerTable(run, me, self.settings), now)

@@ -12,7 +12,7 @@ sends nothing: ``dht.presence`` reports to it. All times are on the own clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
@@ -32,6 +32,10 @@ for 65 000 peers."""
 
 ESTABLISHED_AFTER_S = 30.0
 """Time for which a peer has to be known before it may have a role in a round."""
+
+
+SWEEP_EVERY_S = 1.0
+"""Pause between two searches for lost peers in a table that is full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +160,7 @@ class PeerTable:
 
     _present_before: dict[PeerId, str] = field(default_factory=dict)
     _news: bool = False
+    _swept_at: float = -math.inf
     _order: list[PeerId] | None = None
     """Cache of the sorted peers, until one is added or dropped."""
 
@@ -431,18 +436,32 @@ class PeerTable:
         return heard or now < member.expires_at
 
     def _has_room(self, now: float) -> bool:
-        if len(self._members) >= self.settings.members_max:
-            self.forget(now)
+        full = len(self._members) >= self.settings.members_max
+        if full and now - self._swept_at >= SWEEP_EVERY_S:  # many may come at once
+            self._swept_at = now
+            self.forget_lost(now)
         return len(self._members) < self.settings.members_max
 
     def forget(self, now: float) -> None:
         """Drop peers that were lost long ago, or all lost peers if the table is full."""
-        full = len(self._members) >= self.settings.members_max
-        for peer, member in list(self._members.items()):
-            over = now - member.last_sign_at > self.settings.memory_s
-            if over or (full and not self._is_live(member, now)):
-                del self._members[peer]
-                self._order = None
+        if len(self._members) >= self.settings.members_max:
+            self.forget_lost(now)
+        longest = now - self.settings.memory_s
+        self._drop([peer for peer, each in self._members.items() if each.last_sign_at < longest])
         oldest = now - 10 * self.settings.expiry_s
         self._read_at = {bucket: at for bucket, at in self._read_at.items() if at >= oldest}
         self._quiet &= self._read_at.keys()
+
+    def forget_lost(self, now: float) -> None:
+        """Drop all lost peers."""
+        self._drop([peer for peer, each in self._members.items() if not self._is_live(each, now)])
+
+    def forget_one(self) -> None:
+        """Drop one peer for one of another run: first of those that never called or answered."""
+        least = min(self._members.values(), key=lambda m: (m.heard_at is not None, m.last_sign_at))
+        self._drop([least.peer])
+
+    def _drop(self, peers: Sequence[PeerId]) -> None:
+        for peer in peers:
+            del self._members[peer]
+            self._order = None

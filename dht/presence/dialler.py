@@ -70,6 +70,10 @@ class Dialler:
         """Say whether this peer dials others for ``peer``: for members and peers it has dialled."""
         return peer in self._answered or self._this.runs.is_member(peer)
 
+    def is_seed(self, peer: PeerId) -> bool:
+        """Say whether a peer is one of those that this peer was given to begin with."""
+        return peer in self._seed_peers
+
     def can_dial(self, peer: PeerId) -> bool:
         """Say whether a peer may be asked to dial others: not one that can only dial out itself.
 
@@ -80,4 +84,4 @@ class Dialler:
         member = self._this.runs.member(peer)
         if member is not None:
             return member.reachable is not False
-        return peer in self._answered or peer in self._seed_peers
+        return peer in self._answered or self.is_seed(peer)

@@ -60,8 +60,16 @@ class Greeting:
 
     @property
     def clock(self) -> ClockEstimate | None:
-        """Estimated difference to the clocks of the swarm; ``None`` before any peer was asked."""
-        return self._clock.estimate(self.this.now())
+        """Estimated difference to the clocks of the swarm; ``None`` before any peer was asked.
+
+        A run may end at a date by it, so strangers do not count: members do, and while none was
+        asked the seeds that the owner of this peer has named.
+        """
+        now, runs = self.this.now(), self.this.runs
+        if self.this.profile.run is None:
+            return self._clock.estimate(now)
+        by_members = self._clock.estimate(now, runs.is_member)
+        return by_members or self._clock.estimate(now, self.dialler.is_seed)
 
     async def serve(self) -> None:
         """Answer other peers from now on."""

@@ -66,9 +66,11 @@ class Intake:
 
     def note_misfit(self, peer: PeerId, misfit: Misfit, text: str) -> None:
         """Report a peer that cannot be in one run with this peer, once."""
-        if self.misfits.get(peer) == misfit or len(self.misfits) >= MISFITS_MAX:
+        is_known = peer in self.misfits
+        if is_known or len(self.misfits) < MISFITS_MAX:
+            self.misfits[peer] = misfit
+        if is_known or self.misfits.get(peer) != misfit:
             return
-        self.misfits[peer] = misfit
         both = {"ours": misfit.ours, "theirs": misfit.theirs}
         if misfit.what == "run":  # one bootstrap peer serves many runs, whose peers all meet
             self._this.events.tell("other_run", text, peer=peer, **both)
@@ -109,6 +111,8 @@ class Intake:
         ours, theirs = self._this.settings.protocol_versions, sealed.record.protocol
         if protocol.common(theirs, ours) is not None:
             return True
+        if self._this.runs.refuses(sealed):
+            return True  # a stranger says nothing about the run, and the keeper counts it
         here, there = protocol.text(ours), protocol.text(theirs)
         advice = protocol.advice(theirs, ours)
         self.note_misfit(

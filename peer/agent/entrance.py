@@ -31,13 +31,12 @@ from peer.bridge.shared_memory import SharedTensors
 from peer.errors import ModelMismatch, ProtocolRefused, RunEnded, RunOver, RunRefused
 from peer.quantities import duration_text
 from peer.rules.ending import ended
-from peer.rules.foundings import heaviest
+from peer.rules.foundings import first_asked, heaviest
 from peer.status import Status
 from peer.storage.home import PEERS
 from peer.storage.last_seen import date_text, load_last_seen
 from peer.storage.outer_state import OuterState
 
-ASKED_FIRST = 8
 NONCE_BYTES = 16
 FOUNDER_PATIENCE_S = 60.0
 """Time for which a newcomer leaves founding to another one."""
@@ -144,7 +143,7 @@ class Entrance:
     async def _somebody_has_a_state(self) -> bool:
         """Look for peers that are in the run. ``False``: this peer has to found it."""
         local, online = self._local, self._online
-        loop = asyncio.get_running_loop()
+        loop, rng = asyncio.get_running_loop(), np.random.default_rng()
         patience_s = self._begin.found_after_s
         began = loop.time()
         found_at = None if patience_s is None else began + patience_s
@@ -152,7 +151,7 @@ class Entrance:
         self._tell_at = began + TOLD_AFTER_S
         while not local.ending.done():
             live = [member.peer for member in online.live_members()]
-            answers = await online.statuses(live[:ASKED_FIRST])
+            answers = await online.statuses(first_asked(live, rng))
             others = other_models(
                 local.layout.hash.hex(),
                 None if self._begin.allow_frozen_differences else local.description.frozen_hash,

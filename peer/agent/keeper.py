@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
+import numpy as np
+
 from averaging.history.state import FragmentState
 from averaging.numbers.arrays import check_subnormals
 from averaging.numbers.layout import Layout
@@ -39,14 +41,13 @@ from peer.guest.enforcement import Guest
 from peer.joining.link import event_of, is_news
 from peer.publishing.publisher import Publisher, Publishing
 from peer.rules.ending import Ending
-from peer.rules.foundings import heaviest
+from peer.rules.foundings import first_asked, heaviest
 from peer.rules.limits import Go, Rest
 from peer.storage.home import peer_folder
 from peer.storage.progress import begin_without_trainer
 
 DRAIN_S = 10.0
 MEET_WITHIN_S = 10.0
-ASKED_FIRST = 8
 
 
 async def keep(
@@ -200,7 +201,8 @@ class Keeper(Delegate):
             online.refresh_view()
             if self.local.view:
                 # Of a run that was founded twice, all of one founding's states.
-                self.local.follow(heaviest(await online.statuses(online.followers()[:ASKED_FIRST])))
+                asked = first_asked(online.followers(), np.random.default_rng())
+                self.local.follow(heaviest(await online.statuses(asked)))
                 return
             await asyncio.sleep(0.1)
 

@@ -550,6 +550,15 @@ class LocalPeer:
         if measured is not None and self.held_out.heard(measured):
             self.event("measured", version=measured.version, loss=measured.loss, peer=measured.peer)
 
+    def hear_held_out(self, measured: HeldOut | None) -> None:
+        """Take another peer's word on the held-out loss of a version that is reached here.
+
+        One that claims a version of the far future would be the newest for ever.
+        """
+        reached = self.versions()[:1]
+        if measured is not None and reached and measured.version <= reached[0]:
+            self.take_held_out(measured)
+
     # --- states and peers -----------------------------------------------------------------------
 
     @property

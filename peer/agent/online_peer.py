@@ -541,7 +541,7 @@ class OnlinePeer:
             turn += len(chosen)
             for answer in await self.statuses(chosen):
                 if answer.directive >= self.local.rollback:
-                    self.local.take_held_out(answer.held_out)
+                    self.local.hear_held_out(answer.held_out)
                 self._take_loss(answer)
                 await self._tell_frozen_difference(answer)
 

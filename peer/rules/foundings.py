@@ -7,9 +7,13 @@ the lighter one go over, each by itself: the rule is the same at all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from dht.identity import PeerId
 from peer.status import Status
 
 
@@ -26,11 +30,29 @@ class Founding:
         return bool(self.name and other.name) and self.name != other.name and self < other
 
 
+ASKED_FIRST = 8
+
+
+def first_asked(live: Sequence[PeerId], rng: np.random.Generator) -> list[PeerId]:
+    """The peers that a newcomer asks: the first of all, who may found the run, and some others.
+
+    Keys that come first cost nothing, so the first ones alone may all be of one owner.
+    """
+    others = live[ASKED_FIRST:]
+    drawn = rng.permutation(len(others))[:ASKED_FIRST]
+    return [*live[:ASKED_FIRST], *(others[int(i)] for i in sorted(drawn))]
+
+
 def founding_of(answer: Status) -> Founding:
     return Founding(answer.global_tokens, answer.founding)
 
 
 def heaviest(answers: Iterable[Status]) -> str:
-    """The name of the founding that a newcomer follows; empty if no answer names one."""
+    """The name of the founding that a newcomer follows; empty if no answer names one.
+
+    The one that most peers stand on, and of several such the one with the most tokens: these are
+    words, and one peer that overstates its tokens would keep every newcomer from the run's states.
+    """
     known = [founding_of(answer) for answer in answers if answer.versions and answer.founding]
-    return max(known, default=Founding(0, "")).name
+    named = Counter(each.name for each in known)
+    return max(known, key=lambda each: (named[each.name], each), default=Founding(0, "")).name

@@ -51,6 +51,16 @@ def test_a_minority_with_wrong_clocks_does_not_move_the_estimate() -> None:
     assert estimate.peers == 5
 
 
+def test_only_those_that_count_are_counted() -> None:
+    offsets = ClockOffsets()
+    for number in range(5):
+        offsets.add(PeerId(f"stranger{number}"), ClockSample(1e9, 0.1, 0.0))
+    assert offsets.estimate(0.0, lambda peer: peer == "anna") is None
+    offsets.add(PeerId("anna"), ClockSample(0.5, 0.1, 0.0))
+    found = offsets.estimate(0.0, lambda peer: peer == "anna")
+    assert found is not None and (found.offset_s, found.peers) == (0.5, 1)
+
+
 def test_slow_old_and_too_many_samples_do_not_count() -> None:
     offsets = ClockOffsets()
     offsets.add(peer(0), exchange(5.0, 0.0, round_trip_s=3.0))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dht.identity import Identity, PeerId, RunId
+from dht.membership import known_runs
 from dht.membership.hello import PASSED_MAX
 from dht.membership.known_runs import RUNS_MAX, SILENT_S, KnownRuns
 from dht.membership.table import MembershipSettings, bucket_key
@@ -52,6 +53,48 @@ def test_a_bootstrap_peer_knows_many_runs_but_not_any_number() -> None:
     assert not known.take(record_of(BORIS, 2, RunId("late")), now=SILENT_S + 1)
     assert known.take(record_of(BORIS, 3, RunId("late")), now=2 * SILENT_S)
     assert len(known.tables) == RUNS_MAX
+
+
+def test_strangers_that_name_members_of_many_runs_fill_no_bootstrap_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(known_runs, "MEMBERS_MAX", 12)
+    known = runs_of(None)
+    small, large = RunId("small"), RunId("large")
+    known.take(record_of(BORIS, 1, small), now=0.0)
+    for number in range(20):
+        named = Identity.from_seed(number.to_bytes(32, "big"))
+        for run in (large, RunId(f"run{number % 3}")):
+            known.take(record_of(named, number + 1, run), now=1.0)
+    sizes = {run: len(table) for run, table in known.tables.items()}
+    assert sum(sizes.values()) == 12
+    assert max(sizes.values()) <= 4, "the largest run gives way to the others"
+    assert known.take(record_of(CLARA, 1, small), now=2.0), "a small run has room"
+    assert sum(map(len, known.tables.values())) == 12
+
+
+def test_in_a_full_bootstrap_peer_those_that_never_called_give_way_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(known_runs, "MEMBERS_MAX", 3)
+    known = runs_of(None)
+    known.take(record_of(BORIS, 1), now=0.0)
+    known.heard(BORIS.peer_id, 0.0)
+    for number in range(2):
+        known.take(record_of(Identity.from_seed(bytes([number]) * 32), 1), now=1.0)
+    assert known.take(record_of(CLARA, 1, RunId("other")), now=2.0)
+    assert known.is_member(BORIS.peer_id) and len(known.tables[RUN]) == 2
+
+    assert known.take(record_of(ANNA, 1, RunId("other")), now=40.0), "the lost make room"
+    assert not known.is_member(BORIS.peer_id)
+
+
+def test_a_bootstrap_peer_remembers_no_more_records_of_many_runs_than_of_one() -> None:
+    known = runs_of(None)
+    for number in range(4):
+        known.take(record_of(BORIS, number + 1, RunId(f"run{number}")), now=0.0)
+    keepers = [each.keeper for each in known._known.values()]
+    assert all(keeper is keepers[0] for keeper in keepers), "its limits hold for all runs together"
 
 
 def test_a_bootstrap_peer_checks_no_signature_for_a_run_that_it_has_no_room_for(

@@ -170,6 +170,20 @@ def test_the_table_is_bounded_and_the_gone_make_room() -> None:
     assert swarm.live(31.0) == sorted([BORIS.peer_id, clara.peer_id])
 
 
+def test_a_crowd_that_finds_the_table_full_has_it_searched_once_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    swarm = TableOfRecords(members_max=2)
+    swarm.record(ANNA, 0.0, sequence=1)
+    swarm.record(BORIS, 0.0, sequence=1)
+    searched = []
+    monkeypatch.setattr(PeerTable, "forget_lost", lambda table, now: searched.append(now))
+    for number in range(256):
+        crowd = Identity.from_seed(number.to_bytes(32, "big"))
+        assert not swarm.record(crowd, 10.0 + number / 100, sequence=1)
+    assert len(searched) == 3
+
+
 def test_a_peer_long_gone_is_forgotten() -> None:
     swarm = TableOfRecords(memory_s=900.0)
     swarm.record(ANNA, 0.0, sequence=1)

@@ -96,6 +96,20 @@ async def first_frame(asker: MemoryHost, peer: Peer) -> bytes | None:
         stream.abort()
 
 
+async def test_a_stranger_that_speaks_another_protocol_is_no_word_about_the_run(
+    swarm: Swarm,
+) -> None:
+    """A founder took it for a member of its run, and refused to found it."""
+    anna = await member(swarm, "anna")
+    settings = PresenceSettings(protocol_versions=(1000, 1000))
+    await swarm.start(
+        "mallory", run=RUN, seeds=await swarm.seed_addresses("anna"), settings=settings
+    )
+    await asyncio.sleep(60.0)
+    assert not anna.presence.misfits and not anna.told("hello_refused")
+    assert anna.presence.rejected["unadmitted"] > 0
+
+
 async def test_invited_peers_meet_and_a_stranger_is_neither_seen_nor_served(swarm: Swarm) -> None:
     invited = [await member(swarm, name) for name in ("anna", "boris", "clara")]
     stranger = await swarm.start(

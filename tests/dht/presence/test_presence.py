@@ -409,6 +409,36 @@ async def test_wrong_clocks_are_told_and_change_nothing(swarm: Swarm) -> None:
     assert not swarm.peers["peer0"].told("clock_off")
 
 
+async def test_a_peer_that_changes_its_protocol_all_the_time_is_told_of_once(
+    swarm: Swarm,
+) -> None:
+    await start_swarm(swarm, 2)
+    anna, _ = swarm.members()
+    key = bucket_key(RUN, "")
+    for number in range(20):
+        protocol = (1000 + number, 1000 + number)
+        record = PeerRecord(protocol=protocol, role="learner", incarnation=1)
+        sealed = seal(record, identity_of("x"), key=key, sequence=number + 1, ttl_s=30)
+        assert not anna.presence._intake.take(sealed)
+    assert len(anna.told("hello_refused")) == 1
+    assert [each.theirs for each in anna.presence.misfits.values()] == ["1019 to 1019"]
+
+
+async def test_strangers_do_not_set_the_clock_by_which_a_run_ends(swarm: Swarm) -> None:
+    await start_swarm(swarm, 3)
+    seeds = await swarm.seed_addresses("peer0", "peer1", "peer2")
+    for number in range(6):
+        name = f"stranger{number}"
+        await swarm.start(
+            name, run=None, role="bootstrap", seeds=seeds, wall_offset_s=365 * 86_400.0
+        )
+    await asyncio.sleep(10 * MINUTE)
+    for peer in swarm.members()[:3]:
+        assert len(peer.presence.connected) >= 8
+        assert peer.presence.clock is not None and abs(peer.presence.clock.offset_s) < 1
+        assert not peer.told("clock_off")
+
+
 async def test_a_clock_set_back_over_a_restart_keeps_nobody_out(swarm: Swarm) -> None:
     await start_swarm(swarm, 5)
     await swarm.stop("peer2")
@@ -455,7 +485,7 @@ async def test_two_peers_seldom_say_hello_to_each_other_in_the_same_heartbeat(sw
     for peer, (hellos, heartbeats) in zip(swarm.members(), counted, strict=True):
         sent += peer.presence.stats.hellos_sent - hellos
         beats += peer.presence.stats.heartbeats - heartbeats
-        assert peer.presence.clock is not None and peer.presence.clock.peers == 5
+        assert peer.presence.clock is not None and peer.presence.clock.peers == 4
         assert not peer.told("peer_lost")
     # Four others, and the bootstrap peer now and then.
     assert 2.0 < sent / beats < 3.2, sent / beats

@@ -310,6 +310,19 @@ def test_the_held_out_loss_is_measured_and_told_anew_after_a_rollback(
     assert local.held_out.newest == HeldOut(40, 1.75, BORIS)
 
 
+def test_a_held_out_loss_of_the_far_future_is_believed_of_nobody(
+    made: tuple[LocalPeer, Hearing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stood for ever, here and at everybody who asked: no honest one was newer."""
+    local, hearing = made
+    local.hear_held_out(HeldOut(0, 0.1, BORIS))
+    monkeypatch.setattr(LocalPeer, "versions", lambda local: (60, 61))
+    local.hear_held_out(HeldOut(2**61, 0.1, BORIS))
+    assert local.held_out.newest is None and not hearing.heard
+    local.hear_held_out(HeldOut(60, 1.5, CLARA))
+    assert local.held_out.newest == HeldOut(60, 1.5, CLARA)
+
+
 async def test_only_one_that_hurries_it_ends_what_a_leaving_peer_waits_for(
     made: tuple[LocalPeer, Hearing],
 ) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 
-from peer.rules.foundings import Founding, founding_of, heaviest
+from dht.identity import PeerId
+from peer.rules.foundings import Founding, first_asked, founding_of, heaviest
 from tests.peer.statuses import a_status
 
 
@@ -31,3 +33,18 @@ def test_a_newcomer_follows_the_heaviest_founding_that_somebody_has() -> None:
     assert heaviest([light, heavy, empty]) == "heavy"
     assert heaviest([empty, a_status()]) == ""
     assert founding_of(heavy) == Founding(20, "heavy")
+
+
+def test_a_newcomer_does_not_ask_those_alone_whose_keys_come_first() -> None:
+    live = [PeerId(f"peer{number:03}") for number in range(100)]
+    asked = {seed: first_asked(live, np.random.default_rng(seed)) for seed in range(4)}
+    for each in asked.values():
+        assert each[:8] == live[:8] and len(set(each)) == 16
+    assert len({tuple(each) for each in asked.values()}) == 4
+    assert first_asked(live[:9], np.random.default_rng(0)) == live[:9]
+
+
+def test_one_peer_that_overstates_its_tokens_leads_no_newcomer_away_from_the_others() -> None:
+    honest = [a_status(founding="true", global_tokens=tokens) for tokens in (10, 20)]
+    liar = a_status(founding="invented", global_tokens=2**61)
+    assert heaviest([liar, *honest]) == "true"
