@@ -83,7 +83,16 @@ class Feed:
         batch_size: int | None,
         device: torch.device | None = None,
     ) -> Iterator[Any]:
-        """The batches that ``Run.data`` returns. ``device``: where those of the recipe are put."""
+        """The batches that ``Run.data`` returns. ``device``: where those of the recipe are put.
+
+        Raises ``RuntimeError`` in a worker process of a ``DataLoader``.
+        """
+        if torch.utils.data.get_worker_info() is not None:
+            # Each worker would read all batches, from a position that is never saved.
+            raise RuntimeError(
+                "the batches of a run are read in the process that trains, and ahead already: use "
+                "num_workers=0 for this DataLoader (dataloader_num_workers=0 of transformers)"
+            )
         if dataset is None:
             size = batch_size or self._run.inner.batch_size
             return self._recipe_batches(size, device or torch.device("cpu"))

@@ -7,6 +7,7 @@ its content alone. A damaged file is an error that names the file, the place in 
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,6 +203,8 @@ def _jsonl_items(file: DataFile, piece: int) -> Iterator[Item]:
         if start:  # continue after the line that begins before this piece
             opened.seek(start - 1)
             _line(opened)
+        elif opened.read(len(BOM_UTF8)) != BOM_UTF8:  # which programs of Windows write
+            opened.seek(0)
         at = opened.tell()
         while at < stop and (line := _line(opened)):
             if line.strip():

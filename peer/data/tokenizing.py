@@ -88,7 +88,8 @@ class FileTokenizer(Tokenizer):
                 "that ends a document in it",
             )
         self.end = end
-        self.vocabulary = self._tokenizer.get_vocab_size()
+        # Numbers may be left out in between: the largest one decides, and not how many there are.
+        self.vocabulary = max(self._tokenizer.get_vocab().values()) + 1
         self.digest = blake3(content + b"\0" + end_token.encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> Iterable[NDArray[Any]]:

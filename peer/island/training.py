@@ -1,10 +1,10 @@
 """The built-in loop in the ranks of an island: each trains on its part of the run's batch.
 
-Every rank holds a whole copy of the model. The gradient of a step is the sum of the ranks'
-gradients, each weighted by its part of the batch, as if one device had computed all. It is summed
-once per step, during the backward pass of the last micro-batch; a rank that runs out of memory
-repeats its own part without the others. Models that need several devices for one copy are for
-``peer.island.join`` with FSDP2.
+Every rank holds a whole copy of the model. The gradient of a step is the mean of the ranks'
+gradients, each weighted by the tokens that it predicts, as if one device had computed all. It is
+summed once per step, during the backward pass of the last micro-batch; a rank that runs out of
+memory repeats its own part without the others. Models that need several devices for one copy are
+for ``peer.island.join`` with FSDP2.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def batch_parts(batch_size: int, ranks: int) -> tuple[int, ...]:
 
 
 class SummedGradients:
-    """Sums the gradients of all ranks, each weighted by its part of the batch.
+    """Sums the gradients of all ranks, each weighted by the values that it is the mean over.
 
     A bucket of gradients is sent as soon as the last backward pass of the step has completed it, so
     that the network works while the pass goes on. Buckets are in the order in which a backward pass
@@ -102,17 +102,27 @@ class SummedGradients:
         self,
         parameters: Sequence[torch.nn.Parameter],
         *,
-        weight: float,
         bucket_values: int = BUCKET_VALUES,
     ) -> None:
-        self._weight = weight
         self._buckets = list(_buckets([*reversed(parameters)], bucket_values))
         self._bucket_of = {id(p): n for n, bucket in enumerate(self._buckets) for p in bucket}
+        self._count = torch.ones(())
+        self._whole: tuple[torch.Tensor, dist.Work] | None = None
+        """The sum of the counts of all ranks, which may be under way."""
         self._missing: list[int] | None = None
         """Gradients that each bucket waits for, in the last pass of a step."""
         self._sent: list[tuple[torch.Tensor, dist.Work]] = []
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._completed)  # type: ignore[no-untyped-call]
+
+    def begin_step(self, count: torch.Tensor) -> None:
+        """A step begins, whose gradients here are of the mean over ``count`` values.
+
+        Once per step, also where passes are repeated: all ranks take part in counting.
+        """
+        whole = count.float()
+        self._count = whole.clone()
+        self._whole = (whole, _summing(whole))
 
     def begin_pass(self, *, last: bool) -> None:
         """A backward pass begins. ``last``: its gradients complete those of the step."""
@@ -135,22 +145,31 @@ class SummedGradients:
         # A parameter that this rank's part did not use has no gradient here.
         bucket = self._buckets[self.sent]
         parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-        flat = torch.cat([part.reshape(-1) for part in parts]).mul_(self._weight)
-        work = dist.all_reduce(flat, async_op=True)
-        assert work is not None, "this process is a rank"
-        self._sent.append((flat, work))
+        flat = torch.cat([part.reshape(-1) for part in parts]).mul_(self._count)
+        self._sent.append((flat, _summing(flat)))
 
     def finish(self) -> None:
-        """Send what is left, and set the gradients to the sums."""
+        """Send what is left, and set the gradients to those of the whole batch."""
         self._missing = None
         while self.sent < len(self._buckets):
             self._send()
+        assert self._whole is not None, "a step was begun"
+        count, counted = self._whole
+        counted.wait()
+        whole = count.clamp(min=1)  # where no rank predicts a token, all gradients are 0
         for bucket, (flat, work) in zip(self._buckets, self._sent, strict=True):
             work.wait()
-            values = torch.split(flat, [p.numel() for p in bucket])
+            values = torch.split(flat.div_(whole), [p.numel() for p in bucket])
             for parameter, value in zip(bucket, values, strict=True):
                 parameter.grad = value.view_as(parameter)
         self._sent.clear()
+
+
+def _summing(values: torch.Tensor) -> dist.Work:
+    """Begin to replace the values by their sums over all ranks."""
+    work: dist.Work | None = dist.all_reduce(values, async_op=True)
+    assert work is not None, "this process is a rank"
+    return work
 
 
 def _buckets(
@@ -186,10 +205,7 @@ def open_rank(
     engine.choose(goal.first)
     engine.tuning = Tuner(engine, goal, keep=keep)
     if len(place.devices) > 1:
-        engine.combine = SummedGradients(
-            [p for p in engine.model.parameters() if p.requires_grad],
-            weight=engine.batch_size / run.inner.batch_size,
-        )
+        engine.combine = SummedGradients([p for p in engine.model.parameters() if p.requires_grad])
     return engine
 
 

@@ -6,6 +6,7 @@ A peer's own steps do not count, so that late and slow peers use the same rate a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from peer.run_file.sections import RunFile
@@ -39,20 +40,20 @@ class Rates:
         self._run = run
         self._now = run
         """The run with the amendments of its owner."""
-        self._followers: list[tuple[Any, list[float]]] = []
+        self._followers: list[_Follower] = []
 
     def follow(self, optimizer: Any, *, peak: float | None = None) -> None:
         """Set this optimizer's rates in every following ``set``.
 
-        Parameter groups keep the proportions of their initial rates. ``peak``: the rate of the
-        first group at the peak of the schedule; by default ``inner.learning_rate``.
+        Parameter groups keep the proportions of their initial rates, also those that are added
+        later. ``peak``: the rate of the first group at the peak of the schedule; by default
+        ``inner.learning_rate``.
         """
         scale = 1.0 if peak is None else peak / self._run.inner.learning_rate
-        # A torch scheduler that was created earlier has saved the initial rates.
-        initial = [float(g.get("initial_lr", g["lr"])) for g in optimizer.param_groups]
-        if not initial[0] > 0:
-            raise ValueError(f"the first group's rate is {initial[0]}; it must be above 0")
-        self._followers.append((optimizer, [scale * rate / initial[0] for rate in initial]))
+        first = _initial(optimizer.param_groups[0])
+        if not first > 0:
+            raise ValueError(f"the first group's rate is {first}; it must be above 0")
+        self._followers.append(_Follower(optimizer, scale / first))
 
     def amend(self, run: RunFile) -> None:
         """Follow the schedule of ``run``, which is this run with other settings, from now on."""
@@ -65,10 +66,41 @@ class Rates:
     def set(self, global_tokens: int, *, rate: float | None = None) -> None:
         """Set all rates. ``rate``: as another process of the same learner computed it."""
         rate = self.rate(global_tokens) if rate is None else rate
-        for optimizer, scales in self._followers:
-            for group, scale in zip(optimizer.param_groups, scales, strict=True):
+        for follower in self._followers:
+            for group, scale in zip(follower.groups, follower.scales, strict=True):
                 fill = getattr(group["lr"], "fill_", None)
                 if fill is not None:  # a tensor, which optimizers keep a reference to
                     fill(rate * scale)
                 else:
                     group["lr"] = rate * scale
+
+
+class _Follower:
+    """An optimizer whose rates are set, with the factor of each of its groups."""
+
+    def __init__(self, optimizer: Any, by_initial: float) -> None:
+        """``by_initial``: the factor of a group, by its initial rate."""
+        self._optimizer = optimizer
+        self._by_initial = by_initial
+        self._scales: list[float] = []
+        self._note_groups()
+
+    @property
+    def groups(self) -> Sequence[Any]:
+        groups: Sequence[Any] = self._optimizer.param_groups
+        return groups
+
+    @property
+    def scales(self) -> Sequence[float]:
+        self._note_groups()
+        return self._scales
+
+    def _note_groups(self) -> None:
+        # A group that was added since has the rate that the program has given it.
+        for group in self.groups[len(self._scales) :]:
+            self._scales.append(self._by_initial * _initial(group))
+
+
+def _initial(group: Mapping[str, Any]) -> float:
+    """The rate that a group was made with, which a torch scheduler has saved."""
+    return float(group.get("initial_lr", group["lr"]))

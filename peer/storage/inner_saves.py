@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
@@ -46,6 +46,8 @@ class InnerSaves:
         self._tell = tell
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="inner checkpoint")
         self._saving: Future[Path] | None = None
+        self._skipped: tuple[int, Mapping[str, int]] | None = None
+        """Step and position of the last save, if another one was being written."""
         self._full = False
         """The last save found no room, and that was reported."""
         self._save_at = time.monotonic() + every_s
@@ -77,7 +79,9 @@ class InnerSaves:
     def save(self, *, step: int, position: Mapping[str, int]) -> None:
         """Copy the state now, unless the last copy is still being written."""
         if self._saving is not None and not self._saving.done():
+            self._skipped = step, position
             return
+        self._skipped = None
         try:
             inner = capture(
                 self._model, self._optimizers, run_id=self._run_id, step=step, data=position
@@ -89,7 +93,15 @@ class InnerSaves:
         self._saving = self._writer.submit(save, self._folder, inner)
 
     def finish(self) -> None:
-        """Wait until the current write has finished."""
+        """Wait until the current write has finished.
+
+        If the last save was skipped for it, it is made then: no step was made in between.
+        """
+        if self._skipped is not None and self._saving is not None:
+            wait((self._saving,))
+            self._report_failure()
+            step, position = self._skipped
+            self.save(step=step, position=position)
         self._writer.shutdown()
         self._report_failure()
 

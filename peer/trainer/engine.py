@@ -99,6 +99,10 @@ class Settled:
 class Combination(Protocol):
     """Combines the gradients of a step with those of other processes."""
 
+    def begin_step(self, count: Tensor) -> None:
+        """A step begins, whose gradients here are of the mean over ``count`` values."""
+        ...
+
     def begin_pass(self, *, last: bool) -> None:
         """A backward pass begins. ``last``: its gradients complete those of the step."""
         ...
@@ -189,6 +193,8 @@ class Engine:
 
         Before it no parameter has a gradient.
         """
+        if self.combine is not None:
+            self.combine.begin_step(self._values_in_mean(batch))
         state = _random_state(self.device)
         while (loss := self._try(partial(self._accumulate, batch))) is None:
             _set_random_state(self.device, state)
@@ -233,13 +239,19 @@ class Engine:
         assert total is not None, "a batch has at least one sequence"
         return total
 
+    def _values_in_mean(self, batch: Tensor) -> Tensor:
+        """Number of values that the loss of a batch is the mean over, or proportional to it."""
+        if self._predicts_answers:
+            return batch[:, 1:].ge(0).sum()
+        return torch.full((), len(batch), device=batch.device)
+
     def _share_of_loss(self, part: Tensor, batch: Tensor) -> Tensor:
         """The part's share of the mean loss of a batch."""
         if not self._predicts_answers:
             # The mean over a part counts as often as the part has sequences.
             return self._loss(part) * (len(part) / len(batch))
         # ... as it has tokens that are predicted. There may be none, and the mean of none is NaN.
-        count, whole = (each[:, 1:].ge(0).sum() for each in (part, batch))
+        count, whole = map(self._values_in_mean, (part, batch))
         return torch.where(count > 0, self._loss(part), 0.0) * (count / whole.clamp(min=1))
 
     def _parts(self, batch: Tensor) -> Iterator[Tensor]:

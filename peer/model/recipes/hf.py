@@ -114,5 +114,6 @@ def _loaded(lora: Lora | None, config: Any, base: Path) -> nn.Module:
             + (f"and {len(missing) - NAMES_MAX} more are" if missing[NAMES_MAX:] else "is")
             + " not in its files; write the run file with `shoal run new --base`",
         )
-    loaded: nn.Module = model
+    # It is loaded for use. Dropout and recomputed activations are for a model in training.
+    loaded: nn.Module = model.train()
     return loaded

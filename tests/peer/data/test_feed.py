@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -10,6 +10,8 @@ from threading import Event
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from dht.identity import PeerId
 from peer.data import feed as reading
@@ -52,6 +54,20 @@ def test_the_batches_end_with_an_iterator_which_has_no_second_time() -> None:
     assert list(feed().batches((each for each in ITEMS), None)) == ITEMS
     with pytest.raises(ValueError, match="yields nothing"):
         next(feed().batches(set(), None))
+
+
+class Recipe(IterableDataset[torch.Tensor]):
+    """The batches of a run as a dataset of torch."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from feed().batches(None, 2)
+
+
+def test_worker_processes_are_refused_which_would_all_read_the_same() -> None:
+    alone = next(iter(DataLoader(Recipe(), batch_size=None)))
+    assert alone.shape == (2, 17)
+    with pytest.raises(RuntimeError, match="use num_workers=0"):
+        next(iter(DataLoader(Recipe(), batch_size=None, num_workers=1)))
 
 
 def test_the_positions_in_a_dataset_and_in_the_recipe_are_both_saved() -> None:

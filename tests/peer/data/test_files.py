@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import sys
@@ -277,6 +278,18 @@ def test_a_line_without_the_text_is_named(tmp_path: Path) -> None:
     ):
         content = "\n".join([*lines[:150], wrong, *lines[150:]]).encode(errors="surrogateescape")
         assert f"a.jsonl, line 151: {words}" in problem(tmp_path, "a.jsonl", content)
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    content = b"".join(json.dumps({"text": text}).encode() + b"\r\n" for text in texts(200))
+    file = formats.DataFile(str(tmp_path / "a.jsonl"), "a.jsonl")
+    found = []
+    for begin in (b"", codecs.BOM_UTF8):
+        file.path.write_bytes(begin + content)
+        count = formats.piece_count(file)
+        found.append([item for piece in range(count) for item in formats.items(file, piece)])
+    assert found[0] == found[1]
+    assert [item.text for item in found[0]] == texts(200)
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

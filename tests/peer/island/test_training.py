@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.island.ranks import run_island
+from peer.island.ranks import Work, run_island
 from peer.island.training import batch_parts, choose_devices
 from tests.peer.island import works
 
@@ -82,8 +82,8 @@ def test_a_batch_is_divided_as_equally_as_possible() -> None:
 
 
 @pytest.mark.slow  # each process imports torch
-def test_the_gradient_of_all_ranks_is_that_of_the_whole_batch(tmp_path: Path) -> None:
-    work = works.compare_gradients
+@pytest.mark.parametrize("work", [works.compare_gradients, works.compare_gradients_of_answers])
+def test_the_gradient_of_all_ranks_is_that_of_the_whole_batch(tmp_path: Path, work: Work) -> None:
     assert run_island(("cpu:0", "cpu:1"), work, logs=tmp_path, tell=pytest.fail) == 0
 
 

@@ -7,12 +7,20 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 from peer.island.ranks import Place
 from peer.island.training import SummedGradients, batch_parts, open_rank
-from peer.run_file.sections import AdamwInner, GptModel, PythonStdlibData, RunFile
+from peer.run_file.sections import (
+    AdamwInner,
+    FilesData,
+    FileSource,
+    GptModel,
+    PythonStdlibData,
+    RunFile,
+)
 from peer.trainer.choices import Choices
 from peer.trainer.engine import Engine
 from peer.trainer.fitting import Fit, Goal
@@ -77,16 +85,24 @@ RUN = RunFile(
 )
 
 
-def rank_engine(place: Place) -> tuple[Engine, SummedGradients, torch.Tensor]:
+ANSWERS = msgspec.structs.replace(
+    RUN, data=FilesData(sources=[FileSource(files=["a.jsonl"])], form="chat", sequence_length=8)
+)
+
+
+def rank_engine(
+    place: Place, run: RunFile = RUN, batch: torch.Tensor | None = None
+) -> tuple[Engine, SummedGradients, torch.Tensor]:
     """An engine with small buckets, and this rank's part of a batch."""
+    batch = BATCH if batch is None else batch
     choices = Choices(micro_batch=2)
     goal = Goal(first=choices, choices=choices, room_bytes=1e9, known=Fit(choices, 1.0, 1.0))
-    engine = open_rank(RUN, TrainerSettings(threads=1), goal, place)
-    parts = torch.split(BATCH, list(batch_parts(5, len(place.devices))))
+    engine = open_rank(run, TrainerSettings(threads=1), goal, place)
+    parts = torch.split(batch, list(batch_parts(5, len(place.devices))))
     own = parts[place.rank].to(engine.device)
     assert len(own) == engine.batch_size
     parameters = list(engine.model.parameters())
-    summed = SummedGradients(parameters, weight=len(own) / len(BATCH), bucket_values=700)
+    summed = SummedGradients(parameters, bucket_values=700)
     engine.combine = summed
     return engine, summed, own
 
@@ -96,14 +112,25 @@ BATCH = torch.randint(0, 32, (5, 9), generator=torch.Generator().manual_seed(7))
 
 def compare_gradients(place: Place) -> int:
     """Each rank computes the gradient of its part; code 0 if the sum is that of the whole batch."""
-    engine, summed, own = rank_engine(place)
-    alone = open_engine(RUN, TrainerSettings(threads=1, device="cpu"))
+    return _compared(place, RUN, BATCH)
+
+
+def compare_gradients_of_answers(place: Place) -> int:
+    """The same with sequences of which the first rank predicts fewer tokens than the second."""
+    answers = torch.where(torch.arange(9) < torch.tensor([[8], [8], [9], [1], [0]]), ~BATCH, BATCH)
+    assert [int((part[:, 1:] >= 0).sum()) for part in answers.split([3, 2])] == [2, 16]
+    return _compared(place, ANSWERS, answers)
+
+
+def _compared(place: Place, run: RunFile, batch: torch.Tensor) -> int:
+    engine, summed, own = rank_engine(place, run, batch)
+    alone = open_engine(run, TrainerSettings(threads=1, device="cpu"))
     alone.choose(Choices(micro_batch=5))
     for _ in range(2):
         engine.gradients(own)
         assert summed.sent > 3, "buckets were sent during the backward pass"
         summed.finish()
-        alone.gradients(BATCH)
+        alone.gradients(batch)
         pairs = zip(engine.model.parameters(), alone.model.parameters(), strict=True)
         for found, whole in pairs:
             assert found.grad is not None and whole.grad is not None

@@ -29,6 +29,13 @@ MODELS = {
     "gpt2": f"recipe = 'hf'\nconfig = {{ model_type = 'gpt2', {SMALL}, n_embd = 16, n_layer = 1, "
     "n_head = 2, n_positions = 32, resid_pdrop = 0.0, embd_pdrop = 0.0, attn_pdrop = 0.0 }",
 }
+CAPPED = (
+    f"recipe = 'hf'\nconfig = {{ model_type = 'gemma2', vocab_size = {VOCABULARY}, "
+    "hidden_size = 16, intermediate_size = 16, num_hidden_layers = 1, num_attention_heads = 2, "
+    "num_key_value_heads = 1, head_dim = 8, final_logit_softcapping = 30.0 }"
+)
+"""Its first logits are so small that the cap does not change them."""
+
 SCALED = f"recipe = 'hf'\nconfig = {{ model_type = 'granite', {LLAMA}, logits_scaling = 4.0 }}"
 
 
@@ -87,8 +94,9 @@ def test_the_loss_in_chunks_never_holds_all_logits(
         assert (sizes.largest >= all_logits) == holds_all
 
 
-def test_a_model_that_changes_its_logits_after_the_head_is_recognised() -> None:
-    model = model_of(SCALED)
+@pytest.mark.parametrize("section", [SCALED, CAPPED])
+def test_a_model_that_changes_its_logits_after_the_head_is_recognised(section: str) -> None:
+    model = model_of(section)
     model.train()
     assert not can_chunk(model)
     assert all(module.training for module in model.modules())

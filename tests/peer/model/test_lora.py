@@ -27,6 +27,7 @@ from peer.trainer.choices import Choices
 from peer.trainer.engine import Engine
 from peer.trainer.needs import needs_of
 from peer.trainer.parameters import exchanged_tensors, frozen_parameters, recipe_layout
+from peer.trainer.probing import probe
 from tests.peer.data.published_model import publish
 from tests.peer.model.adapted_run import LORA, adapted_model, adapted_run
 from tests.peer.model.export.exported_run import save_run
@@ -76,6 +77,22 @@ def test_a_model_with_adapters_begins_as_its_base_and_trains_the_adapters_alone(
     optimizer = build_optimizer(run, model)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert held == {id(p) for p in model.parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("lora", [LORA, None])
+def test_a_model_that_begins_from_a_published_one_is_in_training_and_can_recompute(
+    lora: Lora | None, folder: Path, cache: Path
+) -> None:
+    run = adapted_run(folder)
+    assert isinstance(run.model, HfModel)
+    run = msgspec.structs.replace(run, model=msgspec.structs.replace(run.model, lora=lora))
+    model = build_model(run, base=base_folder(run, cache_dir=cache, data_dir=folder.parent))
+    assert all(module.training for module in model.modules())
+    saved_bytes = []
+    for lean in (False, True):
+        engine = Engine(run, model, build_optimizer(run, model), Choices(micro_batch=1, lean=lean))
+        saved_bytes.append(probe(engine, 1).peak_bytes)
+    assert saved_bytes[1] < saved_bytes[0]
 
 
 def test_the_first_adapters_have_the_same_bits_for_the_same_seed(folder: Path, cache: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,6 +70,17 @@ def test_an_amended_run_sets_the_rates_of_its_optimizers_from_then_on() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.25]
     rates.set(500, rate=0.1)
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.05]
+
+
+def test_a_group_that_is_added_later_keeps_its_proportion() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    rates = Rates(run("constant"))
+    rates.follow(optimizer)
+    rates.set(500)
+    optimizer.add_param_group({"params": [torch.zeros(2)], "lr": 0.25})
+    for tokens, first in ((500, 2.0), (50, 1.0)):
+        rates.set(tokens)
+        assert [group["lr"] for group in optimizer.param_groups] == [first, 0.25 * first]
 
 
 def test_a_negative_count_is_refused() -> None:
