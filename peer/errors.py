@@ -81,6 +81,16 @@ class LinkError(PeerError):
         )
 
 
+class HomeUnknown(PeerError):
+    """There is no folder for keys and checkpoints: this user has no home folder."""
+
+    exit_code = 2
+    message = (
+        "this user has no home folder for keys and checkpoints (HOME is not set, and there is no "
+        "account of this user); set HOME, or XDG_DATA_HOME to a folder that this user may write"
+    )
+
+
 class RunNotFound(PeerError):
     """The requested run file is not in a file, at an address, or at a peer."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
+import re
+import socket
 import ssl
 import urllib.error
 import urllib.request
@@ -64,6 +66,18 @@ class _CheckedHttps(urllib.request.HTTPSHandler):
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
         connection: Any = partial(_CheckedConnection, allowed=self._allowed)
         return self.do_open(connection, req, context=self._tls)
+
+
+def reason_of(error: Exception) -> str:
+    """The reason of a failed request, in words: without the numbers of the operating system."""
+    reason = getattr(error, "reason", None) or error
+    if isinstance(reason, socket.gaierror):
+        return f"the name of the host is not known ({reason.strerror})"
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return f"the server's certificate is not trusted: {reason.verify_message}"
+    if isinstance(reason, OSError) and reason.strerror:
+        return reason.strerror
+    return re.sub(r"^\[Errno -?\d+\] ", "", str(reason))  # of httpx, which keeps the text alone
 
 
 def is_public(address: str) -> bool:

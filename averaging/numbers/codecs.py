@@ -35,7 +35,9 @@ def codec_named(name: str) -> Codec:
     try:
         return _codecs[name]
     except KeyError:
-        raise ValueError(f"no codec is named {name!r}; there are {codec_names()}") from None
+        raise ValueError(
+            f"no codec is named {name!r}; there are {', '.join(codec_names())}"
+        ) from None
 
 
 def codec_names() -> tuple[str, ...]:

@@ -63,10 +63,14 @@ def amend(
     Example: shoal run amend my.run.toml --set inner.learning_rate=5e-4 --at +20
     """
     from peer.rules.amendments import over_at_once, refused
+    from peer.run_file.reading import wrong_values
 
     changes = dict(_setting(text) for text in settings)
     if (reason := refused(changes)) is not None:
         raise typer.BadParameter(reason)
+    if faults := wrong_values(changes):
+        raise typer.BadParameter(str(faults[0]))
+    _check_version(at)
 
     def change(orders: Orders, before: Before) -> Orders:
         version = version_of(at or AMENDED_IN, before.newest)
@@ -92,6 +96,8 @@ def end(
 
     Example: shoal run end my.run.toml --at +10
     """
+
+    _check_version(at)
 
     def change(orders: Orders, before: Before) -> Orders:
         if at is not None:
@@ -218,11 +224,15 @@ def _order(
     return delivered.report(as_json=as_json)
 
 
+def _check_version(text: str | None) -> None:
+    """Refuse what names no version, before peers are searched for."""
+    if text is not None and not text.removeprefix("+").isdecimal():
+        raise typer.BadParameter(f"--at is {text!r}; it is a version such as 800, or +20")
+
+
 def version_of(text: str, newest: int) -> int:
     """The version that ``--at`` names. Raises ``ValueError`` for one that is over already."""
     number = text.removeprefix("+")
-    if not number.isdecimal():
-        raise ValueError(f"--at is {text!r}; it is a version such as 800, or +20")
     if text.startswith("+"):
         return newest + max(1, int(number))
     if int(number) <= newest:

@@ -247,6 +247,10 @@ def _take_part(found: FoundRun, own: JoinSettings, options: Options) -> int:
             print(_expectation(seen, look.step_time_s), flush=True)
     if not options.yes and not _confirmed("Take part?", default=True):
         return EXIT_REFUSED
+    if options.directory is None and own.directory is not None and is_in_use(where):
+        # Another learner has taken it since: `shoal join` was typed twice, and answered later.
+        own = _in_free_folder(replace(own, directory=None), found.run)
+        where = own.directory or where
     claim(where, found.run)
     log_to(where / "trainer.log")
     if look.engine is None:

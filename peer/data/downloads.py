@@ -28,7 +28,7 @@ from blake3 import blake3
 from dht.whole_files import write_whole
 from peer.data.token_cache import FOLDER_MAX_BYTES, keep_below
 from peer.errors import DataUnavailable
-from peer.https import https_opener, is_public
+from peer.https import https_opener, is_public, reason_of
 from peer.quantities import bytes_text
 from peer.run_file.places import Place
 
@@ -143,8 +143,9 @@ class Downloads:
         if error.errno in FULL:
             reason = f"{self._folder} takes no more of it ({error.strerror}); free some space, and "
             return _unusable(place, reason + "try again: the bytes that have arrived are kept")
-        reason = str(getattr(error, "reason", None) or error)
-        return _unusable(place, f"{reason}; check the address and this machine's connection")
+        return _unusable(
+            place, f"{reason_of(error)}; check the address and this machine's connection"
+        )
 
     def fetch_checked(
         self, place: Place, hashes: KnownHashes, *, tell: Tell | None = None

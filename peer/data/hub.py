@@ -36,6 +36,7 @@ from peer.data.tokenizing import ByteTokenizer, FileTokenizer
 from peer.data.tokenizing import Tokenizer as EncodingTokenizer
 from peer.errors import DataUnavailable, one_line
 from peer.extras import check_installed, hub_errors, needed
+from peer.https import reason_of
 from peer.run_file.forms import Form
 from peer.run_file.sections import HfData, RunFile, vocabulary
 
@@ -250,7 +251,8 @@ def commit_of(dataset: str) -> str:
     try:
         return str(huggingface_hub.HfApi().dataset_info(dataset).sha)
     except hub_errors() as error:
-        text = f"the commit of {dataset} is not known: {error}; name it as {dataset}@COMMIT"
+        reason = reason_of(error)
+        text = f"the commit of {dataset} is not known: {reason}; name it as {dataset}@COMMIT"
         raise DataUnavailable("hf", text) from error
 
 

@@ -24,7 +24,7 @@ from dht import addresses
 from dht.identity import PeerId, RunId
 from dht.membership.credentials import InviteKey, parse_invite
 from peer.errors import LinkError, RunFileUnreadable, RunNotFound
-from peer.https import https_opener
+from peer.https import https_opener, reason_of
 from peer.run_file.reading import TEXT_MAX_BYTES, from_canonical, parse
 from peer.run_file.sections import SEEDS_MAX, CustomModel, RunFile
 
@@ -246,8 +246,8 @@ def _download(url: str, *, timeout_s: float, tls: ssl.SSLContext | None) -> byte
     except urllib.error.HTTPError as error:
         raise RunNotFound(url, f"the server answered {error.code} {error.reason}") from error
     except (OSError, ValueError) as error:  # URLError and timeouts are OSErrors
-        reason = getattr(error, "reason", error)
-        raise RunNotFound(url, str(reason)) from error
+        told = f"{reason_of(error)}; check the address and this machine's connection"
+        raise RunNotFound(url, told) from error
     if len(data) > TEXT_MAX_BYTES:
         raise RunNotFound(url, f"it is longer than {TEXT_MAX_BYTES} bytes")
     return data

@@ -86,6 +86,20 @@ def with_settings(
     return msgspec.structs.replace(changed, seeds=run.seeds)
 
 
+def wrong_values(settings: Mapping[str, Any]) -> list[Fault]:
+    """The faults of single settings, such as ``inner.learning_rate``, whatever the others are."""
+    table: dict[str, Any] = {}
+    for name, value in settings.items():
+        *sections, setting = name.split(".")
+        inner = table
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[setting] = value
+    found = Findings(None)
+    check_table(table, RunFile, (), found)
+    return [fault for fault in found.faults if fault.setting in settings]
+
+
 def faults_of_new(run: RunFile, *, now: datetime, text: str | None = None) -> list[Fault]:
     """The faults of a run that is still to begin, by ``obstacles``. ``text``: its TOML."""
     found = Findings(None if text is None else TomlLines(text))

@@ -22,7 +22,13 @@ import msgspec
 from dht.identity import RunId
 from dht.whole_files import read_json, remove_unfinished
 from peer.descriptors import keep_from_children, release
-from peer.errors import FolderInUse, FolderNotEmpty, FolderOfAnotherRun, FolderUnusable
+from peer.errors import (
+    FolderInUse,
+    FolderNotEmpty,
+    FolderOfAnotherRun,
+    FolderUnusable,
+    HomeUnknown,
+)
 from peer.run_file.sections import RunFile
 
 KEY = "identity.key"
@@ -63,9 +69,16 @@ class Occupant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def data_home(environment: Mapping[str, str]) -> Path:
-    """The folder for keys, checkpoints and logs (XDG Base Directory Specification)."""
-    home = environment.get("XDG_DATA_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "share") / "shoal"
+    """The folder for keys, checkpoints and logs (XDG Base Directory Specification).
+
+    Raises ``HomeUnknown``.
+    """
+    if home := environment.get("XDG_DATA_HOME"):
+        return Path(home) / "shoal"
+    try:
+        return Path.home() / ".local" / "share" / "shoal"
+    except RuntimeError as error:  # a user of a container, say, without HOME and without account
+        raise HomeUnknown from error
 
 
 def data_cache() -> Path:

@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -734,6 +734,34 @@ def test_a_second_start_on_a_machine_says_that_it_is_a_second_peer(
         second = folder.with_name(f"{folder.name}-2")
         assert began.pop()[1].directory == second
         assert f"this one is a second one, with the folder {second}" in errors
+
+
+def test_of_two_joins_that_wait_for_an_answer_the_later_one_gets_a_folder_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier, it ended after its answer: the other learner had taken the folder meanwhile."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    remember(tmp_path)
+    trained: list[Path | None] = []
+    look = SimpleNamespace(lines=(), engine=object(), step_time_s=1.0)
+    monkeypatch.setattr("peer.cli.taking_part._look_at_run", lambda *_: "nobody answers")
+    monkeypatch.setattr("peer.cli.training.look_at", lambda *_, **__: look)
+    monkeypatch.setattr("peer.cli.taking_part.log_to", lambda path: None)
+    monkeypatch.setattr(
+        "peer.cli.training.train_here", lambda run, own, *_: trained.append(own.directory)
+    )
+    folder = default_directory(OLD.run_id)
+    with ExitStack() as stack:
+
+        def answered(question: str, *, default: bool) -> bool:
+            stack.enter_context(occupied(folder, OLD, "learner"))
+            return True
+
+        monkeypatch.setattr("peer.cli.taking_part._confirmed", answered)
+        code, _, errors = said(["join", f"{LINK}?seed={SEED}"], capsys)
+    second = folder.with_name(f"{folder.name}-2")
+    assert (code, trained) == (0, [second])
+    assert f"this one is a second one, with the folder {second}" in errors
 
 
 def test_status_without_a_link_shows_the_peers_of_this_machine(

@@ -301,6 +301,12 @@ def test_an_unreachable_server_is_reported() -> None:
         find_run("https://127.0.0.1:9/run.toml", ask_peers=nobody, timeout_s=60)
 
 
+def test_a_host_without_an_address_is_reported_in_words() -> None:
+    told = r"example\.invalid/run\.toml: the name of the host is not known .*check the address"
+    with pytest.raises(RunNotFound, match=told):
+        find_run("https://example.invalid/run.toml", ask_peers=nobody, timeout_s=60)
+
+
 def test_plain_http_is_refused() -> None:
     with pytest.raises(RunNotFound, match="use https"):
         find_run("http://127.0.0.1:9/run.toml", ask_peers=nobody)

@@ -14,11 +14,18 @@ from pathlib import Path
 import pytest
 
 from peer import cli
-from peer.errors import FolderInUse, FolderNotEmpty, FolderOfAnotherRun, FolderUnusable
+from peer.errors import (
+    FolderInUse,
+    FolderNotEmpty,
+    FolderOfAnotherRun,
+    FolderUnusable,
+    HomeUnknown,
+)
 from peer.guest.enforcement import read_limits
 from peer.run_file.sections import RunFile
 from peer.storage.home import (
     check_folder,
+    data_home,
     default_directory,
     free_directory,
     is_in_use,
@@ -40,6 +47,15 @@ def _own_data_home(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("home")))
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    unknown = 2_000_000_000  # no account has this number
+    monkeypatch.setattr(os, "getuid", lambda: unknown)
+    with pytest.raises(HomeUnknown, match="set HOME, or XDG_DATA_HOME"):
+        data_home({})
+    assert data_home({"XDG_DATA_HOME": "/srv"}) == Path("/srv/shoal")
 
 
 def test_a_folder_is_created_with_its_parents(tmp_path: Path) -> None:

@@ -371,7 +371,10 @@ def settings_of(table: Mapping[str, Any], path: str = "") -> Iterator[str]:
 def _unknown(name: str) -> str:
     near = difflib.get_close_matches(name, KNOWN, n=3, cutoff=0.4)
     section = name.split(".")[0] + "."
-    known = near or [known for known in KNOWN if known.startswith(section)] or list(KNOWN)
+    known = near or [known for known in KNOWN if known.startswith(section)]
+    if not known:
+        sections = dict.fromkeys(known.partition(".")[0] for known in KNOWN)
+        return f"{name} is no setting of an experiment, which has: {', '.join(sections)}"
     return f"{name} is no setting of an experiment; did you mean one of: {', '.join(known)}"
 
 
